@@ -1,0 +1,58 @@
+"""Files to batches: labels, augmentation plans, drawing, sampling, loading."""
+
+from data.augment import Augmentation, Planner
+from data.labels import Labels
+from data.loader import Loader, Samples
+from data.sampler import BatchShapes, EvaluationSampler, TrainSampler
+
+__all__ = ["Augmentation", "Loader", "build_evaluation_loader", "build_train_loader"]
+
+
+def build_train_loader(
+    labels: Labels,
+    *,
+    batch_size: int,
+    image_size: int,
+    stride: int,
+    augmentation: Augmentation,
+    seed: int,
+    rect: bool = False,
+    mosaic_until: int = 2**31,
+    workers: int = 0,
+    pin: bool = False,
+    rank: int = 0,
+    size: int = 1,
+) -> Loader:
+    """Batches to train on, this process's share. batch_size is the total over `size` processes.
+
+    rect: batches of images of like shape, without mosaic, instead of square canvases. mosaic_until: the first epoch
+    without mosaic, mixup and copy-paste. Raises ValueError as TrainSampler does.
+    """
+    ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
+    shapes = BatchShapes(image_size, stride) if rect else None
+    sampler = TrainSampler(
+        ratios, batch_size=batch_size, image_size=image_size, seed=seed, rank=rank, size=size, shapes=shapes
+    )
+    planner = Planner(labels, image_size, augmentation, seed)
+    samples = Samples(planner, augment=True, mosaic_until=0 if rect else mosaic_until)
+    return Loader(samples, sampler, workers=workers, pin=pin)
+
+
+def build_evaluation_loader(
+    labels: Labels,
+    *,
+    batch_size: int,
+    image_size: int,
+    stride: int,
+    pad: float = 0.5,
+    workers: int = 0,
+    pin: bool = False,
+    rank: int = 0,
+    size: int = 1,
+) -> Loader:
+    """Every image once, letterboxed in batches of like shape; this process's whole batches."""
+    shapes = BatchShapes(image_size, stride, pad)
+    ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
+    sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
+    samples = Samples(Planner(labels, image_size, Augmentation(), 0), augment=False)
+    return Loader(samples, sampler, workers=workers, pin=pin)

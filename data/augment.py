@@ -1,0 +1,385 @@
+"""Plan a training sample: which tiles, which affine, which colours. Numbers and boxes only; data/draw.py draws them.
+
+Every random number comes from a generator keyed by (seed, epoch, index), so a sample is the same whichever worker,
+process or restart makes it. Frames: *source* pixels of the file (EXIF-rotated), *base* pixels of the image whose long
+side was resized to the training size, *canvas* pixels of the finished sample. A matrix [3, 3] maps base to canvas.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import polygons
+from data.labels import Labels
+
+Matrix = NDArray[np.float64]  # [3, 3]
+Region = tuple[int, int, int, int]  # x1, y1, x2, y2
+
+MIN_SIDE = 2.0  # px a box must keep
+MAX_ASPECT = 100.0
+MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # share of its area that must stay visible
+MAX_COPY_OVERLAP = 0.30
+IGNORE_CLASS = -1
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Strengths and probabilities, named as in the hyper-parameter files; all zero draws the plain letterboxed image."""
+
+    hsv_h: float = 0.0
+    hsv_s: float = 0.0
+    hsv_v: float = 0.0
+    degrees: float = 0.0
+    translate: float = 0.0
+    scale: float = 0.0
+    shear: float = 0.0
+    perspective: float = 0.0
+    flipud: float = 0.0
+    fliplr: float = 0.0
+    mosaic: float = 0.0
+    mixup: float = 0.0
+    copy_paste: float = 0.0
+
+    @property
+    def axis_aligned(self) -> bool:
+        """Whether every tile stays an upright rectangle, so that a crop and a resize draw it."""
+        return self.degrees == self.shear == self.perspective == 0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part `region` (base pixels) of image `index`, mapped to the canvas by `matrix`."""
+
+    index: int
+    region: Region
+    matrix: Matrix
+    target: Region | None = None  # canvas rectangle that a crop and resize fills; None: draw by a warp
+
+
+@dataclass(frozen=True)
+class Paste:
+    """The pixels inside `outline` (base pixels [P, 2]) of image `index`, mapped to the canvas by `matrix`."""
+
+    index: int
+    outline: NDArray[np.float64]
+    matrix: Matrix
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One canvas: tiles, then what is pasted over them."""
+
+    tiles: tuple[Tile, ...]
+    pastes: tuple[Paste, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All there is to know of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in pixels."""
+
+    size: tuple[int, int]  # canvas height, width
+    layers: tuple[Layer, ...]  # two when mixed
+    targets: NDArray[np.float32]
+    mix: float = 1.0  # weight of the first layer
+    hsv: tuple[float, float, float] | None = None  # gains of hue, saturation, value
+    flip_up: bool = False
+    flip_left: bool = False
+
+
+def generator_for(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The generator of one sample: counter-based, so that its key alone fixes every number.
+
+    >>> generator_for(0, 1, 2).random() == generator_for(0, 1, 2).random() != generator_for(0, 2, 1).random()
+    True
+    """
+    return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (epoch << 40) | index]))
+
+
+def base_size(width: int, height: int, image_size: int) -> tuple[int, int]:
+    """(width, height) with the long side resized to `image_size`, at least 1 px each.
+
+    >>> base_size(640, 480, 320), base_size(20000, 10, 320)
+    ((320, 240), (320, 1))
+    """
+    ratio = image_size / max(width, height)
+    return max(1, round(width * ratio)), max(1, round(height * ratio))
+
+
+class Planner:
+    """Plans samples of one data set. Holds flat arrays only; a call changes nothing."""
+
+    def __init__(self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int) -> None:
+        self.labels, self.image_size, self.augmentation, self.seed = labels, image_size, augmentation, seed
+
+    def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool) -> Plan:
+        """The plan of sample `index` in `epoch` on a canvas of `size` (height, width).
+
+        mosaic: whether tiles of other images may join (mosaic, mixup, copy-paste); square canvases only.
+        """
+        a, random = self.augmentation, generator_for(self.seed, epoch, index)
+        mix = 1.0
+        if mosaic and random.random() < a.mosaic:
+            layer, targets = self._mosaic(random, index)
+            layers = [layer]
+            if random.random() < a.mixup:
+                second, more = self._mosaic(random, int(random.integers(len(self.labels))))
+                layers.append(second)
+                targets, mix = np.concatenate([targets, more]), float(random.beta(32.0, 32.0))
+        else:
+            layer, targets = self._single(random, index, size)
+            layers = [layer]
+        hsv = None
+        if a.hsv_h or a.hsv_s or a.hsv_v:
+            gains = 1 + random.uniform(-1, 1, 3) * [a.hsv_h, a.hsv_s, a.hsv_v]
+            hsv = (float(gains[0]), float(gains[1]), float(gains[2]))
+        flip_up, flip_left = bool(random.random() < a.flipud), bool(random.random() < a.fliplr)
+        targets = _flipped(targets, size, flip_up, flip_left)
+        return Plan(size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left)
+
+    def plain(self, index: int, size: tuple[int, int]) -> Plan:
+        """The letterboxed image on a canvas of `size`, nothing random: as validation sees it."""
+        tile = self._letterboxed(index, size)
+        return Plan(size, (Layer((tile,)),), self._targets(tile, size).astype(np.float32))
+
+    # ------------------------------------------------------------------ geometry
+
+    def _letterboxed(self, index: int, size: tuple[int, int]) -> Tile:
+        """The image in the middle of the canvas; a canvas smaller than the base image shrinks it."""
+        width, height = (int(v) for v in self.labels.sizes[index])
+        wide, high = base_size(width, height, self.image_size)
+        ratio = min(size[0] / high, size[1] / wide, 1.0)
+        fit_w, fit_h = max(1, round(wide * ratio)), max(1, round(high * ratio))
+        left, top = (size[1] - fit_w) // 2, (size[0] - fit_h) // 2
+        target = (left, top, left + fit_w, top + fit_h)
+        return Tile(index, (0, 0, wide, high), _between((0, 0, wide, high), target), target)
+
+    def _single(
+        self, random: np.random.Generator, index: int, size: tuple[int, int]
+    ) -> tuple[Layer, NDArray[np.float64]]:
+        boxed = self._letterboxed(index, size)
+        moved = _random_matrix(random, self.augmentation, (size[1] / 2, size[0] / 2), size) @ boxed.matrix
+        tile = self._settled(boxed.index, boxed.region, moved, size)
+        if tile is None:
+            return Layer(()), np.zeros((0, 5))
+        return Layer((tile,)), self._targets(tile, size)
+
+    def _mosaic(self, random: np.random.Generator, index: int) -> tuple[Layer, NDArray[np.float64]]:
+        """Four images around a random point of a canvas twice the size, seen through a window of the training size."""
+        side = self.image_size
+        size = (side, side)
+        x, y = (int(v) for v in random.uniform(0.5 * side, 1.5 * side, 2))
+        partners = random.integers(len(self.labels), size=3)
+        indices = random.permutation(np.array([index, *partners]))
+        placed = [self._quadrant(int(i), q, x, y) for q, i in enumerate(indices)]
+        placed = [(i, region, shift) for i, region, shift in placed if region[2] > region[0] and region[3] > region[1]]
+
+        copies = []
+        if self.augmentation.copy_paste > 0:
+            copies = self._copies(random, placed)
+        window = _random_matrix(random, self.augmentation, (side, side), size)
+        tiles = [self._settled(i, region, window @ shift, size) for i, region, shift in placed]
+        kept = tuple(t for t in tiles if t is not None)
+        rows = [self._targets(t, size) for t in kept]
+        pastes = []
+        for i, row, region, shift in copies:
+            matrix = window @ shift
+            target = self._targets(Tile(i, region, matrix), size, only=row)
+            if len(target):
+                rows.append(target)
+                pastes.append(Paste(i, polygons.clip(self._outline(row, i), region), matrix))
+        return Layer(kept, tuple(pastes)), np.concatenate([np.zeros((0, 5)), *rows])
+
+    def _quadrant(self, index: int, quadrant: int, x: int, y: int) -> tuple[int, Region, Matrix]:
+        """(index, part of the base image inside the double canvas, its shift) with a corner of the image at (x, y)."""
+        limit = 2 * self.image_size
+        wide, high = base_size(*(int(v) for v in self.labels.sizes[index]), self.image_size)
+        left = x if quadrant % 2 else x - wide
+        top = y if quadrant >= 2 else y - high
+        region = (max(0, -left), max(0, -top), min(wide, limit - left), min(high, limit - top))
+        return index, region, _shift(left, top)
+
+    def _settled(self, index: int, region: Region, matrix: Matrix, size: tuple[int, int]) -> Tile | None:
+        """The tile as it will be drawn: upright tiles get whole-pixel edges, and the matrix that really holds then."""
+        if not self.augmentation.axis_aligned:
+            return Tile(index, region, matrix)
+        x1, x2, to_x1, to_x2 = _whole_pixels(region[0], region[2], matrix[0, 0], matrix[0, 2], size[1])
+        y1, y2, to_y1, to_y2 = _whole_pixels(region[1], region[3], matrix[1, 1], matrix[1, 2], size[0])
+        if min(x2 - x1, y2 - y1, to_x2 - to_x1, to_y2 - to_y1) <= 0:
+            return None
+        source, target = (x1, y1, x2, y2), (to_x1, to_y1, to_x2, to_y2)
+        return Tile(index, source, _between(source, target), target)
+
+    def _copies(
+        self, random: np.random.Generator, placed: list[tuple[int, Region, Matrix]]
+    ) -> list[tuple[int, int, Region, Matrix]]:
+        """(index, row, region, mirrored shift) of outlined objects to repeat on the other side of the double canvas.
+
+        An object is repeated where less than 30 % of each box there would be hidden.
+        Source: Ghiasi et al., Simple Copy-Paste (arXiv 2012.07177); the mirrored variant from the facts of YOLOv5.
+        """
+        limit = 2 * self.image_size
+        mirror = np.array([[-1.0, 0, limit], [0, 1, 0], [0, 0, 1]])
+        taken, chosen = [], []
+        for index, region, shift in placed:
+            boxes = self._base_boxes(index)
+            boxes = _clipped(boxes, region) + np.tile(shift[:2, 2], 2)
+            taken.append(boxes[_areas(boxes) > 0])
+        occupied = np.concatenate(taken) if taken else np.zeros((0, 4))
+        for index, region, shift in placed:
+            rows = self.labels.rows(index)
+            for row in range(rows.start, rows.stop):
+                wanted = random.random() < self.augmentation.copy_paste  # drawn for every row: keeps the key's order
+                outline = self._outline(row, index)
+                if not wanted or len(outline) == 0 or self.labels.crowd[row]:
+                    continue
+                visible = polygons.clip(outline, region)
+                if len(visible) < 3:
+                    continue
+                moved = _transformed(visible, mirror @ shift)
+                box = np.concatenate([moved.min(0), moved.max(0)])
+                if (_hidden_share(occupied, box) < MAX_COPY_OVERLAP).all():
+                    chosen.append((index, row, region, mirror @ shift))
+                    occupied = np.concatenate([occupied, box[None]])
+        return chosen
+
+    # ------------------------------------------------------------------ labels
+
+    def _scale(self, index: int) -> NDArray[np.float64]:
+        """Base over source pixels across and down, [2]."""
+        source = self.labels.sizes[index].astype(np.float64)
+        return np.array(base_size(int(source[0]), int(source[1]), self.image_size)) / source
+
+    def _base_boxes(self, index: int) -> NDArray[np.float64]:
+        """[T, 4] x1, y1, x2, y2 in base pixels."""
+        xywh = self.labels.boxes_xywh[self.labels.rows(index)]
+        return np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1) * np.tile(self._scale(index), 2)
+
+    def _outline(self, row: int, index: int) -> NDArray[np.float64]:
+        """[P, 2] in base pixels, empty for a box."""
+        offsets = self.labels.point_offsets
+        return self.labels.points[offsets[row] : offsets[row + 1]] * self._scale(index)
+
+    def _targets(self, tile: Tile, size: tuple[int, int], only: int | None = None) -> NDArray[np.float64]:
+        """[T, 5] what the tile shows on the canvas, the boxes of polygons taken anew from what is left of them.
+
+        only: a single row of the labels instead of all of the tile's image.
+        """
+        rows = self.labels.rows(tile.index) if only is None else slice(only, only + 1)
+        if rows.start == rows.stop:
+            return np.zeros((0, 5))
+        first = self.labels.rows(tile.index).start
+        base = self._base_boxes(tile.index)[rows.start - first : rows.stop - first]
+        before = _clipped(base, tile.region)
+        after = _clipped(_moved_boxes(before, tile.matrix), (0, 0, size[1], size[0]))
+        points = self.labels.point_offsets[rows.start : rows.stop + 1]
+        outlined = np.diff(points) > 0
+        for k in np.flatnonzero(outlined & (_areas(after) > 0)):
+            visible = polygons.clip(self._outline(rows.start + int(k), tile.index), tile.region)
+            after[k] = polygons.box_inside(_transformed(visible, tile.matrix), size[1], size[0])
+
+        crowd = self.labels.crowd[rows]
+        stretch = abs(float(np.linalg.det(tile.matrix[:2, :2])))
+        share = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
+        kept = np.where(crowd, _areas(after) > 0, _worth_keeping(_areas(base) * stretch, after, share))
+        classes = np.where(crowd, IGNORE_CLASS, self.labels.classes[rows])
+        return np.concatenate([classes[kept, None], after[kept]], 1)
+
+
+def _worth_keeping(
+    whole: NDArray[np.float64], boxes: NDArray[np.float64], share: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Which boxes are still large and square enough to learn from, given their `whole` area on the canvas."""
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    aspect = np.maximum(width, height) / np.maximum(np.minimum(width, height), 1e-9)
+    large = (width > MIN_SIDE) & (height > MIN_SIDE)
+    return large & (aspect < MAX_ASPECT) & (width * height > share * whole)
+
+
+def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (boxes[:, 2] - boxes[:, 0]).clip(0) * (boxes[:, 3] - boxes[:, 1]).clip(0)
+
+
+def _clipped(boxes: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
+    low, high = np.array(region[:2] * 2, np.float64), np.array(region[2:] * 2, np.float64)
+    return np.minimum(np.maximum(boxes, low), high)
+
+
+def _hidden_share(boxes: NDArray[np.float64], cover: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much of each box `cover` hides, [N] in [0, 1]."""
+    low, high = np.maximum(boxes[:, :2], cover[:2]), np.minimum(boxes[:, 2:], cover[2:])
+    return (high - low).clip(0).prod(1) / np.maximum(_areas(boxes), 1e-9)
+
+
+def _transformed(points: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float64]:
+    """Points [P, 2] through a projective matrix."""
+    moved = points @ matrix[:, :2].T + matrix[:, 2]
+    return moved[:, :2] / moved[:, 2:]
+
+
+def _moved_boxes(boxes: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float64]:
+    """The upright boxes around the four moved corners, [N, 4]."""
+    corners = _transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2), matrix).reshape(-1, 4, 2)
+    return np.concatenate([corners.min(1), corners.max(1)], 1)
+
+
+def _flipped(
+    targets: NDArray[np.float64], size: tuple[int, int], flip_up: bool, flip_left: bool
+) -> NDArray[np.float64]:
+    flipped = targets.copy()
+    if flip_left:
+        flipped[:, [1, 3]] = size[1] - targets[:, [3, 1]]
+    if flip_up:
+        flipped[:, [2, 4]] = size[0] - targets[:, [4, 2]]
+    return flipped
+
+
+def _shift(x: float, y: float) -> Matrix:
+    return np.array([[1.0, 0, x], [0, 1, y], [0, 0, 1]])
+
+
+def _between(source: Region, target: Region) -> Matrix:
+    """The scaling and shift that takes one rectangle to another."""
+    scale_x = (target[2] - target[0]) / (source[2] - source[0])
+    scale_y = (target[3] - target[1]) / (source[3] - source[1])
+    return np.array(
+        [[scale_x, 0, target[0] - source[0] * scale_x], [0, scale_y, target[1] - source[1] * scale_y], [0, 0, 1]]
+    )
+
+
+def _whole_pixels(low: int, high: int, scale: float, shift: float, limit: int) -> tuple[int, int, int, int]:
+    """(source from, to, canvas from, to) along one axis: the visible part of a tile, every edge a whole pixel.
+
+    An edge inside the canvas is rounded there; one outside is cut at the canvas's border and rounded in the source.
+
+    >>> _whole_pixels(0, 100, 0.5, -10.0, 320), _whole_pixels(0, 100, 2.0, 10.2, 100)
+    ((20, 100, 0, 40), (0, 45, 10, 100))
+    """
+
+    def edge(source: int) -> tuple[int, int]:
+        canvas = source * scale + shift
+        if canvas < 0 or canvas > limit:
+            border = 0 if canvas < 0 else limit
+            return min(max(round((border - shift) / scale), low), high), border
+        return source, round(canvas)
+
+    (source_low, canvas_low), (source_high, canvas_high) = edge(low), edge(high)
+    return source_low, source_high, canvas_low, canvas_high
+
+
+def _random_matrix(
+    random: np.random.Generator, a: Augmentation, center: tuple[float, float], size: tuple[int, int]
+) -> Matrix:
+    """Centre, perspective, rotation and scale, shear, and a shift to somewhere near the canvas's middle, in that order."""
+    lens = np.eye(3)
+    lens[2, :2] = random.uniform(-a.perspective, a.perspective, 2)
+    angle = np.deg2rad(random.uniform(-a.degrees, a.degrees))
+    zoom = random.uniform(1 - a.scale, 1 + a.scale)
+    turn = np.array([[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+    turn[:2] *= zoom
+    lean = np.eye(3)
+    lean[0, 1], lean[1, 0] = np.tan(np.deg2rad(random.uniform(-a.shear, a.shear, 2)))
+    place = _shift(*(random.uniform(0.5 - a.translate, 0.5 + a.translate, 2) * [size[1], size[0]]))
+    matrix: Matrix = place @ lean @ turn @ lens @ _shift(-center[0], -center[1])
+    return matrix
+

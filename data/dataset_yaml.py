@@ -1,0 +1,224 @@
+"""The data YAML: where the images of each split are, and what the classes are called."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from data.report import excerpt, shown
+
+ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
+SPLITS = ("train", "val", "test")
+MAX_BYTES = 4 * 1024 * 1024
+MAX_DEPTH = 20
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """A data YAML that was read and checked. `train`, `val`, `test` hold folders, .txt lists and COCO .json files."""
+
+    file: Path
+    root: Path
+    train: tuple[Path, ...] | None
+    val: tuple[Path, ...] | None
+    test: tuple[Path, ...] | None
+    names: tuple[str, ...]
+    download: dict[str, str] | str | None = None
+
+    def sources(self, split: str) -> tuple[Path, ...]:
+        """The existing folders and files of `split`. Raises ValueError if the YAML or the disk lacks one."""
+        if split not in SPLITS:
+            raise ValueError(f"split is '{excerpt(split)}', allowed are {', '.join(SPLITS)}")
+        paths = {"train": self.train, "val": self.val, "test": self.test}[split]
+        if paths is None:
+            present = [name for name in SPLITS if getattr(self, name) is not None]
+            raise ValueError(f"{shown(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
+        for path in paths:
+            if not os.path.exists(path):
+                hint = "; it can be fetched with --download" if self.download else ""
+                raise ValueError(f"{shown(self.file)}: '{split}' is {shown(path)}, which does not exist{hint}")
+        return paths
+
+
+def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
+    """The file `name` as given, or else in `folder`. Raises ValueError that names both places."""
+    given, inside = Path(name), folder / name
+    for candidate in (given, inside):
+        if os.path.isfile(candidate):
+            return candidate
+    raise ValueError(
+        f"no {what} {excerpt(str(name), 300)}: neither {shown(given.absolute())} nor {shown(inside)} is there"
+    )
+
+
+def read_data_yaml(file: str | Path) -> DataSpec:
+    """The contents of the data YAML `file`, every value taken literally (`no` and `007` stay as written).
+
+    `path` is relative to the YAML's own folder, which it defaults to; the splits are relative to `path`.
+    Raises ValueError that names the file, and the line where there is one.
+    """
+    file = Path(os.path.abspath(file))
+    entries = _entries(file)
+    names = _names(file, entries.get("names"))
+    _check_class_count(file, entries.get("nc"), names)
+    root = file.parent
+    if (path := entries.get("path")) is not None and not _is_absent(path):
+        root = _join(root, file, "path", path)
+    splits = {split: _split(root, file, split, entries.get(split)) for split in SPLITS}
+    return DataSpec(file=file, root=root, names=names, download=_download(file, entries.get("download")), **splits)
+
+
+def _entries(file: Path) -> dict[str, Node]:
+    """The top-level values by key, still as YAML nodes: a node's text is what the user wrote, and it knows its line."""
+    document = _compose(file, _read_text(file))
+    if not isinstance(document, MappingNode):
+        raise ValueError(f"{shown(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
+    entries = {}
+    for key, value in _pairs(file, document, "the file"):
+        if key not in ALLOWED_KEYS:
+            problem = f"unknown key '{excerpt(key)}', allowed are {', '.join(ALLOWED_KEYS)}"
+            raise ValueError(f"{_where(file, value)}: {problem}")
+        entries[key] = value
+    return entries
+
+
+def _read_text(file: Path) -> str:
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"{shown(file)} is larger than {MAX_BYTES:,} bytes, the most a data YAML may have")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ValueError(f"{shown(file)} line {line}: not UTF-8 text") from None
+
+
+def _compose(file: Path, text: str) -> Node | None:
+    """The document's node tree, refusing what could make it anything but a small tree of text."""
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C reader takes 10,000 names in milliseconds
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"{_where(file, event)}: nested more than {MAX_DEPTH} deep")
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"{_where(file, event)}: aliases (*{excerpt(event.anchor or '')}) are not allowed")
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise ValueError(f"{_where(file, event)}: tags ({excerpt(tag)}) are not allowed")
+        return yaml.compose(text, Loader=loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" line {mark.line + 1}"
+        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
+        raise ValueError(f"{shown(file)}{line}: not YAML: {shown(reason)}") from None
+
+
+def _where(file: Path, place: Node | yaml.Event) -> str:
+    mark = place.start_mark
+    return shown(file) if mark is None else f"{shown(file)} line {mark.line + 1}"
+
+
+def _pairs(file: Path, mapping: MappingNode, what: str) -> list[tuple[str, Node]]:
+    """The keys and values of `mapping`. Raises ValueError if a key is not plain text or comes twice."""
+    seen: set[str] = set()
+    for key, _ in mapping.value:
+        if not isinstance(key, ScalarNode):
+            raise ValueError(f"{_where(file, key)}: a key of {what} must be plain text")
+        if key.value in seen:
+            raise ValueError(f"{_where(file, key)}: the key '{excerpt(key.value)}' comes twice in {what}")
+        seen.add(key.value)
+    return [(key.value, value) for key, value in mapping.value]
+
+
+def _is_absent(node: Node) -> bool:
+    """True for nothing, ~ and null; a quoted "null" is a name."""
+    return isinstance(node, ScalarNode) and not node.style and node.value in ("", "~", "null", "Null", "NULL")
+
+
+def _text(file: Path, key: str, node: Node) -> str:
+    if not isinstance(node, ScalarNode) or not node.value:
+        raise ValueError(f"{_where(file, node)}: '{key}' must be text that is not empty")
+    return node.value
+
+
+def _join(root: Path, file: Path, key: str, node: Node) -> Path:
+    text = _text(file, key, node)
+    if "\0" in text:
+        raise ValueError(f"{_where(file, node)}: '{key}' holds a NUL character, which no path has")
+    return Path(os.path.abspath(os.path.join(root, text)))
+
+
+def _split(root: Path, file: Path, key: str, node: Node | None) -> tuple[Path, ...] | None:
+    if node is None or _is_absent(node):
+        return None
+    if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
+        raise ValueError(
+            f"{_where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list of these"
+        )
+    entries = node.value if isinstance(node, SequenceNode) else [node]
+    return tuple(_join(root, file, key, entry) for entry in entries)
+
+
+def _names(file: Path, node: Node | None) -> tuple[str, ...]:
+    if node is None:
+        raise ValueError(f"{shown(file)} has no 'names': a list of class names, or a mapping from 0, 1, ... to names")
+    if isinstance(node, SequenceNode):
+        entries = node.value
+    elif isinstance(node, MappingNode):
+        entries = _in_order_of_id(file, node)
+    else:
+        raise ValueError(f"{_where(file, node)}: 'names' must be a list, or a mapping from 0, 1, ... to names")
+    if not entries:
+        raise ValueError(f"{_where(file, node)}: 'names' is empty; it must name at least one class")
+    names = tuple(_text(file, "names", entry) for entry in entries)
+    first_id: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if (first := first_id.setdefault(name, index)) != index:
+            raise ValueError(f"{_where(file, entries[index])}: classes {first} and {index} are both '{excerpt(name)}'")
+    return names
+
+
+def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
+    by_id: dict[int, Node] = {}
+    for key, value in _pairs(file, mapping, "'names'"):
+        index = _whole_number(key)
+        if index is None or index in by_id:
+            problem = f"class id '{excerpt(key)}' in 'names'; the ids must be 0, 1, 2, ..."
+            raise ValueError(f"{_where(file, value)}: {problem}")
+        by_id[index] = value
+    for index in range(len(by_id)):
+        if index not in by_id:
+            last = excerpt(str(max(by_id)))
+            problem = (
+                f"'names' has {len(by_id)} names up to id {last}, but none for {index}; the ids must be 0, 1, 2, ..."
+            )
+            raise ValueError(f"{_where(file, mapping)}: {problem}")
+    return [by_id[index] for index in range(len(by_id))]
+
+
+def _whole_number(text: str) -> int | None:
+    """The number that 1 to 9 plain digits mean, or None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) -> None:
+    if node is None or _is_absent(node):
+        return
+    if not isinstance(node, ScalarNode) or _whole_number(node.value) != len(names):
+        got = excerpt(node.value) if isinstance(node, ScalarNode) else "not a number"
+        raise ValueError(f"{_where(file, node)}: 'nc' is {got}, but 'names' has {len(names)} classes")
+
+
+def _download(file: Path, node: Node | None) -> dict[str, str] | str | None:
+    """The `download` entry as plain text; nothing here acts on it."""
+    if node is None or _is_absent(node):
+        return None
+    if isinstance(node, MappingNode):
+        return {key: _text(file, f"download: {excerpt(key)}", value) for key, value in _pairs(file, node, "'download'")}
+    return _text(file, "download", node)

@@ -1,0 +1,196 @@
+"""Image files: which they are, and their pixels as uint8 BGR. Nothing is ever written."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.report import IMAGE_DROPPED, NOTE, Problem, excerpt, shown
+
+# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: their meaning would change.
+IMAGE_SUFFIXES = frozenset(
+    (".avif", ".bmp", ".dib", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo")
+    + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
+)
+
+JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
+
+
+class Listing(NamedTuple):
+    """Image files in order, and what was passed over on the way."""
+
+    images: list[Path]
+    problems: list[Problem]
+
+
+def find_images(source: str | Path) -> Listing:
+    """The images of a folder and its sub-folders (links followed), of a .txt list, or one image file; sorted by path.
+
+    A list holds one path per line, relative to the list's own folder. What is missing, no image, or listed twice is
+    reported. Raises ValueError if `source` does not exist or is something else.
+    """
+    source = Path(os.path.abspath(source))
+    if os.path.isdir(source):
+        return _images_in_folder(source)
+    if not os.path.isfile(source):
+        raise ValueError(f"{shown(source)} does not exist")
+    if source.suffix.lower() == ".txt":
+        return _images_in_list(source)
+    if is_image_name(source.name):
+        return Listing([source], [])
+    raise ValueError(f"{shown(source)} is not a folder, a .txt list or an image ({' '.join(sorted(IMAGE_SUFFIXES))})")
+
+
+def is_image_name(name: str) -> bool:
+    """True if a file of this name is taken for an image.
+
+    >>> is_image_name("a.JPG"), is_image_name("a.txt"), is_image_name("._a.jpg")
+    (True, False, False)
+    """
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+
+
+def read_image(path: str | Path) -> np.ndarray:
+    """The pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order), upright. See `decode_bgr`."""
+    return decode_bgr(read_bytes(path), path)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The contents of a file. Raises ValueError, naming it, if it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ValueError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
+    """The pixels of an image file's bytes: uint8 [H, W, 3], blue green red, upright.
+
+    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16 bits keep their high byte
+    (65535 -> 255), CMYK is converted, of several pages the first is read. A JPEG that lacks no more than its end marker
+    is whole. Raises ValueError with `name` if the image is damaged or cut short.
+    """
+    image = _decode(data) if has_end(data) else _decode_without_end(data)
+    if image is None:
+        problem = "is damaged, cut short or no image that OpenCV can decode" if data else "is empty"
+        raise ValueError(f"{shown(name)} {problem}")
+    return image
+
+
+def has_end(data: bytes) -> bool:
+    """False for a JPEG that lacks its end marker; True for all else.
+
+    >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
+    (False, True)
+    """
+    if not data.startswith(JPEG_START):
+        return True
+    position = 2
+    # From segment to segment, because a thumbnail inside the header has an end marker of its own.
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        if data[position + 1] == JPEG_SCAN:
+            return data.find(JPEG_END, position) >= 0
+        length = int.from_bytes(data[position + 2 : position + 4], "big")
+        position += 1 if data[position + 1] == 0xFF else 2 + length
+    return True
+
+
+@contextmanager
+def quiet_decoder() -> Iterator[None]:
+    """Keeps OpenCV's log off stderr while many files are tried; each problem is reported by our own words instead."""
+    log = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # OpenCV 4, OpenCV 5
+    level = log.getLogLevel()
+    log.setLogLevel(0)
+    try:
+        yield
+    finally:
+        log.setLogLevel(level)
+
+
+def _decode(data: bytes) -> np.ndarray | None:
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error:  # no bytes, or more pixels than OpenCV allows
+        return None
+
+
+def _decode_without_end(data: bytes) -> np.ndarray | None:
+    """The picture of a JPEG without end marker, or None if pixels are missing too.
+
+    Decoded with two different fillings: bytes after the last pixel are skipped, missing pixels would show the filling.
+    """
+    first, second = (_decode(data + 16 * filling + JPEG_END) for filling in (b"\x00", b"\x55"))
+    if first is None or second is None or not np.array_equal(first, second):
+        return None
+    return first
+
+
+def _images_in_folder(folder: Path) -> Listing:
+    images: list[Path] = []
+    problems: list[Problem] = []
+    others: Counter[str] = Counter()
+
+    def unreadable(error: OSError) -> None:
+        problems.append(Problem(IMAGE_DROPPED, shown(error.filename), f"folder cannot be read: {error.strerror}"))
+
+    visited: set[str] = set()
+    for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        real = os.path.realpath(place)
+        if real in visited:  # a link to a folder above it would go round for ever
+            folders.clear()
+            continue
+        visited.add(real)
+        folders.sort()
+        for name in names:
+            path = Path(place, name)
+            if is_image_name(name) and os.path.isfile(path):
+                images.append(path)
+            else:
+                others[excerpt(path.suffix.lower() or name)] += 1
+    if others:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
+        problems.append(Problem(NOTE, shown(folder), f"files that are no images, passed over: {kinds}"))
+    return Listing(sorted(images), problems)
+
+
+def _images_in_list(file: Path) -> Listing:
+    images: set[Path] = set()
+    problems: list[Problem] = []
+    for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
+        path = _listed_path(file.parent, line)
+        reason = ""
+        if not is_image_name(path.name):
+            reason = f"'{excerpt(line, 200)}' is not the name of an image"
+        elif not os.path.isfile(path):
+            reason = f"there is no {shown(path)}"
+        elif path in images:
+            reason = f"{shown(path)} is listed twice"
+        if reason:
+            problems.append(Problem(IMAGE_DROPPED, f"{shown(file)} line {number}", reason))
+        else:
+            images.add(path)
+    return Listing(sorted(images), problems)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{shown(file)} is not UTF-8 text: byte {error.start} is no character") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _listed_path(folder: Path, line: str) -> Path:
+    """The file of one line: as written if there is one of that name, else without the spaces around it."""
+    path = Path(os.path.abspath(os.path.join(folder, line)))
+    return path if os.path.isfile(path) else Path(os.path.abspath(os.path.join(folder, line.strip())))

@@ -1,0 +1,201 @@
+"""The labels of a split as flat arrays: M images, N rows (boxes), P polygon points, K classes.
+
+Flat arrays and not lists of objects, because forked workers that merely read Python objects copy their memory, page by
+page, until the machine is full.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+import numpy as np
+
+MIN_BOX_SIDE = 1e-3  # pixels; less is a box of no size
+
+
+class BadRowError(ValueError):
+    """A row or annotation that cannot be used; the text says why, the catcher adds where."""
+
+
+class Row(NamedTuple):
+    """One box while it is being read: pixels of the upright image; `number` is its line or annotation id."""
+
+    class_index: int
+    box_xywh: tuple[float, float, float, float]
+    area: float
+    crowd: bool
+    points: np.ndarray | None  # float32 [k, 2], k >= 3, or None
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The images and boxes of one split. Pixels are those of the upright image, x to the right, y down.
+
+    path_bytes, path_offsets:  uint8 [B], int64 [M+1]; see `path`
+    sizes:          int32 [M, 2], width and height after EXIF rotation
+    image_ids:      int64 [M], a COCO JSON's own ids, else 1..M
+    offsets:        int64 [M+1], image i has the rows offsets[i]:offsets[i+1]
+    classes:        int32 [N], index into the data YAML's names
+    boxes_xywh:     float64 [N, 4], left top width height in pixels; a COCO JSON's values to the bit
+    areas:          float64 [N], a COCO JSON's `area`, else width * height
+    crowd:          bool [N], True for regions that evaluation and loss ignore
+    points:         float32 [P, 2], polygon vertices
+    point_offsets:  int64 [N+1], an empty range is a plain box
+    category_ids:   int64 [K], the id that stands for class k in COCO results: the JSON's own, else 1..K
+
+    Raises ValueError if the arrays do not fit together.
+    """
+
+    path_bytes: np.ndarray
+    path_offsets: np.ndarray
+    sizes: np.ndarray
+    image_ids: np.ndarray
+    offsets: np.ndarray
+    classes: np.ndarray
+    boxes_xywh: np.ndarray
+    areas: np.ndarray
+    crowd: np.ndarray
+    points: np.ndarray
+    point_offsets: np.ndarray
+    category_ids: np.ndarray
+
+    def __post_init__(self) -> None:
+        M, N = len(self.sizes), len(self.classes)
+        expected = {
+            "path_bytes": (np.uint8, (len(self.path_bytes),)),
+            "path_offsets": (np.int64, (M + 1,)),
+            "sizes": (np.int32, (M, 2)),
+            "image_ids": (np.int64, (M,)),
+            "offsets": (np.int64, (M + 1,)),
+            "classes": (np.int32, (N,)),
+            "boxes_xywh": (np.float64, (N, 4)),
+            "areas": (np.float64, (N,)),
+            "crowd": (np.bool_, (N,)),
+            "points": (np.float32, (len(self.points), 2)),
+            "point_offsets": (np.int64, (N + 1,)),
+            "category_ids": (np.int64, (len(self.category_ids),)),
+        }
+        for name, (dtype, shape) in expected.items():
+            array = getattr(self, name)
+            if array.dtype != dtype or array.shape != shape:
+                raise ValueError(f"Labels.{name} is {array.dtype} {array.shape}, must be {np.dtype(dtype)} {shape}")
+        _check_offsets("path_offsets", self.path_offsets, len(self.path_bytes))
+        _check_offsets("offsets", self.offsets, N)
+        _check_offsets("point_offsets", self.point_offsets, len(self.points))
+        if N and not 0 <= self.classes.min() <= self.classes.max() < len(self.category_ids):
+            raise ValueError(f"Labels.classes must lie in 0-{len(self.category_ids) - 1}")
+
+    def __len__(self) -> int:
+        """The number of images, M."""
+        return len(self.sizes)
+
+    def path(self, index: int) -> str:
+        """The file of image `index`."""
+        index = range(len(self))[index]  # negative counts from the end, beyond is an IndexError
+        start, stop = self.path_offsets[index], self.path_offsets[index + 1]
+        return os.fsdecode(self.path_bytes[start:stop].tobytes())
+
+    def rows(self, index: int) -> slice:
+        """Where image `index` has its rows in classes, boxes_xywh, areas and crowd."""
+        index = range(len(self))[index]
+        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def row_points(self, row: int) -> np.ndarray:
+        """The polygon of one row, float32 [k, 2]; k is 0 for a plain box."""
+        row = range(len(self.classes))[row]
+        return self.points[self.point_offsets[row] : self.point_offsets[row + 1]]
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> "Labels":
+        """The images `indices`, in that order, with all that belongs to them."""
+        chosen = np.arange(len(self))[np.asarray(indices, dtype=np.int64)]
+        byte_index, path_offsets = _gather(self.path_offsets, chosen)
+        row_index, offsets = _gather(self.offsets, chosen)
+        point_index, point_offsets = _gather(self.point_offsets, row_index)
+        return Labels(
+            path_bytes=self.path_bytes[byte_index],
+            path_offsets=path_offsets,
+            sizes=self.sizes[chosen],
+            image_ids=self.image_ids[chosen],
+            offsets=offsets,
+            classes=self.classes[row_index],
+            boxes_xywh=self.boxes_xywh[row_index],
+            areas=self.areas[row_index],
+            crowd=self.crowd[row_index],
+            points=self.points[point_index],
+            point_offsets=point_offsets,
+            category_ids=self.category_ids,
+        )
+
+    def with_single_class(self) -> "Labels":
+        """The same boxes, all of class 0, whose category id is that of the former class 0."""
+        values = self.arrays() | {"classes": np.zeros_like(self.classes), "category_ids": self.category_ids[:1]}
+        return Labels(**values)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name; `Labels(**arrays)` is the way back."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass
+class LabelsBuilder:
+    """Collects images and their rows, then makes the flat arrays of them."""
+
+    paths: list[bytes] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    image_ids: list[int] = field(default_factory=list)
+    row_counts: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def add_image(self, path: str, size: tuple[int, int], image_id: int, rows: Sequence[Row]) -> None:
+        """Adds one image of `size` (width, height) with its rows."""
+        self.paths.append(os.fsencode(path))
+        self.sizes.append(size)
+        self.image_ids.append(image_id)
+        self.row_counts.append(len(rows))
+        self.rows.extend(rows)
+
+    def build(self, category_ids: Sequence[int]) -> Labels:
+        """The Labels of everything added so far."""
+        points = [np.zeros((0, 2), np.float32) if row.points is None else row.points for row in self.rows]
+        return Labels(
+            path_bytes=np.frombuffer(b"".join(self.paths), np.uint8).copy(),
+            path_offsets=_offsets([len(path) for path in self.paths]),
+            sizes=np.array(self.sizes, np.int32).reshape(-1, 2),
+            image_ids=np.array(self.image_ids, np.int64),
+            offsets=_offsets(self.row_counts),
+            classes=np.array([row.class_index for row in self.rows], np.int32),
+            boxes_xywh=np.array([row.box_xywh for row in self.rows], np.float64).reshape(-1, 4),
+            areas=np.array([row.area for row in self.rows], np.float64),
+            crowd=np.array([row.crowd for row in self.rows], np.bool_),
+            points=np.concatenate(points) if points else np.zeros((0, 2), np.float32),
+            point_offsets=_offsets([len(polygon) for polygon in points]),
+            category_ids=np.array(category_ids, np.int64),
+        )
+
+
+def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where each of the consecutive ranges starts, and the end of the last: int64 [len(counts) + 1].
+
+    >>> _offsets([2, 0, 3]).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+def _gather(offsets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which elements the ranges `chosen` hold, and the offsets of these ranges when put side by side.
+
+    >>> [array.tolist() for array in _gather(np.array([0, 2, 2, 5]), np.array([2, 0]))]
+    [[2, 3, 4, 0, 1], [0, 3, 5]]
+    """
+    counts = offsets[chosen + 1] - offsets[chosen]
+    starts = _offsets(counts)
+    shift = np.repeat(offsets[chosen] - starts[:-1], counts)
+    return np.arange(starts[-1]) + shift, starts
+
+
+def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
+    if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
+        raise ValueError(f"Labels.{name} must rise from 0 to {total}")

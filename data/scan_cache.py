@@ -1,0 +1,90 @@
+"""The result of a scan on disk: an .npz without pickle, valid as long as no file it was made from has changed."""
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.labels import Labels
+from data.report import Report, report_from_dict
+
+VERSION = 1  # raise it when the meaning of a stored array or a rule of reading changes
+DIGEST_BYTES = 32
+UNFIT = (KeyError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError)
+
+
+class Stored(NamedTuple):
+    """A scan and what it was made from: `listed` are the image paths that only a COCO JSON told of."""
+
+    labels: Labels
+    report: Report
+    fingerprint: str
+    listed: list[str]
+
+
+def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -> Path:
+    """Where the scan of these sources with these class names is stored."""
+    key = json.dumps([VERSION, cv2.__version__, [str(source) for source in sources], list(names)])
+    return cache_dir / f"labels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+
+
+def fingerprint(paths: Iterable[str | Path]) -> str:
+    """A digest of path, size and modification time (ns) of each file; an absent file counts as absent."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = os.stat(path)
+            state = f"{status.st_size} {status.st_mtime_ns}"
+        except (OSError, ValueError):  # ValueError: a NUL in the path
+            state = "absent"
+        digest.update(os.fsencode(path) + b"\0" + state.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def store(file: Path, stored: Stored) -> None:
+    """Writes `file` whole or not at all, whoever else writes it. Raises OSError."""
+    texts = {"report": json.dumps(stored.report.as_dict()), "fingerprint": stored.fingerprint}
+    texts["listed"] = json.dumps(stored.listed)
+    buffer = io.BytesIO()
+    arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
+    np.savez(buffer, allow_pickle=False, **stored.labels.arrays(), **arrays)
+    data = buffer.getvalue()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data + hashlib.sha256(data).digest())
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load(file: Path) -> Stored | None:
+    """What `store` wrote, or None if there is no such file. Raises ValueError if the file is damaged."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from None
+    data, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError("the checksum is wrong")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        texts = {name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")}
+        report = report_from_dict(json.loads(texts["report"]))
+        return Stored(Labels(**arrays), report, texts["fingerprint"], json.loads(texts["listed"]))
+    except (*UNFIT, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"not a stored scan: {error}") from None

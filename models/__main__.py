@@ -1,0 +1,50 @@
+"""Print a model's layers, parameters and GFLOPs: python -m models yolov5s.yaml [--nc 80] [--img 640]."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from models.detector import Detector, LayerInfo, check_shapes, count_gflops, count_parameters
+from models.table import find_model, resolve
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 after a sentence on stderr if the model cannot be built."""
+    options = parse_arguments(arguments)
+    try:
+        table = resolve(*find_model(options.cfg), options.nc)
+        check_shapes(table)
+        with torch.device("meta"):
+            model = Detector(table)
+        if options.img < 1 or options.img % max(model.strides):
+            raise ValueError(f"--img {options.img}: must be a multiple of the stride, {max(model.strides)}")
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{'':>3} {'from':>16} {'n':>3} {'params':>10}  {'module':<13} arguments")
+    for line in model.info():
+        print(format_line(line))
+    gflops = count_gflops(table, options.img)
+    print(f"{count_parameters(model):,} parameters, {gflops:.1f} GFLOPs at {options.img}")
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """cfg, nc, img."""
+    parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
+    parser.add_argument("cfg", help="a name such as yolov5s.yaml, or a YAML file")
+    parser.add_argument("--nc", type=int, default=80, help="number of classes")
+    parser.add_argument("--img", "--imgsz", type=int, default=640, help="image side in pixels")
+    return parser.parse_args(arguments)
+
+
+def format_line(line: LayerInfo) -> str:
+    """One line of the layer table."""
+    sources = ", ".join(map(str, line.sources))
+    return f"{line.row:>3} {sources:>16} {line.number:>3} {line.parameters:>10,}  {line.module:<13} {line.args}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Anchors fitted to a data set's box sizes.
+
+Sizes are width and height in pixels at the training size, float [N, 2]; anchors [K, 2]. A box is *reachable* when some
+anchor's width and height both differ from its own by a factor below the matching limit (models/assign.py).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Sizes = NDArray[np.float64]
+
+SMALLEST = 2.0  # px: smaller boxes are dropped by augmentation, smaller anchors would fit nothing
+GOOD_RECALL = 0.98
+
+
+def _closeness(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
+    """[N, K] in (0, 1]: the worse of the two sides' ratios, 1 for an anchor of just the box's size."""
+    ratio = sizes[:, None] / anchors[None]
+    return np.minimum(ratio, 1 / ratio).min(-1)
+
+
+def best_possible_recall(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
+    """Share of the boxes that some anchor can reach, in [0, 1]; 1 where there is no box.
+
+    >>> best_possible_recall(np.array([[10., 10.], [90., 90.]]), np.array([[10., 12.]]), 4.0)
+    0.5
+    """
+    if len(sizes) == 0:
+        return 1.0
+    return float((_closeness(sizes, anchors).max(1) > 1 / ratio_limit).mean())
+
+
+def _fitness(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
+    best = _closeness(sizes, anchors).max(1)
+    return float((best * (best > 1 / ratio_limit)).mean())
+
+
+def fit_anchors(
+    sizes: Sizes, count: int, ratio_limit: float, *, seed: int = 0, iterations: int = 30, generations: int = 1000
+) -> Sizes:
+    """`count` anchors for boxes of these sizes, [count, 2], smallest area first.
+
+    k-means on sizes divided by their spread, then random mutations that are kept when the mean closeness of reachable
+    boxes grows. The same seed gives the same anchors.
+
+    Raises ValueError if fewer than `count` boxes are at least 2 px wide and high.
+    """
+    sizes = sizes[(sizes >= SMALLEST).all(1)].astype(np.float64)
+    if len(sizes) < count:
+        raise ValueError(f"{count} anchors cannot be fitted to {len(sizes)} boxes of 2 px and more")
+    generator = np.random.default_rng(seed)
+    anchors = _kmeans(sizes, count, generator, iterations)
+    best = _fitness(sizes, anchors, ratio_limit)
+    for _ in range(generations):
+        mutated = np.maximum(anchors * _mutation(anchors.shape, generator), SMALLEST)
+        fitness = _fitness(sizes, mutated, ratio_limit)
+        if fitness > best:
+            best, anchors = fitness, mutated
+    return anchors[np.argsort(anchors.prod(1), kind="stable")]
+
+
+def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations: int) -> Sizes:
+    """Lloyd's algorithm from a random choice of the boxes; a centre that loses all its boxes stays where it is."""
+    spread = np.maximum(sizes.std(0), 1e-6)
+    points = sizes / spread
+    centers = points[generator.choice(len(points), count, replace=False)]
+    for _ in range(iterations):
+        nearest = np.square(points[:, None] - centers[None]).sum(-1).argmin(1)
+        members = np.bincount(nearest, minlength=count)
+        sums = np.stack([np.bincount(nearest, points[:, d], minlength=count) for d in (0, 1)], 1)
+        centers = np.where(members[:, None] > 0, sums / np.maximum(members, 1)[:, None], centers)
+    return np.maximum(centers * spread, SMALLEST)
+
+
+def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Factors in [0.3, 3], nine of ten different from 1, never all 1."""
+    while True:
+        active = generator.random(shape) < 0.9
+        factors = (active * generator.random() * generator.standard_normal(shape) * 0.1 + 1).clip(0.3, 3.0)
+        if (factors != 1).any():
+            return factors
+
+
+def check_anchors(
+    sizes: Sizes, anchors_px: NDArray[np.float64], ratio_limit: float, *, seed: int = 0
+) -> tuple[NDArray[np.float64], str]:
+    """(anchors [L, A, 2] to train with, a sentence that says what was found).
+
+    The table's anchors stay if they reach 98 % of the boxes, or where fitted ones reach no more. At most 20,000 boxes,
+    evenly spread, are looked at.
+    """
+    levels, per_level, _ = anchors_px.shape
+    flat = anchors_px.reshape(-1, 2)
+    sizes = sizes[(sizes >= SMALLEST).all(1)]
+    sizes = sizes[:: max(1, len(sizes) // 20000)]
+    recall = best_possible_recall(sizes, flat, ratio_limit)
+    if recall >= GOOD_RECALL:
+        return anchors_px, f"anchors reach {recall:.1%} of the boxes"
+    if len(sizes) < len(flat):
+        return anchors_px, f"anchors reach {recall:.1%} of the boxes; too few boxes ({len(sizes)}) to fit new ones"
+    fitted = fit_anchors(sizes, len(flat), ratio_limit, seed=seed)
+    reached = best_possible_recall(sizes, fitted, ratio_limit)
+    if reached <= recall:
+        return anchors_px, f"anchors reach {recall:.1%} of the boxes, fitted ones no more ({reached:.1%}): kept"
+    return fitted.reshape(levels, per_level, 2), f"anchors reached {recall:.1%} of the boxes, fitted ones {reached:.1%}"

@@ -1,0 +1,244 @@
+"""Blocks of the model tables. Maps are [B, C, H, W] in and out: B images, C channels, H W cells.
+
+The short attribute names (cv1, cv2, cv3, m, conv, bn) are the file format of YOLOv5's checkpoints.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+
+class Layer(nn.Module):
+    """What a row of a table builds: the constructor takes the channels of the input, then the row's args."""
+
+    out_channels: int
+    reduction: Fraction = Fraction(1)  # input side / output side
+
+    joins: ClassVar[bool] = False  # takes a list of maps, and is built from a list of channels and `strides=`
+    widens: ClassVar[bool] = True  # its first arg is a number of channels, which the table's width scales
+    deepens: ClassVar[bool] = False  # takes the row's number as `repeats=`, instead of being stacked
+
+
+def whole_stride(stride: int) -> Fraction:
+    """`stride` as a reduction.
+
+    Raises: ValueError if it is below 1.
+    """
+    if stride < 1:
+        raise ValueError(f"stride must be 1 or more, got {stride}")
+    return Fraction(stride)
+
+
+class Stack(nn.Sequential):
+    """Layers in a row, as one layer."""
+
+    def __init__(self, *layers: Layer) -> None:
+        super().__init__(*layers)
+        self.out_channels = layers[-1].out_channels
+        self.reduction = prod((layer.reduction for layer in layers), start=Fraction(1))
+
+
+class Conv(Layer):
+    """Convolution, batch normalisation, SiLU."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int = 1,
+        stride: int = 1,
+        padding: int | None = None,
+        groups: int = 1,
+    ) -> None:
+        super().__init__()
+        self.out_channels, self.reduction = out_channels, whole_stride(stride)
+        padding = kernel // 2 if padding is None else padding
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
+        self.bn: nn.Module = nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.03)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.bn(self.conv(x)))
+
+    def fuse(self) -> None:
+        """Fold the running statistics into the convolution, for inference; a second call changes nothing."""
+        if isinstance(self.bn, _BatchNorm):
+            self.conv = fuse_conv_bn_eval(self.conv.eval(), self.bn.eval())
+            self.bn = nn.Identity()
+
+
+class Bottleneck(Layer):
+    """1x1 convolution to fewer channels, 3x3 back, and the input added where the shapes agree.
+
+    Source: ResNet, arXiv 1512.03385, figure 5, with two convolutions as Darknet-53 (YOLOv3, arXiv 1804.02767, table 1).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        hidden = int(out_channels * expansion)
+        self.cv1 = Conv(in_channels, hidden, 1)
+        self.cv2 = Conv(hidden, out_channels, 3, groups=groups)
+        self.add = bool(shortcut) and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cv2(self.cv1(x))
+        return x + y if self.add else y
+
+
+class C3(Layer):
+    """Two 1x1 branches of half the channels, one of them through bottlenecks, joined by a third 1x1.
+
+    Source: CSPNet, arXiv 1911.11929, section 3.
+    """
+
+    deepens = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+        *,
+        repeats: int = 1,
+    ) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        hidden = int(out_channels * expansion)
+        self.cv1 = Conv(in_channels, hidden, 1)
+        self.cv2 = Conv(in_channels, hidden, 1)
+        self.cv3 = Conv(2 * hidden, out_channels, 1)
+        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(repeats)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), dim=1))
+
+
+class SPP(Layer):
+    """The map beside its maxima over windows of several sizes.
+
+    Source: SPP-net, arXiv 1406.4729, with stride 1 as in YOLOv3-SPP.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernels: Sequence[int] = (5, 9, 13)) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        hidden = in_channels // 2
+        self.cv1 = Conv(in_channels, hidden, 1)
+        self.cv2 = Conv(hidden * (1 + len(kernels)), out_channels, 1)
+        self.m = nn.ModuleList(nn.MaxPool2d(kernel, 1, kernel // 2) for kernel in kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cv1(x)
+        return self.cv2(torch.cat([x, *(pool(x) for pool in self.m)], dim=1))
+
+
+class SPPF(Layer):
+    """SPP by one pool applied three times: two of kernel 5 see as far as one of 9, three as far as one of 13."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 5) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        hidden = in_channels // 2
+        self.cv1 = Conv(in_channels, hidden, 1)
+        self.cv2 = Conv(hidden * 4, out_channels, 1)
+        self.m = nn.MaxPool2d(kernel, 1, kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [self.cv1(x)]
+        for _ in range(3):
+            maps.append(self.m(maps[-1]))
+        return self.cv2(torch.cat(maps, dim=1))
+
+
+class Concat(Layer):
+    """Maps of one size joined along their channels."""
+
+    joins = True
+    widens = False
+
+    def __init__(self, in_channels: Sequence[int], dim: int = 1, *, strides: Sequence[Fraction]) -> None:
+        super().__init__()
+        if dim != 1:
+            raise ValueError(f"maps are joined along dimension 1, their channels, got {dim}")
+        if len(set(strides)) > 1:
+            raise ValueError(f"maps of strides {', '.join(map(str, strides))} differ in size and cannot be joined")
+        self.out_channels = sum(in_channels)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        return torch.cat(maps, dim=1)
+
+
+class Upsample(Layer):
+    """The map enlarged by a whole factor. A table gives nn.Upsample's arguments, of which `size` must be None."""
+
+    widens = False
+
+    def __init__(self, in_channels: int, size: None, factor: int, mode: str = "nearest") -> None:
+        super().__init__()
+        if size is not None or factor != int(factor) or factor < 1 or mode not in {"nearest", "bilinear"}:
+            raise ValueError("arguments must be None, a whole factor, and nearest or bilinear")
+        self.out_channels, self.reduction = in_channels, Fraction(1, int(factor))
+        self.factor, self.mode = float(factor), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return interpolate(x, scale_factor=self.factor, mode=self.mode)
+
+
+class MaxPool(Layer):
+    """The maximum of each window."""
+
+    widens = False
+
+    def __init__(self, in_channels: int, kernel: int, stride: int | None = None, padding: int = 0) -> None:
+        super().__init__()
+        stride = kernel if stride is None else stride
+        self.out_channels, self.reduction = in_channels, whole_stride(stride)
+        self.pool = nn.MaxPool2d(kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(x)
+
+
+class ZeroPad(Layer):
+    """The map with rows and columns of zeros: `padding` is left, right, top, bottom, in cells."""
+
+    widens = False
+
+    def __init__(self, in_channels: int, padding: Sequence[int]) -> None:
+        super().__init__()
+        if len(padding) != 4:
+            raise ValueError("padding must be four numbers: left, right, top, bottom")
+        self.out_channels, self.padding = in_channels, tuple(padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pad(x, self.padding)
+
+
+LAYERS: dict[str, type[Layer]] = {
+    "Conv": Conv,
+    "Bottleneck": Bottleneck,
+    "C3": C3,
+    "SPP": SPP,
+    "SPPF": SPPF,
+    "Concat": Concat,
+    "nn.Upsample": Upsample,
+    "nn.MaxPool2d": MaxPool,
+    "nn.ZeroPad2d": ZeroPad,
+}

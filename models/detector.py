@@ -1,0 +1,241 @@
+"""A table as an nn.Module: images -> raw maps -> boxes and scores.
+
+`layers` holds one module per row of the table, so a YOLOv5 checkpoint's `model.N.*` is `layers.N.*` here. Only its
+anchors differ, being in units of the stride: `layers.N.anchors_px` = `model.N.anchors` * stride.
+
+B images, L levels, A anchors per level, C classes, H W pixels of the images, N predictions of an image.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.blocks import LAYERS, Conv, Layer, Stack
+from models.heads import HEADS, Detect, order_anchors
+from models.table import Anchors, Row, is_whole, parse_rows, plain_anchors, resolve, scale_channels, scale_number
+
+MODULES: dict[str, type[Layer]] = {**LAYERS, **HEADS}
+
+
+class LayerInfo(NamedTuple):
+    """A line of the layer table; `number` and `args` are scaled, and `args` starts with the input's channels."""
+
+    row: int
+    sources: tuple[int, ...]
+    number: int
+    parameters: int
+    module: str
+    args: list[Any]
+
+
+class Detector(nn.Module):
+    """A detector as the table of one model says; its `table` holds plain values, can be stored and builds it again.
+
+    Raises: ValueError that names the row for an unknown module, wrong arguments, or strides that cannot be joined.
+    """
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.table = resolve(table, None, table.get("nc"), channels=table.get("ch", 3))
+        self.rows = parse_rows(self.table)
+        self.layers = nn.ModuleList()
+        self._info: list[LayerInfo] = []
+        self._build()
+        self._frees = last_uses(self.rows)
+
+    def _build(self) -> None:
+        channels, strides = {-1: self.table["ch"]}, {-1: Fraction(1)}
+        for row in self.rows:
+            inputs = [channels[source] for source in row.sources]
+            scales = [strides[source] for source in row.sources]
+            layer, info = build_layer(row, inputs, scales, self.table)
+            if isinstance(layer, Detect) != (row is self.rows[-1]):
+                raise row.error(f"the last row, and no other, must be a head ({', '.join(HEADS)})")
+            self.layers.append(layer)
+            self._info.append(info)
+            if not isinstance(layer, Detect):
+                channels[row.position], strides[row.position] = layer.out_channels, scales[0] * layer.reduction
+        if not self.rows or self.num_classes != self.table["nc"]:
+            raise ValueError(
+                f"{self.table['source']}: a table needs rows, and a head of {self.table['nc']} classes (nc)"
+            )
+
+    @property
+    def head(self) -> Detect:
+        """The last layer."""
+        head = self.layers[-1]
+        if not isinstance(head, Detect):
+            raise TypeError(f"the last layer is a {type(head).__name__}, no head")
+        return head
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes C the head scores."""
+        return self.head.num_classes
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Pixels per cell of each level [L]; image sides must be multiples of the largest."""
+        return self.head.strides
+
+    @property
+    def anchors_px(self) -> Tensor:
+        """Anchor widths and heights in pixels [L, A, 2]: the head's buffer."""
+        return self.head.anchors_px
+
+    def set_anchors(self, anchors: Anchors | Tensor) -> None:
+        """Put other sizes in pixels, [L, A, 2] or as in a table, into the buffer and the table.
+
+        Raises: ValueError if their number differs from the head's.
+        """
+        sizes = anchors.flatten(1).tolist() if isinstance(anchors, Tensor) else anchors
+        sizes = plain_anchors(sizes, self.table["source"])
+        levels, per_level, _ = self.anchors_px.shape
+        if isinstance(sizes, int) or len(sizes) != levels or len(sizes[0]) != 2 * per_level:
+            raise ValueError(
+                f"{self.table['source']}: the head has {levels} levels of {per_level} anchors, got {sizes}"
+            )
+        self.table["anchors"] = order_anchors(sizes, self.strides)
+        self.anchors_px.copy_(torch.tensor(self.table["anchors"]).view_as(self.anchors_px))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Raw maps [B, A, H / stride, W / stride, 5 + C], one per level, of images [B, 3, H, W] in [0, 1]."""
+        maps: dict[int, Any] = {-1: images}
+        for row in self.rows:
+            maps[row.position] = self._run(row, maps)
+            for index in self._frees[row.position]:
+                del maps[index]
+        return maps[len(self.rows) - 1]
+
+    def _run(self, row: Row, maps: Mapping[int, Any]) -> Any:
+        inputs = [maps[source] for source in row.sources]
+        return self.layers[row.position](inputs if MODULES[row.module].joins else inputs[0])
+
+    def decode(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw maps, both float32."""
+        return self.head.decode(maps)
+
+    def fuse(self) -> "Detector":
+        """This detector with every BatchNorm folded into its convolution, in place and for inference only."""
+        self.eval()
+        for module in self.modules():
+            if isinstance(module, Conv):
+                module.fuse()
+        return self
+
+    def info(self) -> list[LayerInfo]:
+        """The layer table, one line per row, with the parameters that each has now."""
+        counts = [count_parameters(layer) for layer in self.layers]
+        return [line._replace(parameters=count) for line, count in zip(self._info, counts, strict=True)]
+
+
+def build_layer(
+    row: Row, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
+) -> tuple[Layer | Stack, LayerInfo]:
+    """The module of one row, and its line of the layer table.
+
+    Raises: ValueError that names the row.
+    """
+    if row.module not in MODULES:
+        raise row.error(f"no module {row.module!r}; allowed are {', '.join(MODULES)}")
+    kind = MODULES[row.module]
+    args, number = scale_args(row, kind, table), scale_number(row.number, table["depth_multiple"])
+    check_count(row, kind)
+    if not kind.joins and len(in_channels) != 1:
+        raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
+    if kind.joins and number != 1:
+        raise row.error(f"{row.module} cannot be repeated, `number` must be 1")
+    source = list(in_channels) if kind.joins else in_channels[0]
+    try:
+        layer = stack(kind, source, args, number, strides)
+    except TypeError as error:
+        raise row.error(f"an argument is of the wrong kind: {error}") from error
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        raise row.error(error) from error
+    return layer, LayerInfo(row.position, row.sources, number, 0, row.module, [source, *args])
+
+
+def stack(kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]) -> Layer | Stack:
+    """`number` layers of a kind one after another, unless the kind repeats inside itself."""
+    if kind.joins:
+        return kind(source, *args, strides=strides)
+    if kind.deepens:
+        return kind(source, *args, repeats=number)
+    layers = [kind(source, *args)]
+    layers += [kind(layers[0].out_channels, *args) for _ in range(number - 1)]
+    return Stack(*layers) if number > 1 else layers[0]
+
+
+def scale_args(row: Row, kind: type[Layer], table: Mapping[str, Any]) -> list[Any]:
+    """A row's args as the constructor takes them: words looked up, channels scaled.
+
+    Raises: ValueError that names the row if there should be a number of channels and is none.
+    """
+    words = {"nc": table["nc"], "anchors": table["anchors"], "None": None}
+    args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
+    if kind.widens and args:
+        if not is_whole(args[0], 1):
+            raise row.error("the first argument must be a number of channels, 1 or more")
+        args[0] = scale_channels(args[0], table["width_multiple"])
+    return args
+
+
+def check_count(row: Row, kind: type[Layer]) -> None:
+    """Raises ValueError that names the row, and the arguments there are, if their number is wrong."""
+    parameters = list(inspect.signature(kind).parameters.values())[1:]
+    allowed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    needed = sum(parameter.default is parameter.empty for parameter in allowed)
+    if not needed <= len(row.args) <= len(allowed):
+        counts = f"{needed}" if needed == len(allowed) else f"{needed} to {len(allowed)}"
+        names = ", ".join(parameter.name for parameter in allowed)
+        raise row.error(f"{row.module} takes {counts} arguments ({names}), got {len(row.args)}")
+
+
+def last_uses(rows: Sequence[Row]) -> list[list[int]]:
+    """For each row, the maps that no later row reads, so that they can be freed."""
+    last = {row.position: row.position for row in rows[:-1]} | {
+        source: row.position for row in rows for source in row.sources
+    }
+    return [[index for index, user in last.items() if user == row.position] for row in rows]
+
+
+def count_parameters(module: nn.Module) -> int:
+    """How many numbers the parameters of a module hold."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def check_shapes(table: Mapping[str, Any]) -> None:
+    """Run a resolved table without memory or arithmetic, on an image of two cells of the coarsest level.
+
+    Raises: ValueError that names the row whose maps do not fit, or if a level's stride is not what the rows say.
+    """
+    with torch.device("meta"):
+        model = Detector(table).eval()  # in training BatchNorm refuses a single cell
+        side = 2 * max(model.strides)
+        maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
+    for row in model.rows:
+        try:
+            maps[row.position] = model._run(row, maps)
+        except (RuntimeError, ValueError, TypeError) as error:
+            shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
+            raise row.error(f"cannot run on maps of {shapes}: {error}") from error
+    sides = [raw.shape[2] for raw in maps[len(model.rows) - 1]]
+    if sides != [side // stride for stride in model.strides]:
+        raise model.rows[-1].error(f"strides must be {model.strides}, but {side} pixels give {sides} cells")
+
+
+def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
+    """Billions of floating-point operations for one square image, 2 per multiply-add of the convolutions.
+
+    Nothing is computed: the model is built and run without memory.
+    """
+    with torch.device("meta"):
+        model, image = Detector(table).eval(), torch.empty(1, table["ch"], image_size, image_size)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(image)
+    return counter.get_total_flops() / 1e9

@@ -1,0 +1,260 @@
+"""Model tables: YAML files of rows [from, number, module, args], found by name, checked, and resolved to plain values.
+
+A family has `scales: {s: [depth, width]}`; a table of one model has `depth_multiple` and `width_multiple`. Both have
+`anchors`, `backbone` and `head`. A resolved table is of the second kind with `nc`, `ch` and `source` filled in: plain
+values that a checkpoint can store and `Detector` can be built from.
+"""
+
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+MODELS_DIR = Path(__file__).parent
+MAX_BYTES = 1 << 18
+MAX_NUMBER = 1000
+KEYS = ("source", "nc", "ch", "scales", "depth_multiple", "width_multiple", "anchors", "backbone", "head")
+
+Anchors = int | Sequence[Sequence[float]]
+
+
+class Row(NamedTuple):
+    """One line of a table; `sources` are absolute positions, -1 being the images."""
+
+    where: str
+    position: int
+    sources: tuple[int, ...]
+    number: int
+    module: str
+    args: list[Any]
+
+    def error(self, message: object) -> ValueError:
+        """A ValueError that names this row."""
+        return ValueError(f"{self.where}: {message}")
+
+
+def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
+    """The table that `name` stands for, and the scale it names (None: the table is of one model).
+
+    `name` is a file; or a file of models/ with or without .yaml; or a family and a scale of it: `yolov5s.yaml` is scale
+    `s` of models/yolov5.yaml, `yolov5s6` is scale `s6` of models/yolov5-p6.yaml.
+
+    Raises: ValueError if there is no such model, or if its file cannot be read.
+    """
+    path = Path(name)
+    if path.is_file():
+        return read_table(path), None
+    stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
+    # YOLOv5's command lines say models/yolov5s.yaml and models/hub/yolov5s6.yaml; other folders mean a user's own file.
+    if str(path.parent) in {".", "models", "models/hub"}:
+        file = MODELS_DIR / f"{stem}.yaml"
+        if file.is_file():
+            return read_table(file), None
+        for file in sorted(MODELS_DIR.glob("*.yaml")):
+            table, family = read_table(file), family_of(file)
+            for scale in table.get("scales", {}):
+                if stem == family + scale:
+                    return table, scale
+    raise ValueError(f"no model {str(name)!r}: give a YAML file or one of {', '.join(model_names())}")
+
+
+def model_names() -> list[str]:
+    """All names that `find_model` knows without a path.
+
+    >>> [name for name in model_names() if name.startswith("yolov5s")]
+    ['yolov5s', 'yolov5s-p2', 'yolov5s6']
+    """
+    names = []
+    for file in MODELS_DIR.glob("*.yaml"):
+        scales = read_table(file).get("scales")
+        names += [file.stem] if scales is None else [family_of(file) + scale for scale in scales]
+    return sorted(names)
+
+
+def family_of(file: Path) -> str:
+    """What the names of a family's models start with.
+
+    >>> family_of(Path("models/yolov5-p6.yaml"))
+    'yolov5'
+    """
+    return file.stem.split("-")[0]
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, with `source`: the file's name as errors shall say it.
+
+    Raises: ValueError if the file is too large, no YAML, or no table.
+    """
+    source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else str(path)
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{source}: larger than {MAX_BYTES} bytes, too large for a model table")
+    try:
+        table = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{source}: no readable YAML: {error}") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"{source}: a model table is a mapping with the keys {', '.join(KEYS[1:])}")
+    return {**table, "source": source}
+
+
+def resolve(
+    table: Mapping[str, Any],
+    scale: str | None,
+    num_classes: int | None,
+    *,
+    channels: int = 3,
+    anchors: Anchors | None = None,
+) -> dict[str, Any]:
+    """`table` as one model of plain values: scale, classes, image channels and anchors filled in, rows checked in form.
+
+    anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a number per level, to be fitted to data.
+
+    Raises: ValueError for an unknown or missing key, an unknown scale, or a value out of range.
+    """
+    source = str(table.get("source", "model table"))
+    check_keys(table, source)
+    depth, width = multiples(table, scale, source)
+    if not is_whole(num_classes, 1) or not is_whole(channels, 1):
+        raise ValueError(
+            f"{source}: a model needs 1 or more classes and image channels, got {num_classes} and {channels}"
+        )
+    resolved = {
+        "source": source,
+        "nc": num_classes,
+        "ch": channels,
+        "depth_multiple": depth,
+        "width_multiple": width,
+        "anchors": plain_anchors(table["anchors"] if anchors is None else anchors, source),
+        "backbone": table["backbone"],
+        "head": table["head"],
+    }
+    parse_rows(resolved)
+    return resolved
+
+
+def check_keys(table: Mapping[str, Any], source: str) -> None:
+    """Raises ValueError for a key that no table has, or a missing list of rows."""
+    unknown = [str(key) for key in table if key not in KEYS]
+    if unknown:
+        raise ValueError(f"{source}: unknown keys {', '.join(unknown)}; a model table has {', '.join(KEYS[1:])}")
+    for key in ("backbone", "head"):
+        if not isinstance(table.get(key), list):
+            raise ValueError(f"{source}: `{key}` must be a list of rows [from, number, module, args]")
+    if "anchors" not in table:
+        raise ValueError(f"{source}: `anchors` is missing: one list w, h, w, h, ... per level, or a number per level")
+
+
+def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple[float, float]:
+    """Depth and width multiple of a table's scale.
+
+    Raises: ValueError if the scale is unknown or not named, or if a multiple is no positive number.
+    """
+    if "scales" in table:
+        scales = table["scales"]
+        if not isinstance(scales, Mapping):
+            raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
+        if scale not in scales:
+            wanted = "name one, as in yolov5s" if scale is None else f"got {scale!r}"
+            raise ValueError(f"{source}: a family with the scales {', '.join(map(str, scales))}; {wanted}")
+        pair = scales[scale]
+    else:
+        pair = [table.get("depth_multiple"), table.get("width_multiple")]
+    if not isinstance(pair, list) or len(pair) != 2 or not all(is_positive(value) for value in pair):
+        raise ValueError(f"{source}: depth and width multiple must be two positive numbers, got {reprlib.repr(pair)}")
+    return float(pair[0]), float(pair[1])
+
+
+def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
+    """Anchors as a number per level, or as one list of pixel sizes w, h, w, h, ... per level, all equally long.
+
+    Raises: ValueError for anything else.
+
+    >>> plain_anchors([[10, 13, 16, 30], (30, 61, 62, 45)], "table.yaml")
+    [[10.0, 13.0, 16.0, 30.0], [30.0, 61.0, 62.0, 45.0]]
+    """
+    if is_whole(anchors, 1):
+        return int(anchors)
+    levels = list(anchors) if isinstance(anchors, Sequence) and not isinstance(anchors, str) else []
+    if not levels or not all(isinstance(level, Sequence) and not isinstance(level, str) for level in levels):
+        raise ValueError(f"{source}: anchors must be one list w, h, w, h, ... per level, got {reprlib.repr(anchors)}")
+    if sum(len(level) for level in levels) > MAX_NUMBER:
+        raise ValueError(f"{source}: more than {MAX_NUMBER} anchor sizes")
+    sizes = [value for level in levels for value in level]
+    if not all(is_positive(value) for value in sizes):
+        raise ValueError(f"{source}: anchor sizes must be positive numbers of pixels, got {reprlib.repr(anchors)}")
+    if len(levels[0]) % 2 or len({len(level) for level in levels}) > 1 or not sizes:
+        raise ValueError(f"{source}: every level needs the same number of anchors w, h, got {reprlib.repr(anchors)}")
+    return [[float(value) for value in level] for level in levels]
+
+
+def parse_rows(table: Mapping[str, Any]) -> list[Row]:
+    """The rows of a resolved table, backbone then head, with `from` as absolute indices.
+
+    Raises: ValueError that names the row for a wrong form or a `from` out of range.
+    """
+    rows = [*table["backbone"], *table["head"]]
+    return [parse_row(row, index, f"{table['source']} row {index}") for index, row in enumerate(rows)]
+
+
+def parse_row(row: Any, index: int, where: str) -> Row:
+    """One row checked in form.
+
+    Raises: ValueError for anything but [from, number, module, args], and for a `from` that is not above this row.
+    """
+    if not isinstance(row, (list, tuple)) or len(row) != 4:
+        raise ValueError(f"{where}: must be [from, number, module, args], got {reprlib.repr(row)}")
+    given, number, module, args = row
+    where = f"{where} {format_row(row)}"
+    sources = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not sources or not all(is_whole(source) for source in sources):
+        raise ValueError(f"{where}: `from` must be a row's index or a list of them")
+    if not is_whole(number, 1) or number > MAX_NUMBER:
+        raise ValueError(f"{where}: `number` must be a whole number, 1 to {MAX_NUMBER}")
+    if not isinstance(module, str) or not isinstance(args, (list, tuple)):
+        raise ValueError(f"{where}: `module` must be a name and `args` a list")
+    absolute = tuple(source + index if source < 0 else source for source in sources)
+    if not all(-1 <= source < index for source in absolute):
+        raise ValueError(f"{where}: `from` must name rows above this one, 0 to {index - 1}, or count back from it")
+    return Row(where, index, absolute, number, module, list(args))
+
+
+def format_row(row: Sequence[Any]) -> str:
+    """A row as its YAML says it, cut where it is long.
+
+    >>> format_row([-1, 6, "C3", [256]])
+    '[-1, 6, C3, [256]]'
+    """
+    return f"[{', '.join(value if isinstance(value, str) else reprlib.repr(value) for value in row)}]"
+
+
+def scale_channels(channels: int, width: float) -> int:
+    """`channels` times `width`, rounded up to a multiple of 8.
+
+    >>> scale_channels(64, 0.25), scale_channels(64, 0.3)
+    (16, 24)
+    """
+    return math.ceil(channels * width / 8) * 8
+
+
+def scale_number(number: int, depth: float) -> int:
+    """How often a row of `number` repeats at `depth`; a row of one stays one.
+
+    >>> [scale_number(9, depth) for depth in (0.33, 0.67, 1.33)], scale_number(1, 1.67)
+    ([3, 6, 12], 1)
+    """
+    return max(round(number * depth), 1) if number > 1 else 1
+
+
+def is_whole(value: Any, least: int | None = None) -> bool:
+    """Whether `value` is an integer (True is none), and at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether `value` is a finite number above 0 (True is none)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

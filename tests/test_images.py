@@ -1,0 +1,140 @@
+"""Image files: found, decoded to upright 8-bit BGR whatever they are, refused in one sentence if they are broken."""
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.images import find_images, has_end, read_image
+from data.report import IMAGE_DROPPED, NOTE
+
+HEIGHT, WIDTH = 24, 40
+
+
+def picture() -> np.ndarray:
+    """A smooth uint8 [24, 40, 3], different in all corners."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    return np.dstack([x * 6, y * 10, 255 - x * 3 - y * 5]).astype(np.uint8)
+
+
+def save(path: Path, image: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cv2.imencode(path.suffix, image)[1].tobytes())
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".ppm"])
+def test_lossless_formats_give_the_same_pixels(tmp_path: Path, suffix: str) -> None:
+    assert np.array_equal(read_image(save(tmp_path / f"ä {suffix}", picture())), picture())
+
+
+def test_grey_alpha_and_16_bits_become_three_bytes(tmp_path: Path) -> None:
+    image = picture()
+    grey = read_image(save(tmp_path / "grey.png", image[..., 0]))
+    assert np.array_equal(grey, np.dstack([image[..., 0]] * 3))
+    alpha = np.dstack([image, np.zeros_like(image[..., 0])])  # fully transparent: the colours count all the same
+    assert np.array_equal(read_image(save(tmp_path / "alpha.png", alpha)), image)
+    # 257 * v is the 16-bit value that v / 255 stands for; its high byte is v
+    for suffix in (".png", ".tif"):
+        assert np.array_equal(read_image(save(tmp_path / f"deep{suffix}", image.astype(np.uint16) * 257)), image)
+
+
+def test_cmyk_is_converted(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(tmp_path / "cyan.jpg", quality=95)
+    blue, green, red = read_image(tmp_path / "cyan.jpg")[4, 4].tolist()
+    assert red < 60 < 150 < min(blue, green)
+
+
+def test_exif_rotation_is_applied(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown a quarter turn to the right
+    Image.fromarray(picture()[..., ::-1]).save(tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0)
+    turned = read_image(tmp_path / "turned.jpg")
+    assert turned.shape == (WIDTH, HEIGHT, 3)
+    assert np.abs(turned.astype(int) - np.rot90(picture(), -1)).max() <= 8
+
+
+def test_jpeg_without_end_marker_is_whole_but_not_one_cut_shorter(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    file = save(tmp_path / "a.jpg", noise)
+    data, whole = file.read_bytes(), read_image(file)
+    assert has_end(data)
+    file.write_bytes(data[:-2])
+    assert not has_end(data[:-2])
+    assert np.array_equal(read_image(file), whole)
+    for missing in (3, 10, len(data) // 2):
+        file.write_bytes(data[:-missing])
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short or no image"):
+            read_image(file)
+
+
+def test_broken_images_are_refused_with_their_name(tmp_path: Path) -> None:
+    png = save(tmp_path / "a.png", picture())
+    png.write_bytes(png.read_bytes()[:100])
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("hello")
+    for name, reason in (
+        ("a.png", "damaged"),
+        ("empty.jpg", "is empty"),
+        ("text.jpg", "damaged"),
+        ("no.jpg", "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} .*{reason}"):
+            read_image(tmp_path / name)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_image("a\0b.jpg")
+
+
+def test_folders_are_searched_through(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a.png", "sub/c d.jpeg", "._a.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "sub" / "round").symlink_to(tmp_path)
+    images, problems = find_images(tmp_path)
+    assert images == [tmp_path / "a.png", tmp_path / "b.JPG", tmp_path / "sub" / "c d.jpeg"]
+    (problem,) = problems
+    assert (problem.kind, problem.where) == (NOTE, str(tmp_path))
+    assert problem.reason.startswith("files that are no images, passed over: ")
+    assert set(problem.reason.split("over: ")[1].split(", ")) == {"1 .txt", "1 .png"}
+
+
+def test_an_empty_folder_has_no_images(tmp_path: Path) -> None:
+    assert find_images(tmp_path) == ([], [])
+
+
+def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
+    for name in ("lists/../x/a.jpg", "lists/b c.jpg"):
+        path = Path(os.path.abspath(tmp_path / name))
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    file = tmp_path / "lists" / "train.txt"
+    file.write_bytes(b"\xef\xbb\xbf../x/a.jpg\r\n\r\n./b c.jpg  \nb c.jpg\nmissing.jpg\nimages\n")
+    images, problems = find_images(file)
+    assert images == [tmp_path / "lists" / "b c.jpg", tmp_path / "x" / "a.jpg"]
+    assert [str(p).removeprefix(str(file)) for p in problems] == [
+        f" line 4: {tmp_path}/lists/b c.jpg is listed twice",
+        f" line 5: there is no {tmp_path}/lists/missing.jpg",
+        " line 6: 'images' is not the name of an image",
+    ]
+    assert {p.kind for p in problems} == {IMAGE_DROPPED}
+
+
+def test_one_image_is_a_source_too(tmp_path: Path) -> None:
+    file = save(tmp_path / "a.png", picture())
+    assert find_images(file) == ([file], [])
+
+
+def test_other_sources_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "b.txt").write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match="does not exist"):
+        find_images(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"a.csv is not a folder"):
+        find_images(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"b.txt is not UTF-8"):
+        find_images(tmp_path / "b.txt")

@@ -1,0 +1,112 @@
+"""A run's folder, its lines on the terminal, its progress bar and its results.csv. Silent where not active."""
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+
+def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
+    """project/name, or the first free of name2, name3, ...: created here, so that two runs never share one.
+
+    Raises ValueError if the folder cannot be made.
+    """
+    number = 1
+    while True:
+        folder = project / (name if number == 1 else f"{name}{number}")
+        try:
+            folder.mkdir(parents=True, exist_ok=exist_ok)
+            return folder
+        except FileExistsError:
+            if exist_ok:
+                raise ValueError(f"{folder}: a file is in the run folder's place") from None
+            number += 1
+        except OSError as error:
+            raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror})") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole: readers see the old text or the new one."""
+    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_yaml(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def write_json(path: Path, values: Any) -> None:
+    write_text(path, json.dumps(values, indent=1, ensure_ascii=False))
+
+
+def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    """Plain comma-separated rows under one header, the keys of the first row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{k: f"{v:.6g}" for k, v in row.items()} for row in rows])
+    write_text(path, text.getvalue())
+
+
+class RunLog:
+    """What a run tells. Off rank 0 (`active` False) every method does nothing."""
+
+    def __init__(self, folder: Path, *, active: bool) -> None:
+        self.folder, self.active = folder, active
+        self.rows: list[dict[str, float]] = []
+
+    def say(self, text: str) -> None:
+        if self.active:
+            tqdm.write(text)
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """Add an epoch to results.csv."""
+        self.rows.append(row)
+        if self.active:
+            write_csv(self.folder / "results.csv", self.rows)
+
+
+class Progress(Iterable[T]):
+    """Iterates over a loader, measures how long each batch was waited for, and shows a bar with `text`.
+
+    wait_share: the share of the time since the start that went into waiting for batches.
+    """
+
+    def __init__(self, batches: Iterable[T], *, total: int, title: str, active: bool) -> None:
+        self.batches = batches
+        self.bar = tqdm(total=total, desc=title, disable=not active, dynamic_ncols=True, leave=True)
+        self.waited, self.started = 0.0, time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def wait_share(self) -> float:
+        return self.waited / max(self.seconds, 1e-9)
+
+    def text(self, text: str) -> None:
+        """Show `text` behind the bar."""
+        self.bar.set_postfix_str(text, refresh=False)
+
+    def __iter__(self) -> Iterator[T]:
+        iterator = iter(self.batches)
+        with self.bar:
+            while True:
+                asked = time.perf_counter()
+                batch = next(iterator, None)
+                self.waited += time.perf_counter() - asked
+                if batch is None:
+                    return
+                yield batch
+                self.bar.update()

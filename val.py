@@ -1,0 +1,404 @@
+"""Measure a detector: COCO's mAP of a checkpoint on a data set's val or test split.
+
+    python val.py                                                  the newest best.pt on the data it was trained on
+    python val.py --weights runs/train/exp/weights/best.pt --data mydata.yaml --img 640
+    python val.py --weights a.pt b.pt --augment --save-json        an ensemble, test-time augmentation, COCO results
+    python val.py --task speed                                     milliseconds per image
+
+`evaluate` is the one that train.py calls after each epoch. The numbers are COCO's own arithmetic (utils/metrics.py).
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data import Loader, build_evaluation_loader
+from data.dataset_yaml import find_yaml, read_data_yaml
+from data.labels import Labels
+from data.loader import Batch
+from data.scan import scan
+from models import Detector
+from models.saved import load_detector
+from models.losses import AnchorLoss
+from models.nms import suppress
+from utils import checkpoint, plots
+from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
+from utils.curves import OperatingCurves, confusion_matrix, operating_curves
+from utils.devices import choose_precision, describe
+from utils.distributed import World, connect
+from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
+from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
+from utils.terminal import stops_with_a_sentence
+
+ROOT = Path(__file__).parent
+Predict = Callable[[Tensor], tuple[Tensor, Tensor]]  # images [B, 3, H, W] -> boxes_xyxy [B, N, 4], scores [B, N, C]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found. All ranks hold the same."""
+
+    coco: CocoResult
+    curves: OperatingCurves
+    truth: GroundTruth
+    detections: Detections
+    losses: dict[str, float] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)  # per image
+
+    @property
+    def precision(self) -> float:
+        """Mean over classes at the confidence of the best mean F1, IoU 0.5."""
+        return float(self.curves.mean(self.curves.precision_at_best))
+
+    @property
+    def recall(self) -> float:
+        return float(self.curves.mean(self.curves.recall_at_best))
+
+    @property
+    def fitness(self) -> float:
+        """What "best" means: 0.1 AP50 + 0.9 AP, in [0, 1]."""
+        return 0.1 * max(self.coco.stats["AP50"], 0.0) + 0.9 * max(self.coco.stats["AP"], 0.0)
+
+    def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """COCO's 12 numbers, precision and recall, and the same per class by name."""
+        rows = self.coco.per_class
+        per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
+        return {**self.coco.stats, "precision": self.precision, "recall": self.recall, "per_class": per_class}
+
+
+@torch.inference_mode()
+def evaluate(
+    model: Detector,
+    loader: Loader,
+    world: World,
+    *,
+    precision: torch.dtype = torch.float32,
+    criterion: AnchorLoss | None = None,
+    predict: Predict | None = None,
+    confidence: float = 0.001,
+    iou: float = 0.6,
+    max_detections: int = 300,
+    title: str = "val",
+    active: bool = True,
+) -> Evaluation:
+    """Detections of `model` on every image of `loader`, and what they are worth.
+
+    precision: of the forward pass; boxes and scores are always formed in float32. criterion: adds the losses. predict:
+    stands in for the plain forward pass and decoding. max_detections: kept per image, of all classes together.
+    """
+    model.eval()
+    found: list[NDArray[np.float64]] = []
+    clock = {"load": 0.0, "model": 0.0, "nms": 0.0}
+    losses: dict[str, float] = {}
+    batches = Progress(loader, total=len(loader), title=title, active=active)
+    for batch in batches:
+        started = time.perf_counter()
+        images = to_device(batch.images, world.device)
+        with torch.autocast(world.device.type, precision, enabled=precision != torch.float32):
+            maps = [] if predict else model(images)
+            boxes, scores = predict(images) if predict else model.decode(maps)
+        _synchronise(world.device)
+        modelled = time.perf_counter()
+        if criterion is not None:
+            for name, value in criterion(maps, batch.targets.to(world.device)).items():
+                losses[name] = losses.get(name, 0.0) + value.item() * len(images)
+        kept = suppress(boxes, scores, confidence=confidence, iou=iou, max_detections=max_detections)
+        found += [_in_source(k, batch, i, loader.labels) for i, k in enumerate(kept)]
+        clock["model"] += modelled - started
+        clock["nms"] += time.perf_counter() - modelled
+    clock["load"] = batches.waited
+
+    rows = world.gather(torch.from_numpy(np.concatenate([np.zeros((0, 7)), *found]))).numpy()
+    detections = _as_detections(rows, loader.labels)
+    truth = ground_truth(loader.labels)
+    ids = {"image_ids": loader.labels.image_ids, "class_ids": np.arange(len(loader.labels.category_ids))}
+    return Evaluation(
+        coco=evaluate_boxes(truth, detections, **ids),
+        curves=operating_curves(truth, detections, **ids),
+        truth=truth,
+        detections=detections,
+        losses={k: v / len(loader.labels) for k, v in losses.items()},
+        milliseconds={k: v / len(loader.labels) * 1000 for k, v in clock.items()},
+    )
+
+
+def to_device(images: Tensor, device: torch.device) -> Tensor:
+    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [0, 1], channels last in memory."""
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _in_source(kept: Tensor, batch: Batch, i: int, labels: Labels) -> NDArray[np.float64]:
+    """[D, 7]: image position, class, x, y, w, h in source pixels, score; boxes end at the image's border."""
+    rows = kept.double().cpu().numpy()
+    index = int(batch.indices[i])
+    place = batch.placement[i].numpy()  # scale x, scale y, shift x, shift y
+    size = labels.sizes[index].astype(np.float64)
+    low = ((rows[:, :2] - place[2:]) / place[:2]).clip(0, size)
+    high = ((rows[:, 2:4] - place[2:]) / place[:2]).clip(0, size)
+    return np.concatenate([np.full((len(rows), 1), index), rows[:, 5:], low, high - low, rows[:, 4:5]], 1)
+
+
+def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
+    """In the order of the images' ids, so that ties fall alike however the images were shared out."""
+    image_ids = labels.image_ids[rows[:, 0].astype(np.int64)]
+    order = np.argsort(image_ids, kind="stable")
+    rows = rows[order]
+    return Detections(image_ids[order], rows[:, 1].astype(np.int64), rows[:, 2:6], rows[:, 6])
+
+
+def ground_truth(labels: Labels) -> GroundTruth:
+    """The labels as the evaluator takes them."""
+    image_ids = np.repeat(labels.image_ids, np.diff(labels.offsets))
+    return GroundTruth(image_ids, labels.classes.astype(np.int64), labels.boxes_xywh, labels.areas, labels.crowd)
+
+
+# ---------------------------------------------------------------------- other ways to predict
+
+
+def plain(model: Detector) -> Predict:
+    """One forward pass."""
+    return lambda images: model.decode(model(images))
+
+
+def test_time_augmented(model: Detector) -> Predict:
+    """Predictions at scales 1, 0.83 (mirrored) and 0.67 together, in pixels of the images given.
+
+    Source: facts of YOLOv5's behaviour.
+    """
+
+    def predict(images: Tensor) -> tuple[Tensor, Tensor]:
+        height, width = images.shape[2:]
+        step = max(model.strides)
+        boxes, scores = [], []
+        for scale, mirrored in ((1.0, False), (0.83, True), (0.67, False)):
+            small = (max(1, round(height * scale)), max(1, round(width * scale)))
+            view = images.flip(3) if mirrored else images
+            if scale != 1:
+                view = F.interpolate(view, small, mode="bilinear", align_corners=False)
+            view = F.pad(view, (0, -small[1] % step, 0, -small[0] % step), value=114 / 255)
+            box, score = model.decode(model(view))
+            box = box * box.new_tensor([width / small[1], height / small[0]] * 2)
+            if mirrored:
+                box = torch.stack([width - box[..., 2], box[..., 1], width - box[..., 0], box[..., 3]], -1)
+            boxes.append(box)
+            scores.append(score)
+        return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+    return predict
+
+
+test_time_augmented.__test__ = False  # type: ignore[attr-defined]  # its name is the field's, not pytest's
+
+
+def ensemble(members: Sequence[Predict]) -> Predict:
+    """The predictions of all members together; non-maximum suppression makes them one."""
+
+    def predict(images: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [member(images) for member in members]
+        return torch.cat([boxes for boxes, _ in parts], 1), torch.cat([scores for _, scores in parts], 1)
+
+    return predict
+
+
+# ---------------------------------------------------------------------- what is written
+
+
+def write_pictures(evaluation: Evaluation, names: Sequence[str], folder: Path) -> None:
+    """P, R, F1 and PR curves and the confusion matrix."""
+    c = evaluation.curves
+    plots.plot_curves(
+        c.confidence, c.precision, c.recall, c.f1, c.pr_recall, c.pr_precision, names, folder, c.best_confidence
+    )
+    matrix = confusion_matrix(evaluation.truth, evaluation.detections, class_ids=np.arange(len(names)))
+    plots.plot_confusion(matrix, names, folder / "confusion_matrix.png")
+
+
+def write_batches(
+    evaluation: Evaluation, loader: Loader, names: Sequence[str], folder: Path, most: int = 3, confidence: float = 0.25
+) -> None:
+    """val_batch*_labels.jpg and val_batch*_pred.jpg of the first batches."""
+    d = evaluation.detections
+    for number, batch in enumerate(loader):
+        if number == most:
+            return
+        shown = []
+        for i, index in enumerate(batch.indices.tolist()):
+            chosen = (d.image_ids == loader.labels.image_ids[index]) & (d.scores >= confidence)
+            place = batch.placement[i].numpy()
+            low = d.boxes_xywh[chosen, :2] * place[:2] + place[2:]
+            high = (d.boxes_xywh[chosen, :2] + d.boxes_xywh[chosen, 2:]) * place[:2] + place[2:]
+            head = np.stack([np.full(chosen.sum(), i), d.class_ids[chosen]], 1)
+            shown.append(np.concatenate([head, low, high, d.scores[chosen, None]], 1))
+        rows = np.concatenate(shown)
+        titles = [Path(loader.labels.path(i)).name for i in batch.indices.tolist()]
+        images, labels = batch.images.numpy(), batch.targets.numpy()
+        plots.plot_batch(images, labels, names, folder / f"val_batch{number}_labels.jpg", titles=titles)
+        predicted = folder / f"val_batch{number}_pred.jpg"
+        plots.plot_batch(images, rows[:, :6], names, predicted, scores=rows[:, 6], titles=titles)
+
+
+def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
+    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50, mAP50-95."""
+    coco, curves = evaluation.coco, evaluation.curves
+    width = max(12, *(len(n) for n in names)) if verbose else 12
+    images = len(np.unique(evaluation.truth.image_ids))
+    lines = [f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} {'mAP50-95':>9}"]
+
+    def line(name: str, images: int, instances: int, *values: float) -> str:
+        cells = " ".join(f"{'-' if v < 0 else f'{v:.4f}':>8}" for v in values)
+        return f"{name:>{width}} {images:>8} {instances:>10} {cells}"
+
+    total = int(coco.instances.sum())
+    stats = coco.stats
+    lines.append(line("all", images, total, evaluation.precision, evaluation.recall, stats["AP50"], stats["AP"]))
+    for k, row in coco.per_class.items() if verbose and len(names) > 1 else ():
+        position = int(np.flatnonzero(curves.class_ids == k)[0])
+        at_best = curves.precision_at_best[position], curves.recall_at_best[position]
+        lines.append(line(names[k], int(row["images"]), int(row["instances"]), *at_best, row["AP50"], row["AP"]))
+    return "\n".join(lines)
+
+
+def write_txt(evaluation: Evaluation, labels: Labels, folder: Path, *, scores: bool) -> None:
+    """A file per image with `class cx cy w h [score]`, in [0, 1]."""
+    folder.mkdir(exist_ok=True)
+    d = evaluation.detections
+    for i, image_id in enumerate(labels.image_ids):
+        rows = np.flatnonzero(d.image_ids == image_id)
+        size = np.tile(labels.sizes[i].astype(np.float64), 2)
+        boxes = np.concatenate([d.boxes_xywh[rows, :2] + d.boxes_xywh[rows, 2:] / 2, d.boxes_xywh[rows, 2:]], 1) / size
+        lines = []
+        for row, box in zip(rows, boxes, strict=True):
+            values = [*box, d.scores[row]] if scores else [*box]
+            lines.append(" ".join([str(d.class_ids[row]), *(f"{v:.6g}" for v in values)]) + "\n")
+        write_text(folder / f"{Path(labels.path(i)).stem}.txt", "".join(lines))
+
+
+def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], folder: Path) -> str:
+    """predictions.json and ground_truth.json as COCO has them, and what pycocotools itself makes of the two."""
+    truth, found = folder / "ground_truth.json", folder / "predictions.json"
+    paths = [labels.path(i) for i in range(len(labels))]
+    write_json(truth, coco_ground_truth(evaluation.truth, labels.image_ids, labels.sizes, paths, names, labels.category_ids))
+    write_json(found, coco_results(evaluation.detections, labels.category_ids))
+    return check_with_pycocotools(truth, found, evaluation.coco.stats)
+
+
+# ---------------------------------------------------------------------- command line
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
+    add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
+    add("--batch-size", "--batch", type=int, default=32, help="images per batch")
+    add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
+    add("--conf-thres", type=float, default=0.001, help="lowest score that counts")
+    add("--iou-thres", type=float, default=0.6, help="IoU above which of two boxes the surer one stays")
+    add("--max-det", type=int, default=300, help="most detections per image")
+    add("--task", default="val", choices=["train", "val", "test", "speed"], help="the split, or speed on val")
+    add("--device", default="", help="cpu, mps or a GPU's number (default: the first GPU, else the CPU)")
+    add("--workers", type=int, default=8, help="most loader processes")
+    add("--single-cls", action="store_true", help="treat all classes as one")
+    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+    add("--verbose", action="store_true", help="a line for each class")
+    add("--save-txt", action="store_true", help="write labels/*.txt")
+    add("--save-conf", action="store_true", help="with the score in them")
+    add("--save-json", action="store_true", help="write COCO JSON and let pycocotools score it too")
+    add("--project", default="runs/val", help="where run folders go")
+    add("--name", default="exp", help="the run folder's name")
+    add("--exist-ok", action="store_true", help="write into an existing folder")
+    add("--half", action="store_true", help="16-bit forward pass, as the device can")
+    add("--cache-dir", default="", help="where scans of labels are kept (default: the user's cache folder)")
+    return parser.parse_args(arguments)
+
+
+def main(args: argparse.Namespace, world: World) -> Evaluation:
+    """Evaluate as the flags say; write the run folder; return what was found."""
+    started_as = args.weights or [str(checkpoint.newest(ROOT / "runs" / "train", "*/weights/best.pt"))]
+    loaded = [load_detector(Path(path)) for path in started_as]
+    model, saved = loaded[0]
+    names = list(saved["names"])
+    for path, (other, state) in zip(started_as, loaded, strict=True):
+        if list(state["names"]) != names:
+            raise ValueError(f"{path}: its classes differ from those of {started_as[0]}; an ensemble needs the same")
+        other.to(world.device, memory_format=torch.channels_last).fuse()
+
+    data = args.data or saved["config"]["data"]
+    spec = read_data_yaml(find_yaml(data, ROOT / "data", "data set"))
+    if not args.single_cls and list(spec.names) != names:
+        raise ValueError(f"{spec.file}: its {len(spec.names)} names differ from the checkpoint's {len(names)}")
+    split = "val" if args.task == "speed" else args.task
+    threads = min(os.cpu_count() or 1, max(args.workers, 1))
+    labels, report = scan(
+        spec.sources(split), spec.names, cache_dir=cache_folder(args.cache_dir), threads=threads, progress=world.is_main
+    )
+    if args.single_cls or saved["config"]["single_cls"]:
+        labels, names = labels.with_single_class(), names[:1]
+
+    folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
+    log = RunLog(folder, active=world.is_main)
+    size = args.imgsz or saved["config"]["imgsz"]
+    stride = max(max(m.strides) for m, _ in loaded)
+    size = -(-size // stride) * stride
+    loader = build_evaluation_loader(
+        labels, batch_size=args.batch_size, image_size=size, stride=stride, workers=min(args.workers, threads)
+    )
+    log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
+    members = [(test_time_augmented if args.augment else plain)(m) for m, _ in loaded]
+    speed = args.task == "speed"
+    result = evaluate(
+        model,
+        loader,
+        world,
+        precision=choose_precision("auto" if args.half else "fp32", world.device),
+        predict=None if len(members) == 1 and not args.augment else ensemble(members),
+        confidence=0.25 if speed else args.conf_thres,
+        iou=0.45 if speed else args.iou_thres,
+        max_detections=args.max_det,
+        active=world.is_main,
+    )
+    log.say(class_table(result, names, verbose=args.verbose or len(names) <= 20))
+    log.say(format_summary(result.coco.stats))
+    log.say(", ".join(f"{k} {v:.2f} ms" for k, v in result.milliseconds.items()) + f" per image, batch {args.batch_size}")
+    if world.is_main:
+        write_json(folder / "metrics.json", result.as_dict(names))
+        write_pictures(result, names, folder)
+        write_batches(result, loader, names, folder)
+        if args.save_txt:
+            write_txt(result, labels, folder / "labels", scores=args.save_conf)
+        if args.save_json:
+            log.say(write_coco(result, labels, names, folder))
+    log.say(f"written to {folder}")
+    return result
+
+
+def cache_folder(given: str) -> Path:
+    """Where scans of labels are kept: as given, else the user's cache folder."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(given) if given else base / "kestrel"
+
+
+def run() -> None:
+    args = parse_args()
+    with connect(args.device) as world:
+        main(args, world)
+
+
+if __name__ == "__main__":
+    sys.exit(stops_with_a_sentence(run))
