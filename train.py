@@ -12,89 +12,121 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader, shapes
 from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
 from data.labels import Labels
+from data.loader import Batch
+from data.multi_scale import MultiScale
+from data.report import Report
+from data.sampler import TrainSampler
 from data.scan import scan
 from models import Detector, build_model
 from models.anchors import check_anchors
 from models.losses import AnchorLoss
 from models.saved import load_detector, transfer
-from utils import checkpoint, plots
+from utils import checkpoint
 from utils.config import Hyp, TrainConfig, read_hyp
 from utils.devices import choose_precision, describe, memory_gib
 from utils.distributed import World, connect
 from utils.ema import EMA
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
+from utils.plateau import Plateau
 from utils.terminal import stops_with_a_sentence
-from val import Evaluation, cache_folder, class_table, evaluate, to_device, write_batches, write_pictures
+from val import Evaluation, Pictures, cache_folder, class_table, evaluate, to_device
 
 ROOT = Path(__file__).parent
-FETCH_EVERY = 50  # batches between looks at the losses, which make the host wait for the device
+FETCH_EVERY = 50  # batches between looks at the losses: a look makes the host wait for the device
+
+
+@dataclass
+class Learner:
+    """All that training changes: with the epoch it is what a checkpoint must hold to go on exactly from there."""
+
+    model: Detector
+    ema: EMA
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "ema": self.ema.state_dict(),
+            "ema_updates": self.ema.updates,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.ema.model.load_state_dict(saved["ema"])
+        self.ema.updates = saved["ema_updates"]
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.scaler.load_state_dict(saved["scaler"])
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train as cfg says; return the evaluation of the best checkpoint."""
-    saved = None
-    if cfg.resume:
-        last = Path(cfg.resume)
-        saved = checkpoint.load(last)
-        cfg = resumed_config(cfg, saved, last)
-        folder = last.parent.parent
+    saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
+    if saved:
+        cfg = resumed_config(cfg, saved)
+        hyp = Hyp(**saved["hyp"])
     else:
-        folder = new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok)
-    log = RunLog(folder, active=world.is_main)
+        hyp = read_hyp(find_yaml(cfg.hyp, ROOT / "data" / "hyps", "hyper-parameters"))
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
-    hyp = Hyp(**saved["hyp"]) if saved else read_hyp(find_yaml(cfg.hyp, ROOT / "data" / "hyps", "hyper-parameters"))
 
-    # data
-    spec, labels, val_labels = read_data(cfg, folder, log, world)
+    # Data, model
+    spec, labels, val_labels, reports = read_data(cfg, world)
+    folder = Path(cfg.resume).parent.parent if saved else new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok)
+    log = RunLog(folder, active=world.is_main)
+    log.rows = saved.get("results", [])
+    for split, report in reports.items():
+        log.say(f"{split}: {report.summary()}")
     names = spec.names[:1] if cfg.single_cls else spec.names
-    batch_size = cfg.batch_size
-    if batch_size > len(labels):
-        batch_size = len(labels)
+    if saved and list(names) != saved["names"]:
+        raise ValueError(f"{cfg.resume}: it was trained on other classes than {spec.file} names")
+    batch_size = min(cfg.batch_size, len(labels))
+    if batch_size < cfg.batch_size:
         log.say(f"--batch-size {cfg.batch_size} is more than the {len(labels)} training images: using {batch_size}")
-
-    # model
-    model, start = make_model(cfg, hyp, labels, names, saved, log)
-    model.to(world.device, memory_format=torch.channels_last)
+    model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels, names, log)
+    model.to(memory_format=torch.channels_last).to(world.device)
     frozen = freeze(model, cfg.freeze)
-    ema = EMA(model)
     stride = max(model.strides)
     image_size = -(-max(cfg.imgsz, 2 * stride) // stride) * stride
     if image_size != cfg.imgsz:
         log.say(f"--imgsz {cfg.imgsz} is rounded up to {image_size}, a multiple of the model's largest stride {stride}")
 
-    # loaders
+    # Loaders: this rank's share of each global batch
     workers = loader_workers(cfg.workers, batch_size, world.device)
-    shared = {"image_size": image_size, "stride": stride, "workers": workers, "pin": world.device.type == "cuda"}
+    shared: dict[str, Any] = {
+        "batch_size": batch_size,
+        "image_size": image_size,
+        "stride": stride,
+        "workers": workers,
+        "pin": world.device.type == "cuda",
+        "rank": world.rank,
+        "size": world.size,
+    }
+    augmentation = Augmentation(**{field.name: getattr(hyp, field.name) for field in fields(Augmentation)})
+    mosaic_until = cfg.epochs - cfg.close_mosaic
     train_loader = build_train_loader(
-        labels,
-        batch_size=batch_size,
-        augmentation=Augmentation(**{k: v for k, v in hyp.as_dict().items() if k in Augmentation.__annotations__}),
-        seed=cfg.seed,
-        rect=cfg.rect,
-        mosaic_until=cfg.epochs - cfg.close_mosaic,
-        rank=world.rank,
-        size=world.size,
-        **shared,
+        labels, augmentation=augmentation, seed=cfg.seed, rect=cfg.rect, mosaic_until=mosaic_until, **shared
     )
-    val_loader = build_evaluation_loader(
-        val_labels, batch_size=batch_size, rank=world.rank, size=world.size, **shared
-    )
-
-    # optimization
+    val_loader = build_evaluation_loader(val_labels, **shared)
     sampler = train_loader.sampler
+
+    # Optimization
     schedule = Schedule(
         total=sampler.batches_before(cfg.epochs),
         epochs=cfg.epochs,
@@ -121,143 +153,135 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         ratio_limit=hyp.anchor_t,
         label_smoothing=cfg.label_smoothing,
         focal_gamma=hyp.fl_gamma,
-    ).to(world.device)
+    )
     precision = choose_precision(cfg.amp, world.device)
+    autocast = torch.autocast(world.device.type, precision, enabled=precision != torch.float32)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-
-    first_epoch, best = 0, {"fitness": -1.0, "epoch": -1}
+    learner = Learner(model, EMA(model), optimizer, scaler)
+    plateau = Plateau(cfg.patience)
+    first_epoch = 0
     if saved:
-        model.load_state_dict(saved["model"])
-        ema.model.load_state_dict(saved["ema"])
-        ema.updates = saved["ema_updates"]
-        optimizer.load_state_dict(saved["optimizer"])
-        scaler.load_state_dict(saved["scaler"])
-        first_epoch, best, log.rows = saved["epoch"] + 1, saved["best"], saved["results"]
+        learner.load_state_dict(saved)
+        plateau.load_state_dict(saved["best"])
+        first_epoch = saved["epoch"] + 1
 
+    pictures = Pictures(folder, names, active=world.is_main and not cfg.noplots)
     if world.is_main:
         write_yaml(folder / "args.yaml", cfg.as_dict())
         write_yaml(folder / "hyp.yaml", hyp.as_dict())
+        write_json(folder / "data_report.json", {split: report.as_dict() for split, report in reports.items()})
         (folder / "weights").mkdir(exist_ok=True)
-        if not cfg.noplots:
-            plots.plot_labels(labels.classes, normalised_boxes(labels), names, folder / "labels.png")
-    log.say(start)
+    pictures.labels(labels)
     log.say(
-        f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; {len(labels)} train, {len(val_labels)} val "
-        f"images at {image_size} px; batch {batch_size} x {schedule.accumulate} to a step; {workers} loader processes; "
-        f"writing to {folder}"
+        f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; {len(labels)} train and {len(val_labels)} "
+        f"val images at {image_size} px; batch {batch_size}, {schedule.accumulate} batches to an optimizer step; "
+        f"{workers} loader processes; writing to {folder}"
     )
 
-    result = None
+    started, result = time.perf_counter(), None
     for epoch in range(first_epoch, cfg.epochs):
-        started = time.perf_counter()
+        began = time.perf_counter()
         sampler.set_epoch(epoch)
+        scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
+        watch = pictures.train_batch if epoch == 0 else None
         set_training(model, frozen)
-        pictures = None if cfg.noplots or epoch > 0 or not world.is_main else folder
-        losses = train_one_epoch(
-            model, train_loader, criterion, optimizer, schedule, scaler, ema, world, cfg, epoch, precision, pictures, names
+        losses, pace = train_one_epoch(
+            learner,
+            train_loader,
+            sampler,
+            criterion,
+            schedule,
+            autocast,
+            world,
+            title=f"{epoch + 1}/{cfg.epochs}",
+            scale=scale,
+            watch=watch,
         )
-
-        metrics = {}
         if not cfg.noval or epoch == cfg.epochs - 1:
-            result = evaluate(ema.model, val_loader, world, criterion=criterion, active=log.active)
-            log.say(class_table(result, names, verbose=False))
-            metrics = {
-                "metrics/precision": result.precision,
-                "metrics/recall": result.recall,
-                "metrics/mAP_0.5": result.coco.stats["AP50"],
-                "metrics/mAP_0.5:0.95": result.coco.stats["AP"],
-                **{f"val/{name}_loss": value for name, value in result.losses.items()},
-            }
-        row = {"epoch": epoch + 1, "time": time.perf_counter() - started}
-        row |= {f"train/{name}_loss": value for name, value in losses.items()}
-        row |= metrics or {key: float("nan") for key in metric_columns(losses)}
-        row["lr"] = schedule.lr(sampler.batches_before(epoch + 1) - 1)
-        log.epoch(row)
+            result = evaluate(learner.ema.model, val_loader, world, criterion=criterion, active=log.active)
+            plateau.update(epoch, result.fitness)
 
-        improved = bool(metrics) and result is not None and result.fitness > best["fitness"]
-        if improved and result is not None:
-            best = {"fitness": result.fitness, "epoch": epoch}
-        stale = epoch - best["epoch"] if best["epoch"] >= 0 else 0
-        stopping = epoch == cfg.epochs - 1 or (0 < cfg.patience <= stale)
-        if world.is_main and (not cfg.nosave or stopping):
-            state = {
+        row = {"epoch": epoch + 1, "time": time.perf_counter() - began}
+        row |= results_row(losses, result, lr=schedule.lr(sampler.batches_before(epoch + 1) - 1))
+        log.epoch(row)
+        left = (time.perf_counter() - started) / (epoch + 1 - first_epoch) * (cfg.epochs - epoch - 1)
+        log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
+
+        stopping = plateau.over(epoch) or epoch == cfg.epochs - 1  # all ranks hold the same metrics: all stop here
+        if world.is_main and (stopping or not cfg.nosave):
+            about = {
                 "table": model.table,
                 "names": list(names),
+                "data": str(spec.file),
                 "config": cfg.as_dict(),
                 "hyp": hyp.as_dict(),
                 "epoch": epoch,
-                "best": best,
+                "best": plateau.state_dict(),
                 "results": log.rows,
                 "versions": {"torch": torch.__version__},
             }
-            resumable = state | {
-                "model": model.state_dict(),
-                "ema": ema.model.state_dict(),
-                "ema_updates": ema.updates,
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict(),
-            }
-            checkpoint.save(folder / "weights" / "last.pt", resumable)
-            if improved or not (folder / "weights" / "best.pt").exists():
-                final = {"model": ema.model.state_dict(), "metrics": result.as_dict(names) if result else {}}
-                checkpoint.save(folder / "weights" / "best.pt", state | final)
+            weights = folder / "weights"
+            checkpoint.save(weights / "last.pt", about | learner.state_dict())
+            if plateau.best_epoch in (epoch, None) or not (weights / "best.pt").exists():
+                metrics = result.as_dict(names) if result else {}
+                checkpoint.save(weights / "best.pt", about | {"model": learner.ema.state_dict(), "metrics": metrics})
             if cfg.save_period > 0 and (epoch + 1) % cfg.save_period == 0:
-                checkpoint.save(folder / "weights" / f"epoch{epoch + 1}.pt", resumable)
-        if stopping and epoch < cfg.epochs - 1:
-            log.say(f"no better for {stale} epochs (--patience {cfg.patience}): the best was epoch {best['epoch'] + 1}")
+                checkpoint.save(weights / f"epoch{epoch + 1}.pt", about | learner.state_dict())
         if stopping:
             break
+    if epoch < cfg.epochs - 1:
+        log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
 
+    # The number that val.py will give for best.pt
     best_model, _ = load_detector(folder / "weights" / "best.pt")
-    best_model.to(world.device, memory_format=torch.channels_last)
-    final_result = evaluate(best_model, val_loader, world, title="best", active=log.active)
-    log.say(class_table(final_result, names, verbose=len(names) <= 100))
+    best_model.to(memory_format=torch.channels_last).to(world.device)
+    best = evaluate(best_model, val_loader, world, title="best", active=log.active)
+    log.say(class_table(best, names, verbose=len(names) <= 100))
     if world.is_main:
-        last_numbers = result.as_dict(names) if result else {}
-        write_json(folder / "metrics.json", {"last": last_numbers, "best": final_result.as_dict(names)})
-        if not cfg.noplots:
-            plots.plot_results(folder / "results.csv", folder / "results.png")
-            write_pictures(final_result, names, folder)
-            write_batches(final_result, val_loader, names, folder)
-    log.say(f"best: epoch {best['epoch'] + 1}, mAP50-95 {final_result.coco.stats['AP']:.4f}; written to {folder}")
-    return final_result
+        last = result.as_dict(names) if result else {}
+        write_json(folder / "metrics.json", {"last": last, "best": best.as_dict(names)})
+    pictures.results(best, val_loader)
+    log.say(f"best.pt is of epoch {(plateau.best_epoch or 0) + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
+    return best
 
 
 def train_one_epoch(
-    model: Detector,
+    learner: Learner,
     loader: Loader,
+    sampler: TrainSampler,
     criterion: AnchorLoss,
-    optimizer: torch.optim.Optimizer,
     schedule: Schedule,
-    scaler: torch.amp.GradScaler,
-    ema: EMA,
+    autocast: torch.autocast,
     world: World,
-    cfg: TrainConfig,
-    epoch: int,
-    precision: torch.dtype,
-    pictures: Path | None,
-    names: Sequence[str],
-) -> dict[str, float]:
-    """One pass over loader. Returns the mean of each loss term over all batches and ranks."""
-    first = loader.sampler.batches_before(epoch)
+    *,
+    title: str,
+    scale: MultiScale | None = None,
+    watch: Callable[[int, Batch], None] | None = None,
+) -> tuple[dict[str, float], str]:
+    """One pass over loader: the mean of each loss term over all batches and ranks, and the pace in words.
+
+    scale: changes the images' size. watch: is shown each batch with its number.
+    """
+    model, optimizer, scaler = learner.model, learner.optimizer, learner.scaler
+    first = sampler.batches_before(sampler.epoch)
     closing = schedule.closing_batches(first, first + len(loader))
     total: dict[str, Tensor] = {}
-    progress = Progress(loader, total=len(loader), title=f"{epoch + 1}/{cfg.epochs}", active=world.is_main)
+    progress = Progress(loader, total=len(loader), title=title, active=world.is_main)
     for i, batch in enumerate(progress):
         step = first + i
         schedule.apply(optimizer, step)
-        if pictures is not None and i < 3:
-            plots.plot_batch(batch.images.numpy(), batch.targets.numpy(), names, pictures / f"train_batch{i}.jpg")
+        if watch is not None:
+            watch(i, batch)
 
         images = to_device(batch.images, world.device)  # [B, 3, H, W], uint8 to [0, 1]
         targets = batch.targets.to(world.device, non_blocking=True)  # [T, 6]: image, class, x1, y1, x2, y2
-        if cfg.multi_scale:
-            images, targets = rescaled(images, targets, cfg.seed, step, max(model.strides))
-        with torch.autocast(world.device.type, precision, enabled=precision != torch.float32):
+        if scale is not None:
+            images, targets = scale(step, images, targets)
+        with autocast:
             maps = model(images)
-        losses = criterion(maps, targets, world.sum)  # {"box": scalar, ...}: this rank's share
-        # Gradients are a sum over the images of the global batch; DDP would average them over ranks.
-        scaler.scale(sum(losses.values()) * loader.sampler.batch_size * world.size).backward()
+        losses = criterion(maps, targets, world.sum)  # {"box": scalar, ...}, weighted: this rank's share
+        # Gradients are a sum over the images of the global batch; DistributedDataParallel would average over ranks.
+        scaler.scale(sum(losses.values()) * sampler.batch_size * world.size).backward()
 
         if step in closing:
             scaler.unscale_(optimizer)
@@ -265,69 +289,59 @@ def train_one_epoch(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            ema.update(model)
+            learner.ema.update(model)
 
         for name, value in losses.items():
-            total[name] = total.get(name, torch.zeros_like(value)) + value.detach()  # on the device: no sync
-        if (i + 1) % FETCH_EVERY == 0 or i + 1 == len(loader):
-            means = {name: value.item() / (i + 1) for name, value in total.items()}
-            seen = (i + 1) * loader.sampler.batch_size
-            progress.text(
-                " ".join(f"{name} {value:.4f}" for name, value in means.items())
-                + f" {seen / progress.seconds:.1f} img/s wait {progress.wait_share:.0%} {memory_gib(world.device):.1f}G"
-            )
-    return {name: world.sum(value).item() / len(loader) for name, value in total.items()}
+            total[name] = total.get(name, 0) + value.detach()  # on the device: no sync per step
+        if (i + 1) % FETCH_EVERY == 0:
+            progress.text(" ".join(f"{name} {value.item() / (i + 1):.4f}" for name, value in total.items()))
+    means = {name: world.sum(value).item() / len(loader) for name, value in total.items()}
+    images_per_s = len(loader) * sampler.batch_size / progress.seconds
+    pace = f"{images_per_s:.1f} img/s, {progress.wait_share:.0%} waiting for data, {memory_gib(world.device):.1f} GiB"
+    return means, pace
 
 
-def read_data(cfg: TrainConfig, folder: Path, log: RunLog, world: World) -> tuple[DataSpec, Labels, Labels]:
-    """The data set's description and the labels to train and to validate on; writes data_report.json."""
+def read_data(cfg: TrainConfig, world: World) -> tuple[DataSpec, Labels, Labels, dict[str, Report]]:
+    """The data set's description, the labels to train and to validate on, and what was found in reading them."""
     file = find_yaml(cfg.data, ROOT / "data", "data set")
     spec = read_data_yaml(file)
-    if file.resolve() == (ROOT / "data" / "shapes.yaml").resolve():
+    if file.samefile(ROOT / "data" / "shapes.yaml"):
         shapes.generate(spec.root)
-    threads = os.cpu_count() or 1
-    found, reports = {}, {}
+    cache, threads = cache_folder(cfg.cache_dir), os.cpu_count() or 1
+    labels, reports = {}, {}
     for split in ("train", "val"):
-        found[split], report = scan(
-            spec.sources(split),
-            spec.names,
-            cache_dir=cache_folder(cfg.cache_dir),
-            threads=threads,
-            progress=world.is_main,
+        found, reports[split] = scan(
+            spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=world.is_main
         )
-        reports[split] = report.as_dict()
-        log.say(f"{split}: {report.summary()}")
-    if world.is_main:
-        write_json(folder / "data_report.json", reports)
-    if cfg.single_cls:
-        found = {split: labels.with_single_class() for split, labels in found.items()}
-    return spec, found["train"], found["val"]
+        labels[split] = found.with_single_class() if cfg.single_cls else found
+    return spec, labels["train"], labels["val"], reports
 
 
-def make_model(
-    cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], saved: dict[str, Any] | None, log: RunLog
-) -> tuple[Detector, str]:
-    """The model to start from, its anchors fitted to the data, and a line that says what it is."""
-    if saved:
-        return Detector(saved["table"]), f"going on with epoch {saved['epoch'] + 2} of {cfg.epochs}"
-    given, state = None, None
-    if cfg.weights:
-        given, state = load_detector(Path(cfg.weights))
+def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], log: RunLog) -> Detector:
+    """The model to start from, its anchors fitted to the data where its own do not reach the boxes."""
+    given = load_detector(Path(cfg.weights))[0] if cfg.weights else None
     cfg_name = cfg.cfg or ("" if given else "yolov5n.yaml")
-    anchors = round(hyp.anchors) or None
-    model = build_model(cfg_name or given.table, len(names), anchors=anchors)  # type: ignore[union-attr]
-    if not cfg.noautoanchor or anchors:
-        longest = labels.sizes.max(1).astype(np.float64)
-        scale = np.repeat(cfg.imgsz / longest, np.diff(labels.offsets))
-        sizes = labels.boxes_xywh[~labels.crowd, 2:] * scale[~labels.crowd, None]
-        fitted, sentence = check_anchors(sizes, model.anchors_px.double().numpy(), hyp.anchor_t, seed=cfg.seed)
-        model.set_anchors(torch.from_numpy(fitted).float())
+    table = given.table if given and not cfg_name else cfg_name
+    model = build_model(table, len(names), anchors=round(hyp.anchors) or None)
+    started = "from scratch"
+    if given:
+        copied, of = transfer(model, given.state_dict())
+        started = f"{copied} of {of} entries from {cfg.weights}"
+    size = sum(p.numel() for p in model.parameters())
+    log.say(f"{cfg_name or cfg.weights}: {size:,} parameters, {len(names)} classes, {started}")
+    if hyp.anchors or not cfg.noautoanchor:
+        anchors, sentence = check_anchors(
+            box_sizes(labels, cfg.imgsz), model.anchors_px.double().numpy(), hyp.anchor_t, seed=cfg.seed
+        )
+        model.set_anchors(torch.from_numpy(anchors).float())
         log.say(sentence)
-    line = f"{cfg_name or cfg.weights}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(names)} classes"
-    if given is None:
-        return model, f"{line}, from scratch"
-    copied, of = transfer(model, given.state_dict())
-    return model, f"{line}, {copied} of {of} entries from {cfg.weights}"
+    return model
+
+
+def box_sizes(labels: Labels, image_size: int) -> NDArray[np.float64]:
+    """[N, 2] widths and heights in pixels of images whose long side is image_size, ignore regions left out."""
+    scale = np.repeat(image_size / labels.sizes.max(1), np.diff(labels.offsets))
+    return (labels.boxes_xywh[:, 2:] * scale[:, None])[~labels.crowd]
 
 
 def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
@@ -351,28 +365,27 @@ def set_training(model: Detector, frozen: Sequence[nn.Module]) -> None:
         layer.eval()
 
 
-def rescaled(images: Tensor, targets: Tensor, seed: int, step: int, stride: int) -> tuple[Tensor, Tensor]:
-    """The batch at 0.5 to 1.5 times its size, keyed by (seed, step) so that every rank draws the same."""
-    random = np.random.Generator(np.random.Philox(key=[seed, step]))
-    size = images.shape[2]
-    new = int(random.integers(max(stride, size // 2), size * 3 // 2 + stride)) // stride * stride
-    if new == size:
-        return images, targets
-    moved = torch.cat([targets[:, :2], targets[:, 2:] * (new / size)], 1)
-    return F.interpolate(images, (new, new), mode="bilinear", align_corners=False), moved
+def results_row(losses: dict[str, float], result: Evaluation | None, *, lr: float) -> dict[str, float]:
+    """The columns of results.csv after epoch and time; nan where nothing was validated."""
+    nan = float("nan")
+    metrics = {
+        "metrics/precision": result.precision if result else nan,
+        "metrics/recall": result.recall if result else nan,
+        "metrics/mAP_0.5": result.coco.stats["AP50"] if result else nan,
+        "metrics/mAP_0.5:0.95": result.coco.stats["AP"] if result else nan,
+    }
+    trained = {f"train/{name}_loss": value for name, value in losses.items()}
+    validated = {f"val/{name}_loss": result.losses[name] if result else nan for name in losses}
+    return {**trained, **metrics, **validated, "lr": lr}
 
 
-def metric_columns(losses: Sequence[str] | dict[str, float]) -> list[str]:
-    """The columns of results.csv that an epoch without validation leaves empty."""
-    names = ["precision", "recall", "mAP_0.5", "mAP_0.5:0.95"]
-    return [f"metrics/{n}" for n in names] + [f"val/{n}_loss" for n in losses]
-
-
-def normalised_boxes(labels: Labels) -> np.ndarray:
-    """[N, 4] centre and size as shares of the image."""
-    size = np.repeat(labels.sizes.astype(np.float64), np.diff(labels.offsets), 0)
-    low, extent = labels.boxes_xywh[:, :2] / size, labels.boxes_xywh[:, 2:] / size
-    return np.concatenate([low + extent / 2, extent], 1)
+def epoch_line(row: dict[str, float], epochs: int) -> str:
+    """An epoch in one line of text."""
+    losses = " ".join(f"{k[6:-5]} {v:.4f}" for k, v in row.items() if k.startswith("train/"))
+    short = {"precision": "P", "recall": "R", "mAP_0.5": "mAP50", "mAP_0.5:0.95": "mAP50-95"}
+    metrics = " ".join(f"{name} {row['metrics/' + key]:.4f}" for key, name in short.items())
+    validated = row["metrics/mAP_0.5"] == row["metrics/mAP_0.5"]  # not nan
+    return f"{row['epoch']:>{len(str(epochs))}}/{epochs}  {losses}  {metrics if validated else 'not validated'}"
 
 
 def loader_workers(wanted: int, batch_size: int, device: torch.device) -> int:
@@ -381,16 +394,16 @@ def loader_workers(wanted: int, batch_size: int, device: torch.device) -> int:
     return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
 
 
-def resumed_config(cfg: TrainConfig, saved: dict[str, Any], path: Path) -> TrainConfig:
+def resumed_config(cfg: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
     """The run's own settings, with the device and workers of the command line.
 
     Raises ValueError if the checkpoint cannot be gone on with, or the run is done.
     """
     if "optimizer" not in saved:
-        raise ValueError(f"{path}: holds no training state to resume; give it to --weights to fine-tune from it")
-    values = saved["config"] | {"device": cfg.device, "workers": cfg.workers, "resume": str(path)}
+        raise ValueError(f"{cfg.resume}: holds no training state to resume; fine-tune from it with --weights")
+    values = saved["config"] | {"device": cfg.device, "workers": cfg.workers, "resume": cfg.resume}
     if saved["epoch"] + 1 >= values["epochs"]:
-        raise ValueError(f"{path}: its run ended after {values['epochs']} epochs; there is nothing to resume")
+        raise ValueError(f"{cfg.resume}: its run is done after {values['epochs']} epochs; there is nothing to resume")
     return TrainConfig(**values | {"freeze": tuple(values["freeze"])})
 
 

@@ -29,9 +29,9 @@ from data.labels import Labels
 from data.loader import Batch
 from data.scan import scan
 from models import Detector
-from models.saved import load_detector
 from models.losses import AnchorLoss
 from models.nms import suppress
+from models.saved import load_detector
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
@@ -42,6 +42,7 @@ from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, f
 from utils.terminal import stops_with_a_sentence
 
 ROOT = Path(__file__).parent
+SHOWN_CONFIDENCE = 0.25  # of the detections drawn in pictures
 Predict = Callable[[Tensor], tuple[Tensor, Tensor]]  # images [B, 3, H, W] -> boxes_xyxy [B, N, 4], scores [B, N, C]
 
 
@@ -219,38 +220,58 @@ def ensemble(members: Sequence[Predict]) -> Predict:
 # ---------------------------------------------------------------------- what is written
 
 
-def write_pictures(evaluation: Evaluation, names: Sequence[str], folder: Path) -> None:
-    """P, R, F1 and PR curves and the confusion matrix."""
-    c = evaluation.curves
-    plots.plot_curves(
-        c.confidence, c.precision, c.recall, c.f1, c.pr_recall, c.pr_precision, names, folder, c.best_confidence
-    )
-    matrix = confusion_matrix(evaluation.truth, evaluation.detections, class_ids=np.arange(len(names)))
-    plots.plot_confusion(matrix, names, folder / "confusion_matrix.png")
+class Pictures:
+    """The pictures of a run folder. Draws nothing unless active."""
 
+    def __init__(self, folder: Path, names: Sequence[str], *, active: bool = True) -> None:
+        self.folder, self.names, self.active = folder, names, active
 
-def write_batches(
-    evaluation: Evaluation, loader: Loader, names: Sequence[str], folder: Path, most: int = 3, confidence: float = 0.25
-) -> None:
-    """val_batch*_labels.jpg and val_batch*_pred.jpg of the first batches."""
-    d = evaluation.detections
-    for number, batch in enumerate(loader):
-        if number == most:
+    def labels(self, labels: Labels) -> None:
+        """labels.png: what there is to learn from."""
+        if not self.active:
             return
-        shown = []
+        size = np.tile(np.repeat(labels.sizes, np.diff(labels.offsets), 0), 2)
+        boxes = labels.boxes_xywh / size
+        boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
+        plots.plot_labels(labels.classes, boxes, self.names, self.folder / "labels.png")
+
+    def train_batch(self, number: int, batch: Batch) -> None:
+        """train_batch0.jpg to train_batch2.jpg: what the model sees."""
+        if self.active and number < 3:
+            images, targets = batch.images.numpy(), batch.targets.numpy()
+            plots.plot_batch(images, targets, self.names, self.folder / f"train_batch{number}.jpg")
+
+    def results(self, found: Evaluation, loader: Loader) -> None:
+        """results.png where there is a results.csv, curves, confusion matrix and validation batches."""
+        if not self.active:
+            return
+        if (self.folder / "results.csv").exists():
+            plots.plot_results(self.folder / "results.csv", self.folder / "results.png")
+        c = found.curves
+        curves = (c.confidence, c.precision, c.recall, c.f1, c.pr_recall, c.pr_precision)
+        plots.plot_curves(*curves, self.names, self.folder, c.best_confidence)
+        matrix = confusion_matrix(found.truth, found.detections, class_ids=c.class_ids)
+        plots.plot_confusion(matrix, self.names, self.folder / "confusion_matrix.png")
+        for number, batch in zip(range(3), loader, strict=False):
+            self._val_batch(number, batch, found.detections, loader.labels)
+
+    def _val_batch(
+        self, number: int, batch: Batch, found: Detections, labels: Labels, confidence: float = 0.25
+    ) -> None:
+        """val_batchN_labels.jpg and val_batchN_pred.jpg: the truth, and detections of at least `confidence`."""
+        rows = []
         for i, index in enumerate(batch.indices.tolist()):
-            chosen = (d.image_ids == loader.labels.image_ids[index]) & (d.scores >= confidence)
-            place = batch.placement[i].numpy()
-            low = d.boxes_xywh[chosen, :2] * place[:2] + place[2:]
-            high = (d.boxes_xywh[chosen, :2] + d.boxes_xywh[chosen, 2:]) * place[:2] + place[2:]
-            head = np.stack([np.full(chosen.sum(), i), d.class_ids[chosen]], 1)
-            shown.append(np.concatenate([head, low, high, d.scores[chosen, None]], 1))
-        rows = np.concatenate(shown)
-        titles = [Path(loader.labels.path(i)).name for i in batch.indices.tolist()]
-        images, labels = batch.images.numpy(), batch.targets.numpy()
-        plots.plot_batch(images, labels, names, folder / f"val_batch{number}_labels.jpg", titles=titles)
-        predicted = folder / f"val_batch{number}_pred.jpg"
-        plots.plot_batch(images, rows[:, :6], names, predicted, scores=rows[:, 6], titles=titles)
+            chosen = (found.image_ids == labels.image_ids[index]) & (found.scores >= SHOWN_CONFIDENCE)
+            scale, shift = batch.placement[i].numpy().reshape(2, 2)
+            low, size = found.boxes_xywh[chosen, :2] * scale + shift, found.boxes_xywh[chosen, 2:] * scale
+            head = np.stack([np.full(chosen.sum(), i), found.class_ids[chosen]], 1)
+            rows.append(np.concatenate([head, low, low + size, found.scores[chosen, None]], 1))
+        predicted, images = np.concatenate(rows), batch.images.numpy()
+        titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
+        path = self.folder / f"val_batch{number}"
+        plots.plot_batch(images, batch.targets.numpy(), self.names, Path(f"{path}_labels.jpg"), titles=titles)
+        drawn = {"scores": predicted[:, 6], "titles": titles}
+        plots.plot_batch(images, predicted[:, :6], self.names, Path(f"{path}_pred.jpg"), **drawn)
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
@@ -293,7 +314,9 @@ def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], fol
     """predictions.json and ground_truth.json as COCO has them, and what pycocotools itself makes of the two."""
     truth, found = folder / "ground_truth.json", folder / "predictions.json"
     paths = [labels.path(i) for i in range(len(labels))]
-    write_json(truth, coco_ground_truth(evaluation.truth, labels.image_ids, labels.sizes, paths, names, labels.category_ids))
+    write_json(
+        truth, coco_ground_truth(evaluation.truth, labels.image_ids, labels.sizes, paths, names, labels.category_ids)
+    )
     write_json(found, coco_results(evaluation.detections, labels.category_ids))
     return check_with_pycocotools(truth, found, evaluation.coco.stats)
 
@@ -337,9 +360,9 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
     for path, (other, state) in zip(started_as, loaded, strict=True):
         if list(state["names"]) != names:
             raise ValueError(f"{path}: its classes differ from those of {started_as[0]}; an ensemble needs the same")
-        other.to(world.device, memory_format=torch.channels_last).fuse()
+        other.to(memory_format=torch.channels_last).to(world.device).fuse()
 
-    data = args.data or saved["config"]["data"]
+    data = args.data or saved["data"]
     spec = read_data_yaml(find_yaml(data, ROOT / "data", "data set"))
     if not args.single_cls and list(spec.names) != names:
         raise ValueError(f"{spec.file}: its {len(spec.names)} names differ from the checkpoint's {len(names)}")
@@ -375,11 +398,12 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
     )
     log.say(class_table(result, names, verbose=args.verbose or len(names) <= 20))
     log.say(format_summary(result.coco.stats))
-    log.say(", ".join(f"{k} {v:.2f} ms" for k, v in result.milliseconds.items()) + f" per image, batch {args.batch_size}")
+    log.say(
+        ", ".join(f"{k} {v:.2f} ms" for k, v in result.milliseconds.items()) + f" per image, batch {args.batch_size}"
+    )
+    Pictures(folder, names, active=world.is_main).results(result, loader)
     if world.is_main:
         write_json(folder / "metrics.json", result.as_dict(names))
-        write_pictures(result, names, folder)
-        write_batches(result, loader, names, folder)
         if args.save_txt:
             write_txt(result, labels, folder / "labels", scores=args.save_conf)
         if args.save_json:

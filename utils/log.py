@@ -84,7 +84,7 @@ class Progress(Iterable[T]):
 
     def __init__(self, batches: Iterable[T], *, total: int, title: str, active: bool) -> None:
         self.batches = batches
-        self.bar = tqdm(total=total, desc=title, disable=not active, dynamic_ncols=True, leave=True)
+        self.bar = tqdm(total=total, desc=title, disable=None if active else True, dynamic_ncols=True, leave=False)
         self.waited, self.started = 0.0, time.perf_counter()
 
     @property

@@ -1,0 +1,29 @@
+"""Training at changing image sizes."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class MultiScale:
+    """Resizes a batch to 0.5 to 1.5 times its size, in whole strides.
+
+    The size is keyed by (seed, step), so that every rank draws the same.
+    """
+
+    def __init__(self, seed: int, stride: int) -> None:
+        self.seed, self.stride = seed, stride
+
+    def size(self, step: int, side: int) -> int:
+        """The side of a square batch at a step, a multiple of the stride."""
+        low, high = max(1, round(side * 0.5 / self.stride)), max(1, round(side * 1.5 / self.stride))
+        random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
+        return int(random.integers(low, high + 1)) * self.stride
+
+    def __call__(self, step: int, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """images [B, 3, S, S] and targets [T, 6] (image, class, x1, y1, x2, y2 in pixels) at the step's size."""
+        side = images.shape[2]
+        new = self.size(step, side)
+        moved = torch.cat([targets[:, :2], targets[:, 2:] * (new / side)], 1)
+        return F.interpolate(images, (new, new), mode="bilinear", align_corners=False), moved

@@ -1,0 +1,27 @@
+"""When a run has stopped getting better."""
+
+from typing import Any
+
+
+class Plateau:
+    """Remembers the best epoch, and says when `patience` epochs have passed without a better one (0: never)."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.best_fitness = float("-inf")
+        self.best_epoch: int | None = None
+
+    def update(self, epoch: int, fitness: float) -> None:
+        """Take in an epoch's fitness; only a higher one than all before is better."""
+        if fitness > self.best_fitness:
+            self.best_fitness, self.best_epoch = fitness, epoch
+
+    def over(self, epoch: int) -> bool:
+        """Whether to stop after `epoch`."""
+        return self.patience > 0 and self.best_epoch is not None and epoch - self.best_epoch >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fitness": self.best_fitness, "epoch": self.best_epoch}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.best_fitness, self.best_epoch = saved["fitness"], saved["epoch"]
