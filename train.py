@@ -188,7 +188,6 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         losses, pace = train_one_epoch(
             learner,
             train_loader,
-            sampler,
             criterion,
             schedule,
             autocast,
@@ -247,8 +246,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
 
 def train_one_epoch(
     learner: Learner,
-    loader: Loader,
-    sampler: TrainSampler,
+    loader: Loader[TrainSampler],
     criterion: AnchorLoss,
     schedule: Schedule,
     autocast: torch.autocast,
@@ -262,7 +260,7 @@ def train_one_epoch(
 
     scale: changes the images' size. watch: is shown each batch with its number.
     """
-    model, optimizer, scaler = learner.model, learner.optimizer, learner.scaler
+    model, optimizer, scaler, sampler = learner.model, learner.optimizer, learner.scaler, loader.sampler
     first = sampler.batches_before(sampler.epoch)
     closing = schedule.closing_batches(first, first + len(loader))
     total: dict[str, Tensor] = {}

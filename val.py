@@ -27,6 +27,7 @@ from data import Loader, build_evaluation_loader
 from data.dataset_yaml import find_yaml, read_data_yaml
 from data.labels import Labels
 from data.loader import Batch
+from data.sampler import EvaluationSampler
 from data.scan import scan
 from models import Detector
 from models.losses import AnchorLoss
@@ -81,7 +82,7 @@ class Evaluation:
 @torch.inference_mode()
 def evaluate(
     model: Detector,
-    loader: Loader,
+    loader: Loader[EvaluationSampler],
     world: World,
     *,
     precision: torch.dtype = torch.float32,
@@ -217,6 +218,16 @@ def ensemble(members: Sequence[Predict]) -> Predict:
     return predict
 
 
+def one_class(predict: Predict) -> Predict:
+    """The same boxes, each with its best class's score as the score of the only class."""
+
+    def predict_one(images: Tensor) -> tuple[Tensor, Tensor]:
+        boxes, scores = predict(images)
+        return boxes, scores.amax(-1, keepdim=True)
+
+    return predict_one
+
+
 # ---------------------------------------------------------------------- what is written
 
 
@@ -241,7 +252,7 @@ class Pictures:
             images, targets = batch.images.numpy(), batch.targets.numpy()
             plots.plot_batch(images, targets, self.names, self.folder / f"train_batch{number}.jpg")
 
-    def results(self, found: Evaluation, loader: Loader) -> None:
+    def results(self, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
         """results.png where there is a results.csv, curves, confusion matrix and validation batches."""
         if not self.active:
             return
@@ -268,10 +279,9 @@ class Pictures:
             rows.append(np.concatenate([head, low, low + size, found.scores[chosen, None]], 1))
         predicted, images = np.concatenate(rows), batch.images.numpy()
         titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
-        path = self.folder / f"val_batch{number}"
-        plots.plot_batch(images, batch.targets.numpy(), self.names, Path(f"{path}_labels.jpg"), titles=titles)
-        drawn = {"scores": predicted[:, 6], "titles": titles}
-        plots.plot_batch(images, predicted[:, :6], self.names, Path(f"{path}_pred.jpg"), **drawn)
+        truth, guess = (self.folder / f"val_batch{number}_{kind}.jpg" for kind in ("labels", "pred"))
+        plots.plot_batch(images, batch.targets.numpy(), self.names, truth, titles=titles)
+        plots.plot_batch(images, predicted[:, :6], self.names, guess, scores=predicted[:, 6], titles=titles)
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
@@ -296,18 +306,19 @@ def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) 
 
 
 def write_txt(evaluation: Evaluation, labels: Labels, folder: Path, *, scores: bool) -> None:
-    """A file per image with `class cx cy w h [score]`, in [0, 1]."""
-    folder.mkdir(exist_ok=True)
+    """A file per image with `class cx cy w h [score]`, in [0, 1], in folders as the images lie in theirs."""
     d = evaluation.detections
-    for i, image_id in enumerate(labels.image_ids):
+    paths = [Path(labels.path(i)) for i in range(len(labels))]
+    root = os.path.commonpath([path.parent for path in paths])
+    for path, image_id, size in zip(paths, labels.image_ids, labels.sizes.astype(np.float64), strict=True):
         rows = np.flatnonzero(d.image_ids == image_id)
-        size = np.tile(labels.sizes[i].astype(np.float64), 2)
-        boxes = np.concatenate([d.boxes_xywh[rows, :2] + d.boxes_xywh[rows, 2:] / 2, d.boxes_xywh[rows, 2:]], 1) / size
-        lines = []
-        for row, box in zip(rows, boxes, strict=True):
-            values = [*box, d.scores[row]] if scores else [*box]
-            lines.append(" ".join([str(d.class_ids[row]), *(f"{v:.6g}" for v in values)]) + "\n")
-        write_text(folder / f"{Path(labels.path(i)).stem}.txt", "".join(lines))
+        corners, extents = d.boxes_xywh[rows, :2], d.boxes_xywh[rows, 2:]
+        columns = np.concatenate([(corners + extents / 2) / size, extents / size, d.scores[rows, None]], 1)
+        columns = columns if scores else columns[:, :4]
+        lines = [f"{d.class_ids[r]} {' '.join(f'{v:.6g}' for v in c)}\n" for r, c in zip(rows, columns, strict=True)]
+        file = folder / path.relative_to(root).with_suffix(".txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, "".join(lines))
 
 
 def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], folder: Path) -> str:
@@ -351,9 +362,36 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first names in words.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raises ValueError for a flag out of range."""
+    wholes = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
+    for flag, value, low in wholes:
+        if value < low:
+            raise ValueError(f"{flag} {value}: choose {low} or more")
+    if args.imgsz and not 32 <= args.imgsz <= 8192:
+        raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
+    for flag, share in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{flag} {share}: a threshold lies between 0 and 1")
+
+
 def main(args: argparse.Namespace, world: World) -> Evaluation:
-    """Evaluate as the flags say; write the run folder; return what was found."""
-    started_as = args.weights or [str(checkpoint.newest(ROOT / "runs" / "train", "*/weights/best.pt"))]
+    """Evaluate as the flags say; write the run folder; return what was found.
+
+    Raises ValueError for a flag out of range, and as read_data_yaml, scan and load_detector do.
+    """
+    check_flags(args)
+    started_as = args.weights or [str(checkpoint.newest(Path("runs"), "**/weights/best.pt"))]
     loaded = [load_detector(Path(path)) for path in started_as]
     model, saved = loaded[0]
     names = list(saved["names"])
@@ -364,14 +402,15 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
 
     data = args.data or saved["data"]
     spec = read_data_yaml(find_yaml(data, ROOT / "data", "data set"))
-    if not args.single_cls and list(spec.names) != names:
-        raise ValueError(f"{spec.file}: its {len(spec.names)} names differ from the checkpoint's {len(names)}")
+    single = args.single_cls or saved["config"]["single_cls"]
+    if not single and list(spec.names) != names:
+        raise ValueError(f"{spec.file}: its names ({listed(spec.names)}) are not the checkpoint's ({listed(names)})")
     split = "val" if args.task == "speed" else args.task
     threads = min(os.cpu_count() or 1, max(args.workers, 1))
     labels, report = scan(
         spec.sources(split), spec.names, cache_dir=cache_folder(args.cache_dir), threads=threads, progress=world.is_main
     )
-    if args.single_cls or saved["config"]["single_cls"]:
+    if single:
         labels, names = labels.with_single_class(), names[:1]
 
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
@@ -383,14 +422,14 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
         labels, batch_size=args.batch_size, image_size=size, stride=stride, workers=min(args.workers, threads)
     )
     log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
-    members = [(test_time_augmented if args.augment else plain)(m) for m, _ in loaded]
+    predict = ensemble([(test_time_augmented if args.augment else plain)(member) for member, _ in loaded])
     speed = args.task == "speed"
     result = evaluate(
         model,
         loader,
         world,
         precision=choose_precision("auto" if args.half else "fp32", world.device),
-        predict=None if len(members) == 1 and not args.augment else ensemble(members),
+        predict=one_class(predict) if single else predict,
         confidence=0.25 if speed else args.conf_thres,
         iou=0.45 if speed else args.iou_thres,
         max_detections=args.max_det,
@@ -398,9 +437,8 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
     )
     log.say(class_table(result, names, verbose=args.verbose or len(names) <= 20))
     log.say(format_summary(result.coco.stats))
-    log.say(
-        ", ".join(f"{k} {v:.2f} ms" for k, v in result.milliseconds.items()) + f" per image, batch {args.batch_size}"
-    )
+    times = ", ".join(f"{part} {value:.2f} ms" for part, value in result.milliseconds.items())
+    log.say(f"{times} per image, in batches of {args.batch_size}")
     Pictures(folder, names, active=world.is_main).results(result, loader)
     if world.is_main:
         write_json(folder / "metrics.json", result.as_dict(names))

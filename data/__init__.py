@@ -22,19 +22,24 @@ def build_train_loader(
     pin: bool = False,
     rank: int = 0,
     size: int = 1,
-) -> Loader:
+) -> Loader[TrainSampler]:
     """Batches to train on, this process's share. batch_size is the total over `size` processes.
 
     rect: batches of images of like shape, without mosaic, instead of square canvases. mosaic_until: the first epoch
     without mosaic, mixup and copy-paste. Raises ValueError as TrainSampler does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
-    shapes = BatchShapes(image_size, stride) if rect else None
     sampler = TrainSampler(
-        ratios, batch_size=batch_size, image_size=image_size, seed=seed, rank=rank, size=size, shapes=shapes
+        ratios,
+        batch_size=batch_size,
+        image_size=image_size,
+        seed=seed,
+        rank=rank,
+        size=size,
+        shapes=BatchShapes(image_size, stride) if rect else None,
+        mosaic_until=mosaic_until,
     )
-    planner = Planner(labels, image_size, augmentation, seed)
-    samples = Samples(planner, augment=True, mosaic_until=0 if rect else mosaic_until)
+    samples = Samples(Planner(labels, image_size, augmentation, seed), augment=True)
     return Loader(samples, sampler, workers=workers, pin=pin)
 
 
@@ -49,7 +54,7 @@ def build_evaluation_loader(
     pin: bool = False,
     rank: int = 0,
     size: int = 1,
-) -> Loader:
+) -> Loader[EvaluationSampler]:
     """Every image once, letterboxed in batches of like shape; this process's whole batches."""
     shapes = BatchShapes(image_size, stride, pad)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]

@@ -5,6 +5,7 @@ process or restart makes it. Frames: *source* pixels of the file (EXIF-rotated),
 side was resized to the training size, *canvas* pixels of the finished sample. A matrix [3, 3] maps base to canvas.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +21,13 @@ MIN_SIDE = 2.0  # px a box must keep
 MAX_ASPECT = 100.0
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # share of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30
+MAX_TILT = 0.6  # how much nearer perspective may bring a corner of the canvas, of 1 at the horizon
 IGNORE_CLASS = -1
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Strengths and probabilities, named as in the hyper-parameter files; all zero draws the plain letterboxed image."""
+    """Strengths and probabilities, named as in the hyper-parameter files; all zero draws the plain image."""
 
     hsv_h: float = 0.0
     hsv_s: float = 0.0
@@ -59,9 +61,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class Paste:
-    """The pixels inside `outline` (base pixels [P, 2]) of image `index`, mapped to the canvas by `matrix`."""
+    """The pixels of image `index` inside both `region` and `outline` (base pixels, [P, 2]), mapped by `matrix`."""
 
     index: int
+    region: Region
     outline: NDArray[np.float64]
     matrix: Matrix
 
@@ -76,7 +79,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """All there is to know of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in pixels."""
+    """All there is to know of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in px."""
 
     size: tuple[int, int]  # canvas height, width
     layers: tuple[Layer, ...]  # two when mixed
@@ -93,7 +96,7 @@ def generator_for(seed: int, epoch: int, index: int) -> np.random.Generator:
     >>> generator_for(0, 1, 2).random() == generator_for(0, 1, 2).random() != generator_for(0, 2, 1).random()
     True
     """
-    return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (epoch << 40) | index]))
+    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, (epoch << 40) | index], np.uint64)))
 
 
 def base_size(width: int, height: int, image_size: int) -> tuple[int, int]:
@@ -123,16 +126,14 @@ class Planner:
             layer, targets = self._mosaic(random, index)
             layers = [layer]
             if random.random() < a.mixup:
-                second, more = self._mosaic(random, int(random.integers(len(self.labels))))
-                layers.append(second)
+                layer, more = self._mosaic(random, int(random.integers(len(self.labels))))
+                layers.append(layer)
                 targets, mix = np.concatenate([targets, more]), float(random.beta(32.0, 32.0))
         else:
             layer, targets = self._single(random, index, size)
             layers = [layer]
-        hsv = None
-        if a.hsv_h or a.hsv_s or a.hsv_v:
-            gains = 1 + random.uniform(-1, 1, 3) * [a.hsv_h, a.hsv_s, a.hsv_v]
-            hsv = (float(gains[0]), float(gains[1]), float(gains[2]))
+        hue, saturation, value = (1 + random.uniform(-1, 1, 3) * [a.hsv_h, a.hsv_s, a.hsv_v]).tolist()
+        hsv = (hue, saturation, value) if a.hsv_h or a.hsv_s or a.hsv_v else None
         flip_up, flip_left = bool(random.random() < a.flipud), bool(random.random() < a.fliplr)
         targets = _flipped(targets, size, flip_up, flip_left)
         return Plan(size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left)
@@ -140,14 +141,13 @@ class Planner:
     def plain(self, index: int, size: tuple[int, int]) -> Plan:
         """The letterboxed image on a canvas of `size`, nothing random: as validation sees it."""
         tile = self._letterboxed(index, size)
-        return Plan(size, (Layer((tile,)),), self._targets(tile, size).astype(np.float32))
+        return Plan(size, (Layer((tile,)),), self._targets(tile, size, self.labels.rows(index)).astype(np.float32))
 
     # ------------------------------------------------------------------ geometry
 
     def _letterboxed(self, index: int, size: tuple[int, int]) -> Tile:
         """The image in the middle of the canvas; a canvas smaller than the base image shrinks it."""
-        width, height = (int(v) for v in self.labels.sizes[index])
-        wide, high = base_size(width, height, self.image_size)
+        wide, high = self.base_size(index)
         ratio = min(size[0] / high, size[1] / wide, 1.0)
         fit_w, fit_h = max(1, round(wide * ratio)), max(1, round(high * ratio))
         left, top = (size[1] - fit_w) // 2, (size[0] - fit_h) // 2
@@ -158,11 +158,8 @@ class Planner:
         self, random: np.random.Generator, index: int, size: tuple[int, int]
     ) -> tuple[Layer, NDArray[np.float64]]:
         boxed = self._letterboxed(index, size)
-        moved = _random_matrix(random, self.augmentation, (size[1] / 2, size[0] / 2), size) @ boxed.matrix
-        tile = self._settled(boxed.index, boxed.region, moved, size)
-        if tile is None:
-            return Layer(()), np.zeros((0, 5))
-        return Layer((tile,)), self._targets(tile, size)
+        window = _random_matrix(random, self.augmentation, (size[1] / 2, size[0] / 2), size)
+        return self._layer([self._settled(boxed, window, size)], [], size)
 
     def _mosaic(self, random: np.random.Generator, index: int) -> tuple[Layer, NDArray[np.float64]]:
         """Four images around a random point of a canvas twice the size, seen through a window of the training size."""
@@ -172,116 +169,116 @@ class Planner:
         partners = random.integers(len(self.labels), size=3)
         indices = random.permutation(np.array([index, *partners]))
         placed = [self._quadrant(int(i), q, x, y) for q, i in enumerate(indices)]
-        placed = [(i, region, shift) for i, region, shift in placed if region[2] > region[0] and region[3] > region[1]]
-
-        copies = []
-        if self.augmentation.copy_paste > 0:
-            copies = self._copies(random, placed)
+        copies = self._copies(random, placed) if self.augmentation.copy_paste > 0 else []
         window = _random_matrix(random, self.augmentation, (side, side), size)
-        tiles = [self._settled(i, region, window @ shift, size) for i, region, shift in placed]
-        kept = tuple(t for t in tiles if t is not None)
-        rows = [self._targets(t, size) for t in kept]
-        pastes = []
-        for i, row, region, shift in copies:
-            matrix = window @ shift
-            target = self._targets(Tile(i, region, matrix), size, only=row)
-            if len(target):
-                rows.append(target)
-                pastes.append(Paste(i, polygons.clip(self._outline(row, i), region), matrix))
-        return Layer(kept, tuple(pastes)), np.concatenate([np.zeros((0, 5)), *rows])
+        tiles = [self._settled(tile, window, size) for tile in placed]
+        copies = [(row, Tile(t.index, t.region, window @ t.matrix)) for row, t in copies]
+        return self._layer(tiles, copies, size)
 
-    def _quadrant(self, index: int, quadrant: int, x: int, y: int) -> tuple[int, Region, Matrix]:
-        """(index, part of the base image inside the double canvas, its shift) with a corner of the image at (x, y)."""
+    def _layer(
+        self, tiles: Sequence[Tile | None], copies: Sequence[tuple[int, Tile]], size: tuple[int, int]
+    ) -> tuple[Layer, NDArray[np.float64]]:
+        """The tiles and copies that can be seen, and their targets [T, 5]."""
+        shown = tuple(t for t in tiles if t is not None)
+        targets = [self._targets(t, size, self.labels.rows(t.index)) for t in shown]
+        pastes = []
+        for row, tile in copies:
+            target = self._targets(tile, size, slice(row, row + 1))
+            if len(target):  # what is not worth a target is not drawn either
+                targets.append(target)
+                pastes.append(Paste(tile.index, tile.region, self._outline(row, tile.index), tile.matrix))
+        return Layer(shown, tuple(pastes)), np.concatenate([np.zeros((0, 5)), *targets])
+
+    def _quadrant(self, index: int, quadrant: int, x: int, y: int) -> Tile:
+        """The image with a corner at (x, y) of the double canvas, cut at its borders."""
         limit = 2 * self.image_size
-        wide, high = base_size(*(int(v) for v in self.labels.sizes[index]), self.image_size)
+        wide, high = self.base_size(index)
         left = x if quadrant % 2 else x - wide
         top = y if quadrant >= 2 else y - high
         region = (max(0, -left), max(0, -top), min(wide, limit - left), min(high, limit - top))
-        return index, region, _shift(left, top)
+        return Tile(index, region, translation(left, top))
 
-    def _settled(self, index: int, region: Region, matrix: Matrix, size: tuple[int, int]) -> Tile | None:
-        """The tile as it will be drawn: upright tiles get whole-pixel edges, and the matrix that really holds then."""
+    def _settled(self, tile: Tile, window: Matrix, size: tuple[int, int]) -> Tile | None:
+        """The tile moved by `window` as it will be drawn, None if it is out of sight.
+
+        Upright tiles get whole-pixel edges, and the matrix that really holds then.
+        """
+        region, matrix = tile.region, window @ tile.matrix
         if not self.augmentation.axis_aligned:
-            return Tile(index, region, matrix)
+            moved = Tile(tile.index, region, matrix)
+            return moved if len(_window(moved, size)) else None
         x1, x2, to_x1, to_x2 = _whole_pixels(region[0], region[2], matrix[0, 0], matrix[0, 2], size[1])
         y1, y2, to_y1, to_y2 = _whole_pixels(region[1], region[3], matrix[1, 1], matrix[1, 2], size[0])
         if min(x2 - x1, y2 - y1, to_x2 - to_x1, to_y2 - to_y1) <= 0:
             return None
         source, target = (x1, y1, x2, y2), (to_x1, to_y1, to_x2, to_y2)
-        return Tile(index, source, _between(source, target), target)
+        return Tile(tile.index, source, _between(source, target), target)
 
-    def _copies(
-        self, random: np.random.Generator, placed: list[tuple[int, Region, Matrix]]
-    ) -> list[tuple[int, int, Region, Matrix]]:
-        """(index, row, region, mirrored shift) of outlined objects to repeat on the other side of the double canvas.
+    def _copies(self, random: np.random.Generator, placed: Sequence[Tile]) -> list[tuple[int, Tile]]:
+        """(row, mirrored tile) of outlined objects to repeat on the other side of the double canvas.
 
         An object is repeated where less than 30 % of each box there would be hidden.
         Source: Ghiasi et al., Simple Copy-Paste (arXiv 2012.07177); the mirrored variant from the facts of YOLOv5.
         """
         limit = 2 * self.image_size
         mirror = np.array([[-1.0, 0, limit], [0, 1, 0], [0, 0, 1]])
-        taken, chosen = [], []
-        for index, region, shift in placed:
-            boxes = self._base_boxes(index)
-            boxes = _clipped(boxes, region) + np.tile(shift[:2, 2], 2)
-            taken.append(boxes[_areas(boxes) > 0])
-        occupied = np.concatenate(taken) if taken else np.zeros((0, 4))
-        for index, region, shift in placed:
-            rows = self.labels.rows(index)
-            for row in range(rows.start, rows.stop):
-                wanted = random.random() < self.augmentation.copy_paste  # drawn for every row: keeps the key's order
-                outline = self._outline(row, index)
-                if not wanted or len(outline) == 0 or self.labels.crowd[row]:
-                    continue
-                visible = polygons.clip(outline, region)
-                if len(visible) < 3:
-                    continue
-                moved = _transformed(visible, mirror @ shift)
-                box = np.concatenate([moved.min(0), moved.max(0)])
-                if (_hidden_share(occupied, box) < MAX_COPY_OVERLAP).all():
-                    chosen.append((index, row, region, mirror @ shift))
-                    occupied = np.concatenate([occupied, box[None]])
-        return chosen
+        occupied = [np.zeros((0, 4))]
+        for tile in placed:
+            boxes = self._base_boxes(self.labels.rows(tile.index), tile.index)
+            boxes = _clipped(boxes, tile.region) + np.tile(tile.matrix[:2, 2], 2)
+            occupied.append(boxes[_areas(boxes) > 0])
+        there = np.concatenate(occupied)
+        copies = []
+        for tile in placed:
+            rows = self.labels.rows(tile.index)
+            wanted = random.random(rows.stop - rows.start) < self.augmentation.copy_paste
+            copy = Tile(tile.index, tile.region, mirror @ tile.matrix)
+            window = _window(copy, (limit, limit))
+            for row in (rows.start + np.flatnonzero(wanted & ~self.labels.crowd[rows])).tolist():
+                outline = transformed(self._outline(row, tile.index), copy.matrix)
+                box = polygons.box_seen(outline, window)
+                if _areas(box[None])[0] > 0 and (_hidden_share(there, box) < MAX_COPY_OVERLAP).all():
+                    copies.append((row, copy))
+                    there = np.concatenate([there, box[None]])
+        return copies
 
     # ------------------------------------------------------------------ labels
 
-    def _scale(self, index: int) -> NDArray[np.float64]:
-        """Base over source pixels across and down, [2]."""
-        source = self.labels.sizes[index].astype(np.float64)
-        return np.array(base_size(int(source[0]), int(source[1]), self.image_size)) / source
+    def base_size(self, index: int) -> tuple[int, int]:
+        """(width, height) of the base image."""
+        width, height = self.labels.sizes[index].tolist()
+        return base_size(width, height, self.image_size)
 
-    def _base_boxes(self, index: int) -> NDArray[np.float64]:
+    def base_scale(self, index: int) -> NDArray[np.float64]:
+        """Base over source pixels across and down, [2]."""
+        return np.array(self.base_size(index)) / self.labels.sizes[index]
+
+    def _base_boxes(self, rows: slice, index: int) -> NDArray[np.float64]:
         """[T, 4] x1, y1, x2, y2 in base pixels."""
-        xywh = self.labels.boxes_xywh[self.labels.rows(index)]
-        return np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1) * np.tile(self._scale(index), 2)
+        xywh = self.labels.boxes_xywh[rows]
+        return np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1) * np.tile(self.base_scale(index), 2)
 
     def _outline(self, row: int, index: int) -> NDArray[np.float64]:
         """[P, 2] in base pixels, empty for a box."""
-        offsets = self.labels.point_offsets
-        return self.labels.points[offsets[row] : offsets[row + 1]] * self._scale(index)
+        return self.labels.row_points(row) * self.base_scale(index)
 
-    def _targets(self, tile: Tile, size: tuple[int, int], only: int | None = None) -> NDArray[np.float64]:
-        """[T, 5] what the tile shows on the canvas, the boxes of polygons taken anew from what is left of them.
-
-        only: a single row of the labels instead of all of the tile's image.
-        """
-        rows = self.labels.rows(tile.index) if only is None else slice(only, only + 1)
-        if rows.start == rows.stop:
+    def _targets(self, tile: Tile, size: tuple[int, int], rows: slice) -> NDArray[np.float64]:
+        """[T, 5] what the tile shows of `rows` on the canvas; boxes of polygons are taken anew from what is left."""
+        window = _window(tile, size)
+        if rows.start == rows.stop or len(window) == 0:
             return np.zeros((0, 5))
-        first = self.labels.rows(tile.index).start
-        base = self._base_boxes(tile.index)[rows.start - first : rows.stop - first]
-        before = _clipped(base, tile.region)
-        after = _clipped(_moved_boxes(before, tile.matrix), (0, 0, size[1], size[0]))
-        points = self.labels.point_offsets[rows.start : rows.stop + 1]
-        outlined = np.diff(points) > 0
-        for k in np.flatnonzero(outlined & (_areas(after) > 0)):
-            visible = polygons.clip(self._outline(rows.start + int(k), tile.index), tile.region)
-            after[k] = polygons.box_inside(_transformed(visible, tile.matrix), size[1], size[0])
+        base = self._base_boxes(rows, tile.index)
+        outlined = np.diff(self.labels.point_offsets[rows.start : rows.stop + 1]) > 0
+        after = _seen_boxes(base, tile, window)
+        for k in np.flatnonzero(outlined & (_areas(after) > 0)).tolist():
+            outline = transformed(self._outline(rows.start + k, tile.index), tile.matrix)
+            after[k] = polygons.box_seen(outline, window)
+        after = _clipped(after, (0, 0, size[1], size[0]))  # of what rounding left outside
 
         crowd = self.labels.crowd[rows]
-        stretch = abs(float(np.linalg.det(tile.matrix[:2, :2])))
         share = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        kept = np.where(crowd, _areas(after) > 0, _worth_keeping(_areas(base) * stretch, after, share))
+        whole = _areas(base) * _stretch(base, tile.matrix)
+        kept = np.where(crowd, _areas(after) > 0, _worth_keeping(whole, after, share))
         classes = np.where(crowd, IGNORE_CLASS, self.labels.classes[rows])
         return np.concatenate([classes[kept, None], after[kept]], 1)
 
@@ -311,16 +308,38 @@ def _hidden_share(boxes: NDArray[np.float64], cover: NDArray[np.float64]) -> NDA
     return (high - low).clip(0).prod(1) / np.maximum(_areas(boxes), 1e-9)
 
 
-def _transformed(points: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float64]:
+def transformed(points: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float64]:
     """Points [P, 2] through a projective matrix."""
     moved = points @ matrix[:, :2].T + matrix[:, 2]
     return moved[:, :2] / moved[:, 2:]
 
 
-def _moved_boxes(boxes: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float64]:
-    """The upright boxes around the four moved corners, [N, 4]."""
-    corners = _transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2), matrix).reshape(-1, 4, 2)
-    return np.concatenate([corners.min(1), corners.max(1)], 1)
+def _window(tile: Tile, size: tuple[int, int]) -> NDArray[np.float64]:
+    """The convex part of the canvas where the tile is, corners [K, 2]; none if it is out of sight."""
+    if tile.target is not None:
+        return polygons.rectangle(*tile.target)
+    return polygons.clip_convex(transformed(polygons.rectangle(*tile.region), tile.matrix), size[1], size[0])
+
+
+def _seen_boxes(boxes: NDArray[np.float64], tile: Tile, window: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The upright boxes around what `window` shows of boxes moved with their tile, [N, 4]; zeros for nothing."""
+    corners = transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2), tile.matrix).reshape(-1, 4, 2)
+    around = np.concatenate([corners.min(1), corners.max(1)], 1)
+    if tile.target is not None:
+        return _clipped(around, tile.target)
+    inside = polygons.depths(corners.reshape(-1, 2), window).reshape(len(boxes), 4, -1)  # [N, 4, sides]
+    hidden = inside.max(1).min(1) < 0  # all four corners beyond one side
+    around[hidden] = 0
+    for k in np.flatnonzero(~hidden & (inside < 0).any((1, 2))).tolist():
+        around[k] = polygons.box_seen(corners[k], window)
+    return around
+
+
+def _stretch(boxes: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float64]:
+    """How much larger the matrix makes areas at the middle of each box, [N]: its Jacobian's determinant."""
+    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
+    depth = middle @ matrix[2, :2] + matrix[2, 2]
+    return np.abs(np.linalg.det(matrix)) / depth**3
 
 
 def _flipped(
@@ -334,7 +353,7 @@ def _flipped(
     return flipped
 
 
-def _shift(x: float, y: float) -> Matrix:
+def translation(x: float, y: float) -> Matrix:
     return np.array([[1.0, 0, x], [0, 1, y], [0, 0, 1]])
 
 
@@ -370,16 +389,20 @@ def _whole_pixels(low: int, high: int, scale: float, shift: float, limit: int) -
 def _random_matrix(
     random: np.random.Generator, a: Augmentation, center: tuple[float, float], size: tuple[int, int]
 ) -> Matrix:
-    """Centre, perspective, rotation and scale, shear, and a shift to somewhere near the canvas's middle, in that order."""
+    """Centre, perspective, rotation and scale, shear, and a shift to somewhere near the canvas's middle, in that order.
+
+    The perspective is limited so that no pixel comes near the horizon: what lies beyond it would be drawn upside down.
+    A mosaic's images end at most 1.5 times as far from the centre as `center` is from the origin.
+    """
     lens = np.eye(3)
     lens[2, :2] = random.uniform(-a.perspective, a.perspective, 2)
+    lens[2, :2] *= MAX_TILT / max(MAX_TILT, float(np.abs(lens[2, :2]) @ center))
     angle = np.deg2rad(random.uniform(-a.degrees, a.degrees))
     zoom = random.uniform(1 - a.scale, 1 + a.scale)
     turn = np.array([[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
     turn[:2] *= zoom
     lean = np.eye(3)
     lean[0, 1], lean[1, 0] = np.tan(np.deg2rad(random.uniform(-a.shear, a.shear, 2)))
-    place = _shift(*(random.uniform(0.5 - a.translate, 0.5 + a.translate, 2) * [size[1], size[0]]))
-    matrix: Matrix = place @ lean @ turn @ lens @ _shift(-center[0], -center[1])
+    place = translation(*(random.uniform(0.5 - a.translate, 0.5 + a.translate, 2) * [size[1], size[0]]))
+    matrix: Matrix = place @ lean @ turn @ lens @ translation(-center[0], -center[1])
     return matrix
-

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
 from data.report import IMAGE_DROPPED, NOTE, Problem, excerpt, shown
+from utils.opencv import cv2
 
 # What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: their meaning would change.
 IMAGE_SUFFIXES = frozenset(

@@ -1,23 +1,29 @@
 """Batches of samples, from files to tensors."""
 
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from multiprocessing.sharedctypes import RawValue
+from multiprocessing.util import Finalize
+from typing import Generic, NamedTuple, TypeVar
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from data.augment import Planner, base_size
+from data.augment import Planner, Tile
 from data.draw import draw, resized
 from data.images import read_image
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
+from utils.opencv import cv2
+
+S = TypeVar("S", TrainSampler, EvaluationSampler)
 
 
 class Batch(NamedTuple):
@@ -32,40 +38,35 @@ class Batch(NamedTuple):
 class Samples(Dataset[Batch]):
     """Samples of one data set by key. A sample depends on its key alone, not on who draws it or when."""
 
-    def __init__(self, planner: Planner, *, augment: bool, mosaic_until: int = 0) -> None:
-        """augment: random plans, else plain ones. mosaic_until: the first epoch without mosaic, mixup and copy-paste."""
-        self.planner, self.augment, self.mosaic_until = planner, augment, mosaic_until
+    def __init__(self, planner: Planner, *, augment: bool) -> None:
+        """augment: random plans, else plain ones."""
+        self.planner, self.augment = planner, augment
 
     def __len__(self) -> int:
         return len(self.planner.labels)
 
     def base_image(self, index: int) -> NDArray[np.uint8]:
         """The image with its long side at the training size, uint8 [h, w, 3] BGR."""
-        labels = self.planner.labels
-        width, height = (int(v) for v in labels.sizes[index])
-        return resized(read_image(labels.path(index)), *base_size(width, height, self.planner.image_size))
+        return resized(read_image(self.planner.labels.path(index)), *self.planner.base_size(index))
 
     def __getitem__(self, key: Key) -> Batch:
-        epoch, index, height, width = key
-        size = (height, width)
+        size = (key.height, key.width)
         if self.augment:
-            square = height == width == self.planner.image_size
-            plan = self.planner.plan(epoch, index, size, mosaic=square and epoch < self.mosaic_until)
+            plan = self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic)
+            placement = np.full(4, np.nan)
         else:
-            plan = self.planner.plain(index, size)
-        image = draw(plan, self.base_image)
-        targets = np.concatenate([np.zeros((len(plan.targets), 1), np.float32), plan.targets], 1)
+            plan = self.planner.plain(key.index, size)
+            placement = self._placement(plan.layers[0].tiles[0])
         return Batch(
-            torch.from_numpy(image),
-            torch.from_numpy(targets),
-            torch.tensor(index),
-            torch.from_numpy(self._placement(index, plan.layers[0].tiles[0].matrix) if not self.augment else np.ones(4)),
+            torch.from_numpy(draw(plan, self.base_image)),
+            torch.from_numpy(np.insert(plan.targets, 0, 0, axis=1)),
+            torch.tensor(key.index),
+            torch.from_numpy(placement),
         )
 
-    def _placement(self, index: int, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        source = self.planner.labels.sizes[index].astype(np.float64)
-        base = np.array(base_size(int(source[0]), int(source[1]), self.planner.image_size))
-        return np.concatenate([np.diag(matrix)[:2] * base / source, matrix[:2, 2]])
+    def _placement(self, tile: Tile) -> NDArray[np.float64]:
+        scale = self.planner.base_scale(tile.index) * tile.matrix.diagonal()[:2]
+        return np.concatenate([scale, tile.matrix[:2, 2]])
 
 
 def collate(samples: list[Batch]) -> Batch:
@@ -73,28 +74,37 @@ def collate(samples: list[Batch]) -> Batch:
     targets = torch.cat([s.targets for s in samples])
     counts = torch.tensor([len(s.targets) for s in samples])
     targets[:, 0] = torch.arange(len(samples)).repeat_interleave(counts)
-    images = torch.stack([s.images for s in samples])
-    return Batch(images, targets, torch.stack([s.indices for s in samples]), torch.stack([s.placement for s in samples]))
+    images, _, indices, placement = zip(*samples, strict=True)
+    return Batch(torch.stack(images), targets, torch.stack(indices), torch.stack(placement))
 
 
-def start_worker(_: int) -> None:
-    """Prepare a loader process: one thread, no signals of its own, and no life after its parent.
+def start_worker(closing: ctypes.c_bool, _: int) -> None:
+    """Prepare a loader process: one thread, deaf to signals until the parent is `closing`, and no life after it.
 
-    Launchers signal whole process groups; a worker that died of it would take the checkpoint down with it.
+    Launchers signal whole process groups; a worker that died of it would take the checkpoint down with it. But a parent
+    that ends signals its workers too, and waits for them.
     """
+
+    def end(*_: object) -> None:
+        if closing.value:
+            os._exit(0)
+
     cv2.setNumThreads(0)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-class Loader:
+class Loader(Generic[S]):
     """Batches in the sampler's order, from `workers` processes, or from this one if 0."""
 
-    def __init__(self, samples: Samples, sampler: TrainSampler | EvaluationSampler, *, workers: int, pin: bool) -> None:
-        self.samples, self.sampler = samples, sampler
+    def __init__(self, samples: Samples, sampler: S, *, workers: int, pin: bool) -> None:
+        self.samples = samples
+        self.sampler: S = sampler
+        closing = RawValue(ctypes.c_bool, False)
+        Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its children
         self._loader = DataLoader(
             samples,
             batch_sampler=sampler,
@@ -102,7 +112,8 @@ class Loader:
             collate_fn=collate,
             pin_memory=pin,
             persistent_workers=workers > 0,
-            worker_init_fn=start_worker,
+            worker_init_fn=partial(start_worker, closing),
+            generator=torch.Generator(),  # else each pass would draw from torch's global one, which the training saves
         )
 
     @property
@@ -113,4 +124,7 @@ class Loader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
+        try:
+            yield from self._loader
+        except ValueError as error:  # a loader process sends its whole traceback as the text; the last line is ours
+            raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None

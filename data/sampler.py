@@ -12,9 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
-Key = tuple[int, int, int, int]  # epoch, index, canvas height, canvas width
+from data.augment import generator_for
 
-_ORDER, _SHUFFLE = 1, 2  # streams of random numbers under one seed
+ORDER, SHUFFLE = 2**40 - 1, 2**40 - 2  # stand where a sample has its index: random numbers of their own
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a sample depends on, beside the seed and the data set."""
+
+    epoch: int  # the pass over the images that the sample belongs to
+    index: int
+    height: int  # of the canvas
+    width: int
+    mosaic: bool  # whether other images may join
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,8 @@ class BatchShapes:
 class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     """This process's share of each batch of an epoch, as lists of keys.
 
-    ratios: height / width of every image, [N]. shapes: None for square canvases, else batches of like images.
+    ratios: height / width of every image, [N]. shapes: None for square canvases, else batches of like images, without
+    mosaic. mosaic_until: the first epoch without mosaic, mixup and copy-paste.
     Raises ValueError if a batch holds more images than there are, or cannot be shared out evenly.
     """
 
@@ -55,13 +67,15 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         rank: int = 0,
         size: int = 1,
         shapes: BatchShapes | None = None,
+        mosaic_until: int = 2**31,
     ) -> None:
-        if batch_size % size:
+        if batch_size < 1 or batch_size % size:
             raise ValueError(f"batch size {batch_size} is not a multiple of the {size} processes")
         if batch_size > len(ratios):
             raise ValueError(f"batch size {batch_size} is larger than the {len(ratios)} training images")
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
-        self.ratios, self.batch_size, self.image_size, self.shapes = ratios, batch_size, image_size, shapes
+        self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
+        self.shapes, self.mosaic_until = shapes, mosaic_until
 
     def batches_before(self, epoch: int) -> int:
         """How many batches the epochs before `epoch` hold."""
@@ -73,19 +87,20 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[list[Key]]:  # type: ignore[override]
         first = self.batches_before(self.epoch) * self.batch_size
         stream = self._stream(first, first + len(self) * self.batch_size)
-        batches = stream.reshape(-1, self.batch_size, 2)
-        if self.shapes is not None:
-            batches = self._alike(stream)
+        batches = stream.reshape(-1, self.batch_size, 2) if self.shapes is None else self._alike(stream)
+        mosaic = self.shapes is None and self.epoch < self.mosaic_until
         for batch in batches:
             square = (self.image_size, self.image_size)
             height, width = square if self.shapes is None else self.shapes.shape(self.ratios[batch[:, 1]])
-            yield [(int(e), int(i), height, width) for e, i in batch[self.rank :: self.num_replicas]]
+            yield [Key(int(e), int(i), height, width, mosaic) for e, i in batch[self.rank :: self.num_replicas]]
 
     def _stream(self, first: int, last: int) -> NDArray[np.int64]:
         """Places `first` to `last` of the endless stream: [last - first, 2] epoch, index."""
         count = len(self.ratios)
         passes = range(first // count, -(-last // count))
-        orders = [np.stack([np.full(count, p), self._random(p, _ORDER).permutation(count)], 1) for p in passes]
+        orders = [
+            np.stack([np.full(count, p), generator_for(self.seed, p, ORDER).permutation(count)], 1) for p in passes
+        ]
         start = passes.start * count
         return np.concatenate(orders)[first - start : last - start]
 
@@ -93,10 +108,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         """Batches of images of like shape, in random order: [K, B, 2]."""
         ordered = stream[np.argsort(self.ratios[stream[:, 1]], kind="stable")]
         batches = ordered.reshape(-1, self.batch_size, 2)
-        return batches[self._random(self.epoch, _SHUFFLE).permutation(len(batches))]
-
-    def _random(self, epoch: int, purpose: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=[self.seed & (2**64 - 1), (epoch << 8) | purpose]))
+        return batches[generator_for(self.seed, self.epoch, SHUFFLE).permutation(len(batches))]
 
 
 class EvaluationSampler:
@@ -114,4 +126,4 @@ class EvaluationSampler:
 
     def __iter__(self) -> Iterator[list[Key]]:
         for batch, (height, width) in self.batches:
-            yield [(0, int(i), height, width) for i in batch]
+            yield [Key(0, int(i), height, width, False) for i in batch]

@@ -133,7 +133,8 @@ def _check_all(
     unreadable: list[str] = []
     without_file: list[str] = []
     checked = _check_in_threads(listed.items, len(names), threads)
-    for item, result in tqdm(checked, total=len(listed.items), desc="images", disable=None if progress else True, leave=False):
+    hidden = None if progress else True  # None: unless there is a terminal
+    for item, result in tqdm(checked, total=len(listed.items), desc="images", disable=hidden, leave=False):
         problems.extend(result.problems)
         if result.size is None:
             unreadable.append(shown(item.path))

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
 from data.labels import Labels
 from data.report import Report, report_from_dict
+from utils.opencv import cv2
 
 VERSION = 1  # raise it when the meaning of a stored array or a rule of reading changes
 DIGEST_BYTES = 32

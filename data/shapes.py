@@ -23,8 +23,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
+
+from utils.opencv import cv2
 
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring", "crescent", "arrow", "heart", "checker")
 DEFAULT_ROOT = Path(__file__).resolve().parents[1] / "datasets" / "shapes"

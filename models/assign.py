@@ -11,6 +11,8 @@ from torch import Tensor
 
 from utils.boxes import to_cxcywh
 
+IGNORE_CLASS = -1  # marks a region whose cells say nothing about objectness
+
 
 @dataclass(frozen=True)
 class Matches:
@@ -31,66 +33,84 @@ def match_anchors(
 ) -> Matches:
     """Candidate matches of `targets` with one level's anchors.
 
-    targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class never matches. anchors_px: [A, 2].
-    grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own by a factor below
-    `ratio_limit`, and claims for it its centre's cell and the nearer neighbour across and the nearer one up or down,
-    where they lie inside the grid.
+    targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class or an empty box never matches. anchors_px:
+    [A, 2]. grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own by a
+    factor below `ratio_limit`, and claims for it its centre's cell, the nearer neighbour across and the nearer one up
+    or down, as far as they lie inside the grid.
 
     Source: facts of YOLOv5's behaviour; the neighbour cells follow from the decode range (-0.5, 1.5) of a centre.
     """
-    height, width = grid
     boxes = to_cxcywh(targets[:, 2:]) / stride  # [T, 4] in cells
     anchors = anchors_px / stride  # [A, 2]
 
-    ratio = boxes[:, None, 2:] / anchors[None]  # [T, A, 2]
-    fits = torch.maximum(ratio, 1 / ratio).amax(-1) < ratio_limit  # [T, A]
+    ratio = boxes[:, None, 2:] / anchors  # [T, A, 2]
+    fits = torch.minimum(ratio, 1 / ratio).amin(-1) > 1 / ratio_limit  # [T, A], False for a size that is not positive
     fits &= (targets[:, 1] >= 0)[:, None]
 
-    cells, inside = _claimed_cells(boxes[:, :2], height, width)  # [T, 3, 2], [T, 3]
+    cells, inside = _claimed_cells(boxes[:, :2], grid)  # [T, 3, 2], [T, 3]
 
-    def spread(values: Tensor, dims: tuple[int, ...]) -> Tensor:  # -> [T, A, 3, ...] -> [M, ...]
+    def spread(values: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
+        """What broadcasts to [T, A, 3, ...] as [M, ...]."""
         return values.expand(len(targets), len(anchors), 3, *dims).reshape(-1, *dims)
 
     columns_rows = spread(cells[:, None], (2,))
     centers = spread(boxes[:, None, None, :2], (2,)) - columns_rows
     sizes = spread(boxes[:, None, None, 2:], (2,))
     return Matches(
-        image=spread(targets[:, None, None, 0].long(), ()),
-        anchor=spread(torch.arange(len(anchors), device=targets.device)[None, :, None], ()),
+        image=spread(targets[:, None, None, 0].long()),
+        anchor=spread(torch.arange(len(anchors), device=targets.device)[None, :, None]),
         row=columns_rows[:, 1].long(),
         column=columns_rows[:, 0].long(),
-        class_id=spread(targets[:, None, None, 1].long().clamp(min=0), ()),
+        class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat([centers, sizes], -1),
         anchor_size=spread(anchors[None, :, None], (2,)),
-        valid=spread(fits[:, :, None] & inside[:, None], ()),
+        valid=spread(fits[:, :, None] & inside[:, None]),
     )
 
 
-def _claimed_cells(centers: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """(cells [T, 3, 2] as column, row; inside [T, 3] bool): own cell, nearer one across, nearer one up or down."""
-    limit = centers.new_tensor([width, height])
-    own = centers.floor()
-    step = torch.where(centers - own < 0.5, -1.0, 1.0)  # [T, 2]
-    moves = torch.stack([torch.zeros_like(step), step * step.new_tensor([1, 0]), step * step.new_tensor([0, 1])], 1)
-    cells = own[:, None] + moves
-    inside = ((cells >= 0) & (cells < limit)).all(-1)
-    return torch.minimum(cells.clamp(min=0), limit - 1), inside
+def _claimed_cells(centers: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The own cell, the nearer one across, the nearer one up or down: ([T, 3, 2] column, row; [T, 3] inside the grid).
+
+    Cells outside the grid are moved to its border, so that they can be looked up. Halfway, the nearer one is the next.
+    """
+    height, width = grid
+    x, y = centers.unbind(-1)
+    column, row = x.floor(), y.floor()
+    across = torch.where(x - column < 0.5, column - 1, column + 1)
+    along = torch.where(y - row < 0.5, row - 1, row + 1)
+    columns = torch.stack([column, across, column], 1)  # [T, 3]
+    rows = torch.stack([row, row, along], 1)
+    inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
+    return torch.stack([columns.clamp(0, width - 1), rows.clamp(0, height - 1)], -1), inside
 
 
 def ignored_cells(targets: Tensor, images: int, stride: float, grid: tuple[int, int]) -> Tensor:
-    """bool [B, H, W]: cells whose centre lies in an ignore region, a target of class -1.
+    """bool [B, H, W]: cells whose centre lies inside an ignore region, a target of class -1.
 
-    Targets of other classes do not count. Memory is T * H * W booleans of the ignore regions alone.
+    Each region adds 1 at the corners where it begins and takes it away where it ends; running sums over rows and
+    columns then count the regions of every cell, in the memory of one map and without a look at a value.
     """
     height, width = grid
-    regions = targets[targets[:, 1] == -1]
-    ignored = torch.zeros(images, height, width, dtype=torch.bool, device=targets.device)
-    if len(regions) == 0:
-        return ignored
-    x = (torch.arange(width, device=targets.device) + 0.5) * stride
-    y = (torch.arange(height, device=targets.device) + 0.5) * stride
-    left, top, right, bottom = regions[:, 2:].T[..., None]  # each [R, 1]
-    across, down = (x > left) & (x < right), (y > top) & (y < bottom)  # [R, W], [R, H]
-    count = torch.zeros(images, height, width, device=targets.device)
-    count.index_add_(0, regions[:, 0].long(), (down[:, :, None] & across[:, None]).float())
-    return count > 0
+    left, top, right, bottom = targets[:, 2:].unbind(-1)
+    first_column, end_column = _covered(left, right, stride, width)
+    first_row, end_row = _covered(top, bottom, stride, height)
+    image, one = targets[:, 0].long(), (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
+
+    corners = torch.zeros(images, height + 1, width + 1, dtype=torch.int32, device=targets.device)
+    corners.index_put_((image, first_row, first_column), one, accumulate=True)
+    corners.index_put_((image, first_row, end_column), -one, accumulate=True)
+    corners.index_put_((image, end_row, first_column), -one, accumulate=True)
+    corners.index_put_((image, end_row, end_column), one, accumulate=True)
+    regions = corners.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
+    return regions[:, :height, :width] > 0
+
+
+def _covered(low: Tensor, high: Tensor, stride: float, cells: int) -> tuple[Tensor, Tensor]:
+    """(first, end) of a line's cells whose centres lie between two edges, int64; first equals end where none does.
+
+    >>> _covered(torch.tensor([4.0, 5.0]), torch.tensor([20.1, 11.0]), 8, 5)  # centres 4, 12, 20, 28, 36
+    (tensor([1, 1]), tensor([3, 1]))
+    """
+    first = (low / stride + 0.5).floor().clamp(0, cells)
+    end = (high / stride - 0.5).ceil().clamp(0, cells)
+    return first.long(), end.maximum(first).long()

@@ -13,15 +13,20 @@ from models.assign import Matches, ignored_cells, match_anchors
 from utils.boxes import complete_iou
 
 # How much a level's objectness counts, finest level first: fine levels have many more cells.
-OBJECTNESS_BALANCE = {3: (4.0, 1.0, 0.4)}
-OBJECTNESS_BALANCE_DEEP = (4.0, 1.0, 0.25, 0.06, 0.02)
+OBJECTNESS_BALANCE_OF_3 = (4.0, 1.0, 0.4)
+OBJECTNESS_BALANCE = (4.0, 1.0, 0.25, 0.06, 0.02)
+
+FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
 
 
 class AnchorLoss(nn.Module):
     """Box, objectness and class terms of an anchor-based head.
 
-    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every cell with the CIoU of the
-    box it predicts as its target, weighted by level. cls: cross entropy per class, mean over a level's matches.
+    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every cell with the CIoU of
+    the box it predicts as its target (0 where it answers for none), mean over cells, weighted by level. cls: cross
+    entropy per class, mean over a level's matches and classes.
+
+    Raises ValueError for more than 5 levels.
 
     Source: facts of YOLOv5's behaviour; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation 5.
     """
@@ -45,9 +50,11 @@ class AnchorLoss(nn.Module):
     ) -> None:
         super().__init__()
         levels = len(strides)
+        if levels > len(OBJECTNESS_BALANCE):
+            raise ValueError(f"the loss weighs 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
         self.register_buffer("anchors_px", anchors_px.detach().clone().float(), persistent=False)  # [L, A, 2]
         self.strides, self.num_classes, self.ratio_limit = tuple(strides), num_classes, ratio_limit
-        self.balance = OBJECTNESS_BALANCE.get(levels, OBJECTNESS_BALANCE_DEEP[:levels])
+        self.balance = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE[:levels]
         self.box_gain = box_gain * 3 / levels
         self.cls_gain = cls_gain * num_classes / 80 * 3 / levels
         self.obj_gain = obj_gain * 3 / levels
@@ -64,65 +71,67 @@ class AnchorLoss(nn.Module):
         class, x1, y1, x2, y2 in pixels of the batch's images; class -1 is an ignore region. total: sums a tensor over
         all processes (World.sum); None for one process.
         """
-        grids = [(m.shape[2], m.shape[3]) for m in maps]
+        grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
         levels = zip(self.anchors_px, self.strides, grids, strict=True)
-        matches = [match_anchors(targets, a, s, g, self.ratio_limit) for a, s, g in levels]
-        counts = torch.stack([m.valid.sum() for m in matches] + [targets.new_tensor(len(maps[0])).long()])
-        counts = (total(counts) if total else counts).clamp(min=1).float()  # [L matches..., images]
+        matches = [match_anchors(targets, anchors, stride, grid, self.ratio_limit) for anchors, stride, grid in levels]
+        images = torch.full((), len(maps[0]), device=targets.device)
+        counts = torch.stack([*(found.valid.sum() for found in matches), images])  # [L + 1], int64
+        if total is not None:
+            counts = total(counts)
+        counts = counts.clamp(min=1).float()
 
-        terms = {"box": counts.new_zeros(()), "obj": counts.new_zeros(()), "cls": counts.new_zeros(())}
-        for level, (predicted, found) in enumerate(zip(maps, matches, strict=True)):
-            box, obj, cls = self._level(predicted, found, targets, self.strides[level])
-            terms["box"] = terms["box"] + box / counts[level]
-            terms["cls"] = terms["cls"] + cls / (counts[level] * self.num_classes)
-            terms["obj"] = terms["obj"] + obj * self.balance[level] / counts[-1]
+        box, obj, cls = (counts.new_zeros(()) for _ in range(3))
+        for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
+            chosen = raw[found.image, found.anchor, found.row, found.column].float()  # [M, 5 + C]
+            iou = _predicted_iou(chosen[:, :4], found)
+            box = box + ((1 - iou) * found.valid).sum() / counts[level]
+            cls = cls + self._class_sum(chosen[:, 5:], found) / (counts[level] * self.num_classes)
+            ignored = ignored_cells(targets, len(raw), self.strides[level], grids[level])
+            obj = (
+                obj + self._objectness_sum(raw[..., 4].float(), iou, found, ignored) * self.balance[level] / counts[-1]
+            )
 
-        size = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
-        return {
-            "box": terms["box"] * self.box_gain,
-            "obj": terms["obj"] * self.obj_gain * size,
-            "cls": terms["cls"] * self.cls_gain,
-        }
+        area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
+        return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
 
-    def _level(self, maps: Tensor, found: Matches, targets: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums over one level: of box and class terms over matches, of objectness over images (mean over cells)."""
-        images, _, height, width, _ = maps.shape
-        chosen = maps[found.image, found.anchor, found.row, found.column].float()  # [M, 5 + C]
-        xy = chosen[:, :2].sigmoid() * 2 - 0.5
-        wh = (chosen[:, 2:4].sigmoid() * 2).square() * found.anchor_size
-        iou = complete_iou(torch.cat([xy, wh], -1), found.boxes)  # [M]
-        box = ((1 - iou) * found.valid).sum()
+    def _objectness_sum(self, logits: Tensor, iou: Tensor, found: Matches, ignored: Tensor) -> Tensor:
+        """The mean over a level's cells, summed over images. logits: [B, A, H, W]. ignored: [B, H, W]."""
+        quality = _best_per_cell(iou.detach().clamp(0, 1), found, logits.shape)
+        matched = quality >= 0
+        loss = self._cross_entropy(logits, quality.clamp(min=0), self.obj_pos_weight)
+        return (loss * (matched | ~ignored[:, None])).mean((1, 2, 3)).sum()
 
-        objectness = maps[..., 4].float()
-        quality = torch.where(found.valid, iou.detach().clamp(min=0), 0)
-        target = _highest_per_cell(quality, found, objectness.shape)
-        weight = ~ignored_cells(targets, images, stride, (height, width))[:, None] | (target > 0)
-        obj = (self._cross_entropy(objectness, target, self.obj_pos_weight) * weight).mean((1, 2, 3)).sum()
-
-        if self.num_classes == 1:  # objectness says it all
-            return box, obj, box.new_zeros(())
+    def _class_sum(self, logits: Tensor, found: Matches) -> Tensor:
+        """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [M, C]."""
+        if self.num_classes == 1:
+            return logits.new_zeros(())
         wanted = F.one_hot(found.class_id, self.num_classes) * (self.positive - self.negative) + self.negative
-        cls = self._cross_entropy(chosen[:, 5:], wanted, self.cls_pos_weight).sum(-1)
-        return box, obj, (cls * found.valid).sum()
+        return (self._cross_entropy(logits, wanted, self.cls_pos_weight) * found.valid[:, None]).sum()
 
     def _cross_entropy(self, logits: Tensor, target: Tensor, pos_weight: float) -> Tensor:
         """Elementwise binary cross entropy, focal where focal_gamma > 0."""
-        weight = None if pos_weight == 1 else logits.new_tensor(pos_weight)
-        loss = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none", pos_weight=weight)
+        weight = logits.new_full((), pos_weight)
+        loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none", pos_weight=weight)
         if self.focal_gamma == 0:
             return loss
-        probability = logits.sigmoid()
-        right = target * probability + (1 - target) * (1 - probability)
-        alpha = target * 0.25 + (1 - target) * 0.75
-        return loss * alpha * (1 - right) ** self.focal_gamma
+        wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
+        alpha = target * FOCAL_ALPHA + (1 - target) * (1 - FOCAL_ALPHA)
+        return loss * alpha * wrong.clamp(min=1e-9) ** self.focal_gamma  # a power below 1 is infinitely steep at 0
 
 
-def _highest_per_cell(quality: Tensor, found: Matches, shape: torch.Size) -> Tensor:
-    """[B, A, H, W]: the best quality of the matches that claim a cell, 0 where none does.
+def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
+    """Complete IoU [M] of the boxes that raw x, y, w, h [M, 4] stand for with those they answer for, in cells."""
+    doubled = raw.sigmoid() * 2
+    predicted = torch.cat([doubled[:, :2] - 0.5, doubled[:, 2:].square() * found.anchor_size], -1)
+    return complete_iou(predicted, found.boxes)
+
+
+def _best_per_cell(quality: Tensor, found: Matches, shape: torch.Size) -> Tensor:
+    """[B, A, H, W]: the best quality [M] of the matches that claim a cell, -1 where none does.
 
     The maximum, unlike the last write, does not depend on the order of the targets.
     """
     _, anchors, height, width = shape
     cell = ((found.image * anchors + found.anchor) * height + found.row) * width + found.column
-    flat = quality.new_zeros(shape.numel())
-    return flat.scatter_reduce(0, cell, quality, "amax").view(shape)
+    unclaimed = quality.new_full((shape.numel(),), -1)
+    return unclaimed.scatter_reduce(0, cell, torch.where(found.valid, quality, -1), "amax").view(shape)

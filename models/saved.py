@@ -17,18 +17,21 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     saved = checkpoint.load(path)
     try:
         model = Detector(saved["table"])
-        model.load_state_dict(saved.get("ema", saved["model"]))
-    except (RuntimeError, TypeError, KeyError) as error:
+        model.load_state_dict(saved["ema"] if "ema" in saved else saved["model"])
+    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{path}: its weights do not fit its table ({str(error).splitlines()[0]})") from error
+    names = saved["names"]
+    if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{path}: its names are not the names of the {model.num_classes} classes that its table has")
     return model, saved
 
 
 def transfer(model: nn.Module, state: dict[str, Tensor]) -> tuple[int, int]:
-    """Copy every entry of `state` that `model` has under the same name and shape: (entries copied, entries it has).
+    """Copy every entry of `state` that `model` has under the same name and shape: (entries copied, entries wanted).
 
-    Anchors stay the model's own: they were chosen for the data at hand.
+    Anchors are not wanted: the model's own were chosen for the data at hand.
     """
-    own = model.state_dict()
-    fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape and not k.endswith("anchors_px")}
+    wanted = {key: value for key, value in model.state_dict().items() if not key.endswith("anchors_px")}
+    fitting = {k: v for k, v in state.items() if k in wanted and v.shape == wanted[k].shape}
     model.load_state_dict(fitting, strict=False)
-    return len(fitting), len(own)
+    return len(fitting), len(wanted)

@@ -29,7 +29,8 @@ def to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU of box i with target i: [N], in (-1.5, 1], never above the IoU.
 
-    Both are [N, 4] in one unit, sizes positive. No gradient flows through the weight of the aspect-ratio term.
+    Both are [N, 4] in one unit, pixels or cells: sizes are not negative, and large against eps, which keeps empty boxes
+    from dividing by zero. No gradient flows through the weight of the aspect-ratio term.
 
     Source: Zheng et al., Distance-IoU Loss (arXiv 1911.08287), equations 7 and 9 to 11.
 

@@ -2,12 +2,14 @@
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+NUMPY_CODES = "?bBhHiIlLqQefdU"  # booleans, integers, floats and texts that have a like in Python
 
 def plain(value: Any) -> Any:
     """`value` in tensors, numbers, strings, None, dicts and lists alone; tensors on the CPU.
@@ -16,60 +18,85 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.char in NUMPY_CODES:
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, dict):
         return {plain(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
-    if value is None or type(value) in (bool, int, float, str, bytes):
+    if value is None or type(value) in (bool, bytes):
         return value
-    for kind in (int, float, str):  # subclasses, such as torch's version string
+    for kind in (int, float, str):  # subclasses too, such as torch's version string
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` so that at every instant `path` holds the old or the new checkpoint, whole."""
+    """Write `state` so that at every instant `path` holds the old or the new checkpoint, whole.
+
+    Raises TypeError if something in it is neither a tensor nor plain; the old checkpoint then stays.
+    """
+    values = plain(state)
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            torch.save(plain(state), file)
+            torch.save(values, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a file's new name outlast a power cut. Only POSIX can open a folder to ask for it."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def load(path: Path) -> dict[str, Any]:
     """The checkpoint's state, on the CPU.
 
-    Raises ValueError if there is no such file, or if it holds anything but tensors and plain values.
+    Raises ValueError if there is no such file, if it is damaged, or if it holds anything but tensors and plain values.
     """
     try:
+        _check_sums(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path}: there is no such checkpoint") from error
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path}: is not a checkpoint of Kestrel ({reason[:200]})") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
+    except Exception as error:  # a foreign or damaged file can make an unpickler raise nearly anything
+        raise ValueError(f"{path}: is not a checkpoint of Kestrel, or is damaged ({_reason(error)})") from error
     if not isinstance(state, dict) or not {"model", "table", "names"} <= state.keys():
         raise ValueError(f"{path}: is not a checkpoint of Kestrel (no model, table and names in it)")
     return state
 
 
+def _check_sums(path: Path) -> None:
+    """Raises an error if a byte of the file has changed since it was written, which torch itself does not notice."""
+    with zipfile.ZipFile(path) as archive:
+        broken = archive.testzip()
+    if broken is not None:
+        raise ValueError(f"the check sum of {broken} is wrong")
+
+
+def _reason(error: Exception) -> str:
+    """An error in a few words, without torch's advice to load the file unsafely."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds more than tensors and plain values"
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
 def newest(folder: Path, pattern: str) -> Path:
     """The file most lately written among those that match. Raises ValueError if none does."""
-    found = sorted(folder.glob(pattern), key=lambda p: p.stat().st_mtime)
+    found = list(folder.glob(pattern))
     if not found:
         raise ValueError(f"no {pattern} under {folder}: train first, or name a checkpoint")
-    return found[-1]
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path))

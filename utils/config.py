@@ -1,10 +1,14 @@
 """What a run is asked to do, checked once at the door. Both records are frozen, and stored as plain values."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+MOST_HYP_BYTES = 64 * 1024
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -48,6 +52,12 @@ class TrainConfig:
     cache_dir: str = ""
 
     def __post_init__(self) -> None:
+        for field in fields(self):  # a checkpoint's values have not passed the command line
+            kind, found = type(field.default), type(getattr(self, field.name))
+            fits = found is kind or (found is int and kind is float)
+            _require(fits, f"--{field.name.replace('_', '-')} is a {found.__name__}, expected {kind.__name__}")
+        whole = all(type(number) is int for number in self.freeze)
+        _require(whole, "--freeze holds something else than whole numbers")
         _require(self.epochs >= 1, f"--epochs {self.epochs}: train for 1 epoch or more")
         _require(self.batch_size >= 1, f"--batch-size {self.batch_size}: a batch holds 1 image or more")
         _require(32 <= self.imgsz <= 8192, f"--imgsz {self.imgsz}: choose 32 to 8192 pixels")
@@ -69,7 +79,10 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Hyp:
-    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small models from scratch."""
+    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small models from scratch.
+
+    Raises ValueError with a sentence for a value that is not a number in its range.
+    """
 
     lr0: float = 0.01
     lrf: float = 0.01
@@ -100,7 +113,12 @@ class Hyp:
     mixup: float = 0.0
     copy_paste: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name, value in self.as_dict().items():
+            _check_number(name, value)
+
     def as_dict(self) -> dict[str, float]:
+        """Plain values, for YAML files and checkpoints."""
         return asdict(self)
 
 
@@ -115,24 +133,80 @@ _LIMITS = {
     "perspective": (0.0, 0.001),
     "anchor_t": (1.000001, 100.0),
 }
+_HIGHEST = 1e6  # of what has no limit of its own
 _UNUSED = {"iou_t"}  # stands in YOLOv5's files and steers nothing, there or here
 
 
-def read_hyp(path: Path) -> Hyp:
-    """The hyper-parameters of a YAML file; keys it leaves out keep their defaults.
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        found = repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
+        raise ValueError(f"{name} is {found}, expected a number")
+    low, high = _LIMITS.get(name, (0.0, _HIGHEST))
+    _require(low <= value <= high, f"{name} is {value:g}, allowed are {low:g} to {high:g}")
 
-    Raises ValueError naming the file and the key for an unknown key, a value that is no number, or one out of range.
+
+def read_hyp(path: Path) -> Hyp:
+    """The hyper-parameters of a YAML file of `key: number` lines; keys it leaves out keep their defaults.
+
+    Raises ValueError naming the file and the line for an unknown or repeated key, a value that is no number, or one
+    out of its range.
     """
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
-    _require(isinstance(given, dict), f"{path}: expected `key: number` lines, found {type(given).__name__}")
     known = {field.name for field in fields(Hyp)}
-    for key, value in given.items():
-        _require(key in known | _UNUSED, f"{path}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        _require(number, f"{path}: {key} is {value!r}, expected a number")
-        low, high = _LIMITS.get(key, (0.0, 1e6))
-        _require(low <= value <= high, f"{path}: {key} is {value}, allowed are {low:g} to {high:g}")
-    return Hyp(**{key: float(value) for key, value in given.items() if key in known})
+    given: dict[str, Any] = {}
+    for line, key, value in _flat_yaml(path):
+        where = f"{path} line {line}"
+        _require(key in known | _UNUSED, f"{where}: unknown key {key[:40]!r}; known are {', '.join(sorted(known))}")
+        _require(key not in given, f"{where}: {key} is given twice")
+        try:
+            _check_number(key, value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        given[key] = value
+    return Hyp(**{key: value for key, value in given.items() if key in known})
+
+
+def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
+    """Line, key and value of each entry of a small YAML file; a value that is no plain number stays text.
+
+    Only YAML's events are looked at, one by one, and the first list, mapping or alias, which could unfold without end,
+    is refused. Numbers are read as Python reads them, since YAML 1.1 takes 1e-3 for a text.
+    """
+    events = _yaml_events(path)
+    opening = [type(event) for event in islice(events, 3)]  # of the stream, the document and its mapping
+    _require(opening[2:] == [yaml.MappingStartEvent], f"{path}: expected `key: number` lines")
+    inside: list[yaml.ScalarEvent] = []
+    for event in events:
+        if isinstance(event, yaml.MappingEndEvent):
+            break
+        if not isinstance(event, yaml.ScalarEvent):
+            after = f"{inside[-1].value[:40]} holds" if inside else "here is"
+            found = f"{path} line {event.start_mark.line + 1}: {after} a list, a mapping or an alias"
+            raise ValueError(f"{found}; expected `key: number` lines")
+        inside.append(event)
+    closing = [type(event) for event in islice(events, 2)]  # of the document and the stream
+    _require(closing[1:] == [yaml.StreamEndEvent], f"{path}: holds more than one document")
+    return [
+        (key.start_mark.line + 1, key.value, _number(value))
+        for key, value in zip(inside[::2], inside[1::2], strict=True)
+    ]
+
+
+def _yaml_events(path: Path) -> Iterator[Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_HYP_BYTES + 1)
+        if len(data) > MOST_HYP_BYTES:
+            raise ValueError(f"{path}: larger than {MOST_HYP_BYTES:,} bytes, the most such a file may have")
+        yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: is not YAML: {' '.join(str(error).split())[:300]}") from error
+
+
+def _number(event: yaml.ScalarEvent) -> float | str:
+    plain = event.implicit[0]  # neither quoted nor tagged
+    try:
+        return float(event.value) if plain else event.value
+    except ValueError:
+        return event.value

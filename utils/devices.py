@@ -1,5 +1,7 @@
 """--device to a torch device, before anything touches CUDA; and the arithmetic it should train in."""
 
+import os
+
 import torch
 
 
@@ -23,7 +25,7 @@ def pick_device(wanted: str) -> torch.device:
         raise ValueError(f'--device {wanted}: choose "cpu", "mps" or the number of a GPU, for example 0')
     count = torch.cuda.device_count()
     if int(name) >= count:
-        found = f"GPUs 0 to {count - 1}" if count else "no CUDA GPU"
+        found = {0: "no CUDA GPU", 1: "GPU 0"}.get(count, f"GPUs 0 to {count - 1}")
         raise ValueError(f"--device {wanted}: this machine has {found}; use --device cpu or another number")
     return torch.device("cuda", int(name))
 
@@ -36,13 +38,18 @@ def describe(device: torch.device) -> str:
     return f"CUDA {device.index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on Metal, which has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def memory_gib(device: torch.device) -> float:
     """GiB in use by this process on the device; its resident memory on a CPU. 0 where it cannot be told."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 2**30
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096 / 2**30
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
     except OSError:
         return 0.0
 
@@ -50,8 +57,8 @@ def memory_gib(device: torch.device) -> float:
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
     """The dtype of autocast: float32 (off), bfloat16 or float16.
 
-    auto: bfloat16 where the hardware multiplies it natively, float16 on older GPUs, else float32. The choice depends on
-    the hardware's own word, never on a clock, so that two runs on one machine choose alike.
+    auto: bfloat16 where the hardware multiplies it natively, float16 on older GPUs with tensor cores, else float32. The
+    choice depends on the hardware's own word, never on a clock, so that two runs on one machine choose alike.
     Raises ValueError for a dtype that the device cannot use.
     """
     named = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,7 +69,10 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
     if wanted != "auto":
         raise ValueError(f"--amp {wanted}: choose auto, fp32, bf16 or fp16")
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+        generation = torch.cuda.get_device_capability(device)[0]
+        # The GTX 16 series passes for generation 7, but has no tensor cores, and its float16 convolutions give nan.
+        tensor_cores = generation >= 7 and "GTX 16" not in torch.cuda.get_device_name(device)
+        return torch.bfloat16 if generation >= 8 else torch.float16 if tensor_cores else torch.float32
     if device.type == "cpu" and _cpu_has_bf16():
         return torch.bfloat16
     return torch.float32

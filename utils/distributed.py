@@ -40,7 +40,7 @@ def connect(device: str) -> Iterator[World]:
 
     Raises ValueError where a launcher asks for several processes, or for a device that is not there.
     """
-    size = os.environ.get("WORLD_SIZE", "1")
+    size = os.environ.get("WORLD_SIZE") or "1"
     if size != "1":
         raise ValueError(f"WORLD_SIZE is {size}: training in several processes is not built yet; start one process")
     yield World(pick_device(device))

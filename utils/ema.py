@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """A copy of `model` that follows it: after update t it keeps the share d(t) = decay * (1 - exp(-t / tau)) of itself.
+    """A copy of `model` that follows it: update t keeps the share d(t) = decay * (1 - exp(-t / tau)) of the copy.
 
     Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of YOLOv5's behaviour.
     """
@@ -30,4 +30,5 @@ class EMA:
                 value.copy_(theirs[key])
 
     def state_dict(self) -> dict[str, Tensor]:
+        """The copy's weights and statistics."""
         return self.model.state_dict()

@@ -1,11 +1,15 @@
 """A run's folder, its lines on the terminal, its progress bar and its results.csv. Silent where not active."""
 
+import contextlib
 import csv
 import io
+import itertools
 import json
+import math
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,25 +24,30 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 
     Raises ValueError if the folder cannot be made.
     """
-    number = 1
-    while True:
-        folder = project / (name if number == 1 else f"{name}{number}")
-        try:
-            folder.mkdir(parents=True, exist_ok=exist_ok)
-            return folder
-        except FileExistsError:
-            if exist_ok:
-                raise ValueError(f"{folder}: a file is in the run folder's place") from None
-            number += 1
-        except OSError as error:
-            raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror})") from error
+    first = project / name
+    try:
+        first.parent.mkdir(parents=True, exist_ok=True)
+        if exist_ok:
+            first.mkdir(exist_ok=True)
+            return first
+        for number in itertools.count(1):
+            folder = first if number == 1 else first.with_name(f"{first.name}{number}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+        return folder
+    except OSError as error:
+        raise ValueError(f"{first}: the run folder cannot be made ({error.strerror})") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole: readers see the old text or the new one."""
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_yaml(path: Path, values: dict[str, Any]) -> None:
@@ -46,7 +55,16 @@ def write_yaml(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    write_text(path, json.dumps(values, indent=1, ensure_ascii=False))
+    """Write plain values as JSON, which has no word for nan and infinity: they become null."""
+    write_text(path, json.dumps(_without_nan(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
@@ -66,8 +84,10 @@ class RunLog:
         self.rows: list[dict[str, float]] = []
 
     def say(self, text: str) -> None:
+        """Print a line, past a progress bar if there is one, and at once even into a file."""
         if self.active:
-            tqdm.write(text)
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
 
     def epoch(self, row: dict[str, float]) -> None:
         """Add an epoch to results.csv."""

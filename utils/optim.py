@@ -13,27 +13,28 @@ SHORTEST_WARMUP = 100  # batches
 def build_optimizer(
     model: nn.Module, name: str, *, lr: float, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """An optimizer with three groups named "bias", "norm" and "weight"; only "weight" (convolutions, linear) decays.
+    """An optimizer with three groups named "bias", "norm" and "weight"; only "weight" decays.
 
-    name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999). Parameters that need no gradient
-    are left out. Raises ValueError for another name.
+    "norm" holds the scales of normalisations, all parameters of one dimension that are no biases. Parameters that need
+    no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999).
+    Raises ValueError for another name, or if nothing is left to train.
     """
-    norms = tuple(v for k, v in vars(nn).items() if "Norm" in k and isinstance(v, type))
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "norm": [], "weight": []}
-    for module in model.modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                kind = "bias" if key == "bias" else "norm" if isinstance(module, norms) else "weight"
-                groups[kind].append(parameter)
+    for path, parameter in model.named_parameters():  # a parameter that two modules share comes once
+        if parameter.requires_grad:
+            is_bias = path.rpartition(".")[2] == "bias"
+            groups["bias" if is_bias else "norm" if parameter.ndim <= 1 else "weight"].append(parameter)
+    if not any(groups.values()):
+        raise ValueError("no parameter is left to train: freeze fewer layers (--freeze)")
     settings = [
-        {"params": parameters, "name": kind, "weight_decay": weight_decay if kind == "weight" else 0.0}
-        for kind, parameters in groups.items()
+        {"params": parameters, "name": group, "weight_decay": weight_decay if group == "weight" else 0.0}
+        for group, parameters in groups.items()
     ]
     fused = next(model.parameters()).is_cuda
     if name == "SGD":
-        return torch.optim.SGD(settings, lr=lr, momentum=momentum, nesterov=True, fused=fused)
+        return torch.optim.SGD(settings, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused)
     if name in ("Adam", "AdamW"):
-        kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
+        kind = torch.optim.Adam if name == "Adam" else torch.optim.AdamW
         return kind(settings, lr=lr, betas=(momentum, 0.999), fused=fused)
     raise ValueError(f"--optimizer {name}: choose SGD, Adam or AdamW")
 
@@ -93,21 +94,27 @@ class Schedule:
             else:
                 group["betas"] = (momentum, group["betas"][1])
 
+    def _group_size(self, step: int) -> int:
+        """Batches to an optimizer step, as far as warm-up has come."""
+        return max(1, round(self._ramp(step, 1, NOMINAL_BATCH / self.batch_size)))
+
     def closing_batches(self, first: int, last: int) -> set[int]:
         """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always the last one.
 
-        No gradient is carried over an epoch's end, and none is dropped: a remainder of less than half the accumulation
-        joins the group before it.
+        No gradient is carried over an epoch's end, and none is dropped: a remainder of less than half a group joins the
+        group before it.
 
         >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).closing_batches(0, 13))
         [3, 7, 12]
         """
-        closing, since = [], 0
+        if last <= first:
+            return set()
+        closing, opened = [], first
         for step in range(first, last):
-            since += 1
-            if since >= max(1, round(self._ramp(step, 1, NOMINAL_BATCH / self.batch_size))):
+            if step - opened + 1 >= self._group_size(step):
                 closing.append(step)
-                since = 0
-        if 0 < since * 2 < self.accumulate and closing:
+                opened = step + 1
+        remainder = last - opened
+        if closing and 0 < remainder * 2 < self._group_size(last - 1):
             closing.pop()
-        return {*closing, last - 1} if last > first else set()
+        return {*closing, last - 1}

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import cv2
 import matplotlib
 import numpy as np
 from matplotlib import font_manager
@@ -32,6 +31,8 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
+
+from utils.opencv import cv2
 
 INK, FAINT, GRID = "#22272e", "#6b7480", "#e4e7eb"
 BLUE, ORANGE = "#2563eb", "#e8590c"

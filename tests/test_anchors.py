@@ -1,0 +1,123 @@
+"""Anchors: what they reach, and what is fitted where they do not."""
+
+import numpy as np
+import pytest
+
+from models.anchors import best_possible_recall, check_anchors, fit_anchors
+
+TABLE = np.array(
+    [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]], np.float64
+)
+
+
+def log_normal(middle: float, spread: float, count: int = 2000, seed: int = 0) -> np.ndarray:
+    return np.exp(np.random.default_rng(seed).normal(np.log(middle), spread, (count, 2)))
+
+
+def fit(sizes: np.ndarray, count: int = 9, **settings) -> np.ndarray:
+    return fit_anchors(sizes, count, 4.0, generations=100, **settings)
+
+
+def test_recall_equals_the_slow_loop():
+    sizes, anchors = log_normal(60, 1.2, 200), TABLE.reshape(-1, 2)
+    reached = 0
+    for w, h in sizes:
+        reached += any(max(w / a, a / w, h / b, b / h) < 4 for a, b in anchors)
+    assert 0 < reached < 200
+    assert best_possible_recall(sizes, anchors, 4.0) == reached / 200
+    assert best_possible_recall(np.zeros((0, 2)), anchors, 4.0) == 1.0
+
+
+def test_the_limit_itself_is_out_of_reach():
+    anchors = np.array([[16.0, 16]])
+    assert best_possible_recall(np.array([[64.0, 16]]), anchors, 4.0) == 0
+    assert best_possible_recall(np.array([[63.9, 16]]), anchors, 4.0) == 1
+    assert best_possible_recall(np.array([[4.0, 16]]), anchors, 4.0) == 0
+    assert best_possible_recall(np.array([[4.1, 16]]), anchors, 4.0) == 1
+
+
+def test_table_anchors_reach_ordinary_sizes():
+    # Sides about 20 to 300 px, as in COCO at 640.
+    anchors, sentence = check_anchors(log_normal(70, 0.6), TABLE, 4.0)
+    assert anchors is TABLE
+    assert sentence.startswith("anchors reach ")
+
+
+def test_strange_sizes_get_anchors_that_reach_more():
+    sizes = log_normal(5, 0.3) * [1.0, 50.0]  # as thin as poles
+    before = best_possible_recall(sizes, TABLE.reshape(-1, 2), 4.0)
+    anchors, sentence = check_anchors(sizes, TABLE, 4.0)
+    after = best_possible_recall(sizes, anchors.reshape(-1, 2), 4.0)
+    assert before < 0.5
+    assert after > 0.98
+    assert anchors.shape == TABLE.shape
+    assert sentence == f"anchors reached {before:.1%} of the boxes, fitted ones {after:.1%}"
+
+
+def test_two_kinds_of_boxes_get_an_anchor_each():
+    sizes = np.concatenate([np.full((30, 2), (8.0, 8)), np.full((30, 2), (100.0, 50))])
+    sizes *= 1 + 0.01 * np.random.default_rng(0).standard_normal(sizes.shape)
+    for seed in range(5):  # whatever boxes k-means starts from
+        anchors = fit_anchors(sizes, 2, 4.0, seed=seed)
+        assert anchors == pytest.approx(np.array([[8.0, 8], [100, 50]]), rel=0.05)
+
+
+def test_fitting_is_deterministic_and_ordered():
+    sizes = log_normal(40, 0.9)
+    anchors = fit(sizes)
+    assert np.array_equal(anchors, fit(sizes))
+    assert not np.array_equal(anchors, fit(sizes, seed=1))
+    assert (np.diff(anchors.prod(1)) >= 0).all()
+    assert anchors.min() >= 2
+
+
+def test_mutation_does_not_make_them_worse():
+    sizes = log_normal(40, 0.9)
+
+    def fitness(anchors: np.ndarray) -> float:
+        ratio = sizes[:, None] / anchors
+        best = np.minimum(ratio, 1 / ratio).min(-1).max(1)
+        return float((best * (best > 0.25)).mean())
+
+    scores = [fitness(fit_anchors(sizes, 9, 4.0, generations=n)) for n in (0, 30, 300)]
+    assert scores == sorted(scores)
+    assert scores[0] < scores[-1]
+
+
+def test_boxes_of_one_size():
+    anchors = fit(np.full((50, 2), (20.0, 10)), 3)
+    assert anchors == pytest.approx(np.tile([[20.0, 10]], (3, 1)))
+
+
+def test_too_few_boxes():
+    with pytest.raises(ValueError, match="9 anchors cannot be fitted to 2 boxes of 2 px and more"):
+        fit(np.array([[5.0, 5], [6, 6], [1, 9]]))
+    anchors, sentence = check_anchors(np.array([[3.0, 300], [3, 310], [1, 1]]), TABLE, 4.0)
+    assert anchors is TABLE
+    assert sentence == "anchors reach 0.0% of the boxes; too few boxes (2) to fit new ones"
+
+
+@pytest.mark.parametrize("sizes", [np.zeros((0, 2)), np.zeros((5, 2)), np.full((5, 2), 1.9)])
+def test_no_boxes(sizes):
+    anchors, sentence = check_anchors(sizes, TABLE, 4.0)
+    assert anchors is TABLE
+    assert sentence == "no boxes to check the anchors with"
+
+
+def test_fitted_anchors_that_reach_no_more_are_not_taken():
+    # Ten far-apart sizes and one anchor for all: whatever is fitted reaches one of the ten, as the given one does.
+    sizes = np.array([[20.0 * 9**n, 20.0 * 9**n] for n in range(-1, 5)])
+    given = np.array([[[20.0, 20]]])
+    anchors, sentence = check_anchors(sizes, given, 4.0)
+    assert anchors is given
+    assert sentence == "anchors reach 16.7% of the boxes, fitted ones no more (16.7%): kept"
+
+
+def test_a_large_data_set_is_looked_at_in_part(monkeypatch):
+    monkeypatch.setattr("models.anchors.MOST_BOXES", 100)
+    seen = []
+    monkeypatch.setattr(
+        "models.anchors.fit_anchors", lambda sizes, *_, **__: seen.append(len(sizes)) or TABLE.reshape(-1, 2)
+    )
+    check_anchors(log_normal(5, 0.1, 199) * [1, 50], TABLE, 4.0)
+    assert seen == [100]

@@ -1,0 +1,107 @@
+"""Box arithmetic against hand-worked numbers and torchvision."""
+
+import math
+
+import pytest
+import torch
+from torchvision.ops import complete_box_iou_loss
+
+from utils.boxes import complete_iou, to_cxcywh, to_xyxy
+
+
+def random_boxes(count: int, seed: int) -> torch.Tensor:
+    """cx, cy, w, h in cells."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.rand(count, 2, generator=generator) * 4
+    sizes = torch.rand(count, 2, generator=generator) * 6 + 0.05
+    return torch.cat([centers, sizes], 1)
+
+
+def test_the_two_formats_turn_into_each_other():
+    boxes = random_boxes(50, 0)
+    torch.testing.assert_close(to_cxcywh(to_xyxy(boxes)), boxes, rtol=0, atol=1e-5)
+    assert to_xyxy(torch.zeros(0, 4)).shape == to_cxcywh(torch.zeros(0, 4)).shape == (0, 4)
+
+
+def test_complete_iou_by_hand():
+    # Boxes (0, 0, 4, 2) and (2, 0, 4, 4): overlap 2 * 2 = 4, union 8 + 8 - 4 = 12, IoU 1/3.
+    # Centres (2, 1) and (3, 2): rho^2 = 2. Hull (0, 0, 4, 4): c^2 = 32. rho^2 / c^2 = 1/16.
+    # v = 4/pi^2 * (atan(2/4) - atan(4/2))^2 = 0.405285 * 0.643501^2 = 0.167826; a = v / (1 - 1/3 + v) = 0.201121
+    # CIoU = 0.333333 - 0.0625 - 0.201121 * 0.167826 = 0.237082
+    v = 4 / math.pi**2 * (math.atan(0.5) - math.atan(2)) ** 2
+    wanted = 1 / 3 - 1 / 16 - v * v / (1 - 1 / 3 + v)
+    assert wanted == pytest.approx(0.237082, abs=1e-6)
+    found = complete_iou(torch.tensor([[2.0, 1, 4, 2]]), torch.tensor([[3.0, 2, 2, 4]]))
+    assert found.item() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_complete_iou_of_disjoint_boxes_is_the_distance():
+    # Unit squares at x 0.5 and 3.5: IoU 0, rho^2 = 9, hull 4 x 1: c^2 = 17, like aspect ratios.
+    found = complete_iou(torch.tensor([[0.5, 0.5, 1, 1]]), torch.tensor([[3.5, 0.5, 1, 1]]))
+    assert found.item() == pytest.approx(-9 / 17, abs=1e-6)
+
+
+def test_complete_iou_equals_torchvision():
+    ours, theirs = random_boxes(2000, 1), random_boxes(2000, 2)
+    wanted = 1 - complete_box_iou_loss(to_xyxy(ours), to_xyxy(theirs))
+    torch.testing.assert_close(complete_iou(ours, theirs), wanted, rtol=0, atol=1e-5)
+
+
+def test_gradient_equals_torchvision():
+    ours, theirs = random_boxes(500, 3).requires_grad_(), random_boxes(500, 4)
+    same = ours.detach().clone().requires_grad_()
+    (1 - complete_iou(ours, theirs)).sum().backward()
+    complete_box_iou_loss(to_xyxy(same), to_xyxy(theirs)).sum().backward()
+    torch.testing.assert_close(ours.grad, same.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_complete_iou_never_exceeds_the_iou():
+    ours = random_boxes(2000, 5)
+    nearly = ours + torch.randn(2000, 4, generator=torch.Generator().manual_seed(6)) * 1e-4
+    for theirs in (random_boxes(2000, 7), ours, nearly):
+        found = complete_iou(ours, theirs)
+        low = torch.maximum(ours[:, :2] - ours[:, 2:] / 2, theirs[:, :2] - theirs[:, 2:] / 2).double()
+        high = torch.minimum(ours[:, :2] + ours[:, 2:] / 2, theirs[:, :2] + theirs[:, 2:] / 2).double()
+        overlap = (high - low).clamp(min=0).prod(1)
+        iou = overlap / (ours[:, 2:].double().prod(1) + theirs[:, 2:].double().prod(1) - overlap)
+        assert (found.double() <= iou + 2e-6).all()
+
+
+def test_gradient_is_finite_for_degenerate_boxes():
+    rows = [
+        [0, 0, 0, 0],  # empty
+        [0, 0, 1e-20, 1e-20],
+        [0, 0, 50, 0],
+        [0, 0, 0, 50],
+        [0, 0, 1e4, 1e-8],
+        [100, 100, 1, 1],  # far away
+        [0.5, 0.5, 1, 1],  # the same
+    ]
+    theirs = torch.tensor([[0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 1.0, 30.0]])
+    for row in rows:
+        ours = torch.tensor([row, row], dtype=torch.float32, requires_grad=True)
+        found = complete_iou(ours, theirs)
+        found.sum().backward()
+        assert found.isfinite().all()
+        assert ours.grad.isfinite().all(), row
+
+
+def test_no_gradient_flows_through_the_aspect_weight():
+    # With one centre and sizes (2, 1) against (1, 2), d/dw of a * v alone would differ if `a` were differentiated.
+    ours = torch.tensor([[0.0, 0, 2, 1]], dtype=torch.float64, requires_grad=True)
+    theirs = torch.tensor([[0.0, 0, 1, 2]], dtype=torch.float64)
+    complete_iou(ours, theirs).sum().backward()
+    # IoU = 1 / (2 + 2 - 1) = 1/3, near these sizes min(w, 1) * min(h, 2) / (w h + 2 - ...): d IoU / dw = -1 * 1/9
+    # v = k (atan 1/2 - atan w/h)^2 with k = 4/pi^2; dv/dw = -2 k (atan 1/2 - atan 2) * h / (h^2 + w^2)
+    k, turn = 4 / math.pi**2, math.atan(0.5) - math.atan(2)
+    v = k * turn**2
+    weight = v / (1 - 1 / 3 + v)
+    wanted = -1 / 9 - weight * (-2 * k * turn * 1 / 5)
+    assert ours.grad[0, 2].item() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_empty():
+    none = torch.zeros(0, 4, requires_grad=True)
+    found = complete_iou(none, torch.zeros(0, 4))
+    assert found.shape == (0,)
+    found.sum().backward()

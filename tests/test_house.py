@@ -1,0 +1,175 @@
+"""The rules of the house, read from the sources: where imports point, what is never called, what is never unread."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from data.augment import Augmentation
+from utils.config import Hyp, TrainConfig
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("data", "models", "utils")
+SCRIPTS = sorted(ROOT.glob("*.py"))
+SOURCES = sorted([*SCRIPTS, *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))])
+MAY_IMPORT = {"utils": {"utils"}, "models": {"models", "utils"}, "data": {"data", "utils"}}
+
+each_source = pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+
+
+def nodes(file: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+
+
+def imported(file: Path) -> set[str]:
+    """Full names of the modules that a file imports."""
+    names = set()
+    for node in nodes(file):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+            assert node.level == 0, f"{file} line {node.lineno}: a relative import"
+    return names
+
+
+def spelled(node: ast.AST) -> str:
+    """`os.path.join` for an expression of names and dots, else an empty text."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = spelled(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def calls(file: Path) -> Iterator[tuple[str, dict[str, ast.expr]]]:
+    """What is called, as it is spelled, and with which keywords."""
+    for node in nodes(file):
+        if isinstance(node, ast.Call):
+            yield spelled(node.func), {keyword.arg or "": keyword.value for keyword in node.keywords}
+
+
+def test_there_is_something_to_look_at():
+    assert {file.name for file in SCRIPTS} >= {"train.py", "val.py"}
+    assert len(SOURCES) > 30
+
+
+@each_source
+def test_imports_point_down(file):
+    package = file.relative_to(ROOT).parts[0]
+    ours = {*PACKAGES, *(script.stem for script in SCRIPTS), "tests", "benchmarks"}
+    allowed = MAY_IMPORT.get(package, {*PACKAGES, *(script.stem for script in SCRIPTS)})
+    assert {name.partition(".")[0] for name in imported(file)} & ours <= allowed
+
+
+@each_source
+def test_no_file_is_read_as_a_program(file):
+    found = {name.partition(".")[0] for name in imported(file)}
+    assert not found & {"subprocess", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "code", "requests"}
+    names = {name for name, _ in calls(file)}
+    assert not names & {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "torch.hub.load"}
+    assert not {
+        name for name in names if re.fullmatch(r"pickle\.(load|loads|Unpickler)|yaml\.(unsafe|full)_load.*", name)
+    }
+    assert not {name for name in names if re.fullmatch(r"os\.(exec|spawn|posix_spawn).*", name)}
+    assert not {name for name in imported(file) if re.fullmatch(r"pickle\.(load|loads|Unpickler)|os\.system", name)}
+
+
+@each_source
+def test_loading_is_always_safe(file):
+    for name, keywords in calls(file):
+        safe = {key: isinstance(value, ast.Constant) and value.value for key, value in keywords.items()}
+        if name == "torch.load":
+            assert safe.get("weights_only") is True
+        assert "weights_only" not in safe or safe["weights_only"] is True
+        assert "allow_pickle" not in safe or safe["allow_pickle"] is False
+        assert "shell" not in safe
+
+
+@each_source
+def test_no_assert(file):
+    assert not [node.lineno for node in nodes(file) if isinstance(node, ast.Assert)]
+
+
+@each_source
+def test_names_and_words(file):
+    assert not re.search(r"helper|misc|common|general", file.name)
+    assert not re.search(r"[\"'\s](/work|/tmp|/home|/root)/", file.read_text(encoding="utf-8"))
+
+
+IMPORT_EVERYTHING = """
+import builtins, importlib, os, socket, subprocess, sys, threading
+
+def refuse(*arguments, **keywords):
+    raise RuntimeError(f"at import: {arguments}")
+
+real_open = builtins.open
+def reading(file, mode="r", *rest, **keywords):
+    return real_open(file, mode, *rest, **keywords) if not set(mode) & set("wax+") else refuse(file, mode)
+
+import torch, torchvision, cv2, matplotlib.pyplot, matplotlib.font_manager, pycocotools, tqdm, yaml, numpy, PIL.Image
+import pycocotools.cocoeval, torch.utils.flop_counter, torch.utils.data
+socket.socket = socket.create_connection = subprocess.Popen = os.system = os.mkdir = os.makedirs = refuse
+builtins.open = reading
+state, threads, environment = torch.random.get_rng_state(), threading.active_count(), dict(os.environ)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+problems = {
+    "CUDA was initialised": torch.cuda.is_initialized(),
+    "a thread was started": threading.active_count() > threads,
+    "random numbers were drawn": not torch.random.get_rng_state().equal(state),
+    "the environment was changed": dict(os.environ) != environment,
+}
+sys.exit(", ".join(text for text, true in problems.items() if true) or 0)
+"""
+
+
+def test_importing_does_no_work():
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in SOURCES]
+    command = [sys.executable, "-B", "-c", IMPORT_EVERYTHING, *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# ---------------------------------------------------------------------- every setting is read somewhere
+
+
+def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
+    """(what it is read from, attribute): ("cfg", "epochs") for `cfg.epochs`."""
+    return {
+        (spelled(node.value).rpartition(".")[2], node.attr)
+        for file in files
+        for node in nodes(file)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_flag_is_read():
+    read = {name for base, name in attributes_read([ROOT / "train.py", ROOT / "val.py"]) if base == "cfg"}
+    assert {field.name for field in fields(TrainConfig)} - read == set()
+
+
+def test_every_flag_can_be_given():
+    added = {
+        argument.value.removeprefix("--").replace("-", "_")
+        for node in nodes(ROOT / "train.py")
+        if isinstance(node, ast.Call) and spelled(node.func) == "add"
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+    }
+    assert {field.name for field in fields(TrainConfig)} - added == set()
+
+
+def test_every_hyper_parameter_is_read():
+    direct = {name for base, name in attributes_read([ROOT / "train.py"]) if base == "hyp"}
+    carried = {field.name for field in fields(Augmentation)}  # train.py hands them over by name
+    assert {field.name for field in fields(Hyp)} - direct - carried == set()
+    assert carried <= {field.name for field in fields(Hyp)}
+    in_data = {name for _, name in attributes_read(sorted((ROOT / "data").glob("*.py")))}
+    assert carried - in_data == set()

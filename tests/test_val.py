@@ -1,0 +1,187 @@
+"""val.py: evaluate() against known numbers, its other ways to predict, its files."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import train
+import val
+from data import build_evaluation_loader
+from data.dataset_yaml import read_data_yaml
+from data.scan import scan
+from models import build_model
+from utils.distributed import World
+
+ROOT = Path(__file__).parents[1]
+CPU = World(torch.device("cpu"))
+
+
+class Oracle(torch.nn.Module):
+    """Stands in for a model: decodes to the boxes it is told, whatever the image."""
+
+    strides = (8, 16, 32)
+
+    def forward(self, images):
+        return [images]
+
+
+@pytest.fixture(scope="module")
+def loader(tiny_data):
+    spec = read_data_yaml(tiny_data)
+    labels, _ = scan(spec.sources("val"), spec.names, cache_dir=None, threads=1, progress=False)
+    return build_evaluation_loader(labels, batch_size=3, image_size=96, stride=32)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data, tiny_model, tmp_path_factory):
+    """weights/best.pt of a short run."""
+    folder = tmp_path_factory.mktemp("trained")
+    flags = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--epochs", "3"]
+    places = ["--project", str(folder), "--cache-dir", str(folder / "cache"), "--workers", "0", "--noplots"]
+    train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *places]), CPU)
+    return folder / "exp" / "weights" / "best.pt"
+
+
+@pytest.fixture
+def measure(trained, tmp_path):
+    """measure("--augment", ...) runs val.py's main on the trained checkpoint."""
+
+    def run(*flags, weights=(trained,)):
+        places = ["--project", str(tmp_path), "--name", "v", "--exist-ok", "--cache-dir", str(tmp_path / "cache")]
+        given = ["--weights", *map(str, weights), "--device", "cpu", "--workers", "0", "--batch-size", "4"]
+        return val.main(val.parse_args([*given, *places, *flags]), CPU), tmp_path / "v"
+
+    return run
+
+
+def truth_as_predictions(loader):
+    """Predicts each batch's own targets, surely: a perfect detector."""
+    batches = iter(list(loader))
+
+    def predict(images):
+        batch = next(batches)
+        most = int(batch.targets[:, 0].long().bincount(minlength=len(images)).max())
+        boxes, scores = torch.zeros(len(images), most, 4), torch.zeros(len(images), most, 3)
+        for i in range(len(images)):
+            own = batch.targets[batch.targets[:, 0] == i]
+            boxes[i, : len(own)] = own[:, 2:]
+            scores[i, torch.arange(len(own)), own[:, 1].long()] = 0.9
+        return boxes, scores
+
+    return predict
+
+
+def test_perfect_predictions_score_one(loader):
+    found = val.evaluate(Oracle(), loader, CPU, predict=truth_as_predictions(loader), active=False)
+    assert found.coco.stats["AP"] == pytest.approx(1.0)
+    assert found.precision == pytest.approx(1.0)
+    assert found.recall == pytest.approx(1.0)
+    assert found.fitness == pytest.approx(1.0)
+    order = np.lexsort((found.truth.boxes_xywh[:, 0], found.truth.image_ids))
+    again = np.lexsort((found.detections.boxes_xywh[:, 0], found.detections.image_ids))
+    np.testing.assert_allclose(found.detections.boxes_xywh[again], found.truth.boxes_xywh[order], atol=1e-3)
+
+
+def test_no_detections(loader):
+    def nothing(images):
+        return torch.zeros(len(images), 5, 4), torch.zeros(len(images), 5, 3)
+
+    found = val.evaluate(Oracle(), loader, CPU, predict=nothing, active=False)
+    assert found.coco.stats["AP"] == 0
+    assert found.precision == found.recall == found.fitness == 0
+    assert "all" in val.class_table(found, ["disc", "square", "bar"], verbose=True)
+
+
+def test_batch_size_changes_nothing_but_rounding(tiny_model, loader):
+    torch.manual_seed(0)
+    model = build_model(tiny_model, 3)
+    one = build_evaluation_loader(loader.labels, batch_size=1, image_size=96, stride=32)
+    first = val.evaluate(model, loader, CPU, active=False)
+    second = val.evaluate(model, one, CPU, active=False)
+    assert first.coco.stats["AP"] == pytest.approx(second.coco.stats["AP"], abs=1e-6)
+
+
+def test_ours_equals_pycocotools_on_the_files_written(measure):
+    found, folder = measure("--save-json", "--save-txt", "--save-conf")
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    truth = COCO(str(folder / "ground_truth.json"))
+    judge = COCOeval(truth, truth.loadRes(str(folder / "predictions.json")), "bbox")
+    judge.evaluate()
+    judge.accumulate()
+    judge.summarize()
+    np.testing.assert_allclose(list(found.coco.stats.values()), judge.stats, atol=1e-9)
+    written = json.loads((folder / "metrics.json").read_text())
+    assert written["AP"] == found.coco.stats["AP"]
+    rows = [line.split() for file in (folder / "labels").glob("*.txt") for line in file.read_text().splitlines()]
+    assert len(rows) == len(found.detections.scores)
+    assert all(len(row) == 6 and 0 <= float(v) <= 1 for row in rows for v in row[1:])
+
+
+def test_ensemble_of_one_twice_is_the_one(measure, trained):
+    alone, _ = measure()
+    twice, _ = measure(weights=(trained, trained))
+    assert twice.coco.stats["AP"] == pytest.approx(alone.coco.stats["AP"], abs=1e-6)
+
+
+@pytest.mark.parametrize("flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]])
+def test_flags_measure(measure, flags):
+    found, folder = measure(*flags)
+    assert set(found.milliseconds) == {"load", "model", "nms"}
+    assert (folder / "PR_curve.png").exists()
+
+
+def test_test_time_augmentation_puts_boxes_back(tiny_model):
+    """A model that answers with the brightest pixel finds it at every scale, mirrored or not."""
+
+    class Brightest:
+        strides = (32,)
+
+        def __call__(self, images):
+            return images
+
+        def decode(self, images):
+            width = images.shape[3]
+            place = images.mean(1).flatten(1).argmax(1)
+            x, y = (place % width).float() + 0.5, (place // width).float() + 0.5
+            return torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None], torch.ones(len(images), 1, 1)
+
+    images = torch.zeros(1, 3, 96, 160)
+    images[0, :, 30:36, 50:56] = 1  # centre (53, 33)
+    boxes, scores = val.test_time_augmented(Brightest())(images)
+    assert boxes.shape == (1, 3, 4)
+    assert scores.shape == (1, 3, 1)
+    centers = (boxes[0, :, :2] + boxes[0, :, 2:]) / 2
+    assert (centers - torch.tensor([53.0, 33.0])).abs().max() < 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--conf-thres", "2"], "--conf-thres 2.0: a threshold lies between 0 and 1"),
+        (["--batch-size", "0"], "--batch-size 0: choose 1 or more"),
+        (["--imgsz", "8"], "--imgsz 8: choose 32 to 8192 pixels"),
+        (["--task", "test"], "test"),
+        (["--data", "shapes.yaml"], "are not the checkpoint's (disc, square, bar)"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_refusals(measure, flags, sentence):
+    with pytest.raises(ValueError) as refusal:
+        measure(*flags)
+    assert sentence in str(refusal.value)
+
+
+def test_without_any_checkpoint(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "val.py"), "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert done.returncode == 2
+    assert "best.pt under runs: train first, or name a checkpoint" in done.stderr
