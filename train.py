@@ -39,7 +39,7 @@ from utils import checkpoint
 from utils.config import Hyp, TrainConfig, read_hyp
 from utils.devices import choose_precision, describe, memory_gib
 from utils.distributed import World, connect
-from utils.ema import EMA
+from utils.ema import EMA, averaging
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
@@ -55,7 +55,7 @@ class Learner:
     """All that training changes: with the epoch it is what a checkpoint must hold to go on exactly from there."""
 
     model: Detector
-    ema: EMA
+    ema: EMA[Detector]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
 
@@ -157,7 +157,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     precision = choose_precision(cfg.amp, world.device)
     autocast = torch.autocast(world.device.type, precision, enabled=precision != torch.float32)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    learner = Learner(model, EMA(model), optimizer, scaler)
+    ema = EMA(model, *averaging(schedule.total // schedule.accumulate))
+    learner = Learner(model, ema, optimizer, scaler)
     plateau = Plateau(cfg.patience)
     first_epoch = 0
     if saved:

@@ -11,6 +11,7 @@ import torch
 
 NUMPY_CODES = "?bBhHiIlLqQefdU"  # booleans, integers, floats and texts that have a like in Python
 
+
 def plain(value: Any) -> Any:
     """`value` in tensors, numbers, strings, None, dicts and lists alone; tensors on the CPU.
 

@@ -174,7 +174,7 @@ def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
     events = _yaml_events(path)
     opening = [type(event) for event in islice(events, 3)]  # of the stream, the document and its mapping
     _require(opening[2:] == [yaml.MappingStartEvent], f"{path}: expected `key: number` lines")
-    inside: list[yaml.ScalarEvent] = []
+    inside: list[Any] = []
     for event in events:
         if isinstance(event, yaml.MappingEndEvent):
             break

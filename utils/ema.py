@@ -2,19 +2,38 @@
 
 import copy
 import math
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Model = TypeVar("Model", bound=nn.Module)
 
-class EMA:
+LONGEST = 10000  # steps averaged over, 1 / (1 - 0.9999)
+SHARE_OF_RUN = 0.05
+
+
+def averaging(steps: int) -> tuple[float, float]:
+    """(decay, tau) for a run of so many optimizer steps.
+
+    YOLOv5's 0.9999 and 2000 average over 10,000 steps once some thousands have passed, and over next to none in a run of
+    a few hundred. A short run averages over a twentieth of itself; from 200,000 steps on the numbers are YOLOv5's.
+
+    >>> averaging(400), averaging(500_000)
+    ((0.95, 20.0), (0.9999, 2000.0))
+    """
+    window = min(max(steps * SHARE_OF_RUN, 2.0), LONGEST)
+    return 1 - 1 / window, min(window, 2000.0)
+
+
+class EMA(Generic[Model]):
     """A copy of `model` that follows it: update t keeps the share d(t) = decay * (1 - exp(-t / tau)) of the copy.
 
     Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of YOLOv5's behaviour.
     """
 
-    def __init__(self, model: nn.Module, decay: float = 0.9999, tau: float = 2000.0) -> None:
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(self, model: Model, decay: float = 0.9999, tau: float = 2000.0) -> None:
+        self.model: Model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.tau, self.updates = decay, tau, 0
 
     @torch.no_grad()

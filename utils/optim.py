@@ -101,20 +101,16 @@ class Schedule:
     def closing_batches(self, first: int, last: int) -> set[int]:
         """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always the last one.
 
-        No gradient is carried over an epoch's end, and none is dropped: a remainder of less than half a group joins the
-        group before it.
+        No gradient is carried over an epoch's end, and none is dropped: after warm-up the epoch is cut into even groups
+        of at most the accumulation.
 
         >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).closing_batches(0, 13))
-        [3, 7, 12]
+        [2, 5, 8, 12]
         """
-        if last <= first:
-            return set()
-        closing, opened = [], first
-        for step in range(first, last):
+        closing, opened = set(), first
+        for step in range(first, min(last, self.warmup)):
             if step - opened + 1 >= self._group_size(step):
-                closing.append(step)
+                closing.add(step)
                 opened = step + 1
-        remainder = last - opened
-        if closing and 0 < remainder * 2 < self._group_size(last - 1):
-            closing.pop()
-        return {*closing, last - 1}
+        groups = -(-(last - opened) // self.accumulate)
+        return closing | {opened + (last - opened) * (k + 1) // groups - 1 for k in range(groups)}
