@@ -64,7 +64,8 @@ class Detect(Layer):
         In the weights' own precision, under autocast too: in 16 bits this last layer costs accuracy (LOG.md), in 32 bits
         next to no time.
         """
-        parts, dtype = (self.anchors_px.shape[1], 5 + self.num_classes), self.m[0].weight.dtype
+        parts = (self.anchors_px.shape[1], 5 + self.num_classes)
+        dtype = next(self.m.parameters()).dtype
         with nullcontext() if maps[0].dtype == dtype else torch.autocast(maps[0].device.type, enabled=False):
             raw = [conv(x.to(dtype)) for conv, x in zip(self.m, maps, strict=True)]
         return [x.unflatten(1, parts).permute(0, 1, 3, 4, 2) for x in raw]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.ema import EMA
+from utils.ema import EMA, averaging
 
 
 def make_model() -> nn.Module:
@@ -77,3 +77,12 @@ def test_a_model_that_stands_still_is_kept_to_the_bit():
     for _ in range(10):
         ema.update(model)
     assert all(value.equal(model.state_dict()[key]) for key, value in ema.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("steps", "decay", "tau"),
+    # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, held between 2 and 10,000; tau at most 2,000.
+    [(0, 0.5, 2), (2000, 0.99, 100), (20_000, 0.999, 1000), (200_000, 0.9999, 2000), (10**6, 0.9999, 2000)],
+)
+def test_what_a_run_averages_over(steps, decay, tau):
+    assert averaging(steps) == pytest.approx((decay, tau))
