@@ -135,17 +135,21 @@ for n in range(10**6):
 def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
     file = tmp_path / "last.pt"
     checkpoint.save(file, NEEDED | {"n": -1})
-    numbers = []
+    numbers, deadline = [], time.monotonic() + 60
+
+    def wait_for_a_save() -> None:
+        while not list(tmp_path.glob("*.tmp.*")):
+            assert saver.poll() is None
+            assert time.monotonic() < deadline
+
     saver = subprocess.Popen([sys.executable, "-c", SAVER, str(file)], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         saver.stdout.readline()
-        while not list(tmp_path.glob("*.tmp.*")):  # in the middle of a save
-            time.sleep(0.001)
+        wait_for_a_save()
         for _ in range(20):  # a reader sees whole files too
             numbers.append(checkpoint.load(file)["n"])
             time.sleep(0.005)
-        while not list(tmp_path.glob("*.tmp.*")):
-            time.sleep(0.0001)
+        wait_for_a_save()
     finally:
         os.kill(saver.pid, signal.SIGKILL)
         saver.wait()

@@ -309,7 +309,7 @@ def test_half_precision_maps_are_computed_in_float32(dtype):
     assert all(raw.grad.dtype == dtype for raw in half)
 
 
-def test_gradient_is_that_of_the_differences():
+def test_box_numbers_learn_from_the_box_term_alone():
     loss, targets = make_loss(2).double(), random_targets(4, 1, 2)
     maps = [raw[:1].double().requires_grad_() for raw in random_maps(1, 2)]
     terms = loss(maps, targets)

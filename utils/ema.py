@@ -16,8 +16,8 @@ SHARE_OF_RUN = 0.05
 def averaging(steps: int) -> tuple[float, float]:
     """(decay, tau) for a run of so many optimizer steps.
 
-    YOLOv5's 0.9999 and 2000 average over 10,000 steps once some thousands have passed, and over next to none in a run of
-    a few hundred. A short run averages over a twentieth of itself; from 200,000 steps on the numbers are YOLOv5's.
+    YOLOv5's 0.9999 and 2000 average over 10,000 steps once some thousands have passed, and over next to none in a run
+    of a few hundred. A short run averages over a twentieth of itself; from 200,000 steps on the numbers are YOLOv5's.
 
     >>> averaging(400), averaging(500_000)
     ((0.95, 20.0), (0.9999, 2000.0))
