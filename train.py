@@ -37,7 +37,7 @@ from models.losses import AnchorLoss
 from models.saved import load_detector, transfer
 from utils import checkpoint
 from utils.config import Hyp, TrainConfig, read_hyp
-from utils.devices import choose_precision, describe, memory_gib
+from utils.devices import choose_precision, describe, memory_gib, pins_memory
 from utils.distributed import World, connect
 from utils.ema import EMA, averaging
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
@@ -114,7 +114,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         "image_size": image_size,
         "stride": stride,
         "workers": workers,
-        "pin": world.device.type == "cuda",
+        "pin": pins_memory(world.device),
         "rank": world.rank,
         "size": world.size,
     }
@@ -329,9 +329,8 @@ def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str],
     size = sum(p.numel() for p in model.parameters())
     log.say(f"{cfg_name or cfg.weights}: {size:,} parameters, {len(names)} classes, {started}")
     if hyp.anchors or not cfg.noautoanchor:
-        anchors, sentence = check_anchors(
-            box_sizes(labels, cfg.imgsz), model.anchors_px.double().numpy(), hyp.anchor_t, seed=cfg.seed
-        )
+        sizes, own = box_sizes(labels, cfg.imgsz), model.anchors_px.double().numpy()
+        anchors, sentence = check_anchors(sizes, own, hyp.anchor_t, seed=cfg.seed, placeholders=hyp.anchors > 0)
         model.set_anchors(torch.from_numpy(anchors).float())
         log.say(sentence)
     return model
@@ -400,6 +399,10 @@ def resumed_config(cfg: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
     """
     if "optimizer" not in saved:
         raise ValueError(f"{cfg.resume}: holds no training state to resume; fine-tune from it with --weights")
+    known = {field.name for field in fields(TrainConfig)}
+    unknown = ", ".join(sorted(set(saved["config"]) - known))
+    if unknown:
+        raise ValueError(f"{cfg.resume}: its settings ({unknown}) are unknown to this version of Kestrel")
     values = saved["config"] | {"device": cfg.device, "workers": cfg.workers, "resume": cfg.resume}
     if saved["epoch"] + 1 >= values["epochs"]:
         raise ValueError(f"{cfg.resume}: its run is done after {values['epochs']} epochs; there is nothing to resume")

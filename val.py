@@ -36,7 +36,7 @@ from models.saved import load_detector
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
-from utils.devices import choose_precision, describe
+from utils.devices import choose_precision, describe, pins_memory, wait_for
 from utils.distributed import World, connect
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
@@ -110,7 +110,7 @@ def evaluate(
         with torch.autocast(world.device.type, precision, enabled=precision != torch.float32):
             maps = [] if predict else model(images)
             boxes, scores = predict(images) if predict else model.decode(maps)
-        _synchronise(world.device)
+        wait_for(world.device)
         modelled = time.perf_counter()
         if criterion is not None:
             for name, value in criterion(maps, batch.targets.to(world.device)).items():
@@ -138,11 +138,6 @@ def evaluate(
 def to_device(images: Tensor, device: torch.device) -> Tensor:
     """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [0, 1], channels last in memory."""
     return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _in_source(kept: Tensor, batch: Batch, i: int, labels: Labels) -> NDArray[np.float64]:
@@ -419,7 +414,12 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
     stride = max(max(m.strides) for m, _ in loaded)
     size = -(-size // stride) * stride
     loader = build_evaluation_loader(
-        labels, batch_size=args.batch_size, image_size=size, stride=stride, workers=min(args.workers, threads)
+        labels,
+        batch_size=args.batch_size,
+        image_size=size,
+        stride=stride,
+        workers=min(args.workers, threads),
+        pin=pins_memory(world.device),
     )
     log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
     predict = ensemble([(test_time_augmented if args.augment else plain)(member) for member, _ in loaded])

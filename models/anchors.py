@@ -85,12 +85,12 @@ def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray
 
 
 def check_anchors(
-    sizes: Sizes, anchors_px: NDArray[np.float64], ratio_limit: float, *, seed: int = 0
+    sizes: Sizes, anchors_px: NDArray[np.float64], ratio_limit: float, *, seed: int = 0, placeholders: bool = False
 ) -> tuple[NDArray[np.float64], str]:
     """(anchors [L, A, 2] to train with, a sentence that says what was found).
 
-    The anchors given stay if they reach 98 % of the boxes, or where fitted ones reach no more. At most 20,000 boxes,
-    evenly spread, are looked at.
+    The anchors given stay if they reach 98 % of the boxes, or where fitted ones reach no more; placeholders only where
+    there are too few boxes to fit others. At most 20,000 boxes, evenly spread, are looked at.
     """
     levels, per_level, _ = anchors_px.shape
     flat = anchors_px.reshape(-1, 2)
@@ -99,12 +99,12 @@ def check_anchors(
     if len(sizes) == 0:
         return anchors_px, "no boxes to check the anchors with"
     recall = best_possible_recall(sizes, flat, ratio_limit)
-    if recall >= GOOD_RECALL:
+    if recall >= GOOD_RECALL and not placeholders:
         return anchors_px, f"anchors reach {recall:.1%} of the boxes"
     if len(sizes) < len(flat):
         return anchors_px, f"anchors reach {recall:.1%} of the boxes; too few boxes ({len(sizes)}) to fit new ones"
     fitted = fit_anchors(sizes, len(flat), ratio_limit, seed=seed)
     reached = best_possible_recall(sizes, fitted, ratio_limit)
-    if reached <= recall:
+    if reached <= recall and not placeholders:
         return anchors_px, f"anchors reach {recall:.1%} of the boxes, fitted ones no more ({reached:.1%}): kept"
     return fitted.reshape(levels, per_level, 2), f"anchors reached {recall:.1%} of the boxes, fitted ones {reached:.1%}"

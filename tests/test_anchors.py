@@ -121,3 +121,13 @@ def test_a_large_data_set_is_looked_at_in_part(monkeypatch):
     )
     check_anchors(log_normal(5, 0.1, 199) * [1, 50], TABLE, 4.0)
     assert seen == [100]
+
+
+def test_placeholders_are_replaced_though_they_reach_all_boxes():
+    sizes = log_normal(70, 0.1)
+    given = np.full((1, 3, 2), 70.0)
+    kept, _ = check_anchors(sizes, given, 4.0)
+    fitted, sentence = check_anchors(sizes, given, 4.0, placeholders=True)
+    assert np.array_equal(kept, given)
+    assert not np.array_equal(fitted, given)
+    assert sentence == "anchors reached 100.0% of the boxes, fitted ones 100.0%"

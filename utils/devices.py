@@ -43,6 +43,17 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def pins_memory(device: torch.device) -> bool:
+    """Whether batches should lie in page-locked memory, from which the device copies by itself."""
+    return device.type == "cuda"
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def memory_gib(device: torch.device) -> float:
     """GiB in use by this process on the device; its resident memory on a CPU. 0 where it cannot be told."""
     if device.type == "cuda":
