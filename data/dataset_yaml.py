@@ -10,6 +10,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from data.report import excerpt, shown
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
+PASSED_OVER = ("roboflow",)  # stands in every export of that site and says where the set came from
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 20
@@ -77,6 +78,8 @@ def _entries(file: Path) -> dict[str, Node]:
         raise ValueError(f"{shown(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
     entries = {}
     for key, value in _pairs(file, document, "the file"):
+        if key in PASSED_OVER:
+            continue
         if key not in ALLOWED_KEYS:
             problem = f"unknown key '{excerpt(key)}', allowed are {', '.join(ALLOWED_KEYS)}"
             raise ValueError(f"{_where(file, value)}: {problem}")

@@ -61,7 +61,7 @@ class Detect(Layer):
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits.
 
-        In the weights' own precision, under autocast too: in 16 bits this last layer costs accuracy (LOG.md), in 32 bits
+        In the weights' own precision, under autocast too: 16 bits in this last layer cost accuracy (LOG.md), 32 bits
         next to no time.
         """
         parts = (self.anchors_px.shape[1], 5 + self.num_classes)

@@ -125,3 +125,9 @@ def test_find_yaml_looks_as_given_then_in_the_folder(tmp_path: Path) -> None:
     assert find_yaml(file, tmp_path / "other") == file
     with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml is there"):
         find_yaml("none.yaml", tmp_path)
+
+
+def test_where_an_export_came_from_is_passed_over(tmp_path):
+    file = tmp_path / "data.yaml"
+    file.write_text("train: images\nnames: [cat]\nroboflow:\n  workspace: someone\n  version: 1\n")
+    assert read_data_yaml(file).names == ("cat",)
