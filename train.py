@@ -8,7 +8,6 @@
 Read `main` from top to bottom: it is the whole story. What it names is one short file away.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -23,14 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from data import Augmentation, Loader, build_evaluation_loader, build_train_loader, shapes
-from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
+from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
+from data.dataset_yaml import find_yaml
 from data.labels import Labels
 from data.loader import Batch
 from data.multi_scale import MultiScale
-from data.report import Report
 from data.sampler import TrainSampler
-from data.scan import scan
 from models import Detector, build_model
 from models.anchors import check_anchors
 from models.losses import AnchorLoss
@@ -40,11 +37,24 @@ from utils.config import Hyp, TrainConfig, read_hyp
 from utils.devices import choose_precision, describe, memory_gib, pins_memory
 from utils.distributed import World, connect
 from utils.ema import EMA, averaging
+from utils.files import remove_torn_files
+from utils.flags import FlagParser
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
 from utils.terminal import stops_with_a_sentence
-from val import Evaluation, Pictures, cache_folder, class_table, evaluate, to_device
+from val import (
+    Evaluation,
+    Pictures,
+    class_names,
+    class_table,
+    evaluate,
+    loader_workers,
+    open_data,
+    read_split,
+    to_device,
+    whole_strides,
+)
 
 ROOT = Path(__file__).parent
 FETCH_EVERY = 50  # batches between looks at the losses: a look makes the host wait for the device
@@ -78,42 +88,43 @@ class Learner:
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train as cfg says; return the evaluation of the best checkpoint."""
+    log = RunLog(active=world.is_main)
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
     if saved:
-        cfg = resumed_config(cfg, saved)
-        hyp = Hyp(**saved["hyp"])
+        cfg, hyp = resumed_config(cfg, saved, log), Hyp(**saved["hyp"])
+        log.rows = saved["results"]
     else:
         hyp = read_hyp(find_yaml(cfg.hyp, ROOT / "data" / "hyps", "hyper-parameters"))
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
     # Data, model
-    spec, labels, val_labels, reports = read_data(cfg, world)
-    folder = Path(cfg.resume).parent.parent if saved else new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok)
-    log = RunLog(folder, active=world.is_main)
-    log.rows = saved.get("results", [])
-    for split, report in reports.items():
-        log.say(f"{split}: {report.summary()}")
-    names = spec.names[:1] if cfg.single_cls else spec.names
-    if saved and list(names) != saved["names"]:
+    spec = open_data(cfg.data)
+    labels, reports = {}, {}
+    for split in ("train", "val"):
+        labels[split], reports[split] = read_split(
+            spec, split, single=cfg.single_cls, cache_dir=cfg.cache_dir, progress=world.is_main
+        )
+        log.say(f"{split}: {reports[split].summary()}")
+    names = class_names(spec.names, single=cfg.single_cls)
+    if saved and names != saved["names"]:
         raise ValueError(f"{cfg.resume}: it was trained on other classes than {spec.file} names")
-    batch_size = min(cfg.batch_size, len(labels))
-    if batch_size < cfg.batch_size:
-        log.say(f"--batch-size {cfg.batch_size} is more than the {len(labels)} training images: using {batch_size}")
-    model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels, names, log)
+    model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels["train"], names, log)
     model.to(memory_format=torch.channels_last).to(world.device)
     frozen = freeze(model, cfg.freeze)
     stride = max(model.strides)
-    image_size = -(-max(cfg.imgsz, 2 * stride) // stride) * stride
+    image_size = whole_strides(cfg.imgsz, stride)
     if image_size != cfg.imgsz:
         log.say(f"--imgsz {cfg.imgsz} is rounded up to {image_size}, a multiple of the model's largest stride {stride}")
+    batch_size = min(cfg.batch_size, len(labels["train"]))
+    if batch_size < cfg.batch_size:
+        log.say(f"--batch-size {cfg.batch_size} is more than the training images: using {batch_size}")
 
     # Loaders: this rank's share of each global batch
-    workers = loader_workers(cfg.workers, batch_size, world.device)
     shared: dict[str, Any] = {
         "batch_size": batch_size,
         "image_size": image_size,
         "stride": stride,
-        "workers": workers,
+        "workers": loader_workers(cfg.workers, batch_size, world.device),
         "pin": pins_memory(world.device),
         "rank": world.rank,
         "size": world.size,
@@ -121,9 +132,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     augmentation = Augmentation(**{field.name: getattr(hyp, field.name) for field in fields(Augmentation)})
     mosaic_until = cfg.epochs - cfg.close_mosaic
     train_loader = build_train_loader(
-        labels, augmentation=augmentation, seed=cfg.seed, rect=cfg.rect, mosaic_until=mosaic_until, **shared
+        labels["train"], augmentation=augmentation, seed=cfg.seed, rect=cfg.rect, mosaic_until=mosaic_until, **shared
     )
-    val_loader = build_evaluation_loader(val_labels, **shared)
+    val_loader = build_evaluation_loader(labels["val"], **shared)
     sampler = train_loader.sampler
 
     # Optimization
@@ -159,32 +170,36 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
     ema = EMA(model, *averaging(schedule.total // schedule.accumulate))
     learner = Learner(model, ema, optimizer, scaler)
+    scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
     plateau = Plateau(cfg.patience)
-    first_epoch = 0
+    first_epoch, result, metrics = 0, None, {}
     if saved:
         learner.load_state_dict(saved)
         plateau.load_state_dict(saved["best"])
-        first_epoch = saved["epoch"] + 1
+        first_epoch, metrics = saved["epoch"] + 1, saved["metrics"]
 
+    # The run folder: made last, when nothing is left to refuse
+    folder = run_folder(cfg.resume) if saved else new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok)
+    weights = folder / "weights"
     pictures = Pictures(folder, names, active=world.is_main and not cfg.noplots)
     if world.is_main:
+        weights.mkdir(exist_ok=True)
+        remove_torn_files(folder)
+        (folder / "metrics.json").unlink(missing_ok=True)  # it says that a run is done
         write_yaml(folder / "args.yaml", cfg.as_dict())
         write_yaml(folder / "hyp.yaml", hyp.as_dict())
         write_json(folder / "data_report.json", {split: report.as_dict() for split, report in reports.items()})
-        (folder / "weights").mkdir(exist_ok=True)
-    pictures.labels(labels)
+    pictures.labels(labels["train"])
     log.say(
-        f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; {len(labels)} train and {len(val_labels)} "
-        f"val images at {image_size} px; batch {batch_size}, {schedule.accumulate} batches to an optimizer step; "
-        f"{workers} loader processes; writing to {folder}"
+        f"{spec.file}, {len(labels['train'])} train and {len(labels['val'])} val images at {image_size} px; "
+        f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}, "
+        f"{schedule.accumulate} batches to an optimizer step; {shared['workers']} loader processes; writing to {folder}"
     )
 
-    started, result = time.perf_counter(), None
-    for epoch in range(first_epoch, cfg.epochs):
+    started = time.perf_counter()
+    for epoch in range(first_epoch, first_epoch if saved.get("done") else cfg.epochs):
         began = time.perf_counter()
         sampler.set_epoch(epoch)
-        scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
-        watch = pictures.train_batch if epoch == 0 else None
         set_training(model, frozen)
         losses, pace = train_one_epoch(
             learner,
@@ -195,53 +210,54 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             world,
             title=f"{epoch + 1}/{cfg.epochs}",
             scale=scale,
-            watch=watch,
+            watch=pictures.train_batch if epoch == 0 else None,
         )
         if not cfg.noval or epoch == cfg.epochs - 1:
             result = evaluate(learner.ema.model, val_loader, world, criterion=criterion, active=log.active)
+            metrics = result.as_dict(names)
             plateau.update(epoch, result.fitness)
+        done = plateau.over(epoch) or epoch == cfg.epochs - 1  # all ranks hold the same metrics: all stop alike
 
         row = {"epoch": epoch + 1, "time": time.perf_counter() - began}
         row |= results_row(losses, result, lr=schedule.lr(sampler.batches_before(epoch + 1) - 1))
-        log.epoch(row)
+        log.epoch(row, folder)
         left = (time.perf_counter() - started) / (epoch + 1 - first_epoch) * (cfg.epochs - epoch - 1)
         log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
 
-        stopping = plateau.over(epoch) or epoch == cfg.epochs - 1  # all ranks hold the same metrics: all stop here
-        if world.is_main and (stopping or not cfg.nosave):
+        if world.is_main and (done or not cfg.nosave):
             about = {
                 "table": model.table,
-                "names": list(names),
+                "names": names,
                 "data": str(spec.file),
                 "config": cfg.as_dict(),
                 "hyp": hyp.as_dict(),
                 "epoch": epoch,
+                "done": done,
                 "best": plateau.state_dict(),
+                "metrics": metrics,
                 "results": log.rows,
                 "versions": {"torch": torch.__version__},
             }
-            weights = folder / "weights"
-            checkpoint.save(weights / "last.pt", about | learner.state_dict())
-            if plateau.best_epoch in (epoch, None) or not (weights / "best.pt").exists():
-                metrics = result.as_dict(names) if result else {}
-                checkpoint.save(weights / "best.pt", about | {"model": learner.ema.state_dict(), "metrics": metrics})
+            state = about | learner.state_dict()
+            if plateau.best_epoch in (epoch, None) or cfg.nosave:
+                checkpoint.save(weights / "best.pt", about | {"model": learner.ema.state_dict()})
             if cfg.save_period > 0 and (epoch + 1) % cfg.save_period == 0:
-                checkpoint.save(weights / f"epoch{epoch + 1}.pt", about | learner.state_dict())
-        if stopping:
+                checkpoint.save(weights / f"epoch{epoch + 1}.pt", state)
+            checkpoint.save(weights / "last.pt", state)  # last: killed before, a run does this epoch once more
+        if plateau.over(epoch):
+            log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
+        if done:
             break
-    if epoch < cfg.epochs - 1:
-        log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
 
     # The number that val.py will give for best.pt
-    best_model, _ = load_detector(folder / "weights" / "best.pt")
+    best_model, kept = load_detector(weights / "best.pt")
     best_model.to(memory_format=torch.channels_last).to(world.device)
     best = evaluate(best_model, val_loader, world, title="best", active=log.active)
     log.say(class_table(best, names, verbose=len(names) <= 100))
-    if world.is_main:
-        last = result.as_dict(names) if result else {}
-        write_json(folder / "metrics.json", {"last": last, "best": best.as_dict(names)})
     pictures.results(best, val_loader)
-    log.say(f"best.pt is of epoch {(plateau.best_epoch or 0) + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
+    if world.is_main:
+        write_json(folder / "metrics.json", {"last": metrics, "best": best.as_dict(names)})
+    log.say(f"best.pt is of epoch {kept['epoch'] + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
     return best
 
 
@@ -266,6 +282,7 @@ def train_one_epoch(
     closing = schedule.closing_batches(first, first + len(loader))
     total: dict[str, Tensor] = {}
     progress = Progress(loader, total=len(loader), title=title, active=world.is_main)
+    fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
     for i, batch in enumerate(progress):
         step = first + i
         schedule.apply(optimizer, step)
@@ -292,28 +309,17 @@ def train_one_epoch(
 
         for name, value in losses.items():
             total[name] = total.get(name, 0) + value.detach()  # on the device: no sync per step
-        if (i + 1) % FETCH_EVERY == 0:
-            progress.text(" ".join(f"{name} {value.item() / (i + 1):.4f}" for name, value in total.items()))
+        if i % fetch_every == 0:
+            so_far = " ".join(f"{name} {value.item() / (i + 1):.4f}" for name, value in total.items())
+            progress.text(f"{so_far}, {pace_of(progress, (i + 1) * sampler.batch_size, world.device)}")
     means = {name: world.sum(value).item() / len(loader) for name, value in total.items()}
-    images_per_s = len(loader) * sampler.batch_size / progress.seconds
-    pace = f"{images_per_s:.1f} img/s, {progress.wait_share:.0%} waiting for data, {memory_gib(world.device):.1f} GiB"
-    return means, pace
+    return means, pace_of(progress, len(loader) * sampler.batch_size, world.device)
 
 
-def read_data(cfg: TrainConfig, world: World) -> tuple[DataSpec, Labels, Labels, dict[str, Report]]:
-    """The data set's description, the labels to train and to validate on, and what was found in reading them."""
-    file = find_yaml(cfg.data, ROOT / "data", "data set")
-    spec = read_data_yaml(file)
-    if file.samefile(ROOT / "data" / "shapes.yaml"):
-        shapes.generate(spec.root)
-    cache, threads = cache_folder(cfg.cache_dir), os.cpu_count() or 1
-    labels, reports = {}, {}
-    for split in ("train", "val"):
-        found, reports[split] = scan(
-            spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=world.is_main
-        )
-        labels[split] = found.with_single_class() if cfg.single_cls else found
-    return spec, labels["train"], labels["val"], reports
+def pace_of(progress: Progress[Batch], images: int, device: torch.device) -> str:
+    """Images per second, the share of the time that went into waiting for data, and memory, in words."""
+    speed, memory = images / progress.seconds, memory_gib(device)
+    return f"{speed:.1f} img/s, {progress.wait_share:.0%} waiting for data, {memory:.1f} GiB"
 
 
 def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], log: RunLog) -> Detector:
@@ -329,7 +335,7 @@ def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str],
     size = sum(p.numel() for p in model.parameters())
     log.say(f"{cfg_name or cfg.weights}: {size:,} parameters, {len(names)} classes, {started}")
     if hyp.anchors or not cfg.noautoanchor:
-        sizes, own = box_sizes(labels, cfg.imgsz), model.anchors_px.double().numpy()
+        sizes, own = box_sizes(labels, whole_strides(cfg.imgsz, max(model.strides))), model.anchors_px.double().numpy()
         anchors, sentence = check_anchors(sizes, own, hyp.anchor_t, seed=cfg.seed, placeholders=hyp.anchors > 0)
         model.set_anchors(torch.from_numpy(anchors).float())
         log.say(sentence)
@@ -386,31 +392,41 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     return f"{row['epoch']:>{len(str(epochs))}}/{epochs}  {losses}  {metrics if validated else 'not validated'}"
 
 
-def loader_workers(wanted: int, batch_size: int, device: torch.device) -> int:
-    """How many loader processes: all cores for a GPU; half of them when the CPU trains as well."""
-    cores = os.cpu_count() or 1
-    return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
+def run_folder(resume: str) -> Path:
+    """The folder of the run that a checkpoint belongs to.
+
+    Raises ValueError if the checkpoint does not lie in a run's weights folder.
+    """
+    weights = Path(os.path.abspath(resume)).parent
+    if weights.name != "weights":
+        raise ValueError(f"{resume}: --resume goes on in the run's own folder, RUN/weights/last.pt; it lies elsewhere")
+    return weights.parent
 
 
-def resumed_config(cfg: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
+def resumed_config(cfg: TrainConfig, saved: dict[str, Any], log: RunLog) -> TrainConfig:
     """The run's own settings, with the device and workers of the command line.
 
     Raises ValueError if the checkpoint cannot be gone on with, or the run is done.
     """
     if "optimizer" not in saved:
         raise ValueError(f"{cfg.resume}: holds no training state to resume; fine-tune from it with --weights")
-    known = {field.name for field in fields(TrainConfig)}
-    unknown = ", ".join(sorted(set(saved["config"]) - known))
+    default = TrainConfig().as_dict()
+    unknown = ", ".join(sorted(saved["config"].keys() - default.keys()))
     if unknown:
         raise ValueError(f"{cfg.resume}: its settings ({unknown}) are unknown to this version of Kestrel")
-    values = saved["config"] | {"device": cfg.device, "workers": cfg.workers, "resume": cfg.resume}
-    if saved["epoch"] + 1 >= values["epochs"]:
-        raise ValueError(f"{cfg.resume}: its run is done after {values['epochs']} epochs; there is nothing to resume")
+    if saved["done"] and (run_folder(cfg.resume) / "metrics.json").exists():
+        raise ValueError(f"{cfg.resume}: its run is done after {saved['epoch'] + 1} epochs; there is nothing to resume")
+    ours = {"device": cfg.device, "workers": cfg.workers, "resume": cfg.resume}
+    values = saved["config"] | ours | {"data": saved["data"]}
+    given = {k for k, v in cfg.as_dict().items() if v != default[k]} - ours.keys() - {"project"}
+    unheard = ", ".join(f"--{k.replace('_', '-')}" for k in default if k in given and cfg.as_dict()[k] != values[k])
+    if unheard:
+        log.say(f"--resume goes on with the run's own settings; of no effect: {unheard}")
     return TrainConfig(**values | {"freeze": tuple(values["freeze"])})
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> TrainConfig:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(__doc__)
     add = parser.add_argument
     add("--weights", help="checkpoint to start from; '' trains from scratch")
     add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
@@ -442,15 +458,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> TrainConfig:
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
     add("--cache-dir", help="where scans of labels are kept (default: the user's cache folder)")
+    parser.without_effect("--cache", "images are not cached yet; each is read when it is needed")
+    parser.without_effect("--sync-bn", "one process has nothing to synchronise")
+    parser.not_built("--image-weights", "--quad", "--evolve", "--local_rank", "--local-rank")
     parser.set_defaults(**TrainConfig().as_dict())
-    values = vars(parser.parse_args(arguments))
+    values = vars(parser.read(arguments))
     if values["resume"] == "newest":
-        values["resume"] = str(checkpoint.newest(Path(values["project"]), "*/weights/last.pt"))
+        values["resume"] = str(checkpoint.newest(Path(values["project"]), "**/weights/last.pt"))
     return TrainConfig(**values | {"freeze": tuple(values["freeze"])})
 
 
-def run() -> None:
-    cfg = parse_args()
+def run(arguments: Sequence[str] | None = None) -> None:
+    cfg = parse_args(arguments)
     with connect(cfg.device) as world:
         main(cfg, world)
 

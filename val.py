@@ -8,10 +8,10 @@
 `evaluate` is the one that train.py calls after each epoch. The numbers are COCO's own arithmetic (utils/metrics.py).
 """
 
-import argparse
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data import Loader, build_evaluation_loader
-from data.dataset_yaml import find_yaml, read_data_yaml
+from data import Loader, build_evaluation_loader, shapes
+from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
 from data.labels import Labels
 from data.loader import Batch
+from data.report import Report, shown
 from data.sampler import EvaluationSampler
 from data.scan import scan
 from models import Detector
@@ -38,6 +39,7 @@ from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_res
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
 from utils.devices import choose_precision, describe, pins_memory, wait_for
 from utils.distributed import World, connect
+from utils.flags import FlagParser
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
 from utils.terminal import stops_with_a_sentence
@@ -49,8 +51,9 @@ Predict = Callable[[Tensor], tuple[Tensor, Tensor]]  # images [B, 3, H, W] -> bo
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found. All ranks hold the same."""
+    """What an evaluation of so many images found. All ranks hold the same."""
 
+    images: int
     coco: CocoResult
     curves: OperatingCurves
     truth: GroundTruth
@@ -126,6 +129,7 @@ def evaluate(
     truth = ground_truth(loader.labels)
     ids = {"image_ids": loader.labels.image_ids, "class_ids": np.arange(len(loader.labels.category_ids))}
     return Evaluation(
+        images=len(loader.labels),
         coco=evaluate_boxes(truth, detections, **ids),
         curves=operating_curves(truth, detections, **ids),
         truth=truth,
@@ -280,19 +284,22 @@ class Pictures:
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
-    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50, mAP50-95."""
+    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50, mAP50-95.
+
+    A class's images are those that show it; all images count those that show nothing too.
+    """
+    names = [shown(name) for name in names]
     coco, curves = evaluation.coco, evaluation.curves
     width = max(12, *(len(n) for n in names)) if verbose else 12
-    images = len(np.unique(evaluation.truth.image_ids))
     lines = [f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} {'mAP50-95':>9}"]
 
     def line(name: str, images: int, instances: int, *values: float) -> str:
         cells = " ".join(f"{'-' if v < 0 else f'{v:.4f}':>8}" for v in values)
         return f"{name:>{width}} {images:>8} {instances:>10} {cells}"
 
-    total = int(coco.instances.sum())
-    stats = coco.stats
-    lines.append(line("all", images, total, evaluation.precision, evaluation.recall, stats["AP50"], stats["AP"]))
+    total, stats = int(coco.instances.sum()), coco.stats
+    overall = evaluation.precision, evaluation.recall, stats["AP50"], stats["AP"]
+    lines.append(line("all", evaluation.images, total, *overall))
     for k, row in coco.per_class.items() if verbose and len(names) > 1 else ():
         position = int(np.flatnonzero(curves.class_ids == k)[0])
         at_best = curves.precision_at_best[position], curves.recall_at_best[position]
@@ -327,18 +334,67 @@ def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], fol
     return check_with_pycocotools(truth, found, evaluation.coco.stats)
 
 
+# ---------------------------------------------------------------------- what is read, and how
+
+
+def open_data(name: str) -> DataSpec:
+    """The data set of a YAML given by its path or by its name in data/; the generated one is drawn if need be."""
+    file = find_yaml(name, ROOT / "data", "data set")
+    spec = read_data_yaml(file)
+    if file.samefile(ROOT / "data" / "shapes.yaml"):
+        shapes.generate(spec.root)
+    return spec
+
+
+def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
+    """The labels of a split, all of one class if `single`, and what was found in reading them."""
+    cache = Path(cache_dir) if cache_dir else users_cache()
+    threads = os.cpu_count() or 1
+    labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
+    return labels.with_single_class() if single else labels, report
+
+
+def users_cache() -> Path:
+    """Where scans of labels are kept, unless another place is given."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
+
+
+def class_names(names: Sequence[str], *, single: bool) -> list[str]:
+    """The names, or one for all.
+
+    >>> class_names(["cat", "dog"], single=True), class_names(["cat"], single=True)
+    (['object'], ['cat'])
+    """
+    return ["object"] if single and len(names) > 1 else list(names)
+
+
+def whole_strides(size: int, stride: int) -> int:
+    """The least multiple of the stride that is no less than `size` and two strides, the least that a model can take.
+
+    >>> whole_strides(33, 32), whole_strides(100, 32), whole_strides(64, 64)
+    (64, 128, 128)
+    """
+    return max(-(-size // stride), 2) * stride
+
+
+def loader_workers(wanted: int, batch_size: int, device: torch.device) -> int:
+    """How many loader processes: all cores for a GPU; half of them when the CPU runs the model as well."""
+    cores = os.cpu_count() or 1
+    return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
+
+
 # ---------------------------------------------------------------------- command line
 
 
-def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    parser = FlagParser(__doc__)
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
     add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
-    add("--conf-thres", type=float, default=0.001, help="lowest score that counts")
-    add("--iou-thres", type=float, default=0.6, help="IoU above which of two boxes the surer one stays")
+    add("--conf-thres", "--conf", type=float, default=0.001, help="lowest score that counts")
+    add("--iou-thres", "--iou", type=float, default=0.6, help="IoU above which of two boxes the surer one stays")
     add("--max-det", type=int, default=300, help="most detections per image")
     add("--task", default="val", choices=["train", "val", "test", "speed"], help="the split, or speed on val")
     add("--device", default="", help="cpu, mps or a GPU's number (default: the first GPU, else the CPU)")
@@ -354,7 +410,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--exist-ok", action="store_true", help="write into an existing folder")
     add("--half", action="store_true", help="16-bit forward pass, as the device can")
     add("--cache-dir", default="", help="where scans of labels are kept (default: the user's cache folder)")
-    return parser.parse_args(arguments)
+    parser.not_built("--dnn", "--save-hybrid")
+    return parser.read(arguments)
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
@@ -367,7 +424,7 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
-def check_flags(args: argparse.Namespace) -> None:
+def check_flags(args: Namespace) -> None:
     """Raises ValueError for a flag out of range."""
     wholes = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
     for flag, value, low in wholes:
@@ -380,7 +437,7 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ValueError(f"{flag} {share}: a threshold lies between 0 and 1")
 
 
-def main(args: argparse.Namespace, world: World) -> Evaluation:
+def main(args: Namespace, world: World) -> Evaluation:
     """Evaluate as the flags say; write the run folder; return what was found.
 
     Raises ValueError for a flag out of range, and as read_data_yaml, scan and load_detector do.
@@ -395,30 +452,28 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
             raise ValueError(f"{path}: its classes differ from those of {started_as[0]}; an ensemble needs the same")
         other.to(memory_format=torch.channels_last).to(world.device).fuse()
 
-    data = args.data or saved["data"]
-    spec = read_data_yaml(find_yaml(data, ROOT / "data", "data set"))
-    single = args.single_cls or saved["config"]["single_cls"]
+    config = saved.get("config", {})
+    data = args.data or saved.get("data", "")
+    if not data:
+        raise ValueError(f"{started_as[0]}: does not say what it was trained on; give --data")
+    spec = open_data(data)
+    single = args.single_cls or config.get("single_cls", False)
     if not single and list(spec.names) != names:
         raise ValueError(f"{spec.file}: its names ({listed(spec.names)}) are not the checkpoint's ({listed(names)})")
     split = "val" if args.task == "speed" else args.task
-    threads = min(os.cpu_count() or 1, max(args.workers, 1))
-    labels, report = scan(
-        spec.sources(split), spec.names, cache_dir=cache_folder(args.cache_dir), threads=threads, progress=world.is_main
-    )
-    if single:
-        labels, names = labels.with_single_class(), names[:1]
+    labels, report = read_split(spec, split, single=single, cache_dir=args.cache_dir, progress=world.is_main)
+    names = class_names(names, single=single)
 
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
-    log = RunLog(folder, active=world.is_main)
-    size = args.imgsz or saved["config"]["imgsz"]
+    log = RunLog(active=world.is_main)
     stride = max(max(m.strides) for m, _ in loaded)
-    size = -(-size // stride) * stride
+    size = whole_strides(args.imgsz or config.get("imgsz", 640), stride)
     loader = build_evaluation_loader(
         labels,
         batch_size=args.batch_size,
         image_size=size,
         stride=stride,
-        workers=min(args.workers, threads),
+        workers=loader_workers(args.workers, args.batch_size, world.device),
         pin=pins_memory(world.device),
     )
     log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
@@ -450,14 +505,8 @@ def main(args: argparse.Namespace, world: World) -> Evaluation:
     return result
 
 
-def cache_folder(given: str) -> Path:
-    """Where scans of labels are kept: as given, else the user's cache folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given) if given else base / "kestrel"
-
-
-def run() -> None:
-    args = parse_args()
+def run(arguments: Sequence[str] | None = None) -> None:
+    args = parse_args(arguments)
     with connect(args.device) as world:
         main(args, world)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
+from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -92,9 +93,16 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
+    sys.excepthook = quiet_about_parent
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def quiet_about_parent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an uncaught error, unless it is that the parent went away while a batch was handed over."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 class Loader(Generic[S]):

@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 class MultiScale:
-    """Resizes a batch to 0.5 to 1.5 times its size, in whole strides.
+    """Resizes a batch to 0.5 to 1.5 times its size, in whole strides and two at least.
 
-    The size is keyed by (seed, step), so that every rank draws the same.
+    The size is keyed by (seed, step), so that every rank draws the same. A map of a single cell would leave BatchNorm
+    nothing to normalise where a batch holds one image.
     """
 
     def __init__(self, seed: int, stride: int) -> None:
@@ -17,7 +18,7 @@ class MultiScale:
 
     def size(self, step: int, side: int) -> int:
         """The side of a square batch at a step, a multiple of the stride."""
-        low, high = max(1, round(side * 0.5 / self.stride)), max(1, round(side * 1.5 / self.stride))
+        low, high = (max(2, round(side * share / self.stride)) for share in (0.5, 1.5))
         random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
         return int(random.integers(low, high + 1)) * self.stride
 

@@ -31,19 +31,19 @@ NAMES = ("circle", "square", "triangle", "star", "cross", "ring", "crescent", "a
 DEFAULT_ROOT = Path(__file__).resolve().parents[1] / "datasets" / "shapes"
 SPLITS = ("train", "val")
 MARKER = "shapes.json"  # lies in a finished set and says how it was made
-RECIPE = 1  # raise it with any change that changes a pixel or a label
+RECIPE = 2  # raise it with any change that changes a pixel or a label
 
 # The difficulty: smaller or more shapes, more hiding and less contrast make the set harder.
-SMALLEST, LARGEST = 0.034, 0.72  # diameter as a share of the image's side
-SMALL_ARE_RARE = 0.5  # diameters are log-uniform for 1, larger on average below 1
-MEAN_EXTRA_SHAPES, MOST_SHAPES = 2.6, 8  # 1 + Poisson(mean), at most
+SMALLEST, LARGEST = 0.04, 0.8  # diameter as a share of the image's side
+SMALL_ARE_RARE = 0.4  # diameters are log-uniform for 1, larger on average below 1
+MEAN_EXTRA_SHAPES, MOST_SHAPES = 2.3, 7  # 1 + Poisson(mean), at most
 EMPTY_SHARE = 0.05  # of the images
-LEAST_VISIBLE = 0.25  # of its pixels: a shape that shows less is not labelled
+LEAST_VISIBLE = 0.4  # of its pixels: a shape that shows less is not labelled
 LEAST_CONTRAST = 100.0  # distance in BGR between a shape and what it lies on
-FAVOURITE_SHARE = 0.75  # of the shapes have their class's hue, the others any colour
-OUTLINED_SHARE = 0.15  # of the shapes that may be outlined
-LARGEST_TURN = 0.6  # radians from upright
-PLACES_TRIED = 3  # the one furthest from the other shapes is taken: 1 hides most
+FAVOURITE_SHARE = 0.95  # of the shapes have their class's hue, the others any colour
+OUTLINED_SHARE = 0.1  # of the shapes that may be outlined
+LARGEST_TURN = 0.4  # radians from upright
+PLACES_TRIED = 8  # the one furthest from the other shapes is taken: 1 hides most
 
 FINER = 4  # edges are smoothed from 4 x 4 points per pixel
 SUBPIXEL_BITS = 4  # OpenCV draws at 1/16 pixel

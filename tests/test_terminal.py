@@ -51,3 +51,19 @@ def test_the_traceback_of_a_refusal_on_demand():
     assert code == 2
     assert text.startswith("Traceback")
     assert text.endswith("error: no\n")
+
+
+def test_a_fault_of_the_disk_is_one_sentence():
+    code, text = end_of("import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/exp/last.pt')")
+    assert (code, text) == (1, "error: runs/exp/last.pt: No space left on device\n")
+    code, text = end_of("open('/dev/null/x')")  # not a directory: a mistake of ours
+    assert code == 1
+    assert text.startswith("Traceback")
+
+
+def test_letters_that_the_terminal_lacks():
+    assert end_of("from utils.terminal import show; show('\\u6f22')", PYTHONIOENCODING="ascii") == (0, "")
+
+
+def test_no_terminal_at_all():
+    assert end_of("from utils.terminal import show; sys.stdout = None; show('a')") == (0, "")

@@ -4,8 +4,10 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import cv2
@@ -14,8 +16,9 @@ import torch
 
 import train
 import val
-from utils import checkpoint
+from utils import checkpoint, log
 from utils.distributed import World
+from utils.terminal import stops_with_a_sentence
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
@@ -64,9 +67,9 @@ def same(first: object, second: object) -> bool:
 
 
 def test_learns_eight_images_by_heart(start, hyp):
-    result, folder = start("--epochs", "150", "--optimizer", "AdamW", "--hyp", hyp, "--noval")
+    result, folder = start("--epochs", "120", "--imgsz", "64", "--optimizer", "AdamW", "--hyp", hyp, "--noval")
     assert result.coco.stats["AP50"] > 0.9
-    assert len(rows_of(folder)) == 150
+    assert len(rows_of(folder)) == 120
 
 
 def test_run_folder_holds_what_the_readme_lists(start):
@@ -111,32 +114,6 @@ def test_workers_change_nothing(start):
     _, alone = start("--epochs", "2", name="a")
     _, helped = start("--epochs", "2", "--workers", "2", name="b")
     assert without_time(alone) == without_time(helped)
-
-
-def test_resume_goes_on_as_if_never_stopped(start, monkeypatch):
-    _, straight = start("--epochs", "4", name="straight")
-
-    class StoppedError(Exception):
-        pass
-
-    epoch_of, save = [], checkpoint.save
-
-    def save_and_stop(path, state):
-        save(path, state)
-        epoch_of.append(state["epoch"])
-        if path.name == "last.pt" and state["epoch"] == 1:
-            raise StoppedError
-
-    monkeypatch.setattr(checkpoint, "save", save_and_stop)
-    with pytest.raises(StoppedError):
-        start("--epochs", "4", name="broken")
-    monkeypatch.setattr(checkpoint, "save", save)
-    broken = straight.parent / "broken"
-    train.main(train.parse_args(["--resume", str(broken / "weights" / "last.pt"), "--workers", "0"]), CPU)
-    assert without_time(broken) == without_time(straight)
-    states = [checkpoint.load(f / "weights" / "last.pt") for f in (straight, broken)]
-    for part in ("model", "ema", "ema_updates", "optimizer", "scaler", "best"):
-        assert same(states[0][part], states[1][part]), part
 
 
 def test_finished_run_is_not_resumed(start):
@@ -207,26 +184,186 @@ def test_early_stop(start):
     assert len(rows_of(folder)) < 30
 
 
+def test_nosave_keeps_the_last_epoch(start, capsys):
+    _, folder = start("--epochs", "3", "--nosave", "--exist-ok")
+    start("--epochs", "2", "--nosave", "--exist-ok")  # the other run's best.pt, of epoch 3, lies there
+    assert checkpoint.load(folder / "weights" / "best.pt")["epoch"] == 1
+    assert "best.pt is of epoch 2:" in capsys.readouterr().out.splitlines()[-1]
+    assert len(rows_of(folder)) == 2
+
+
+# ---------------------------------------------------------------------- killed and resumed
+
+
+class KilledError(Exception):
+    pass
+
+
+def dies(monkeypatch, owner, name, when):
+    """Until called, `owner.name` raises KilledError where `when(*arguments)` is true; its work is then not done."""
+    real = getattr(owner, name)
+
+    def work(*arguments, **keywords):
+        if when(*arguments):
+            raise KilledError
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, work)
+    return lambda: monkeypatch.setattr(owner, name, real)
+
+
+def resume(folder, *flags):
+    last = str(folder / "weights" / "last.pt")
+    return train.main(train.parse_args(["--resume", last, "--workers", "0", *flags]), CPU)
+
+
+def assert_alike(first, second):
+    """Two runs ended with the same bits."""
+    assert without_time(first) == without_time(second)
+    for file in ("last.pt", "best.pt"):
+        states = [checkpoint.load(folder / "weights" / file) for folder in (first, second)]
+        for part in states[0].keys() - {"config", "results", "data"}:
+            assert same(states[0][part], states[1][part]), f"{file} {part}"
+    assert (first / "metrics.json").read_text() == (second / "metrics.json").read_text()
+
+
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "owner", "name", "when"),
     [
-        (["--epochs", "0"], "--epochs 0: train for 1 epoch or more"),
-        (["--data", "nowhere.yaml"], "nowhere.yaml"),
-        (["--cfg", "yolov5q.yaml"], "yolov5q"),
-        (["--device", "99"], "--device 99: this machine has"),
-        (["--weights", "nowhere.pt"], "nowhere.pt"),
-        (["--freeze", "99"], "--freeze [99]: the model has layers 0 to"),
-        (["--hyp", "nowhere.yaml"], "nowhere.yaml"),
-        (["--resume", "nowhere.pt"], "nowhere.pt"),
+        (["--noval"], checkpoint, "save", lambda path, state: path.name == "best.pt" and state["epoch"] == 2),
+        ([], checkpoint, "save", lambda path, state: path.name == "last.pt" and state["epoch"] == 1),
+        ([], log, "write_csv", lambda path, rows: len(rows) == 2),
+        ([], train, "write_json", lambda path, values: path.name == "metrics.json"),
     ],
-    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+    ids=["best.pt", "last.pt", "results.csv", "metrics.json"],
 )
-def test_refusals_are_one_sentence_and_exit_code_2(flags, sentence, tmp_path, tiny_data):
-    places = ["--data", str(tiny_data), "--project", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
-    command = [sys.executable, str(ROOT / "train.py"), *places, *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+def test_killed_before_any_write_it_ends_with_the_same_bits(start, monkeypatch, flags, owner, name, when):
+    _, straight = start("--epochs", "3", *flags, name="straight")
+    revive = dies(monkeypatch, owner, name, when)
+    with pytest.raises(KilledError):
+        start("--epochs", "3", *flags, name="broken")
+    revive()
+    broken = straight.parent / "broken"
+    resume(broken)
+    assert_alike(straight, broken)
+
+
+def test_resumed_from_another_folder(start, tiny_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tiny_data.parent)
+    revive = dies(monkeypatch, checkpoint, "save", lambda path, state: state["epoch"] == 1)
+    with pytest.raises(KilledError):
+        start("--epochs", "2", "--data", tiny_data.name)
+    revive()
+    (tmp_path / "runs" / "exp" / "weights" / "last.pt.tmp.1").touch()  # of a process that was killed while it wrote
+    monkeypatch.chdir(tmp_path / "runs" / "exp" / "weights")
+    train.main(train.parse_args(["--resume", "last.pt", "--workers", "0"]), CPU)
+    assert len(rows_of(tmp_path / "runs" / "exp")) == 2
+    assert sorted(file.name for file in Path().iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_a_run_that_stopped_early_is_done(start):
+    _, folder = start("--epochs", "30", "--patience", "1")
+    epochs = len(rows_of(folder))
+    with pytest.raises(ValueError, match=f"its run is done after {epochs} epochs"):
+        resume(folder)
+    (folder / "metrics.json").unlink()  # as if it had been killed just before its end
+    resume(folder)
+    assert len(rows_of(folder)) == epochs < 30
+    assert json.loads((folder / "metrics.json").read_text())["last"]["AP"] >= 0
+
+
+def test_resume_says_which_flags_it_does_not_hear(start, monkeypatch, capsys):
+    revive = dies(monkeypatch, checkpoint, "save", lambda path, state: state["epoch"] == 1)
+    with pytest.raises(KilledError):
+        start("--epochs", "2")
+    revive()
+    folder = Path(capsys.readouterr().out.rpartition("writing to ")[2].splitlines()[0])
+    resume(folder, "--epochs", "9", "--batch", "4")
+    said = "--resume goes on with the run's own settings; of no effect: --epochs\n"
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_checkpoint_outside_of_its_run(start, tmp_path):
+    _, folder = start("--epochs", "1")
+    last = (folder / "weights" / "last.pt").rename(tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="goes on in the run's own folder"):
+        train.main(train.parse_args(["--resume", str(last)]), CPU)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
+def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
+    small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4", "--noplots"]
+    places = ["--project", str(tmp_path), "--cache-dir", str(tmp_path / "cache"), "--device", "cpu", "--noval"]
+    command = [sys.executable, str(ROOT / "train.py"), *small, *places, "--workers", "2", "--epochs", "100000"]
+    process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True, cwd=tmp_path)
+    try:
+        while not (tmp_path / "exp" / "weights" / "last.pt").exists() and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (130, "interrupted\n")
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        process.kill()
+
+
+# ---------------------------------------------------------------------- refusals
+
+REFUSALS = [
+    (["--epochs", "0"], "--epochs 0: train for 1 epoch or more"),
+    (["--epochs", "x"], "--epochs: invalid int value: 'x'"),
+    (["--epoch", "3"], "no flag --epoch (did you mean --epochs?)"),
+    (["--bogus=1"], "no flag --bogus; --help lists the flags"),
+    (["stray"], "'stray' belongs to no flag"),
+    (["--evolve", "300"], "--evolve is not built yet"),
+    (["--image-weights"], "--image-weights is not built yet"),
+    (["--quad"], "--quad is not built yet"),
+    (["--local_rank", "0"], "--local_rank is not built yet"),
+    (["--rect", "--multi-scale"], "exclude each other"),
+    (["--data", "nowhere.yaml"], "nowhere.yaml"),
+    (["--cfg", "yolov5q.yaml"], "yolov5q"),
+    (["--device", "99"], "--device 99: this machine has"),
+    (["--weights", "nowhere.pt"], "nowhere.pt"),
+    (["--freeze", "99"], "--freeze [99]: the model has layers 0 to"),
+    (["--freeze", "25"], "no parameter is left to train"),
+    (["--hyp", "nowhere.yaml"], "nowhere.yaml"),
+    (["--resume", "nowhere.pt"], "nowhere.pt"),
+    (["--resume"], "last.pt under"),
+]
+each_refusal = pytest.mark.parametrize(
+    ("flags", "sentence"), REFUSALS, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
+
+
+@each_refusal
+def test_refusals_are_one_sentence_and_leave_no_folder(flags, sentence, tmp_path, tiny_data, tiny_model, capsys):
+    places = ["--data", str(tiny_data), "--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--cfg", tiny_model, "--device", "cpu", *places, *flags]
+    assert stops_with_a_sentence(lambda: train.run(arguments)) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("flags", "sentence"), [REFUSALS[0], REFUSALS[10]], ids=["epochs", "data"])
+def test_a_refusal_ends_the_script_with_2(flags, sentence, tmp_path):
+    command = [sys.executable, str(ROOT / "train.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.strip().count("\n") == 0
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_yolov5_command_line(capsys):
+    words = "--img 320 --batch 8 --data d.yaml --cfg yolov5s.yaml --weights= --cache ram --sync-bn --freeze 10"
+    cfg = train.parse_args(words.split())
+    assert (cfg.imgsz, cfg.batch_size, cfg.weights, cfg.freeze, cfg.cache_dir) == (320, 8, "", (10,), "")
+    assert capsys.readouterr().out.splitlines() == [
+        "--cache: images are not cached yet; each is read when it is needed",
+        "--sync-bn: one process has nothing to synchronise",
+    ]
+    assert train.parse_args(["--cache"]) == train.TrainConfig()

@@ -1,7 +1,7 @@
 """val.py: evaluate() against known numbers, its other ways to predict, its files."""
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +17,7 @@ from data.dataset_yaml import read_data_yaml
 from data.scan import scan
 from models import build_model
 from utils.distributed import World
+from utils.terminal import stops_with_a_sentence
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
@@ -180,8 +181,57 @@ def test_refusals(measure, flags, sentence):
 
 
 def test_without_any_checkpoint(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "val.py"), "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert "best.pt under runs: train first, or name a checkpoint" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--task", "study"], "--task: invalid choice: 'study'"),
+        (["--save-hybrid"], "--save-hybrid is not built yet"),
+        (["--verbos"], "no flag --verbos (did you mean --verbose?)"),
+        (["--weights", "nowhere.pt"], "nowhere.pt: cannot be read as a checkpoint: No such file"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_refusals_of_the_command_line(flags, sentence, capsys):
+    assert stops_with_a_sentence(lambda: val.run(["--device", "cpu", *flags])) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_short_names_of_flags():
+    args = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
+    assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, 96, 2)
+
+
+def test_the_generated_set_is_drawn_and_no_other(tiny_data, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(val.shapes, "generate", drawn.append)
+    assert val.open_data(str(tiny_data)).file == tiny_data
+    assert drawn == []
+    assert [val.open_data("shapes.yaml").root] == drawn
+
+
+def test_all_images_count_also_those_that_show_nothing(tiny_data, tiny_model, tmp_path):
+    shutil.copytree(tiny_data.parent, tmp_path / "data")
+    (tmp_path / "data" / "labels" / "0.txt").unlink()
+    spec = read_data_yaml(tmp_path / "data" / tiny_data.name)
+    labels, _ = scan(spec.sources("val"), spec.names, cache_dir=None, threads=1, progress=False)
+    small = build_evaluation_loader(labels, batch_size=4, image_size=64, stride=32)
+    found = val.evaluate(build_model(tiny_model, 3), small, CPU, active=False)
+    table = val.class_table(found, ["a", "b\tb", "c"], verbose=True)
+    assert table.splitlines()[1].split()[:3] == ["all", "8", "18"]  # 1 background; 20 boxes less the 2 of image 0
+    assert "b\\tb" in table
+
+
+def test_one_class_of_a_model_of_several(measure):
+    found, folder = measure("--single-cls", "--save-json")
+    assert set(found.detections.class_ids.tolist()) <= {0}
+    truth = json.loads((folder / "ground_truth.json").read_text())
+    assert [category["name"] for category in truth["categories"]] == ["object"]

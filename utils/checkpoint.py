@@ -4,10 +4,12 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+
+from utils.files import naming
 
 NUMPY_CODES = "?bBhHiIlLqQefdU"  # booleans, integers, floats and texts that have a like in Python
 
@@ -36,19 +38,30 @@ def plain(value: Any) -> Any:
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` so that at every instant `path` holds the old or the new checkpoint, whole.
 
-    Raises TypeError if something in it is neither a tensor nor plain; the old checkpoint then stays.
+    Raises TypeError if something in it is neither a tensor nor plain, and OSError if the disk takes no more; the old
+    checkpoint then stays.
     """
     values = plain(state)
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
-            torch.save(values, file)
+        with naming(path), open(temporary, "wb") as file:
+            _write(values, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     _flush_folder(path.parent)
+
+
+def _write(values: Any, file: BinaryIO) -> None:
+    """torch.save, which hides a full disk behind an error of its own."""
+    try:
+        torch.save(values, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _flush_folder(folder: Path) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any, TypeVar
 
 import yaml
 from tqdm import tqdm
+
+from utils.files import naming
+from utils.terminal import show
 
 T = TypeVar("T")
 
@@ -44,8 +46,9 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole: readers see the old text or the new one."""
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        with naming(path):
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -77,23 +80,22 @@ def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
 
 
 class RunLog:
-    """What a run tells. Off rank 0 (`active` False) every method does nothing."""
+    """What a run tells. Off rank 0 (`active` False) nothing is shown or written."""
 
-    def __init__(self, folder: Path, *, active: bool) -> None:
-        self.folder, self.active = folder, active
-        self.rows: list[dict[str, float]] = []
+    def __init__(self, *, active: bool) -> None:
+        self.active = active
+        self.rows: list[dict[str, float]] = []  # of results.csv, one for each epoch
 
     def say(self, text: str) -> None:
-        """Print a line, past a progress bar if there is one, and at once even into a file."""
+        """Print a line."""
         if self.active:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            show(text)
 
-    def epoch(self, row: dict[str, float]) -> None:
-        """Add an epoch to results.csv."""
+    def epoch(self, row: dict[str, float], folder: Path) -> None:
+        """Add an epoch to the folder's results.csv."""
         self.rows.append(row)
         if self.active:
-            write_csv(self.folder / "results.csv", self.rows)
+            write_csv(folder / "results.csv", self.rows)
 
 
 class Progress(Iterable[T]):

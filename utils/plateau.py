@@ -12,8 +12,11 @@ class Plateau:
         self.best_epoch: int | None = None
 
     def update(self, epoch: int, fitness: float) -> None:
-        """Take in an epoch's fitness; only a higher one than all before is better."""
-        if fitness > self.best_fitness:
+        """Take in an epoch's fitness; only a higher one than all before is better.
+
+        Until something is found at all (fitness 0) the latest epoch is the best: it has learned longest.
+        """
+        if fitness > self.best_fitness or fitness == 0 == self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
 
     def over(self, epoch: int) -> bool:

@@ -1,24 +1,53 @@
-"""How a script ends: 0 done, 1 a fault, 2 the user's input, in one sentence."""
+"""What a script says and how it ends: 0 done, 1 a fault, 2 the user's input, in one sentence."""
 
+import errno
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable
 
+from tqdm import tqdm
+
+# The machine's faults, not the program's: a sentence says all that a traceback would.
+OUTSIDE = {
+    getattr(errno, name, None)
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EPIPE", "EMFILE", "ENFILE")
+}
+
+
+def show(text: str) -> None:
+    """Print a line, past a progress bar if there is one, and at once even into a file."""
+    with tqdm.external_write_mode():
+        print(text, flush=True)
+
 
 def stops_with_a_sentence(run: Callable[[], object]) -> int:
     """The exit code of `run`. A ValueError is a refusal of the user's input: its text is all that is shown.
 
-    Set KESTREL_TRACEBACK=1 to see where it was raised. Any other exception keeps its traceback and ends with 1.
+    So it is with a disk that is full or cannot be written, which is no refusal but ends with 1. Set
+    KESTREL_TRACEBACK=1 to see where it was raised. Any other exception keeps its traceback and ends with 1.
     """
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a letter of a class name is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         run()
     except ValueError as error:
-        if os.environ.get("KESTREL_TRACEBACK"):
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _end(f"error: {error}", 2)
+    except OSError as error:
+        if error.errno not in OUTSIDE:
+            raise
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        return _end(f"error: {where}{error.strerror}", 1)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _end("interrupted", 130)
     return 0
+
+
+def _end(sentence: str, code: int) -> int:
+    """Say why; also where it was raised, if that was asked for."""
+    if os.environ.get("KESTREL_TRACEBACK"):
+        traceback.print_exc()
+    print(sentence, file=sys.stderr)
+    return code

@@ -1,0 +1,57 @@
+"""A command line whose every fault is one sentence."""
+
+import pytest
+
+from utils.flags import FlagParser
+
+
+@pytest.fixture
+def parser():
+    parser = FlagParser("words")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--cache-dir", default="")
+    parser.add_argument("--task", choices=["val", "test"])
+    parser.without_effect("--cache", "not yet")
+    parser.not_built("--evolve", "--Evolve")
+    return parser
+
+
+def test_values(parser):
+    assert vars(parser.read(["--epochs", "5"])) == {"epochs": 5, "cache_dir": "", "task": None}
+    assert parser.read([]).epochs == 3
+
+
+@pytest.mark.parametrize("words", [["--cache"], ["--cache", "ram"], ["--epochs", "5", "--cache"]])
+def test_a_flag_without_effect_says_so(parser, words, capsys):
+    values = parser.read(words)
+    assert capsys.readouterr().out == "--cache: not yet\n"
+    assert values.cache_dir == ""  # not taken for the start of --cache-dir
+    assert not hasattr(values, "cache")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--epoch", "5"], "no flag --epoch (did you mean --epochs?); --help lists the flags"),
+        (["--epoch=5"], "no flag --epoch (did you mean --epochs?); --help lists the flags"),
+        (["--zzz"], "no flag --zzz; --help lists the flags"),
+        (["5"], "'5' belongs to no flag; --help lists the flags"),
+        (["--epochs"], "--epochs: expected one argument"),
+        (["--epochs", "five"], "--epochs: invalid int value: 'five'"),
+        (["--evolve", "300"], "--evolve is not built yet; leave it out"),
+        (["--Evolve"], "--Evolve is not built yet; leave it out"),
+    ],
+)
+def test_refusals(parser, words, sentence):
+    with pytest.raises(ValueError) as refusal:
+        parser.read(words)
+    assert str(refusal.value) == sentence
+
+
+def test_help(parser, capsys):
+    with pytest.raises(SystemExit) as end:
+        parser.read(["--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "--epochs" in said
+    assert "evolve" not in said

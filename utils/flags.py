@@ -1,0 +1,58 @@
+"""A command line whose every fault is one sentence."""
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from utils.terminal import show
+
+
+class FlagParser(argparse.ArgumentParser):
+    """argparse without its habit of guessing: a flag is given in full, and what it does not know it refuses.
+
+    A fault raises ValueError with a sentence, in place of a page of usage and an exit.
+    """
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument "))
+
+    def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The values of `arguments`, or of the script's own. Raises ValueError for a word that is no flag's."""
+        values, unknown = self.parse_known_args(arguments)
+        if unknown:
+            raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
+        return values
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"{word!r} belongs to no flag"
+        flag = word.partition("=")[0]
+        like = difflib.get_close_matches(flag, [name for name in self._option_string_actions if name != "-h"], 1)
+        return f"no flag {flag}" + (f" (did you mean {like[0]}?)" if like else "")
+
+    def without_effect(self, flag: str, sentence: str) -> None:
+        """Take a flag of YOLOv5, with or without a value, and say that it does nothing."""
+        self.add_argument(flag, nargs="?", action=_Noted, const=sentence, **_NOWHERE)
+
+    def not_built(self, *flags: str) -> None:
+        """Refuse a flag of YOLOv5 that has no like here yet."""
+        self.add_argument(*flags, nargs=0, action=_Refused, **_NOWHERE)
+
+
+_NOWHERE: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+
+
+class _Noted(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        show(f"{option_string}: {self.const}")
+
+
+class _Refused(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise ValueError(f"{option_string} is not built yet; leave it out")
