@@ -27,14 +27,15 @@ from data.dataset_yaml import find_yaml
 from data.labels import Labels
 from data.loader import Batch
 from data.multi_scale import MultiScale
-from data.sampler import TrainSampler
+from data.sampler import TrainSampler, whole_strides
+from data.splits import class_names, open_data, read_split
 from models import Detector, build_model
 from models.anchors import check_anchors
 from models.losses import AnchorLoss
 from models.saved import load_detector, transfer
 from utils import checkpoint
 from utils.config import Hyp, TrainConfig, read_hyp
-from utils.devices import choose_precision, describe, memory_gib, pins_memory
+from utils.devices import choose_precision, describe, loader_workers, memory_gib, pins_memory
 from utils.distributed import World, connect
 from utils.ema import EMA, averaging
 from utils.files import remove_torn_files
@@ -43,18 +44,7 @@ from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
 from utils.terminal import stops_with_a_sentence
-from val import (
-    Evaluation,
-    Pictures,
-    class_names,
-    class_table,
-    evaluate,
-    loader_workers,
-    open_data,
-    read_split,
-    to_device,
-    whole_strides,
-)
+from val import Evaluation, Pictures, class_table, evaluate, to_device
 
 ROOT = Path(__file__).parent
 FETCH_EVERY = 50  # batches between looks at the losses: a look makes the host wait for the device

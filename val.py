@@ -12,41 +12,38 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data import Loader, build_evaluation_loader, shapes
-from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
+from data import Loader, build_evaluation_loader
 from data.labels import Labels
 from data.loader import Batch
-from data.report import Report, shown
-from data.sampler import EvaluationSampler
-from data.scan import scan
+from data.report import shown
+from data.sampler import EvaluationSampler, whole_strides
+from data.splits import class_names, open_data, read_split
 from models import Detector
 from models.losses import AnchorLoss
 from models.nms import suppress
+from models.predict import Predict, ensemble, one_class, plain, with_views
 from models.saved import load_detector
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
-from utils.devices import choose_precision, describe, pins_memory, wait_for
+from utils.devices import choose_precision, describe, loader_workers, pins_memory, wait_for
 from utils.distributed import World, connect
 from utils.flags import FlagParser
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
 from utils.terminal import stops_with_a_sentence
 
-ROOT = Path(__file__).parent
 SHOWN_CONFIDENCE = 0.25  # of the detections drawn in pictures
-Predict = Callable[[Tensor], tuple[Tensor, Tensor]]  # images [B, 3, H, W] -> boxes_xyxy [B, N, 4], scores [B, N, C]
 
 
 @dataclass(frozen=True)
@@ -169,64 +166,6 @@ def ground_truth(labels: Labels) -> GroundTruth:
     return GroundTruth(image_ids, labels.classes.astype(np.int64), labels.boxes_xywh, labels.areas, labels.crowd)
 
 
-# ---------------------------------------------------------------------- other ways to predict
-
-
-def plain(model: Detector) -> Predict:
-    """One forward pass."""
-    return lambda images: model.decode(model(images))
-
-
-def test_time_augmented(model: Detector) -> Predict:
-    """Predictions at scales 1, 0.83 (mirrored) and 0.67 together, in pixels of the images given.
-
-    Source: facts of YOLOv5's behaviour.
-    """
-
-    def predict(images: Tensor) -> tuple[Tensor, Tensor]:
-        height, width = images.shape[2:]
-        step = max(model.strides)
-        boxes, scores = [], []
-        for scale, mirrored in ((1.0, False), (0.83, True), (0.67, False)):
-            small = (max(1, round(height * scale)), max(1, round(width * scale)))
-            view = images.flip(3) if mirrored else images
-            if scale != 1:
-                view = F.interpolate(view, small, mode="bilinear", align_corners=False)
-            view = F.pad(view, (0, -small[1] % step, 0, -small[0] % step), value=114 / 255)
-            box, score = model.decode(model(view))
-            box = box * box.new_tensor([width / small[1], height / small[0]] * 2)
-            if mirrored:
-                box = torch.stack([width - box[..., 2], box[..., 1], width - box[..., 0], box[..., 3]], -1)
-            boxes.append(box)
-            scores.append(score)
-        return torch.cat(boxes, 1), torch.cat(scores, 1)
-
-    return predict
-
-
-test_time_augmented.__test__ = False  # type: ignore[attr-defined]  # its name is the field's, not pytest's
-
-
-def ensemble(members: Sequence[Predict]) -> Predict:
-    """The predictions of all members together; non-maximum suppression makes them one."""
-
-    def predict(images: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [member(images) for member in members]
-        return torch.cat([boxes for boxes, _ in parts], 1), torch.cat([scores for _, scores in parts], 1)
-
-    return predict
-
-
-def one_class(predict: Predict) -> Predict:
-    """The same boxes, each with its best class's score as the score of the only class."""
-
-    def predict_one(images: Tensor) -> tuple[Tensor, Tensor]:
-        boxes, scores = predict(images)
-        return boxes, scores.amax(-1, keepdim=True)
-
-    return predict_one
-
-
 # ---------------------------------------------------------------------- what is written
 
 
@@ -337,52 +276,6 @@ def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], fol
 # ---------------------------------------------------------------------- what is read, and how
 
 
-def open_data(name: str) -> DataSpec:
-    """The data set of a YAML given by its path or by its name in data/; the generated one is drawn if need be."""
-    file = find_yaml(name, ROOT / "data", "data set")
-    spec = read_data_yaml(file)
-    if file.samefile(ROOT / "data" / "shapes.yaml"):
-        shapes.generate(spec.root)
-    return spec
-
-
-def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
-    """The labels of a split, all of one class if `single`, and what was found in reading them."""
-    cache = Path(cache_dir) if cache_dir else users_cache()
-    threads = os.cpu_count() or 1
-    labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
-    return labels.with_single_class() if single else labels, report
-
-
-def users_cache() -> Path:
-    """Where scans of labels are kept, unless another place is given."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
-
-
-def class_names(names: Sequence[str], *, single: bool) -> list[str]:
-    """The names, or one for all.
-
-    >>> class_names(["cat", "dog"], single=True), class_names(["cat"], single=True)
-    (['object'], ['cat'])
-    """
-    return ["object"] if single and len(names) > 1 else list(names)
-
-
-def whole_strides(size: int, stride: int) -> int:
-    """The least multiple of the stride that is no less than `size` and two strides, the least that a model can take.
-
-    >>> whole_strides(33, 32), whole_strides(100, 32), whole_strides(64, 64)
-    (64, 128, 128)
-    """
-    return max(-(-size // stride), 2) * stride
-
-
-def loader_workers(wanted: int, batch_size: int, device: torch.device) -> int:
-    """How many loader processes: all cores for a GPU; half of them when the CPU runs the model as well."""
-    cores = os.cpu_count() or 1
-    return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
-
-
 # ---------------------------------------------------------------------- command line
 
 
@@ -477,7 +370,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         pin=pins_memory(world.device),
     )
     log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
-    predict = ensemble([(test_time_augmented if args.augment else plain)(member) for member, _ in loaded])
+    predict = ensemble([(with_views if args.augment else plain)(member) for member, _ in loaded])
     speed = args.task == "speed"
     result = evaluate(
         model,

@@ -28,6 +28,15 @@ class Key:
     mosaic: bool  # whether other images may join
 
 
+def whole_strides(size: int, stride: int) -> int:
+    """The least multiple of the stride that is no less than `size` and two strides, the least that a model can take.
+
+    >>> whole_strides(33, 32), whole_strides(100, 32), whole_strides(64, 64)
+    (64, 128, 128)
+    """
+    return max(-(-size // stride), 2) * stride
+
+
 @dataclass(frozen=True)
 class BatchShapes:
     """Canvas shapes for upright rectangles: long side `image_size`, the short one as the batch needs."""

@@ -139,30 +139,6 @@ def test_flags_measure(measure, flags):
     assert (folder / "PR_curve.png").exists()
 
 
-def test_test_time_augmentation_puts_boxes_back(tiny_model):
-    """A model that answers with the brightest pixel finds it at every scale, mirrored or not."""
-
-    class Brightest:
-        strides = (32,)
-
-        def __call__(self, images):
-            return images
-
-        def decode(self, images):
-            width = images.shape[3]
-            place = images.mean(1).flatten(1).argmax(1)
-            x, y = (place % width).float() + 0.5, (place // width).float() + 0.5
-            return torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None], torch.ones(len(images), 1, 1)
-
-    images = torch.zeros(1, 3, 96, 160)
-    images[0, :, 30:36, 50:56] = 1  # centre (53, 33)
-    boxes, scores = val.test_time_augmented(Brightest())(images)
-    assert boxes.shape == (1, 3, 4)
-    assert scores.shape == (1, 3, 1)
-    centers = (boxes[0, :, :2] + boxes[0, :, 2:]) / 2
-    assert (centers - torch.tensor([53.0, 33.0])).abs().max() < 4
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -208,14 +184,6 @@ def test_refusals_of_the_command_line(flags, sentence, capsys):
 def test_short_names_of_flags():
     args = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
     assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, 96, 2)
-
-
-def test_the_generated_set_is_drawn_and_no_other(tiny_data, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(val.shapes, "generate", drawn.append)
-    assert val.open_data(str(tiny_data)).file == tiny_data
-    assert drawn == []
-    assert [val.open_data("shapes.yaml").root] == drawn
 
 
 def test_all_images_count_also_those_that_show_nothing(tiny_data, tiny_model, tmp_path):

@@ -48,6 +48,12 @@ def pins_memory(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def loader_workers(wanted: int, batch_size: int, device: torch.device) -> int:
+    """How many loader processes: all cores for a GPU; half of them when the CPU runs the model as well."""
+    cores = os.cpu_count() or 1
+    return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until the device has done what it was given; a CPU always has."""
     if device.type == "cuda":

@@ -1,0 +1,44 @@
+"""A data set by its name, and the labels of its splits."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from data import shapes
+from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
+from data.labels import Labels
+from data.report import Report
+from data.scan import scan
+
+FOLDER = Path(__file__).parent
+
+
+def open_data(name: str) -> DataSpec:
+    """The data set of a YAML given by its path or by its name in data/; the generated one is drawn if need be."""
+    file = find_yaml(name, FOLDER, "data set")
+    spec = read_data_yaml(file)
+    if file.samefile(FOLDER / "shapes.yaml"):
+        shapes.generate(spec.root)
+    return spec
+
+
+def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
+    """The labels of a split, all of one class if `single`, and what was found in reading them."""
+    cache = Path(cache_dir) if cache_dir else users_cache()
+    threads = os.cpu_count() or 1
+    labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
+    return labels.with_single_class() if single else labels, report
+
+
+def users_cache() -> Path:
+    """Where scans of labels are kept, unless another place is given."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
+
+
+def class_names(names: Sequence[str], *, single: bool) -> list[str]:
+    """The names, or one for all.
+
+    >>> class_names(["cat", "dog"], single=True), class_names(["cat"], single=True)
+    (['object'], ['cat'])
+    """
+    return ["object"] if single and len(names) > 1 else list(names)
