@@ -92,12 +92,17 @@ copy_paste 0 0 .1 0 0 0
 FILES = ("scratch-low", "scratch-med", "scratch-high", "no-augmentation", "Objects365", "VOC")
 
 
-@pytest.mark.parametrize("path", HYPS, ids=lambda path: path.stem)
-def test_files_hold_the_published_numbers(path):
-    column = FILES.index(path.stem.removeprefix("hyp."))
+@pytest.mark.parametrize(("column", "name"), enumerate(FILES))
+def test_files_hold_the_published_numbers(column, name):
+    [path] = [path for path in HYPS if path.stem == f"hyp.{name}"]
     rows = [line.split() for line in PUBLISHED.strip().splitlines()]
     assert read_hyp(path).as_dict() == {key: float(numbers[column]) for key, *numbers in rows}
-    assert len(HYPS) == len(FILES)
+
+
+@pytest.mark.parametrize("path", HYPS, ids=lambda path: path.stem)
+def test_files_name_every_hyper_parameter(path):
+    given = [line.split(":")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert given == list(read_hyp(path).as_dict())
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:
