@@ -92,7 +92,7 @@ copy_paste 0 0 .1 0 0 0
 FILES = ("scratch-low", "scratch-med", "scratch-high", "no-augmentation", "Objects365", "VOC")
 
 
-@pytest.mark.parametrize(("column", "name"), enumerate(FILES))
+@pytest.mark.parametrize(("column", "name"), list(enumerate(FILES)))
 def test_files_hold_the_published_numbers(column, name):
     [path] = [path for path in HYPS if path.stem == f"hyp.{name}"]
     rows = [line.split() for line in PUBLISHED.strip().splitlines()]
