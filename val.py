@@ -273,9 +273,6 @@ def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], fol
     return check_with_pycocotools(truth, found, evaluation.coco.stats)
 
 
-# ---------------------------------------------------------------------- what is read, and how
-
-
 # ---------------------------------------------------------------------- command line
 
 

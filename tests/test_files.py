@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils import checkpoint
-from utils.files import naming, remove_torn_files
+from utils.files import naming, remove_torn_files, written_whole
 
 
 def test_the_error_says_which_file(tmp_path):
@@ -40,3 +40,20 @@ def test_a_checkpoint_on_a_full_disk(tmp_path, monkeypatch, numbers):
         checkpoint.save(file, {"model": torch.zeros(numbers)})
     assert Path(full.value.filename) == file
     assert file.read_bytes() == before
+
+
+def test_written_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "a.txt"
+    with written_whole(file) as temporary:
+        temporary.write_text("old")
+        assert not file.exists()
+
+    def stopped_in_the_middle():
+        with written_whole(file) as temporary:
+            temporary.write_text("new")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        stopped_in_the_middle()
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]

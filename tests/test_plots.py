@@ -261,7 +261,7 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.bin"
     plots.write_atomically(path, b"old")
-    monkeypatch.setattr(plots.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         plots.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from utils.files import naming
+from utils.files import written_whole
 
 NUMPY_CODES = "?bBhHiIlLqQefdU"  # booleans, integers, floats and texts that have a like in Python
 
@@ -42,15 +42,10 @@ def save(path: Path, state: dict[str, Any]) -> None:
     checkpoint then stays.
     """
     values = plain(state)
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    try:
-        with naming(path), open(temporary, "wb") as file:
-            _write(values, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path) as temporary, open(temporary, "wb") as file:
+        _write(values, file)
+        file.flush()
+        os.fsync(file.fileno())
     _flush_folder(path.parent)
 
 

@@ -1,5 +1,6 @@
-"""Writing that fails: an error that says which file, and nothing left behind."""
+"""Files written whole or not at all, and errors that say which file."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,18 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = str(path)
         raise
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary file to write: it takes the place of `path` when the block ends well, and is removed if not."""
+    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    try:
+        with naming(path):
+            yield temporary
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def remove_torn_files(folder: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from tqdm import tqdm
 
-from utils.files import naming
+from utils.files import written_whole
 from utils.terminal import show
 
 T = TypeVar("T")
@@ -44,13 +43,8 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole: readers see the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    try:
-        with naming(path):
-            temporary.write_text(text, encoding="utf-8", newline="\n")
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_yaml(path: Path, values: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import colorsys
 import csv
 import io
 import math
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
+from utils.files import written_whole
 from utils.opencv import cv2
 
 INK, FAINT, GRID = "#22272e", "#6b7480", "#e4e7eb"
@@ -88,12 +88,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that nobody sees half of it. Raises FileNotFoundError where its folder is missing."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder: {path.name} cannot be written there.")
-    draft = path.with_name(f".{path.name}.tmp.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
 
 
 @contextmanager
