@@ -12,7 +12,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = str(path)
+        if error.errno is not None:  # without a number, setting the name would hide the text
+            error.filename = str(path)
         raise
 
 
