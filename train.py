@@ -4,15 +4,19 @@
     python train.py --data mydata.yaml --cfg yolov5s.yaml --img 640 --batch 16 --epochs 100 --device 0
     python train.py --data mydata.yaml --weights runs/train/exp/weights/best.pt        fine-tune
     python train.py --resume                                        go on with the newest run
+    python -m torch.distributed.run --nproc_per_node 2 train.py --device 0,1        a process for each GPU
+    python train.py --device 0,1 --spawn                            the same, started from here
+    python train.py --device 0,1                                    one process for both GPUs: slower
 
-Read `main` from top to bottom: it is the whole story. What it names is one short file away.
+`--batch-size` is the total over all processes, which train like one. Read `main` from top to bottom: it is the
+whole story. What it names is one short file away.
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
+from data.balance import image_weights
 from data.dataset_yaml import find_yaml
 from data.labels import Labels
 from data.loader import Batch
@@ -35,50 +40,65 @@ from models.losses import AnchorLoss
 from models.saved import load_detector, transfer
 from utils import checkpoint
 from utils.config import Hyp, TrainConfig, read_hyp
-from utils.devices import choose_precision, describe, loader_workers, memory_gib, pins_memory
-from utils.distributed import World, connect
+from utils.devices import choose_precision, describe, loader_workers, memory_gib, pins_memory, processes_for, widened
+from utils.distributed import World, together
 from utils.ema import EMA, averaging
 from utils.files import remove_torn_files
 from utils.flags import FlagParser
+from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
+from utils.replica import DistributedReplica, Replica, align
+from utils.restart import MARKS, find_own_run, launcher_mark
+from utils.sharding import ShardedReplica
+from utils.sync_bn import synchronize_batch_norm
 from utils.terminal import stops_with_a_sentence
 from val import Evaluation, Pictures, class_table, evaluate, to_device
 
 ROOT = Path(__file__).parent
+MOST_PER_VAL_BATCH = 32  # images; a validation batch is one process's
 FETCH_EVERY = 50  # batches between looks at the losses: a look makes the host wait for the device
 
 
 @dataclass
 class Learner:
-    """All that training changes: with the epoch it is what a checkpoint must hold to go on exactly from there."""
+    """All that training changes: with the epoch it is what a checkpoint must hold to go on exactly from there.
 
-    model: Detector
+    Every process has the whole of it: each averages its own copy, which with it can then validate its share.
+    """
+
+    replica: Replica[Detector]
     ema: EMA[Detector]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
+            "model": self.replica.state_dict(),
             "ema": self.ema.state_dict(),
             "ema_updates": self.ema.updates,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.replica.optimizer_state(self.optimizer),
             "scaler": self.scaler.state_dict(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.model.load_state_dict(saved["model"])
+        self.replica.load_state_dict(saved["model"])
         self.ema.model.load_state_dict(saved["ema"])
         self.ema.updates = saved["ema_updates"]
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.replica.load_optimizer_state(self.optimizer, saved["optimizer"])
         self.scaler.load_state_dict(saved["scaler"])
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train as cfg says; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
+    check_batch(cfg.batch_size, world)
+    launchers = world.exchange(launcher_mark(os.environ))
+    own_run = world.share(find_own_run(Path(cfg.project), launchers))  # of an earlier life of this launch
+    if own_run and (Path(own_run) / "weights" / "last.pt").exists():
+        cfg = replace(cfg, resume=str(Path(own_run) / "weights" / "last.pt"))
+        log.say(f"started again by the launcher: going on with {cfg.resume}")
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
     if saved:
         cfg, hyp = resumed_config(cfg, saved, log), Hyp(**saved["hyp"])
@@ -90,31 +110,40 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     # Data, model
     spec = open_data(cfg.data)
     labels, reports = {}, {}
-    for split in ("train", "val"):
-        labels[split], reports[split] = read_split(
-            spec, split, single=cfg.single_cls, cache_dir=cfg.cache_dir, progress=world.is_main
-        )
-        log.say(f"{split}: {reports[split].summary()}")
+    with world.one_per_machine_first():  # the others find what it has read in the cache
+        for split in ("train", "val"):
+            labels[split], reports[split] = read_split(
+                spec, split, single=cfg.single_cls, cache_dir=cfg.cache_dir, progress=world.is_main
+            )
+            log.say(f"{split}: {reports[split].summary()}")
     names = class_names(spec.names, single=cfg.single_cls)
     if saved and names != saved["names"]:
         raise ValueError(f"{cfg.resume}: it was trained on other classes than {spec.file} names")
-    model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels["train"], names, log)
-    model.to(memory_format=torch.channels_last).to(world.device)
+    model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels["train"], names, world, log)
+    model.recompute = cfg.checkpoint_activations
+    precision = choose_precision(cfg.amp, world.device)
+    model.to(widened(precision)).to(memory_format=torch.channels_last).to(world.device)
     frozen = freeze(model, cfg.freeze)
     stride = max(model.strides)
     image_size = whole_strides(cfg.imgsz, stride)
     if image_size != cfg.imgsz:
         log.say(f"--imgsz {cfg.imgsz} is rounded up to {image_size}, a multiple of the model's largest stride {stride}")
-    batch_size = min(cfg.batch_size, len(labels["train"]))
+    batch_size = min(cfg.batch_size, len(labels["train"]) // world.size * world.size)
+    if batch_size == 0:
+        raise ValueError(f"{spec.file}: {len(labels['train'])} training images cannot feed {world.size} processes")
     if batch_size < cfg.batch_size:
         log.say(f"--batch-size {cfg.batch_size} is more than the training images: using {batch_size}")
+    synchronised = (cfg.sync_bn or cfg.shard) and world.size > 1
+    if synchronised:
+        synchronize_batch_norm(model, world.device.type)
+    elif cfg.sync_bn or cfg.shard:
+        log.say("--sync-bn, --shard: there is one process, which has nothing to synchronise and nobody to share with")
 
     # Loaders: this rank's share of each global batch
     shared: dict[str, Any] = {
-        "batch_size": batch_size,
         "image_size": image_size,
         "stride": stride,
-        "workers": loader_workers(cfg.workers, batch_size, world.device),
+        "workers": loader_workers(cfg.workers, batch_size // world.size, world.device, world.local_size),
         "pin": pins_memory(world.device),
         "rank": world.rank,
         "size": world.size,
@@ -122,9 +151,15 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     augmentation = Augmentation(**{field.name: getattr(hyp, field.name) for field in fields(Augmentation)})
     mosaic_until = cfg.epochs - cfg.close_mosaic
     train_loader = build_train_loader(
-        labels["train"], augmentation=augmentation, seed=cfg.seed, rect=cfg.rect, mosaic_until=mosaic_until, **shared
+        labels["train"],
+        batch_size=batch_size,
+        augmentation=augmentation,
+        seed=cfg.seed,
+        rect=cfg.rect,
+        mosaic_until=mosaic_until,
+        **shared,
     )
-    val_loader = build_evaluation_loader(labels["val"], **shared)
+    val_loader = build_evaluation_loader(labels["val"], batch_size=min(batch_size, MOST_PER_VAL_BATCH), **shared)
     sampler = train_loader.sampler
 
     # Optimization
@@ -140,6 +175,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         warmup_momentum=hyp.warmup_momentum,
         warmup_bias_lr=hyp.warmup_bias_lr,
     )
+    ema = EMA(model, *averaging(schedule.total // schedule.accumulate))
+    replica = build_replica(model, world, shard=cfg.shard, accumulates=schedule.accumulate > 1)
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     criterion = AnchorLoss(
@@ -155,11 +192,10 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         label_smoothing=cfg.label_smoothing,
         focal_gamma=hyp.fl_gamma,
     )
-    precision = choose_precision(cfg.amp, world.device)
-    autocast = torch.autocast(world.device.type, precision, enabled=precision != torch.float32)
+    criterion.to(widened(precision))
+    autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    ema = EMA(model, *averaging(schedule.total // schedule.accumulate))
-    learner = Learner(model, ema, optimizer, scaler)
+    learner = Learner(replica, ema, optimizer, scaler)
     scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
     plateau = Plateau(cfg.patience)
     first_epoch, result, metrics = 0, None, {}
@@ -169,7 +205,10 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         first_epoch, metrics = saved["epoch"] + 1, saved["metrics"]
 
     # The run folder: made last, when nothing is left to refuse
-    folder = run_folder(cfg.resume) if saved else new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok)
+    if world.is_main:
+        resumed = run_folder(cfg.resume) if saved else own_run
+        folder = Path(resumed or new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok))
+    folder = Path(world.share(str(folder) if world.is_main else ""))
     weights = folder / "weights"
     pictures = Pictures(folder, names, active=world.is_main and not cfg.noplots)
     if world.is_main:
@@ -179,17 +218,23 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         write_yaml(folder / "args.yaml", cfg.as_dict())
         write_yaml(folder / "hyp.yaml", hyp.as_dict())
         write_json(folder / "data_report.json", {split: report.as_dict() for split, report in reports.items()})
+        if any(launchers):
+            write_json(folder / MARKS, launchers)
     pictures.labels(labels["train"])
+    each = f" ({batch_size // world.size} in each of {world.size} processes)" if world.size > 1 else ""
     log.say(
         f"{spec.file}, {len(labels['train'])} train and {len(labels['val'])} val images at {image_size} px; "
-        f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}, "
+        f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}{each}, "
         f"{schedule.accumulate} batches to an optimizer step; {shared['workers']} loader processes; writing to {folder}"
     )
+    world.wait_for_main()
 
     started = time.perf_counter()
     for epoch in range(first_epoch, first_epoch if saved.get("done") else cfg.epochs):
         began = time.perf_counter()
         sampler.set_epoch(epoch)
+        if cfg.image_weights:
+            sampler.weights = image_weights(labels["train"], len(names), ap_per_class(metrics, names))
         set_training(model, frozen)
         losses, pace = train_one_epoch(
             learner,
@@ -202,10 +247,12 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             scale=scale,
             watch=pictures.train_batch if epoch == 0 else None,
         )
+        replica.align(world, synchronised=synchronised)
+        align(ema.model, world, synchronised=synchronised)
         if not cfg.noval or epoch == cfg.epochs - 1:
-            result = evaluate(learner.ema.model, val_loader, world, criterion=criterion, active=log.active)
-            metrics = result.as_dict(names)
-            plateau.update(epoch, result.fitness)
+            result = evaluate(ema.model, val_loader, world, criterion=criterion, active=log.active)
+            metrics = world.share(result.as_dict(names))  # to the last bit: machines may differ in it
+            plateau.update(epoch, metrics["fitness"])
         done = plateau.over(epoch) or epoch == cfg.epochs - 1  # all ranks hold the same metrics: all stop alike
 
         row = {"epoch": epoch + 1, "time": time.perf_counter() - began}
@@ -214,6 +261,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         left = (time.perf_counter() - started) / (epoch + 1 - first_epoch) * (cfg.epochs - epoch - 1)
         log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
 
+        state = learner.state_dict()
         if world.is_main and (done or not cfg.nosave):
             about = {
                 "table": model.table,
@@ -228,26 +276,31 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                 "results": log.rows,
                 "versions": {"torch": torch.__version__},
             }
-            state = about | learner.state_dict()
+            state = about | state
             if plateau.best_epoch in (epoch, None) or cfg.nosave:
                 checkpoint.save(weights / "best.pt", about | {"model": learner.ema.state_dict()})
             if cfg.save_period > 0 and (epoch + 1) % cfg.save_period == 0:
                 checkpoint.save(weights / f"epoch{epoch + 1}.pt", state)
             checkpoint.save(weights / "last.pt", state)  # last: killed before, a run does this epoch once more
+        world.wait_for_main()
         if plateau.over(epoch):
             log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
         if done:
             break
 
     # The number that val.py will give for best.pt
-    best_model, kept = load_detector(weights / "best.pt")
+    best_model, best_epoch = Detector(model.table), -1
+    if world.is_main:  # the other machines need not see the folder
+        best_model, kept = load_detector(weights / "best.pt")
+        best_epoch = kept["epoch"]
     best_model.to(memory_format=torch.channels_last).to(world.device)
+    world.spread_([*best_model.parameters(), *best_model.buffers()])
     best = evaluate(best_model, val_loader, world, title="best", active=log.active)
     log.say(class_table(best, names, verbose=len(names) <= 100))
     pictures.results(best, val_loader)
     if world.is_main:
         write_json(folder / "metrics.json", {"last": metrics, "best": best.as_dict(names)})
-    log.say(f"best.pt is of epoch {kept['epoch'] + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
+    log.say(f"best.pt is of epoch {best_epoch + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
     return best
 
 
@@ -267,9 +320,11 @@ def train_one_epoch(
 
     scale: changes the images' size. watch: is shown each batch with its number.
     """
-    model, optimizer, scaler, sampler = learner.model, learner.optimizer, learner.scaler, loader.sampler
-    first = sampler.batches_before(sampler.epoch)
-    closing = schedule.closing_batches(first, first + len(loader))
+    replica, optimizer, scaler, sampler = learner.replica, learner.optimizer, learner.scaler, loader.sampler
+    model = replica.model
+    before = sampler.batches_before(sampler.epoch)
+    first = before + sampler.first_batch
+    closing = schedule.closing_batches(before, before + sampler.batches_in(sampler.epoch))
     total: dict[str, Tensor] = {}
     progress = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
@@ -279,15 +334,16 @@ def train_one_epoch(
         if watch is not None:
             watch(i, batch)
 
-        images = to_device(batch.images, world.device)  # [B, 3, H, W], uint8 to [0, 1]
+        images = to_device(batch.images, world.device, model.dtype)  # [B, 3, H, W], uint8 to [0, 1]
         targets = batch.targets.to(world.device, non_blocking=True)  # [T, 6]: image, class, x1, y1, x2, y2
         if scale is not None:
             images, targets = scale(step, images, targets)
-        with autocast:
-            maps = model(images)
-        losses = criterion(maps, targets, world.sum)  # {"box": scalar, ...}, weighted: this rank's share
-        # Gradients are a sum over the images of the global batch; DistributedDataParallel would average over ranks.
-        scaler.scale(sum(losses.values()) * sampler.batch_size * world.size).backward()
+        with replica.gradients(last=step in closing):  # ranks exchange gradients once for each optimizer step
+            with autocast:
+                maps = replica(images)
+            losses = criterion(maps, targets, world.sum)  # {"box": scalar, ...}, weighted: this rank's share
+            # Gradients are a sum over the images of the global batch; the mean over ranks is taken of them.
+            scaler.scale(sum(losses.values()) * sampler.batch_size * world.size).backward()
 
         if step in closing:
             scaler.unscale_(optimizer)
@@ -295,12 +351,12 @@ def train_one_epoch(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            learner.ema.update(model)
+            learner.ema.update(replica.state_dict())
 
         for name, value in losses.items():
             total[name] = total.get(name, 0) + value.detach()  # on the device: no sync per step
         if i % fetch_every == 0:
-            so_far = " ".join(f"{name} {value.item() / (i + 1):.4f}" for name, value in total.items())
+            so_far = " ".join(f"{name} {value.item() * world.size / (i + 1):.4f}" for name, value in total.items())
             progress.text(f"{so_far}, {pace_of(progress, (i + 1) * sampler.batch_size, world.device)}")
     means = {name: world.sum(value).item() / len(loader) for name, value in total.items()}
     return means, pace_of(progress, len(loader) * sampler.batch_size, world.device)
@@ -312,7 +368,22 @@ def pace_of(progress: Progress[Batch], images: int, device: torch.device) -> str
     return f"{speed:.1f} img/s, {progress.wait_share:.0%} waiting for data, {memory:.1f} GiB"
 
 
-def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], log: RunLog) -> Detector:
+def build_replica(model: Detector, world: World, *, shard: bool, accumulates: bool) -> Replica[Detector]:
+    """The model as the run's mode calls it. accumulates: whether an optimizer step may take several batches."""
+    if world.size == 1:
+        return Replica(model, world)
+    return ShardedReplica(model, world, list(model.layers)) if shard else DistributedReplica(model, world, accumulates)
+
+
+def check_batch(batch_size: int, world: World) -> None:
+    """Raises ValueError for a total batch that cannot be shared out evenly."""
+    if batch_size % world.size and batch_size > 0:
+        raise ValueError(
+            f"--batch-size {batch_size} is the total over all processes: choose a multiple of WORLD_SIZE, {world.size}"
+        )
+
+
+def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], world: World, log: RunLog) -> Detector:
     """The model to start from, its anchors fitted to the data where its own do not reach the boxes."""
     given = load_detector(Path(cfg.weights))[0] if cfg.weights else None
     cfg_name = cfg.cfg or ("" if given else "yolov5n.yaml")
@@ -327,9 +398,15 @@ def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str],
     if hyp.anchors or not cfg.noautoanchor:
         sizes, own = box_sizes(labels, whole_strides(cfg.imgsz, max(model.strides))), model.anchors_px.double().numpy()
         anchors, sentence = check_anchors(sizes, own, hyp.anchor_t, seed=cfg.seed, placeholders=hyp.anchors > 0)
-        model.set_anchors(torch.from_numpy(anchors).float())
+        model.set_anchors(torch.tensor(world.share(anchors.tolist())))  # to the last bit
         log.say(sentence)
     return model
+
+
+def ap_per_class(metrics: dict[str, Any], names: Sequence[str]) -> NDArray[np.float64]:
+    """[C] the AP of each class at the last validation; 0 before the first, and for a class that was not there."""
+    per_class = metrics.get("per_class", {})
+    return np.array([max(per_class.get(name, {}).get("AP", 0.0), 0.0) for name in names])
 
 
 def box_sizes(labels: Labels, image_size: int) -> NDArray[np.float64]:
@@ -394,7 +471,7 @@ def run_folder(resume: str) -> Path:
 
 
 def resumed_config(cfg: TrainConfig, saved: dict[str, Any], log: RunLog) -> TrainConfig:
-    """The run's own settings, with the device and workers of the command line.
+    """The run's own settings, with the workers of the command line.
 
     Raises ValueError if the checkpoint cannot be gone on with, or the run is done.
     """
@@ -406,7 +483,7 @@ def resumed_config(cfg: TrainConfig, saved: dict[str, Any], log: RunLog) -> Trai
         raise ValueError(f"{cfg.resume}: its settings ({unknown}) are unknown to this version of Kestrel")
     if saved["done"] and (run_folder(cfg.resume) / "metrics.json").exists():
         raise ValueError(f"{cfg.resume}: its run is done after {saved['epoch'] + 1} epochs; there is nothing to resume")
-    ours = {"device": cfg.device, "workers": cfg.workers, "resume": cfg.resume}
+    ours = {"workers": cfg.workers, "resume": cfg.resume}
     values = saved["config"] | ours | {"data": saved["data"]}
     given = {k for k, v in cfg.as_dict().items() if v != default[k]} - ours.keys() - {"project"}
     unheard = ", ".join(f"--{k.replace('_', '-')}" for k in default if k in given and cfg.as_dict()[k] != values[k])
@@ -415,7 +492,7 @@ def resumed_config(cfg: TrainConfig, saved: dict[str, Any], log: RunLog) -> Trai
     return TrainConfig(**values | {"freeze": tuple(values["freeze"])})
 
 
-def parse_args(arguments: Sequence[str] | None = None) -> TrainConfig:
+def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
     parser = FlagParser(__doc__)
     add = parser.add_argument
     add("--weights", help="checkpoint to start from; '' trains from scratch")
@@ -423,7 +500,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> TrainConfig:
     add("--data", help="data set YAML, as a path or a name in data/")
     add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
     add("--epochs", type=int, help="passes over the training images")
-    add("--batch-size", "--batch", type=int, help="images per batch, over all processes")
+    add("--batch-size", "--batch", type=int, help="images per batch, over all processes; -1: what memory holds")
     add("--imgsz", "--img", "--img-size", type=int, help="training and validation size in pixels")
     add("--rect", action="store_true", help="batches of like shape instead of squares; no mosaic")
     add("--resume", nargs="?", const="newest", help="go on with a run: its last.pt, or the newest one")
@@ -431,11 +508,14 @@ def parse_args(arguments: Sequence[str] | None = None) -> TrainConfig:
     add("--noval", action="store_true", help="validate at the end only")
     add("--noautoanchor", action="store_true", help="keep the model's anchors")
     add("--noplots", action="store_true", help="draw no pictures")
-    add("--device", help="cpu, mps or a GPU's number (default: the first GPU, else the CPU)")
     add("--multi-scale", action="store_true", help="change the image size by up to half from batch to batch")
     add("--single-cls", action="store_true", help="treat all classes as one")
     add("--optimizer", help="SGD, Adam or AdamW")
-    add("--workers", type=int, help="most loader processes")
+    add("--workers", type=int, help="most loader processes, for each training process")
+    add("--image-weights", action="store_true", help="draw images of rare and badly found classes more often")
+    add("--sync-bn", action="store_true", help="BatchNorm over the batch of all processes")
+    add("--shard", action="store_true", help="experimental: weights and optimizer in slices, one for each process")
+    add("--checkpoint-activations", action="store_true", help="keep fewer activations, compute them again: less memory")
     add("--project", help="where run folders go")
     add("--name", help="the run folder's name; a number is added if it is taken")
     add("--exist-ok", action="store_true", help="write into an existing folder")
@@ -449,19 +529,21 @@ def parse_args(arguments: Sequence[str] | None = None) -> TrainConfig:
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
     add("--cache-dir", help="where scans of labels are kept (default: the user's cache folder)")
     parser.without_effect("--cache", "images are not cached yet; each is read when it is needed")
-    parser.without_effect("--sync-bn", "one process has nothing to synchronise")
-    parser.not_built("--image-weights", "--quad", "--evolve", "--local_rank", "--local-rank")
+    parser.not_built("--quad", "--evolve")
     parser.set_defaults(**TrainConfig().as_dict())
-    values = vars(parser.read(arguments))
+    launch, values = read_launch(parser, arguments)
     if values["resume"] == "newest":
         values["resume"] = str(checkpoint.newest(Path(values["project"]), "**/weights/last.pt"))
-    return TrainConfig(**values | {"freeze": tuple(values["freeze"])})
+    return TrainConfig(**values | {"freeze": tuple(values["freeze"])}), launch
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    cfg = parse_args(arguments)
-    with connect(cfg.device) as world:
-        main(cfg, world)
+    with together() as connect:
+        cfg, launch = parse_args(arguments)
+        if launch.spawn is not None:
+            spawn(__file__, arguments, processes_for(launch.device, launch.spawn))
+        else:
+            main(cfg, connect(launch))
 
 
 if __name__ == "__main__":

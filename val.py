@@ -4,6 +4,7 @@
     python val.py --weights runs/train/exp/weights/best.pt --data mydata.yaml --img 640
     python val.py --weights a.pt b.pt --augment --save-json        an ensemble, test-time augmentation, COCO results
     python val.py --task speed                                     milliseconds per image
+    python -m torch.distributed.run --nproc_per_node 2 val.py      each process takes its share of the images
 
 `evaluate` is the one that train.py calls after each epoch. The numbers are COCO's own arithmetic (utils/metrics.py).
 """
@@ -13,6 +14,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +38,10 @@ from models.saved import load_detector
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
-from utils.devices import choose_precision, describe, loader_workers, pins_memory, wait_for
-from utils.distributed import World, connect
+from utils.devices import choose_precision, describe, loader_workers, pins_memory, processes_for, wait_for
+from utils.distributed import World, together
 from utils.flags import FlagParser
+from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
 from utils.terminal import stops_with_a_sentence
@@ -73,10 +76,11 @@ class Evaluation:
         return 0.1 * max(self.coco.stats["AP50"], 0.0) + 0.9 * max(self.coco.stats["AP"], 0.0)
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """COCO's 12 numbers, precision and recall, and the same per class by name."""
+        """COCO's 12 numbers, precision, recall and fitness, and the numbers of each class by name."""
         rows = self.coco.per_class
         per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
-        return {**self.coco.stats, "precision": self.precision, "recall": self.recall, "per_class": per_class}
+        operating = {"precision": self.precision, "recall": self.recall, "fitness": self.fitness}
+        return {**self.coco.stats, **operating, "per_class": per_class}
 
 
 @torch.inference_mode()
@@ -100,29 +104,33 @@ def evaluate(
     stands in for the plain forward pass and decoding. max_detections: kept per image, of all classes together.
     """
     model.eval()
-    found: list[NDArray[np.float64]] = []
+    found = [np.zeros((0, 7))]
     clock = {"load": 0.0, "model": 0.0, "nms": 0.0}
-    losses: dict[str, float] = {}
+    terms = criterion.terms if criterion else ()
+    losses: list[list[float]] = []  # a row for each batch: its number, its terms times its images
     batches = Progress(loader, total=len(loader), title=title, active=active)
-    for batch in batches:
+    for number, batch in zip(loader.sampler.numbers, batches, strict=True):
         started = time.perf_counter()
-        images = to_device(batch.images, world.device)
+        images = to_device(batch.images, world.device, model.dtype)
         with torch.autocast(world.device.type, precision, enabled=precision != torch.float32):
             maps = [] if predict else model(images)
             boxes, scores = predict(images) if predict else model.decode(maps)
         wait_for(world.device)
         modelled = time.perf_counter()
         if criterion is not None:
-            for name, value in criterion(maps, batch.targets.to(world.device)).items():
-                losses[name] = losses.get(name, 0.0) + value.item() * len(images)
+            of_batch = criterion(maps, batch.targets.to(world.device))
+            row = [of_batch[name].item() * len(images) for name in terms]
+            losses.append([number, *row])
         kept = suppress(boxes, scores, confidence=confidence, iou=iou, max_detections=max_detections)
         found += [_in_source(k, batch, i, loader.labels) for i, k in enumerate(kept)]
         clock["model"] += modelled - started
         clock["nms"] += time.perf_counter() - modelled
     clock["load"] = batches.waited
 
-    rows = world.gather(torch.from_numpy(np.concatenate([np.zeros((0, 7)), *found]))).numpy()
-    detections = _as_detections(rows, loader.labels)
+    detections = _as_detections(world.gather(torch.from_numpy(np.concatenate(found))).numpy(), loader.labels)
+    by_batch = world.gather(torch.tensor(losses, dtype=torch.float64).view(-1, 1 + len(terms)))
+    sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # in one order for any number of ranks
+    seconds = world.gather(torch.tensor([list(clock.values())])).sum(0)
     truth = ground_truth(loader.labels)
     ids = {"image_ids": loader.labels.image_ids, "class_ids": np.arange(len(loader.labels.category_ids))}
     return Evaluation(
@@ -131,14 +139,14 @@ def evaluate(
         curves=operating_curves(truth, detections, **ids),
         truth=truth,
         detections=detections,
-        losses={k: v / len(loader.labels) for k, v in losses.items()},
-        milliseconds={k: v / len(loader.labels) * 1000 for k, v in clock.items()},
+        losses=dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
+        milliseconds=dict(zip(clock, (seconds / len(loader.labels) * 1000).tolist(), strict=True)),
     )
 
 
-def to_device(images: Tensor, device: torch.device) -> Tensor:
-    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [0, 1], channels last in memory."""
-    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
+def to_device(images: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 [B, H, W, 3] to [B, 3, H, W] in [0, 1], channels last in memory."""
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).to(dtype) / 255
 
 
 def _in_source(kept: Tensor, batch: Batch, i: int, labels: Labels) -> NDArray[np.float64]:
@@ -170,10 +178,15 @@ def ground_truth(labels: Labels) -> GroundTruth:
 
 
 class Pictures:
-    """The pictures of a run folder. Draws nothing unless active."""
+    """The pictures of a run folder. Draws nothing unless active.
+
+    Those of training are drawn aside, in a thread, since other processes would wait for this one's next step.
+    """
 
     def __init__(self, folder: Path, names: Sequence[str], *, active: bool = True) -> None:
         self.folder, self.names, self.active = folder, names, active
+        self._aside = ThreadPoolExecutor(1, "pictures")  # starts no thread before it is given something
+        self._drawn: list[Future[None]] = []
 
     def labels(self, labels: Labels) -> None:
         """labels.png: what there is to learn from."""
@@ -187,13 +200,16 @@ class Pictures:
     def train_batch(self, number: int, batch: Batch) -> None:
         """train_batch0.jpg to train_batch2.jpg: what the model sees."""
         if self.active and number < 3:
-            images, targets = batch.images.numpy(), batch.targets.numpy()
-            plots.plot_batch(images, targets, self.names, self.folder / f"train_batch{number}.jpg")
+            images, targets = batch.images.numpy().copy(), batch.targets.numpy().copy()
+            file = self.folder / f"train_batch{number}.jpg"
+            self._drawn.append(self._aside.submit(plots.plot_batch, images, targets, self.names, file))
 
     def results(self, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
         """results.png where there is a results.csv, curves, confusion matrix and validation batches."""
         if not self.active:
             return
+        for drawing in self._drawn:
+            drawing.result()
         if (self.folder / "results.csv").exists():
             plots.plot_results(self.folder / "results.csv", self.folder / "results.png")
         c = found.curves
@@ -276,7 +292,7 @@ def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], fol
 # ---------------------------------------------------------------------- command line
 
 
-def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:
     parser = FlagParser(__doc__)
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
@@ -287,7 +303,6 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--iou-thres", "--iou", type=float, default=0.6, help="IoU above which of two boxes the surer one stays")
     add("--max-det", type=int, default=300, help="most detections per image")
     add("--task", default="val", choices=["train", "val", "test", "speed"], help="the split, or speed on val")
-    add("--device", default="", help="cpu, mps or a GPU's number (default: the first GPU, else the CPU)")
     add("--workers", type=int, default=8, help="most loader processes")
     add("--single-cls", action="store_true", help="treat all classes as one")
     add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
@@ -301,7 +316,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--half", action="store_true", help="16-bit forward pass, as the device can")
     add("--cache-dir", default="", help="where scans of labels are kept (default: the user's cache folder)")
     parser.not_built("--dnn", "--save-hybrid")
-    return parser.read(arguments)
+    launch, values = read_launch(parser, arguments)
+    return Namespace(**values), launch
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
@@ -351,10 +367,12 @@ def main(args: Namespace, world: World) -> Evaluation:
     if not single and list(spec.names) != names:
         raise ValueError(f"{spec.file}: its names ({listed(spec.names)}) are not the checkpoint's ({listed(names)})")
     split = "val" if args.task == "speed" else args.task
-    labels, report = read_split(spec, split, single=single, cache_dir=args.cache_dir, progress=world.is_main)
+    with world.one_per_machine_first():
+        labels, report = read_split(spec, split, single=single, cache_dir=args.cache_dir, progress=world.is_main)
     names = class_names(names, single=single)
 
-    folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
+    made = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
+    folder = Path(world.share(made))
     log = RunLog(active=world.is_main)
     stride = max(max(m.strides) for m, _ in loaded)
     size = whole_strides(args.imgsz or config.get("imgsz", 640), stride)
@@ -363,8 +381,10 @@ def main(args: Namespace, world: World) -> Evaluation:
         batch_size=args.batch_size,
         image_size=size,
         stride=stride,
-        workers=loader_workers(args.workers, args.batch_size, world.device),
+        workers=loader_workers(args.workers, args.batch_size, world.device, world.local_size),
         pin=pins_memory(world.device),
+        rank=world.rank,
+        size=world.size,
     )
     log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
     predict = ensemble([(with_views if args.augment else plain)(member) for member, _ in loaded])
@@ -396,9 +416,12 @@ def main(args: Namespace, world: World) -> Evaluation:
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    args = parse_args(arguments)
-    with connect(args.device) as world:
-        main(args, world)
+    with together() as connect:
+        args, launch = parse_args(arguments)
+        if launch.spawn is not None:
+            spawn(__file__, arguments, processes_for(launch.device, launch.spawn))
+        else:
+            main(args, connect(launch))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def build_train_loader(
     """Batches to train on, this process's share. batch_size is the total over `size` processes.
 
     rect: batches of images of like shape, without mosaic, instead of square canvases. mosaic_until: the first epoch
-    without mosaic, mixup and copy-paste. Raises ValueError as TrainSampler does.
+    without mosaic, mixup and copy-paste. The loader's sampler takes what changes as training goes on: the epoch, its
+    first batch and the weights of the images. Raises ValueError as TrainSampler does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = TrainSampler(
@@ -55,7 +56,7 @@ def build_evaluation_loader(
     rank: int = 0,
     size: int = 1,
 ) -> Loader[EvaluationSampler]:
-    """Every image once, letterboxed in batches of like shape; this process's whole batches."""
+    """Every image once, letterboxed on the canvas of its own shape; this process's whole batches."""
     shapes = BatchShapes(image_size, stride, pad)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)

@@ -1,8 +1,9 @@
 """Plan a training sample: which tiles, which affine, which colours. Numbers and boxes only; data/draw.py draws them.
 
-Every random number comes from a generator keyed by (seed, epoch, index), so a sample is the same whichever worker,
-process or restart makes it. Frames: *source* pixels of the file (EXIF-rotated), *base* pixels of the image whose long
-side was resized to the training size, *canvas* pixels of the finished sample. A matrix [3, 3] maps base to canvas.
+Every random number comes from a generator keyed by (seed, epoch, index), and by the repeat where an epoch draws an
+image again, so a sample is the same whichever worker, process or restart makes it. Frames: *source* pixels of the file
+(EXIF-rotated), *base* pixels of the image whose long side was resized to the training size, *canvas* pixels of the
+finished sample. A matrix [3, 3] maps base to canvas.
 """
 
 from collections.abc import Sequence
@@ -90,13 +91,17 @@ class Plan:
     flip_left: bool = False
 
 
-def generator_for(seed: int, epoch: int, index: int) -> np.random.Generator:
+def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.random.Generator:
     """The generator of one sample: counter-based, so that its key alone fixes every number.
+
+    repeat: how often the epoch has drawn the sample before. It starts the counter 2^64 blocks further on, so that any
+    number of repeats differ and the first draw has the numbers of an epoch without any.
 
     >>> generator_for(0, 1, 2).random() == generator_for(0, 1, 2).random() != generator_for(0, 2, 1).random()
     True
     """
-    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, (epoch << 40) | index], np.uint64)))
+    key = np.array([seed % 2**64, (epoch << 40) | index], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=repeat << 64, key=key))
 
 
 def base_size(width: int, height: int, image_size: int) -> tuple[int, int]:
@@ -115,12 +120,13 @@ class Planner:
     def __init__(self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int) -> None:
         self.labels, self.image_size, self.augmentation, self.seed = labels, image_size, augmentation, seed
 
-    def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool) -> Plan:
+    def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool, repeat: int = 0) -> Plan:
         """The plan of sample `index` in `epoch` on a canvas of `size` (height, width).
 
-        mosaic: whether tiles of other images may join (mosaic, mixup, copy-paste); square canvases only.
+        mosaic: whether tiles of other images may join (mosaic, mixup, copy-paste); square canvases only. repeat: how
+        often the epoch has drawn the image before.
         """
-        a, random = self.augmentation, generator_for(self.seed, epoch, index)
+        a, random = self.augmentation, generator_for(self.seed, epoch, index, repeat)
         mix = 1.0
         if mosaic and random.random() < a.mosaic:
             layer, targets = self._mosaic(random, index)

@@ -53,7 +53,7 @@ class Samples(Dataset[Batch]):
     def __getitem__(self, key: Key) -> Batch:
         size = (key.height, key.width)
         if self.augment:
-            plan = self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic)
+            plan = self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat)
             placement = np.full(4, np.nan)
         else:
             plan = self.planner.plain(key.index, size)

@@ -2,11 +2,13 @@
 
 The stream is the training images in a new random order for each pass, one pass after another. Batch k holds places
 k * B to (k + 1) * B of it, so every batch is full, no image is repeated to fill one and none is left out: what an epoch
-cannot fill a batch with opens the next epoch. A process takes every `size`-th sample of a batch.
+cannot fill a batch with opens the next epoch. A process takes every `size`-th sample of a batch. Where images have
+weights, an epoch's places are drawn with replacement instead, the same on every process.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,8 @@ from torch.utils.data import DistributedSampler
 
 from data.augment import generator_for
 
-ORDER, SHUFFLE = 2**40 - 1, 2**40 - 2  # stand where a sample has its index: random numbers of their own
+# Stand where a sample has its index: random numbers of their own.
+ORDER, SHUFFLE, DRAWS = 2**40 - 1, 2**40 - 2, 2**40 - 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Key:
     height: int  # of the canvas
     width: int
     mosaic: bool  # whether other images may join
+    repeat: int = 0  # how often the epoch has drawn the image before
 
 
 def whole_strides(size: int, stride: int) -> int:
@@ -62,7 +66,8 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     """This process's share of each batch of an epoch, as lists of keys.
 
     ratios: height / width of every image, [N]. shapes: None for square canvases, else batches of like images, without
-    mosaic. mosaic_until: the first epoch without mosaic, mixup and copy-paste.
+    mosaic. mosaic_until: the first epoch without mosaic, mixup and copy-paste. `first_batch`: the number within its
+    epoch of the batch that an iteration begins with.
     Raises ValueError if a batch holds more images than there are, or cannot be shared out evenly.
     """
 
@@ -84,55 +89,130 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
             raise ValueError(f"batch size {batch_size} is larger than the {len(ratios)} training images")
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
         self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
-        self.shapes, self.mosaic_until = shapes, mosaic_until
+        self.shapes, self.mosaic_until, self.first_batch = shapes, mosaic_until, 0
+        self._weights: NDArray[np.float64] | None = None
+
+    @property
+    def weights(self) -> NDArray[np.float64] | None:
+        """How likely an epoch draws each image, next to the others, [N]; None: every image once a pass.
+
+        A weighted epoch has as many batches as it has without, drawn with replacement. Partners of a mosaic are chosen
+        evenly all the same. Setting raises ValueError unless all are finite, 0 or more, and one at least is more.
+        """
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: NDArray[np.float64] | None) -> None:
+        self._weights = None if weights is None else checked_weights(weights, len(self.ratios))
+
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Iterate over `epoch` next, from its batch `first_batch` on. What is skipped is not read.
+
+        Raises ValueError if the epoch has fewer batches than first_batch.
+        """
+        count = self.batches_in(epoch)
+        if not 0 <= first_batch <= count:
+            raise ValueError(f"first batch {first_batch}: epoch {epoch} has {count} batches, choose 0 to {count}")
+        super().set_epoch(epoch)
+        self.first_batch = first_batch
 
     def batches_before(self, epoch: int) -> int:
         """How many batches the epochs before `epoch` hold."""
         return epoch * len(self.ratios) // self.batch_size
 
+    def batches_in(self, epoch: int) -> int:
+        """How many batches `epoch` holds from its beginning."""
+        return self.batches_before(epoch + 1) - self.batches_before(epoch)
+
     def __len__(self) -> int:
-        return self.batches_before(self.epoch + 1) - self.batches_before(self.epoch)
+        """How many batches the epoch holds from `first_batch` on."""
+        return self.batches_in(self.epoch) - self.first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:  # type: ignore[override]
-        first = self.batches_before(self.epoch) * self.batch_size
-        stream = self._stream(first, first + len(self) * self.batch_size)
-        batches = stream.reshape(-1, self.batch_size, 2) if self.shapes is None else self._alike(stream)
         mosaic = self.shapes is None and self.epoch < self.mosaic_until
-        for batch in batches:
+        for batch in self._batches()[self.first_batch :]:
             square = (self.image_size, self.image_size)
             height, width = square if self.shapes is None else self.shapes.shape(self.ratios[batch[:, 1]])
-            yield [Key(int(e), int(i), height, width, mosaic) for e, i in batch[self.rank :: self.num_replicas]]
+            share = batch[self.rank :: self.num_replicas].tolist()
+            yield [Key(epoch, index, height, width, mosaic, repeat) for epoch, index, repeat in share]
+
+    def _batches(self) -> NDArray[np.int64]:
+        """The epoch's batches from its beginning, of all processes together: [K, B, 3] epoch, index, repeat."""
+        first = self.batches_before(self.epoch) * self.batch_size
+        count = self.batches_in(self.epoch) * self.batch_size
+        stream = self._stream(first, first + count) if self.weights is None else self._drawn(self.weights, count)
+        return stream.reshape(-1, self.batch_size, 3) if self.shapes is None else self._alike(stream)
 
     def _stream(self, first: int, last: int) -> NDArray[np.int64]:
-        """Places `first` to `last` of the endless stream: [last - first, 2] epoch, index."""
+        """Places `first` to `last` of the endless stream: [last - first, 3] epoch, index, repeat."""
         count = len(self.ratios)
         passes = range(first // count, -(-last // count))
-        orders = [
-            np.stack([np.full(count, p), generator_for(self.seed, p, ORDER).permutation(count)], 1) for p in passes
-        ]
+        orders = [_rows(p, generator_for(self.seed, p, ORDER).permutation(count), 0) for p in passes]
         start = passes.start * count
         return np.concatenate(orders)[first - start : last - start]
 
+    def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+        """`count` places of the epoch, each an image by its weight: [count, 3] epoch, index, repeat."""
+        reach = np.cumsum(weights / weights.max())  # of 1 at most each: no sum overflows, no point rounds to the end
+        points = generator_for(self.seed, self.epoch, DRAWS).random(count) * reach[-1]
+        drawn = np.searchsorted(reach, points, side="right")
+        return _rows(self.epoch, drawn, repeats(drawn))
+
     def _alike(self, stream: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Batches of images of like shape, in random order: [K, B, 2]."""
+        """Batches of images of like shape, in random order: [K, B, 3]."""
         ordered = stream[np.argsort(self.ratios[stream[:, 1]], kind="stable")]
-        batches = ordered.reshape(-1, self.batch_size, 2)
+        batches = ordered.reshape(-1, self.batch_size, 3)
         return batches[generator_for(self.seed, self.epoch, SHUFFLE).permutation(len(batches))]
 
 
+def _rows(epoch: int, indices: NDArray[np.int64], repeat: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    return np.stack(np.broadcast_arrays(epoch, indices, repeat), 1)
+
+
+def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often each value has come before, [N].
+
+    >>> repeats(np.array([5, 3, 5, 5, 3])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    order = np.argsort(values, kind="stable")
+    grouped = values[order]
+    before = np.empty_like(order)
+    before[order] = np.arange(len(values)) - np.searchsorted(grouped, grouped)
+    return before
+
+
+def checked_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """A copy of the weights of `count` images. Raises ValueError if nothing can be drawn by them."""
+    own = np.array(weights, np.float64)
+    if own.shape != (count,):
+        raise ValueError(f"weights of shape {own.shape}: give one for each of the {count} training images")
+    if not (np.isfinite(own) & (own >= 0)).all() or not own.any():
+        said = f"{own.min():g} to {own.max():g}"
+        raise ValueError(f"weights of {said}: they must be finite, 0 or more, and not all of them 0")
+    return own
+
+
 class EvaluationSampler:
-    """Every image once, in batches of like shape; a process takes every `size`-th whole batch, so nothing is padded."""
+    """Every image once, in batches of one shape; a process takes every `size`-th whole batch, so nothing is padded.
+
+    An image's canvas is the least that holds it, whatever else its batch holds: what is detected in it depends neither
+    on the batch size nor on the number of processes. `numbers`: of this process's batches, among all processes'.
+    """
 
     def __init__(
         self, ratios: NDArray[np.float64], *, batch_size: int, shapes: BatchShapes, rank: int = 0, size: int = 1
     ) -> None:
-        order = np.argsort(ratios, kind="stable")
-        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        self.batches = [(batch, shapes.shape(ratios[batch])) for batch in batches[rank::size]]
+        canvas = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
+        ordered = np.argsort(ratios, kind="stable").tolist()  # shapes follow ratios: one run of images for each shape
+        runs = [(list(run), shape) for shape, run in groupby(ordered, lambda i: canvas[ratios[i]])]
+        batches = [(run[i : i + batch_size], shape) for run, shape in runs for i in range(0, len(run), batch_size)]
+        self.rank, self.size, self.numbers = rank, size, range(rank, len(batches), size)
+        self.batches = [batches[number] for number in self.numbers]
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[Key]]:
         for batch, (height, width) in self.batches:
-            yield [Key(0, int(i), height, width, False) for i in batch]
+            yield [Key(0, index, height, width, False) for index in batch]

@@ -23,8 +23,8 @@ class Matches:
     row: Tensor  # int64, cell
     column: Tensor  # int64, cell
     class_id: Tensor  # int64
-    boxes: Tensor  # float32 [M, 4], centre relative to the cell's corner and size, in cells
-    anchor_size: Tensor  # float32 [M, 2], in cells
+    boxes: Tensor  # as the targets, float32 [M, 4], centre relative to the cell's corner and size, in cells
+    anchor_size: Tensor  # as the targets, float32 [M, 2], in cells
     valid: Tensor  # bool
 
 
@@ -36,12 +36,13 @@ def match_anchors(
     targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class or an empty box never matches. anchors_px:
     [A, 2]. grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own by a
     factor below `ratio_limit`, and claims for it its centre's cell, the nearer neighbour across and the nearer one up
-    or down, as far as they lie inside the grid.
+    or down, as far as they lie inside the grid. Decided in the targets' precision, so that a model in float64 matches
+    as it does in float32.
 
     Source: facts of YOLOv5's behaviour; the neighbour cells follow from the decode range (-0.5, 1.5) of a centre.
     """
     boxes = to_cxcywh(targets[:, 2:]) / stride  # [T, 4] in cells
-    anchors = anchors_px / stride  # [A, 2]
+    anchors = anchors_px.to(targets.dtype) / stride  # [A, 2]
 
     ratio = boxes[:, None, 2:] / anchors  # [T, A, 2]
     fits = torch.minimum(ratio, 1 / ratio).amin(-1) > 1 / ratio_limit  # [T, A], False for a size that is not positive

@@ -65,7 +65,8 @@ class Detect(Layer):
         next to no time.
         """
         parts = (self.anchors_px.shape[1], 5 + self.num_classes)
-        dtype = next(self.m.parameters()).dtype
+        # Not next(parameters()): the replicas of torch's DataParallel have none.
+        dtype: torch.dtype = self.m[0].weight.dtype  # type: ignore[assignment]
         with nullcontext() if maps[0].dtype == dtype else torch.autocast(maps[0].device.type, enabled=False):
             raw = [conv(x.to(dtype)) for conv, x in zip(self.m, maps, strict=True)]
         return [x.unflatten(1, parts).permute(0, 1, 3, 4, 2) for x in raw]

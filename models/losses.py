@@ -31,6 +31,7 @@ class AnchorLoss(nn.Module):
     Source: facts of YOLOv5's behaviour; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation 5.
     """
 
+    terms = ("box", "obj", "cls")
     anchors_px: Tensor
 
     def __init__(
@@ -52,7 +53,7 @@ class AnchorLoss(nn.Module):
         levels = len(strides)
         if levels > len(OBJECTNESS_BALANCE):
             raise ValueError(f"the loss weighs 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
-        self.register_buffer("anchors_px", anchors_px.detach().clone().float(), persistent=False)  # [L, A, 2]
+        self.register_buffer("anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False)  # [L, A, 2]
         self.strides, self.num_classes, self.ratio_limit = tuple(strides), num_classes, ratio_limit
         self.balance = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE[:levels]
         self.box_gain = box_gain * 3 / levels
@@ -65,11 +66,11 @@ class AnchorLoss(nn.Module):
     def forward(
         self, maps: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """This process's share of each term, float32 scalars: their sum over processes is the term of the whole batch.
+        """This process's share of each term: their sum over processes is the term of the whole batch.
 
         maps: raw predictions [B, A, H, W, 5 + C] per level, cx, cy, w, h, objectness, classes. targets: [T, 6] image,
         class, x1, y1, x2, y2 in pixels of the batch's images; class -1 is an ignore region. total: sums a tensor over
-        all processes (World.sum); None for one process.
+        all processes (World.sum); None for one process. The terms are scalars in float32, in float64 for float64 maps.
         """
         grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
         levels = zip(self.anchors_px, self.strides, grids, strict=True)
@@ -78,18 +79,17 @@ class AnchorLoss(nn.Module):
         counts = torch.stack([*(found.valid.sum() for found in matches), images])  # [L + 1], int64
         if total is not None:
             counts = total(counts)
-        counts = counts.clamp(min=1).float()
+        counts = counts.clamp(min=1)
 
-        box, obj, cls = (counts.new_zeros(()) for _ in range(3))
+        box, obj, cls = (self.anchors_px.new_zeros(()) for _ in range(3))
         for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
-            chosen = raw[found.image, found.anchor, found.row, found.column].float()  # [M, 5 + C]
+            chosen = at_least_float32(raw[found.image, found.anchor, found.row, found.column])  # [M, 5 + C]
             iou = _predicted_iou(chosen[:, :4], found)
             box = box + ((1 - iou) * found.valid).sum() / counts[level]
             cls = cls + self._class_sum(chosen[:, 5:], found) / (counts[level] * self.num_classes)
             ignored = ignored_cells(targets, len(raw), self.strides[level], grids[level])
-            obj = (
-                obj + self._objectness_sum(raw[..., 4].float(), iou, found, ignored) * self.balance[level] / counts[-1]
-            )
+            objectness = self._objectness_sum(at_least_float32(raw[..., 4]), iou, found, ignored)
+            obj = obj + objectness * self.balance[level] / counts[-1]
 
         area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
         return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
@@ -105,7 +105,8 @@ class AnchorLoss(nn.Module):
         """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [M, C]."""
         if self.num_classes == 1:
             return logits.new_zeros(())
-        wanted = F.one_hot(found.class_id, self.num_classes) * (self.positive - self.negative) + self.negative
+        wanted = F.one_hot(found.class_id, self.num_classes).to(logits.dtype)
+        wanted = wanted * (self.positive - self.negative) + self.negative
         return (self._cross_entropy(logits, wanted, self.cls_pos_weight) * found.valid[:, None]).sum()
 
     def _cross_entropy(self, logits: Tensor, target: Tensor, pos_weight: float) -> Tensor:
@@ -119,11 +120,20 @@ class AnchorLoss(nn.Module):
         return loss * alpha * wrong.clamp(min=1e-9) ** self.focal_gamma  # a power below 1 is infinitely steep at 0
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 where it is: sums over a batch need more than 16 bits.
+
+    >>> [at_least_float32(torch.zeros(1, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
+    [torch.float32, torch.float64]
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
     """Complete IoU [M] of the boxes that raw x, y, w, h [M, 4] stand for with those they answer for, in cells."""
     doubled = raw.sigmoid() * 2
     predicted = torch.cat([doubled[:, :2] - 0.5, doubled[:, 2:].square() * found.anchor_size], -1)
-    return complete_iou(predicted, found.boxes)
+    return complete_iou(predicted, found.boxes.to(raw.dtype))
 
 
 def _best_per_cell(quality: Tensor, found: Matches, shape: torch.Size) -> Tensor:

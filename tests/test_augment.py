@@ -386,11 +386,19 @@ def test_a_plan_is_a_function_of_its_key() -> None:
     assert not same(at(4, 1), at(5, 1))
     assert not same(at(4, 1), at(4, 2))
     assert not same(at(4, 1), at(4, 1, seed=1))
+    again = [planner.plan(4, 1, (SIDE, SIDE), mosaic=True, repeat=repeat) for repeat in (0, 1, 2)]
+    assert same(again[0], forward[1])
+    assert not same(again[0], again[1])
+    assert not same(again[1], again[2])
 
 
 def test_generators_differ_by_every_part_of_the_key() -> None:
     keys = [(seed, epoch, index) for seed in (-1, 0, 1, 2**63) for epoch in (0, 1, 300) for index in (0, 1, 2**40 - 1)]
     assert len({generator_for(*key).random() for key in keys}) == len(keys)
+    repeats = [generator_for(0, 1, 2, repeat).random(100) for repeat in (0, 1, 2, 255, 256, 2**40)]
+    assert len(np.unique(repeats)) == 600
+    plain = np.random.Generator(np.random.Philox(key=[0, (1 << 40) | 2]))
+    assert (plain.random(100) == repeats[0]).all()  # the first draw is that of an epoch without repeats
 
 
 def test_partners_cover_the_data_set_and_every_quadrant() -> None:

@@ -18,7 +18,7 @@ HYPS = sorted((Path(__file__).parents[1] / "data" / "hyps").glob("*.yaml"))
     ("values", "sentence"),
     [
         ({"epochs": 0}, "--epochs 0: train for 1 epoch or more"),
-        ({"batch_size": 0}, "--batch-size 0: a batch holds 1 image or more"),
+        ({"batch_size": 0}, "--batch-size 0: a batch holds 1 image or more, or -1: what memory holds"),
         ({"imgsz": 31}, "--imgsz 31: choose 32 to 8192 pixels"),
         ({"imgsz": 10**6}, "--imgsz 1000000: choose 32 to 8192 pixels"),
         ({"workers": -1}, "--workers -1: choose 0 (load in the training process) or more"),
@@ -29,7 +29,7 @@ HYPS = sorted((Path(__file__).parents[1] / "data" / "hyps").glob("*.yaml"))
         ({"close_mosaic": -1}, "--close-mosaic -1: choose a number of epochs, or 0"),
         ({"seed": -1}, "--seed -1: choose 0 or more"),
         ({"optimizer": "sgd"}, "--optimizer sgd: choose SGD, Adam or AdamW"),
-        ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp32, bf16, fp16"),
+        ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
         ({"rect": True, "multi_scale": True}, "--rect and --multi-scale exclude each other"),
         ({"epochs": "3"}, "--epochs is a str, expected int"),
         ({"epochs": True}, "--epochs is a bool, expected int"),

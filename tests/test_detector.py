@@ -16,6 +16,7 @@ from models import build_model
 from models.__main__ import main
 from models.blocks import Conv
 from models.detector import Detector, check_shapes, count_gflops, count_parameters
+from models.losses import AnchorLoss
 from models.table import find_model, model_names, read_table, resolve
 
 ROOT = Path(__file__).parents[1]
@@ -209,6 +210,101 @@ def test_fuse_is_the_same_function(name, side):
 def test_maps_are_freed_when_no_row_reads_them_any_more(small_table):
     # Row 1 is read by row 4, row 2 by 3 and 5; Detect reads 4 and 2; the images are read by row 0 only.
     assert Detector(small_table)._frees == [[-1], [0], [], [], [1, 3], [2, 4]]
+
+
+# Precision
+
+
+def some_targets(images: int) -> torch.Tensor:
+    """Three boxes in each image of 64 px."""
+    boxes = torch.tensor([[0.0, 4, 6, 30, 40], [1, 20, 10, 60, 58], [2, 33, 35, 47, 62]])
+    return torch.cat([torch.cat([torch.full((3, 1), float(image)), boxes], 1) for image in range(images)])
+
+
+def doubled(model: Detector) -> tuple[Detector, AnchorLoss]:
+    model = copy.deepcopy(model).double()
+    return model, AnchorLoss(model.anchors_px, model.strides, model.num_classes).double()
+
+
+def test_dtype(nano):
+    assert nano.dtype == torch.float32
+    assert copy.deepcopy(nano).double().dtype == torch.float64
+    assert copy.deepcopy(nano).bfloat16().dtype == torch.bfloat16
+
+
+def test_float64_agrees_with_float32(nano):
+    single, (double, criterion) = copy.deepcopy(nano).train(), doubled(nano)
+    images, targets = torch.rand(2, 3, 64, 64), some_targets(2)
+    wanted = AnchorLoss(single.anchors_px, single.strides, 3)(single(images), targets)
+    terms = criterion(double.train()(images.double()), targets)
+    for name, term in terms.items():
+        assert term.dtype == torch.float64
+        assert term.item() == pytest.approx(wanted[name].item(), rel=1e-5)
+    boxes, scores = double.decode(double(images.double()))
+    assert (boxes.dtype, scores.dtype) == (torch.float32, torch.float32)
+
+
+def test_float64_gradients_are_slopes(nano):
+    model, _ = doubled(nano)
+    model.train()
+    images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
+    sum(raw.square().mean() for raw in model(images)).backward()
+    for name in (
+        "layers.0.conv.weight",
+        "layers.9.cv1.bn.weight",
+        "layers.17.m.0.cv2.conv.weight",
+        "layers.24.m.1.bias",
+    ):
+        values = model.get_parameter(name)
+        place = values.grad.abs().flatten().argmax()
+        ends = []
+        with torch.no_grad():
+            for step in (1e-6, -2e-6):
+                values.view(-1)[place] += step
+                ends.append(sum(raw.square().mean().item() for raw in model(images)))
+            values.view(-1)[place] += 1e-6
+        assert values.grad.view(-1)[place].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+
+
+def test_gradients_of_shares_are_those_of_the_batch(nano):
+    # Statistics that are kept make images independent, as BatchNorm over all processes makes shares of them.
+    model, criterion = doubled(nano)
+    images, targets = torch.rand(4, 3, 64, 64, dtype=torch.float64), some_targets(4)
+    sum(criterion(model(images), targets).values()).backward()
+    whole = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    first, second = targets[targets[:, 0] < 1], targets[targets[:, 0] >= 1] - torch.tensor([1.0, 0, 0, 0, 0, 0])
+    parts, counts = [(images[:1], first), (images[1:], second)], []
+    for part, boxes in parts:
+        criterion(model(part), boxes, lambda own: counts.append(own) or own)
+    for part, boxes in parts:
+        sum(criterion(model(part), boxes, lambda _: sum(counts)).values()).backward()
+    largest = max(gradient.abs().max().item() for gradient in whole.values())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-12, atol=1e-12 * largest)
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """What torch's DataParallel runs on each device: parameters are plain attributes there."""
+    replica = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, None if parameter is None else parameter.view_as(parameter))
+    for name, child in module.named_children():
+        setattr(replica, name, replica_of(child))
+    return replica
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_replicas_of_data_parallel(nano, recompute):
+    model, images = copy.deepcopy(nano).train(), torch.rand(2, 3, 64, 64)
+    model.recompute = recompute
+    replica = replica_of(model)
+    assert next(replica.parameters(), None) is None
+    sum(raw.square().mean() for raw in replica(images)).backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    sum(raw.square().mean() for raw in model(images)).backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.equal(ours[name])] == []
 
 
 # State

@@ -5,7 +5,17 @@ import types
 import pytest
 import torch
 
-from utils.devices import choose_precision, describe, memory_gib, pick_device, widest_float
+from utils.devices import (
+    choose_precision,
+    describe,
+    loader_workers,
+    memory_gib,
+    pick_devices,
+    processes_for,
+    widened,
+    widest_float,
+)
+from utils.launch import Place
 
 CPU, GPU, METAL = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
 
@@ -37,12 +47,12 @@ def machine(monkeypatch):
 )
 def test_devices_that_are_there(machine, wanted, device):
     machine(2, metal=True)
-    assert pick_device(wanted) == device
+    assert pick_devices(wanted, Place()) == (device,)
 
 
 def test_the_default_without_a_gpu_is_the_cpu(machine):
     machine(0)
-    assert pick_device("") == CPU
+    assert pick_devices("", Place()) == (CPU,)
 
 
 @pytest.mark.parametrize(
@@ -51,19 +61,83 @@ def test_the_default_without_a_gpu_is_the_cpu(machine):
         ("0", 0, "--device 0: this machine has no CUDA GPU; use --device cpu or another number"),
         ("2", 2, "--device 2: this machine has GPUs 0 to 1; use --device cpu or another number"),
         ("cuda:7", 1, "--device cuda:7: this machine has GPU 0; use --device cpu or another number"),
-        ("0,1", 2, "--device 0,1: one device at a time for now; training on several is not built yet"),
+        ("0,2", 2, "--device 0,2: this machine has GPUs 0 to 1; use --device cpu or another number"),
+        ("1,1", 2, "--device 1,1: a GPU is named twice"),
+        ("cuda", 0, "--device cuda: 1 processes but no CUDA GPU on this machine"),
         ("mps", 0, "--device mps: this machine or this torch has no Metal device; use --device cpu"),
-        ("gpu", 1, '--device gpu: choose "cpu", "mps" or the number of a GPU, for example 0'),
-        ("-1", 1, '--device -1: choose "cpu", "mps" or the number of a GPU, for example 0'),
-        ("0.0", 1, '--device 0.0: choose "cpu", "mps" or the number of a GPU, for example 0'),
-        ("²", 1, '--device ²: choose "cpu", "mps" or the number of a GPU, for example 0'),
+        ("gpu", 1, '--device gpu: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
+        ("-1", 1, '--device -1: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
+        ("0.0", 1, '--device 0.0: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
+        ("²", 1, '--device ²: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
     ],
 )
 def test_refusals(machine, wanted, gpus, sentence):
     machine(gpus)
     with pytest.raises(ValueError) as caught:
-        pick_device(wanted)
+        pick_devices(wanted, Place())
     assert str(caught.value) == sentence
+
+
+def gpu(number):
+    return torch.device("cuda", number)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "place", "devices"),
+    [
+        ("0,1", 2, Place(), (gpu(0), gpu(1))),  # one process, DataParallel
+        ("", 4, Place(), (gpu(0),)),
+        ("", 4, Place(5, 8, 1, 4), (gpu(1),)),  # the local rank counts, not the rank
+        ("3,2", 4, Place(1, 2, 1, 2), (gpu(2),)),
+        ("0,1,2", 4, Place(1, 2, 1, 2), (gpu(1),)),
+        ("", 1, Place(0, 2, 0, 2), (CPU,)),  # not enough for all processes: none takes one
+        ("", 0, Place(1, 2, 1, 2), (CPU,)),
+        ("cpu", 8, Place(1, 2, 1, 2), (CPU,)),
+    ],
+)
+def test_devices_of_processes(machine, wanted, gpus, place, devices):
+    machine(gpus)
+    assert pick_devices(wanted, place) == devices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "sentence"),
+    [
+        ("0", 4, "--device 0: 2 processes on this machine need as many devices"),
+        ("0,5", 4, "--device 0,5: this machine has GPUs 0 to 3; use --device cpu or another number"),
+        ("cuda", 1, "--device cuda: 2 processes but GPU 0 on this machine"),
+        ("mps", 0, "--device mps: Metal has one device, and serves one process"),
+    ],
+)
+def test_refusals_to_processes(machine, wanted, gpus, sentence):
+    machine(gpus, metal=True)
+    with pytest.raises(ValueError) as caught:
+        pick_devices(wanted, Place(1, 2, 1, 2))
+    assert str(caught.value) == sentence
+
+
+def test_processes_to_spawn(machine):
+    machine(3)
+    assert [processes_for(wanted, 0) for wanted in ("", "cuda", "0,1", "cuda:2")] == [3, 3, 2, 1]
+    assert processes_for("cpu", 4) == processes_for("0,1", 4) == 4
+    for wanted, shown in (("cpu", "cpu"), ("mps", "mps")):
+        with pytest.raises(ValueError, match=f"--spawn: say how many processes, .* .--device {shown}"):
+            processes_for(wanted, 0)
+    machine(0)
+    with pytest.raises(ValueError, match=r"--spawn: say how many .* \(--device cpu\)"):
+        processes_for("", 0)
+
+
+def test_loader_workers_share_the_cores(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert [loader_workers(99, 99, GPU, processes) for processes in (1, 2, 8, 32)] == [16, 8, 2, 0]
+    assert [loader_workers(99, 99, CPU, processes) for processes in (1, 2, 8, 16)] == [8, 4, 1, 0]
+    assert loader_workers(3, 99, GPU) == loader_workers(99, 3, GPU) == 3
+
+
+def test_weights_of_a_precision():
+    assert widened(torch.float64) == torch.float64
+    assert widened(torch.bfloat16) == widened(torch.float16) == widened(torch.float32) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -96,7 +170,7 @@ def test_precision_of_cpus(monkeypatch, flags, precision):
     ("wanted", "sentence"),
     [
         ("fp16", "--amp fp16: a CPU has no use for it; choose auto, bf16 or fp32"),
-        ("fp8", "--amp fp8: choose auto, fp32, bf16 or fp16"),
+        ("fp8", "--amp fp8: choose auto, fp64, fp32, bf16 or fp16"),
     ],
 )
 def test_precision_refusals(wanted, sentence):

@@ -1,48 +1,113 @@
-"""A world of one, and the refusal of more."""
+"""A world of one, and what ends it. Several processes: test_processes.py."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from utils.distributed import connect
+from utils.distributed import GRACE_S, World, pick_backend, together, told
+from utils.launch import Launch
+from utils.meeting import PeerFailedError
+from utils.terminal import FaultError, exit_code
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_a_world_of_one(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with connect("cpu") as world:
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_world_of_one():
+    with together() as connect:
+        world = connect(Launch(device="cpu"))
         assert (world.rank, world.local_rank, world.size, world.is_main) == (0, 0, 1, True)
-        assert world.device == torch.device("cpu")
+        assert world.device == CPU
         rows = torch.arange(6).view(3, 2)
         assert world.sum(rows).equal(rows)
         assert world.gather(rows).equal(rows)
         assert world.gather(rows[:0]).shape == (0, 2)
+        assert world.share({"a": [1.5]}) == {"a": [1.5]}
+        assert world.exchange(3) == [3]
+        world.wait_for_main()
+        with world.one_per_machine_first():
+            world.spread_([rows])
+            world.average_([rows])
+        assert rows.equal(torch.arange(6).view(3, 2))
         with pytest.raises(dataclasses.FrozenInstanceError):
             world.rank = 1
+    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("size", ["", "1"])
 def test_a_launcher_with_one_process_is_welcome(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
-    with connect("cpu") as world:
-        assert world.size == 1
+    with together() as connect:
+        assert connect(Launch(device="cpu")).size == 1
 
 
-@pytest.mark.parametrize("size", ["2", "0", "many"])
-def test_other_sizes_are_refused(monkeypatch, size):
-    monkeypatch.setenv("WORLD_SIZE", size)
-    sentence = f"WORLD_SIZE is {size}: training in several processes is not built yet; start one process"
-    with pytest.raises(ValueError, match=sentence), connect("cpu"):
-        pass
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="--device gpu: choose"), together() as connect:
+        connect(Launch(device="gpu"))
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ValueError, match="--device gpu: choose"), connect("gpu"):
-        pass
+@pytest.mark.parametrize("error", [KeyError("a"), ValueError("b"), SystemExit(3), KeyboardInterrupt(), FaultError("c")])
+def test_errors_of_a_lone_process_pass_through(error):
+    with pytest.raises(type(error)) as caught, together():
+        raise error
+    assert caught.value is error
 
 
-def test_errors_inside_pass_through(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(KeyError), connect("cpu"):
-        raise KeyError
+def test_a_failure_told_by_another_process_ends_this_one_silently():
+    with pytest.raises(SystemExit) as caught, together():
+        raise PeerFailedError(2)
+    assert caught.value.code == 2
+
+
+def test_exit_codes():
+    errors = [
+        ValueError(),
+        KeyboardInterrupt(),
+        FaultError(),
+        OSError(),
+        RuntimeError(),
+        SystemExit(7),
+        SystemExit("x"),
+    ]
+    assert [exit_code(error) for error in errors] == [2, 130, 1, 1, 1, 7, 1]
+
+
+def test_backends():
+    assert pick_backend("auto", CPU) == "gloo"
+    assert pick_backend("auto", GPU) == "nccl"
+    assert pick_backend("gloo", GPU) == "gloo"
+    with pytest.raises(ValueError, match="--dist-backend nccl: it needs GPUs, but the device is cpu; use gloo"):
+        pick_backend("nccl", CPU)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2961", "is gone without a word"),
+        ("[gloo/transport/tcp/pair.cc] Read error: Connection reset by peer", "is gone without a word"),
+        (
+            "[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 6000ms for recv operation",
+            "did not answer in time",
+        ),
+        (
+            "NCCL communicator was aborted on rank 1. Original reason: socketPollConnect failed",
+            "is gone without a word",
+        ),
+    ],
+)
+def test_a_lost_process_in_words(text, sentence):
+    assert sentence in str(told(RuntimeError(text)))
+    other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    assert told(other) is other
+    assert told(other := ValueError(text)) is other
+
+
+def test_a_world_may_be_built_by_hand():
+    assert World(CPU, rank=1, size=2).is_main is False
+    assert GRACE_S < 30  # the whole job ends within half a minute

@@ -68,6 +68,15 @@ def test_decode_is_float32_whatever_the_maps_are():
     torch.testing.assert_close(boxes, make_head().decode([raw.float() for raw in low])[0], rtol=0, atol=0)
 
 
+def test_float64_maps_stay_float64():
+    head, x = make_head(), [torch.randn(2, 4, 4, 6), torch.randn(2, 6, 2, 3)]
+    single = head(x)
+    double = head.double()([raw.double() for raw in x])
+    assert all(raw.dtype == torch.float64 for raw in double)
+    for ours, theirs in zip(single, double, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
+
+
 def test_raw_maps_are_anchor_major():
     head, x = make_head(), [torch.randn(2, 4, 4, 6), torch.randn(2, 6, 2, 3)]
     maps = head(x)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
+from data.images import read_image
 from data.labels import Labels, LabelsBuilder
 from data.loader import Batch, Samples
 from data.sampler import Key
@@ -42,6 +44,13 @@ def train_loader(labels: Labels, **changes: object) -> Loader:
     return build_train_loader(labels, **values)  # type: ignore[arg-type]
 
 
+def weighted(labels: Labels, **changes: object) -> Loader:
+    """A loader that draws the first images most: some several times an epoch."""
+    loader = train_loader(labels, **changes)
+    loader.sampler.weights = 0.5 ** np.arange(len(labels))  # type: ignore[union-attr]
+    return loader
+
+
 def epochs_of(loader: Loader, epochs: int) -> list[Batch]:
     batches = []
     for epoch in range(epochs):
@@ -54,13 +63,51 @@ def contents(batch: Batch) -> tuple[object, ...]:
     return tuple((part.dtype, tuple(part.shape), part.numpy().tobytes()) for part in batch)
 
 
-@pytest.mark.parametrize("rect", [False, True])
-def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, rect: bool) -> None:
+@pytest.mark.parametrize(("make", "rect"), [(train_loader, False), (train_loader, True), (weighted, False)])
+def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, make: Callable[..., Loader], rect: bool) -> None:
     labels = write_data(tmp_path)
-    runs = [epochs_of(train_loader(labels, workers=workers, rect=rect), 2) for workers in (0, 1, 3)]
+    runs = [epochs_of(make(labels, workers=workers, rect=rect), 2) for workers in (0, 1, 3)]
     alone, one, three = ([contents(batch) for batch in run] for run in runs)
     assert len(alone) == 4  # 14 samples in batches of 3
     assert alone == one == three
+
+
+@pytest.mark.parametrize("make", [train_loader, weighted])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_later_start_gives_the_epochs_last_batches(tmp_path: Path, make: Callable[..., Loader], workers: int) -> None:
+    loader = make(write_data(tmp_path), batch_size=2, workers=workers)
+    whole = [contents(batch) for batch in epochs_of(loader, 2)]
+    assert len(whole) == 7  # 14 samples: 3 batches, then 4
+    for first_batch in (1, 4, 2):
+        loader.sampler.set_epoch(1, first_batch)  # type: ignore[union-attr]
+        assert len(loader) == 4 - first_batch
+        assert [contents(batch) for batch in loader] == whole[3 + first_batch :]
+    assert [contents(batch) for batch in epochs_of(loader, 2)] == whole  # the processes live on and start at the front
+
+
+def test_what_is_skipped_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = train_loader(write_data(tmp_path), batch_size=1, mosaic_until=0)
+    loader.sampler.set_epoch(0, 4)  # type: ignore[union-attr]
+    read: list[str] = []
+    monkeypatch.setattr("data.loader.read_image", lambda path: read.append(path) or read_image(path))
+    indices = [int(batch.indices) for batch in loader]
+    assert read == [loader.labels.path(index) for index in indices]
+    assert len(indices) == 3
+
+
+def test_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    loader = weighted(labels, batch_size=7, mosaic_until=0)
+    (batch,) = epochs_of(loader, 1)
+    drawn = batch.indices.tolist()
+    assert len(set(drawn)) < 7
+    assert len({image.numpy().tobytes() for image in batch.images}) == 7
+    (keys,) = loader.sampler
+    assert [key.index for key in keys] == drawn
+    # The first draw of an image is the sample that an epoch without weights has.
+    for key, image in zip(keys, batch.images, strict=True):
+        plain = loader.samples[Key(0, key.index, SIDE, SIDE, False)]
+        assert plain.images.equal(image) == (key.repeat == 0)
 
 
 def test_a_sample_depends_on_its_key_alone(tmp_path: Path) -> None:
@@ -89,19 +136,35 @@ def test_ranks_hold_the_images_of_one_process(tmp_path: Path) -> None:
 def test_types_and_image_numbers(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     loader = build_evaluation_loader(labels, batch_size=7, image_size=SIDE, stride=32)
-    (batch,) = loader
-    assert len(loader) == 1
-    assert batch.images.dtype == torch.uint8
-    assert batch.images.shape == (7, 96, 96, 3)  # 2 strides and a half, rounded up
-    assert batch.targets.dtype == torch.float32
-    for row in batch.targets.tolist():
-        index = int(batch.indices[int(row[0])])
-        rows = labels.rows(index)
-        classes = np.where(labels.crowd[rows], -1, labels.classes[rows])
-        assert row[1] in classes
-    with_boxes = {i for i in range(7) if int(batch.indices[i]) % 3 and SIZES[int(batch.indices[i])][1] not in (1, 4)}
-    assert set(batch.targets[:, 0].int().tolist()) == with_boxes
-    assert batch.targets[:, 0].tolist() == sorted(batch.targets[:, 0].tolist())
+    batches = list(loader)
+    # In strides, half a one added: the long side 2.5, so 96 px; the short side of 2000 x 4 0.504, 32 px; of 200 x 100
+    # 1.5 and of 80 x 60 2, 64 px; of 64 x 64 and 1 x 1 2.5, 96 px; of 60 x 80 2 and of 33 x 47 1.9, 64 px.
+    shapes = [(1, 32, 96, 3), (2, 64, 96, 3), (2, 96, 96, 3), (2, 96, 64, 3)]
+    assert [tuple(batch.images.shape) for batch in batches] == shapes
+    assert len(loader) == 4
+    for batch in batches:
+        assert batch.images.dtype == torch.uint8
+        assert batch.targets.dtype == torch.float32
+        for row in batch.targets.tolist():
+            rows = labels.rows(int(batch.indices[int(row[0])]))
+            assert row[1] in np.where(labels.crowd[rows], -1, labels.classes[rows])
+        shown = {i for i, index in enumerate(batch.indices.tolist()) if index % 3 and SIZES[index][1] not in (1, 4)}
+        assert set(batch.targets[:, 0].int().tolist()) == shown
+        assert batch.targets[:, 0].tolist() == sorted(batch.targets[:, 0].tolist())
+
+
+def test_an_image_is_evaluated_alike_in_batches_of_any_size(tmp_path: Path) -> None:
+    labels = write_data(tmp_path, [*SIZES, (90, 45), (64, 66), (400, 200)])
+    seen = []
+    for batch_size in (1, 2, 10):
+        found = {}
+        for batch in build_evaluation_loader(labels, batch_size=batch_size, image_size=SIDE, stride=32):
+            for i, index in enumerate(batch.indices.tolist()):
+                targets = batch.targets[batch.targets[:, 0] == i, 1:].tolist()
+                found[index] = (batch.images[i].tolist(), targets, batch.placement[i].tolist())
+        seen.append(found)
+    assert sorted(seen[0]) == list(range(10))
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_images_without_labels(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.assign import match_anchors
 from models.losses import AnchorLoss
 from utils.boxes import complete_iou
 
@@ -241,34 +242,42 @@ def counted_by(loss: AnchorLoss, part: tuple[list[Tensor], Tensor]) -> Tensor:
     return seen[0]
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_shares_add_up_to_the_whole_batch(at):
-    loss, maps = make_loss(), random_maps(4)
+    loss, maps = make_loss().double(), [raw.double() for raw in random_maps(4)]
     targets = random_targets(15, 4)
-    targets = targets[targets[:, 0] != 0]  # with at = 1 one process has no target at all
+    targets = targets[targets[:, 0] != 0]  # with at = 1 one process has no target at all, with at = 0 no image
     targets[0, 1] = -1
     parts = split(maps, targets, at)
     counts = sum(counted_by(loss, part) for part in parts)
     shares = [values(loss(*part, lambda _: counts)) for part in parts]
     whole = values(loss(maps, targets))
-    assert {name: sum(share[name] for share in shares) for name in whole} == pytest.approx(whole, rel=1e-6)
+    assert {name: sum(share[name] for share in shares) for name in whole} == pytest.approx(whole, rel=1e-12)
 
-    local = [values(loss(*part)) for part in parts]  # each normalised by its own counts: the defect to keep out
+
+def test_means_of_shares_are_another_loss():
+    loss, maps, targets = make_loss(), random_maps(4), random_targets(15, 4)
+    local = [values(loss(*part)) for part in split(maps, targets, 1)]  # each normalised by its own counts
+    whole = values(loss(maps, targets))
     for name in ("box", "cls"):
         assert abs(sum(share[name] for share in local) / 2 - whole[name]) > 1e-3 * whole[name]
 
 
-def test_gradients_of_shares_are_those_of_the_whole_batch():
-    loss, targets = make_loss(), random_targets(15, 4)
-    whole = [raw.requires_grad_() for raw in random_maps(4)]
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_gradients_of_shares_are_those_of_the_whole_batch(settings, at):
+    loss, targets = make_loss(**settings).double(), random_targets(15, 4)
+    targets[:2, 1] = -1
+    whole = [raw.double().requires_grad_() for raw in random_maps(4)]
     sum(loss(whole, targets).values()).backward()
-    apart = [raw.requires_grad_() for raw in random_maps(4)]
-    parts = split(apart, targets, 1)
+    apart = [raw.double().requires_grad_() for raw in random_maps(4)]
+    parts = split(apart, targets, at)
     counts = sum(counted_by(loss, part) for part in parts)
     for part in parts:
         sum(loss(*part, lambda _: counts).values()).backward()
     for ours, theirs in zip(whole, apart, strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-9)
+        assert ours.grad.dtype == torch.float64
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12 * ours.grad.abs().max().item())
 
 
 def test_counts_are_whole_numbers():
@@ -307,6 +316,78 @@ def test_half_precision_maps_are_computed_in_float32(dtype):
     assert values(terms) == same
     sum(terms.values()).backward()
     assert all(raw.grad.dtype == dtype for raw in half)
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_float64_maps_are_computed_in_float64(settings, num_classes):
+    # Corners on quarter pixels: centres and sizes in cells are exact in the targets' float32.
+    maps, targets = random_maps(2, num_classes), (random_targets(8, 2, num_classes) * 4).round() / 4
+    loss = make_loss(num_classes, **settings)
+    single = values(loss(maps, targets))
+    terms = loss.double()([raw.double() for raw in maps], targets)
+    assert all(term.dtype == torch.float64 for term in terms.values())
+    assert values(terms) == pytest.approx(slow_loss(maps, targets, num_classes=num_classes, **settings), rel=1e-12)
+    assert values(terms) == pytest.approx(single, rel=2e-6)
+
+
+def test_float64_without_targets():
+    terms = make_loss().double()([raw.double() for raw in random_maps(2)], torch.zeros(0, 6))
+    assert all(term.dtype == torch.float64 for term in terms.values())
+    assert (terms["box"].item(), terms["cls"].item()) == (0, 0)
+
+
+def test_anchors_are_kept_in_float32_at_least():
+    kept = [AnchorLoss(ANCHORS.to(dtype), STRIDES, 3).anchors_px.dtype for dtype in (torch.float16, torch.float64)]
+    assert kept == [torch.float32, torch.float64]
+
+
+def test_float64_anchors_match_as_float32_ones():
+    # Sizes around 2.91 times an anchor, one float32 apart: float64 would see the limit between two others of them.
+    steps = torch.arange(-20, 21, dtype=torch.int32)
+    for anchors in ANCHORS / 3:
+        widths = ((anchors[0, 0] * 2.91).view(torch.int32) + steps).view(torch.float32)
+        corner = torch.zeros(len(widths), 2)
+        sizes = torch.stack([widths, anchors[0, 1].expand(len(widths))], 1)
+        targets = torch.cat([corner, corner, sizes], 1)
+        single = match_anchors(targets, anchors, 8, (64, 64), 2.91)
+        double = match_anchors(targets, anchors.double(), 8, (64, 64), 2.91)
+        assert single.valid.any()
+        assert not single.valid.all()
+        for name in vars(single):
+            assert getattr(single, name).equal(getattr(double, name)), name
+
+
+def slope(loss: AnchorLoss, maps: list[Tensor], targets: Tensor, place: tuple[int, ...], names: Sequence[str]) -> float:
+    """Central difference of the named terms in one number of the first level."""
+    with torch.no_grad():
+        ends = []
+        for step in (1e-5, -1e-5):
+            moved = [maps[0].detach().clone(), *maps[1:]]
+            moved[0][place] += step
+            terms = loss(moved, targets)
+            ends.append(sum(terms[name].item() for name in names))
+    return (ends[0] - ends[1]) / 2e-5
+
+
+@pytest.mark.parametrize("focal_gamma", [0.0, 1.5])
+def test_gradients_are_slopes(focal_gamma):
+    # No gradient flows through CIoU where it is objectness's target, nor through its weight of the aspect term. So
+    # slopes in box numbers are those of the box term, at a box of the target's aspect, where that weight is 0.
+    loss = make_loss(focal_gamma=focal_gamma, cls_pos_weight=0.7, label_smoothing=0.1).double()
+    maps = [raw.double() for raw in random_maps(1)]
+    targets, own = torch.tensor([[0.0, 2, 31, 22, 47, 52]]), (0, 1, 4, 4)  # 16 x 30 px as anchor 1; centre in cell 4, 4
+    maps[0][own][:4] = torch.tensor([0.3, -0.2, 0.4, 0.4])
+    maps = [raw.requires_grad_() for raw in maps]
+    terms = loss(maps, targets)
+    (box,) = torch.autograd.grad(terms["box"], maps[0], retain_graph=True)
+    (logits,) = torch.autograd.grad(terms["obj"] + terms["cls"], maps[0])
+    for number in range(4):
+        place = (*own, number)
+        assert box[place].item() == pytest.approx(slope(loss, maps, targets, place, ["box"]), rel=1e-7)
+    for place in [(*own, number) for number in range(4, 8)] + [(0, 0, 0, 0, 4), (0, 2, 7, 3, 4)]:
+        assert logits[place].item() == pytest.approx(slope(loss, maps, targets, place, ["obj", "cls"]), rel=1e-7)
+        assert logits[place] != 0
 
 
 def test_box_numbers_learn_from_the_box_term_alone():

@@ -41,7 +41,7 @@ def start(tiny_data: Path, tiny_model: str, tmp_path: Path):
         small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--workers", "0"]
         places = ["--project", str(tmp_path / "runs"), "--name", name, "--cache-dir", str(tmp_path / "cache")]
         defaults = ["--device", "cpu", "--amp", "fp32", *small, *places, *([] if pictures else ["--noplots"])]
-        return train.main(train.parse_args([*defaults, *flags]), CPU), tmp_path / "runs" / name
+        return train.main(train.parse_args([*defaults, *flags])[0], CPU), tmp_path / "runs" / name
 
     return run
 
@@ -120,9 +120,9 @@ def test_finished_run_is_not_resumed(start):
     _, folder = start("--epochs", "1")
     last = folder / "weights" / "last.pt"
     with pytest.raises(ValueError, match="its run is done after 1 epochs; there is nothing to resume"):
-        train.main(train.parse_args(["--resume", str(last)]), CPU)
+        train.main(train.parse_args(["--resume", str(last)])[0], CPU)
     with pytest.raises(ValueError, match="holds no training state"):
-        train.main(train.parse_args(["--resume", str(folder / "weights" / "best.pt")]), CPU)
+        train.main(train.parse_args(["--resume", str(folder / "weights" / "best.pt")])[0], CPU)
 
 
 def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_path):
@@ -132,7 +132,7 @@ def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_p
     assert "optimizer" not in saved
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0"]
     arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
-    measured = val.main(val.parse_args(arguments), CPU)
+    measured = val.main(val.parse_args(arguments)[0], CPU)
     assert measured.coco.stats == pytest.approx(result.coco.stats, abs=1e-6)
     assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
 
@@ -158,6 +158,10 @@ def test_frozen_layers_stay_to_the_bit(start, tiny_model):
     "flags",
     [
         ["--rect"],
+        ["--image-weights"],
+        ["--rect", "--image-weights"],
+        ["--checkpoint-activations"],
+        ["--amp", "fp64"],
         ["--multi-scale"],
         ["--single-cls"],
         ["--optimizer", "Adam", "--cos-lr"],
@@ -214,7 +218,7 @@ def dies(monkeypatch, owner, name, when):
 
 def resume(folder, *flags):
     last = str(folder / "weights" / "last.pt")
-    return train.main(train.parse_args(["--resume", last, "--workers", "0", *flags]), CPU)
+    return train.main(train.parse_args(["--resume", last, "--workers", "0", *flags])[0], CPU)
 
 
 def assert_alike(first, second):
@@ -256,7 +260,7 @@ def test_resumed_from_another_folder(start, tiny_data, tmp_path, monkeypatch):
     revive()
     (tmp_path / "runs" / "exp" / "weights" / "last.pt.tmp.1").touch()  # of a process that was killed while it wrote
     monkeypatch.chdir(tmp_path / "runs" / "exp" / "weights")
-    train.main(train.parse_args(["--resume", "last.pt", "--workers", "0"]), CPU)
+    train.main(train.parse_args(["--resume", "last.pt", "--workers", "0"])[0], CPU)
     assert len(rows_of(tmp_path / "runs" / "exp")) == 2
     assert sorted(file.name for file in Path().iterdir()) == ["best.pt", "last.pt"]
 
@@ -287,7 +291,7 @@ def test_a_checkpoint_outside_of_its_run(start, tmp_path):
     _, folder = start("--epochs", "1")
     last = (folder / "weights" / "last.pt").rename(tmp_path / "last.pt")
     with pytest.raises(ValueError, match="goes on in the run's own folder"):
-        train.main(train.parse_args(["--resume", str(last)]), CPU)
+        train.main(train.parse_args(["--resume", str(last)])[0], CPU)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
@@ -317,9 +321,8 @@ REFUSALS = [
     (["--bogus=1"], "no flag --bogus; --help lists the flags"),
     (["stray"], "'stray' belongs to no flag"),
     (["--evolve", "300"], "--evolve is not built yet"),
-    (["--image-weights"], "--image-weights is not built yet"),
     (["--quad"], "--quad is not built yet"),
-    (["--local_rank", "0"], "--local_rank is not built yet"),
+    (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE are not set"),
     (["--rect", "--multi-scale"], "exclude each other"),
     (["--data", "nowhere.yaml"], "nowhere.yaml"),
     (["--cfg", "yolov5q.yaml"], "yolov5q"),
@@ -360,10 +363,11 @@ def test_a_refusal_ends_the_script_with_2(flags, sentence, tmp_path):
 
 def test_a_yolov5_command_line(capsys):
     words = "--img 320 --batch 8 --data d.yaml --cfg yolov5s.yaml --weights= --cache ram --sync-bn --freeze 10"
-    cfg = train.parse_args(words.split())
+    cfg, launch = train.parse_args(words.split())
+    assert cfg.sync_bn
+    assert launch == train.Launch()
     assert (cfg.imgsz, cfg.batch_size, cfg.weights, cfg.freeze, cfg.cache_dir) == (320, 8, "", (10,), "")
     assert capsys.readouterr().out.splitlines() == [
         "--cache: images are not cached yet; each is read when it is needed",
-        "--sync-bn: one process has nothing to synchronise",
     ]
-    assert train.parse_args(["--cache"]) == train.TrainConfig()
+    assert train.parse_args(["--cache"])[0] == train.TrainConfig()

@@ -27,6 +27,7 @@ class Oracle(torch.nn.Module):
     """Stands in for a model: decodes to the boxes it is told, whatever the image."""
 
     strides = (8, 16, 32)
+    dtype = torch.float32
 
     def forward(self, images):
         return [images]
@@ -45,7 +46,7 @@ def trained(tiny_data, tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     flags = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--epochs", "3"]
     places = ["--project", str(folder), "--cache-dir", str(folder / "cache"), "--workers", "0", "--noplots"]
-    train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *places]), CPU)
+    train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *places])[0], CPU)
     return folder / "exp" / "weights" / "best.pt"
 
 
@@ -56,7 +57,7 @@ def measure(trained, tmp_path):
     def run(*flags, weights=(trained,)):
         places = ["--project", str(tmp_path), "--name", "v", "--exist-ok", "--cache-dir", str(tmp_path / "cache")]
         given = ["--weights", *map(str, weights), "--device", "cpu", "--workers", "0", "--batch-size", "4"]
-        return val.main(val.parse_args([*given, *places, *flags]), CPU), tmp_path / "v"
+        return val.main(val.parse_args([*given, *places, *flags])[0], CPU), tmp_path / "v"
 
     return run
 
@@ -182,7 +183,7 @@ def test_refusals_of_the_command_line(flags, sentence, capsys):
 
 
 def test_short_names_of_flags():
-    args = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
+    args, _ = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
     assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, 96, 2)
 
 

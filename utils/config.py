@@ -33,11 +33,14 @@ class TrainConfig:
     noval: bool = False
     noautoanchor: bool = False
     noplots: bool = False
-    device: str = ""
     multi_scale: bool = False
     single_cls: bool = False
     optimizer: str = "SGD"
     workers: int = 8
+    image_weights: bool = False
+    sync_bn: bool = False
+    shard: bool = False
+    checkpoint_activations: bool = False
     project: str = "runs/train"
     name: str = "exp"
     exist_ok: bool = False
@@ -59,7 +62,8 @@ class TrainConfig:
         whole = all(type(number) is int for number in self.freeze)
         _require(whole, "--freeze holds something else than whole numbers")
         _require(self.epochs >= 1, f"--epochs {self.epochs}: train for 1 epoch or more")
-        _require(self.batch_size >= 1, f"--batch-size {self.batch_size}: a batch holds 1 image or more")
+        batch = f"--batch-size {self.batch_size}: a batch holds 1 image or more, or -1: what memory holds"
+        _require(self.batch_size >= 1 or self.batch_size == -1, batch)
         _require(32 <= self.imgsz <= 8192, f"--imgsz {self.imgsz}: choose 32 to 8192 pixels")
         _require(self.workers >= 0, f"--workers {self.workers}: choose 0 (load in the training process) or more")
         _require(self.patience >= 0, f"--patience {self.patience}: choose a number of epochs, or 0 for no early stop")
@@ -68,8 +72,9 @@ class TrainConfig:
         _require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         _require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 or more")
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
-        amps = ("auto", "fp32", "bf16", "fp16")
+        amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         _require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
+        _require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")
         _require(not (self.rect and self.multi_scale), "--rect and --multi-scale exclude each other")
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,14 +1,29 @@
 """The processes that train together. One process is a world of size one, and every caller treats it like any other."""
 
+import ctypes
 import os
-from collections.abc import Iterator
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from utils.devices import pick_device
+from utils.devices import pick_devices
+from utils.launch import Launch, Place, find_place
+from utils.meeting import Meeting, PeerFailedError, Watch, meet, of_generation, open_store
+from utils.terminal import FaultError, exit_code, is_first_process
+
+GRACE_S = 10.0  # for a process to end by itself when another one has failed
+PATIENCE_S = 5.0  # of processes that end together, with each other
 
 
 @dataclass(frozen=True)
@@ -19,28 +34,242 @@ class World:
     rank: int = 0
     local_rank: int = 0
     size: int = 1
+    local_size: int = 1
+    devices: tuple[torch.device, ...] = ()  # two or more: DataParallel in this one process
+    meeting: Meeting | None = None
+    host_group: Any = None  # the process group for what lies in the host's memory
 
     @property
     def is_main(self) -> bool:
         """Whether this process is the one that writes."""
         return self.rank == 0
 
+    # ---- of the device: collectives, in which all processes take part alike
+
     def sum(self, value: Tensor) -> Tensor:
         """The sum of a tensor over all processes."""
-        return value
+        if self.size == 1:
+            return value
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def average_(self, values: Iterable[Tensor]) -> None:
+        """Replace floating-point tensors by their means over all processes."""
+        for flat, parts in self._by_type(values):
+            dist.all_reduce(flat)
+            _scatter(flat / self.size, parts)
+
+    def spread_(self, values: Iterable[Tensor]) -> None:
+        """Replace tensors by those of rank 0."""
+        for flat, parts in self._by_type(values):
+            dist.broadcast(flat, 0)
+            _scatter(flat, parts)
+
+    def _by_type(self, values: Iterable[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Tensors of each type as one, since what a collective costs is its start; nothing for a lone process."""
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for value in values if self.size > 1 else ():
+            kinds.setdefault(value.dtype, []).append(value.detach())
+        for parts in kinds.values():
+            yield torch.cat([part.flatten() for part in parts]), parts
+
+    # ---- of the host
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all processes, [N_0 + N_1 + ..., ...], in the order of their ranks."""
-        return rows
+        """The rows of all processes, [N_0 + N_1 + ..., ...], in the order of their ranks. rows: on the CPU."""
+        if self.size == 1:
+            return rows
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor([len(rows)]), group=self.host_group)
+        most = int(max(counts))
+        padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded, group=self.host_group)
+        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value for all, of what JSON can hold. Not a collective: the others wait as long as rank 0 takes."""
+        return self.meeting.share(value) if self.meeting else value
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank, of what JSON can hold."""
+        return self.meeting.exchange(value) if self.meeting else [value]
+
+    def wait_for_main(self) -> None:
+        """Wait until rank 0 has come here too. It may draw and write meanwhile: nobody sits in a collective."""
+        self.share(None)
+
+    @contextmanager
+    def one_per_machine_first(self) -> Iterator[None]:
+        """A block that the first process of each machine goes through before the others, who find its work done."""
+        try:
+            if self.local_rank > 0:
+                self.exchange(None)
+            yield
+        finally:  # in failure too: then the others come upon the same fault
+            if self.local_rank == 0:
+                self.exchange(None)
+
+
+def _scatter(flat: Tensor, parts: list[Tensor]) -> None:
+    """Copy the pieces of `flat` into the tensors that it was joined from."""
+    for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+        part.copy_(piece.view_as(part))
+
+
+class Connection:
+    """The way into the world, once: `world = connect(launch)` within `with together() as connect`."""
+
+    def __init__(self) -> None:
+        self.meeting: Meeting | None = None
+        self._watch: Watch | None = None
+
+    def __call__(self, launch: Launch) -> World:
+        """The world of this process; meets the others if there are any.
+
+        Raises ValueError, on every process, if one of them refuses: variables that contradict each other, a device that
+        is not there, fewer devices than processes.
+        """
+        place = find_place(os.environ, launch.local_rank)
+        if place.size == 1:
+            devices = pick_devices(launch.device, place)
+            return World(devices[0], devices=devices if len(devices) > 1 else ())
+        device, backend, refusal = torch.device("cpu"), "", ""
+        try:
+            device = pick_devices(launch.device, place)[0]
+            backend = pick_backend(launch.dist_backend, device)
+        except ValueError as error:
+            refusal = str(error)
+        meeting = self.meet(place, launch.dist_url, launch.dist_timeout)
+        for text in filter(None, meeting.exchange(refusal)):
+            raise ValueError(text)
+        kinds = sorted(set(meeting.exchange(device.type)))
+        if len(kinds) > 1:
+            raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: name the --device")
+        die_with_launcher()
+        return enter(meeting, place, device, backend, timedelta(seconds=launch.dist_timeout))
+
+    def meet(self, place: Place, url: str, timeout_s: float) -> Meeting:
+        """Meet the others, and watch for their failures from now on."""
+        meeting = meet(open_store(place, url, timeout_s), place, timeout_s)
+        own = of_generation(open_store(place, url, timeout_s, again=True), meeting.generation)
+        self._watch = Watch(replace(meeting, store=own), GRACE_S, end=os._exit)
+        self.meeting = meeting
+        return meeting
+
+    def fail(self, error: BaseException) -> BaseException:
+        """What this process is to end with: the error, or a silent exit if another one has told of a failure first.
+
+        A refusal is left to rank 0 to tell, and then all processes end at once, with the same exit code.
+        """
+        if isinstance(error, PeerFailedError):
+            return SystemExit(error.code)
+        if isinstance(error, SystemExit) and not error.code:
+            return error
+        meeting = self.meeting or self._meet_to_end()
+        refused = isinstance(error, ValueError)
+        if refused and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that sees one process end ends the others
+        if meeting is None:
+            return self._alone(error)
+        try:
+            if refused and meeting.rank > 0:
+                meeting.failure_within(PATIENCE_S)
+            first, code = meeting.claim_failure(exit_code(error))
+            if refused:
+                meeting.end_together(PATIENCE_S)
+        except dist.DistError:  # the store went with rank 0, or with the launcher
+            first, code = True, exit_code(error)
+        return told(error) if first else SystemExit(code)
+
+    def _meet_to_end(self) -> Meeting | None:
+        """A meeting of processes that fail before they have met, for example over a flag; None if there is none."""
+        try:
+            place = find_place(os.environ)
+            return self.meet(place, "env://", PATIENCE_S) if place.size > 1 else None
+        except (ValueError, FaultError, dist.DistError):
+            return None
+
+    def _alone(self, error: BaseException) -> BaseException:
+        """The end of a process that cannot reach the others, if there are any."""
+        if os.environ.get("WORLD_SIZE", "1") == "1" and os.environ.get("SLURM_NTASKS", "1") == "1":
+            return error
+        time.sleep(2)  # the others come upon the same, and are not to be cut short
+        return error if is_first_process(os.environ) else SystemExit(exit_code(error))
+
+    def leave(self) -> None:
+        """Leave the world, within GRACE_S: the others may be gone already."""
+        if self._watch:
+            self._watch.stop()
+        if dist.is_initialized():
+            leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+            leaving.start()
+            leaving.join(GRACE_S)
 
 
 @contextmanager
-def connect(device: str) -> Iterator[World]:
-    """The world this process belongs to.
+def together() -> Iterator[Connection]:
+    """The life of a script in one or several processes: `with together() as connect: main(cfg, connect(launch))`.
 
-    Raises ValueError where a launcher asks for several processes, or for a device that is not there.
+    Whatever ends one process ends all of them, the first error is told once, and process groups are left on every path.
     """
-    size = os.environ.get("WORLD_SIZE") or "1"
-    if size != "1":
-        raise ValueError(f"WORLD_SIZE is {size}: training in several processes is not built yet; start one process")
-    yield World(pick_device(device))
+    connection = Connection()
+    try:
+        yield connection
+    except BaseException as error:
+        end = connection.fail(error)
+        if end is error:
+            raise
+        raise end from None
+    finally:
+        connection.leave()
+
+
+def enter(meeting: Meeting, place: Place, device: torch.device, backend: str, timeout: timedelta) -> World:
+    """The world of a process, its process groups made."""
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", meeting.store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
+    host_group = None if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    own = (place.rank, place.local_rank, place.size, place.local_size)
+    return World(device, *own, meeting=meeting, host_group=host_group)
+
+
+def pick_backend(wanted: str, device: torch.device) -> str:
+    """nccl for GPUs, else gloo, by the device itself: torch says that NCCL is there on machines without a GPU too.
+
+    Raises ValueError for nccl without a GPU.
+    """
+    if wanted == "nccl" and device.type != "cuda":
+        raise ValueError(f"--dist-backend nccl: it needs GPUs, but the device is {device.type}; use gloo")
+    return ("nccl" if device.type == "cuda" else "gloo") if wanted == "auto" else wanted
+
+
+def told(error: BaseException) -> BaseException:
+    """The error; a sentence in place of gloo's or NCCL's words for a process that went away without telling why."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
+        return error
+    if re.search(r"[Tt]imed? ?out", text):
+        return FaultError(
+            "another process of the run did not answer in time (--dist-timeout): it hangs, or the network"
+        )
+    if re.search(r"[Cc]onnection|peer|[Ss]ocket", text):
+        return FaultError("another process of the run is gone without a word: killed, perhaps for want of memory")
+    return error
+
+
+def die_with_launcher() -> None:
+    """Have the system end this process with its launcher, which may be killed before it can pass the word on."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

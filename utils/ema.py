@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 import torch
@@ -37,11 +38,11 @@ class EMA(Generic[Model]):
         self.decay, self.tau, self.updates = decay, tau, 0
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Move towards `model`, once per optimizer step."""
+    def update(self, theirs: Mapping[str, Tensor]) -> None:
+        """Move towards a model's state, once per optimizer step."""
         self.updates += 1
         share = 1 - self.decay * (1 - math.exp(-self.updates / self.tau))
-        ours, theirs = self.model.state_dict(), model.state_dict()
+        ours = self.model.state_dict()
         averaged = [key for key, value in ours.items() if value.is_floating_point()]
         torch._foreach_lerp_([ours[k] for k in averaged], [theirs[k] for k in averaged], share)
         for key, value in ours.items():

@@ -2,10 +2,11 @@
 
 import argparse
 import difflib
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from utils.terminal import show
+from utils.terminal import is_first_process, show
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -50,7 +51,8 @@ _NOWHERE: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPR
 
 class _Noted(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        show(f"{option_string}: {self.const}")
+        if is_first_process(os.environ):
+            show(f"{option_string}: {self.const}")
 
 
 class _Refused(argparse.Action):

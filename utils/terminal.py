@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tqdm import tqdm
 
@@ -14,6 +14,10 @@ OUTSIDE = {
     getattr(errno, name, None)
     for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EPIPE", "EMFILE", "ENFILE")
 }
+
+
+class FaultError(Exception):
+    """A fault of the machine or the network of which a sentence says all that a traceback would."""
 
 
 def show(text: str) -> None:
@@ -33,16 +37,28 @@ def stops_with_a_sentence(run: Callable[[], object]) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         run()
-    except ValueError as error:
-        return _end(f"error: {error}", 2)
+    except (ValueError, FaultError) as error:
+        return _end(f"error: {error}", exit_code(error))
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        return _end(f"error: {where}{error.strerror}", 1)
-    except KeyboardInterrupt:
-        return _end("interrupted", 130)
+        return _end(f"error: {where}{error.strerror}", exit_code(error))
+    except KeyboardInterrupt as error:
+        return _end("interrupted", exit_code(error))
     return 0
+
+
+def exit_code(error: BaseException) -> int:
+    """What a script that ends with this error exits with."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def is_first_process(environment: Mapping[str, str]) -> bool:
+    """Whether this process speaks for all, as far as the launcher's variables tell."""
+    return (environment.get("RANK") or environment.get("SLURM_PROCID") or "0") == "0"
 
 
 def _end(sentence: str, code: int) -> int:

@@ -1,0 +1,131 @@
+"""Who a process is, from the variables of launchers; hand-made environments."""
+
+import pytest
+
+from utils.flags import FlagParser
+from utils.launch import Launch, Place, find_place, read_launch, without_spawn
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "6",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_TASKS_PER_NODE": "4,2",
+    "SLURM_JOB_NODELIST": "gpu[007-008]",
+    "SLURM_JOB_ID": "20123",
+}
+
+
+def without(names: str, environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in names.split()}
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "", "WORLD_SIZE": ""}]
+)
+def test_a_lone_process(environment):
+    assert find_place(environment) == Place()
+    assert find_place(environment, 0) == Place()  # --local_rank 0, of an older launcher with one process
+
+
+def test_torchrun():
+    assert find_place(TORCHRUN) == Place(3, 4, 1, 2, "node1", 29500, hosted=True)
+    assert find_place(TORCHRUN, 1).local_rank == 1  # torch.distributed.launch passes it too
+    assert not find_place(without("TORCHELASTIC_USE_AGENT_STORE", TORCHRUN)).hosted
+
+
+def test_variables_by_hand():
+    place = find_place({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    assert place == Place(1, 2, 1, 2, "", 0)
+    older = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # --local_rank, no --use_env
+    assert find_place(older, 1) == Place(1, 2, 1, 2, "a", 1)
+
+
+def test_slurm():
+    # Job 20123 listens on port 20000 + 20123 % 20000 = 20123; the second node has two tasks.
+    assert find_place(SLURM) == Place(5, 6, 1, 2, "gpu007", 20123)
+    assert find_place(SLURM | {"MASTER_ADDR": "x", "MASTER_PORT": "7"}) == Place(5, 6, 1, 2, "x", 7)
+    bare = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
+    assert find_place(bare) == Place(1, 2, 1, 2, "127.0.0.1", 20000)
+    assert find_place(SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == Place()
+    assert find_place(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Place()  # one task of a larger job
+
+
+def test_torchrun_within_slurm_counts_for_itself():
+    """One task to a node, each of them a torchrun of several processes."""
+    assert find_place(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "flag", "sentence"),
+    [
+        ({"RANK": "0"}, -1, "WORLD_SIZE is not set: the launcher should set it to a whole number"),
+        ({"WORLD_SIZE": "2"}, -1, "RANK is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, -1, "WORLD_SIZE is 'two': the launcher should set it"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, -1, "RANK is '-1'"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, -1, "RANK is 0 and WORLD_SIZE is 0: ranks run from 0 to 0"),
+        (TORCHRUN | {"RANK": "4"}, -1, "RANK is 4 and WORLD_SIZE is 4: ranks run from 0 to 3"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, -1, "RANK and WORLD_SIZE are set but LOCAL_RANK is not"),
+        (TORCHRUN, 0, "--local-rank is 0 but LOCAL_RANK is 1: they contradict each other"),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, -1, "LOCAL_RANK is 2, LOCAL_WORLD_SIZE 2 and WORLD_SIZE 4: they contradict"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, -1, "LOCAL_RANK is 1, LOCAL_WORLD_SIZE 8 and WORLD_SIZE 4: they contra"),
+        (
+            without("TORCHELASTIC_RUN_ID", TORCHRUN) | SLURM,
+            -1,
+            "SLURM_PROCID is 5 of 6 tasks but RANK is 3 of WORLD_SIZE 4: they contradict each other",
+        ),
+        (SLURM | {"SLURM_PROCID": "6"}, -1, "SLURM_PROCID is 6, SLURM_LOCALID 1 and SLURM_NTASKS 6: they contradict"),
+        (without("SLURM_LOCALID", SLURM), -1, "SLURM_LOCALID is not set"),
+        ({}, 1, "--local-rank 1: RANK and WORLD_SIZE are not set; start it through a launcher"),
+    ],
+)
+def test_contradictions(environment, flag, sentence):
+    with pytest.raises(ValueError) as caught:
+        find_place(environment, flag)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"dist_url": "http://a:1"}, "--dist-url http://a:1: choose env://, tcp://HOST:PORT or file:///PATH"),
+        ({"dist_url": "env://x"}, "--dist-url env://x: choose env://"),
+        ({"dist_url": "tcp://host"}, "--dist-url tcp://host: expected tcp://HOST:PORT"),
+        ({"dist_url": "file://here"}, "--dist-url file://here: expected a full path, file:///PATH"),
+        ({"dist_backend": "mpi"}, "--dist-backend mpi: choose auto, nccl or gloo"),
+        ({"dist_timeout": 0.0}, "--dist-timeout 0: choose 1 to 86400 seconds"),
+        ({"dist_timeout": float("nan")}, "--dist-timeout nan: choose 1 to 86400 seconds"),
+        ({"spawn": -2}, "--spawn -2: choose 1 process or more, or none for one per device"),
+    ],
+)
+def test_refusals(values, sentence):
+    with pytest.raises(ValueError) as caught:
+        Launch(**values)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_flags():
+    parser = FlagParser("")
+    parser.add_argument("--epochs", type=int, default=3)
+    assert read_launch(parser, []) == (Launch(), {"epochs": 3})
+    words = "--device 0,1 --spawn --local_rank=1 --dist-url tcp://[::1]:80 --dist-timeout 5 --dist-backend gloo"
+    parser = FlagParser("")
+    launch, _ = read_launch(parser, words.split())
+    assert launch == Launch("0,1", "tcp://[::1]:80", "gloo", 5.0, 0, 1)
+    assert read_launch(FlagParser(""), ["--spawn", "4"])[0].spawn == 4
+
+
+def test_spawned_processes_are_not_told_to_spawn():
+    assert without_spawn([]) == []
+    assert without_spawn(["--spawn", "--img", "64"]) == ["--img", "64"]
+    assert without_spawn(["--img", "64", "--spawn", "2"]) == ["--img", "64"]

@@ -1,0 +1,211 @@
+"""Who this process is among those of a run: read from the launcher's variables, before anything else is done.
+
+Three launchers are known: torch's own (`python -m torch.distributed.run`, and the older `torch.distributed.launch`),
+SLURM's srun, and `--spawn`, which starts torch's own from here. A process that none of them started is alone.
+"""
+
+import logging
+import os
+import re
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from utils.flags import FlagParser
+
+MASTER_PORTS = range(20000, 40000)  # for SLURM, which names none: the job's number chooses
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The flags that say where and how processes run; what they train is in TrainConfig.
+
+    Raises ValueError with a sentence for a value that is not allowed.
+    """
+
+    device: str = ""
+    dist_url: str = "env://"
+    dist_backend: str = "auto"
+    dist_timeout: float = 600.0
+    spawn: int | None = None
+    local_rank: int = -1
+
+    def __post_init__(self) -> None:
+        scheme, _, rest = self.dist_url.partition("://")
+        if scheme not in ("env", "tcp", "file") or (scheme == "env") == bool(rest):
+            raise ValueError(f"--dist-url {self.dist_url}: choose env://, tcp://HOST:PORT or file:///PATH")
+        if scheme == "tcp" and not re.fullmatch(r"(\[[^]]+]|[^:/]+):\d{1,5}/?", rest):
+            raise ValueError(f"--dist-url {self.dist_url}: expected tcp://HOST:PORT")
+        if scheme == "file" and not rest.startswith("/"):
+            raise ValueError(f"--dist-url {self.dist_url}: expected a full path, file:///PATH")
+        if self.dist_backend not in ("auto", "nccl", "gloo"):
+            raise ValueError(f"--dist-backend {self.dist_backend}: choose auto, nccl or gloo")
+        if not 1 <= self.dist_timeout <= 86400:
+            raise ValueError(f"--dist-timeout {self.dist_timeout:g}: choose 1 to 86400 seconds")
+        if self.spawn is not None and self.spawn < 0:
+            raise ValueError(f"--spawn {self.spawn}: choose 1 process or more, or none for one per device")
+
+
+def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> tuple[Launch, dict[str, Any]]:
+    """A command line, parted into the flags of Launch, which every script takes, and the parser's own."""
+    add = parser.add_argument
+    add("--device", help="cpu, mps, a GPU's number, or several (0,1): DataParallel, or one for each process")
+    add("--spawn", nargs="?", type=int, const=0, help="start N processes from here (default: one for each --device)")
+    add("--dist-url", help="where processes meet: env://, tcp://HOST:PORT or file:///PATH")
+    add("--dist-backend", help="how they talk: auto (nccl on GPUs, gloo on CPUs), nccl or gloo")
+    add("--dist-timeout", type=float, help="seconds after which a process that does not answer ends the run")
+    add("--local-rank", "--local_rank", type=int, help="set by older launchers")
+    parser.set_defaults(**asdict(Launch()))
+    values = vars(parser.read(arguments))
+    return Launch(**{name: values.pop(name) for name in asdict(Launch())}), values
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among `size` of a run; `local_rank` counts those of its machine, of which there are `local_size`."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = ""  # where rank 0 listens
+    port: int = 0
+    hosted: bool = False  # by the launcher, else by rank 0
+
+
+def find_place(environment: Mapping[str, str], local_rank: int = -1) -> Place:
+    """The place that the launcher's variables give; a lone process if there are none.
+
+    local_rank: of the command line, as older launchers pass it; -1 for none.
+    Raises ValueError for variables that are incomplete or contradict each other.
+    """
+    given = {name: value for name, value in environment.items() if value}
+    if given.keys() & {"RANK", "WORLD_SIZE"} and not _alone(given):
+        return _of_torch(given, local_rank)
+    if "SLURM_PROCID" in given and _slurm_size(given) > 1:
+        return _of_slurm(given)
+    if local_rank > 0:
+        raise ValueError(f"--local-rank {local_rank}: RANK and WORLD_SIZE are not set; start it through a launcher")
+    return Place()
+
+
+def _alone(given: Mapping[str, str]) -> bool:
+    return given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0" and given.get("LOCAL_RANK", "0") == "0"
+
+
+def _whole(given: Mapping[str, str], name: str) -> int:
+    """A variable as a number, 0 or more."""
+    text = given.get(name, "")
+    if not text.isdecimal():
+        what = f"is {text[:40]!r}" if text else "is not set"
+        raise ValueError(f"{name} {what}: the launcher should set it to a whole number")
+    return int(text)
+
+
+def _of_torch(given: Mapping[str, str], flag: int) -> Place:
+    rank, size = _whole(given, "RANK"), _whole(given, "WORLD_SIZE")
+    if rank >= size:
+        raise ValueError(f"RANK is {rank} and WORLD_SIZE is {size}: ranks run from 0 to {max(size - 1, 0)}")
+    if "LOCAL_RANK" not in given and flag < 0:
+        raise ValueError("RANK and WORLD_SIZE are set but LOCAL_RANK is not: which device is this process to take?")
+    local_rank = _whole(given, "LOCAL_RANK") if "LOCAL_RANK" in given else flag
+    if flag >= 0 and flag != local_rank:
+        raise ValueError(f"--local-rank is {flag} but LOCAL_RANK is {local_rank}: they contradict each other")
+    local_size = _whole(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else local_rank + 1
+    if not local_rank < local_size <= size:
+        told = f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size}"
+        raise ValueError(f"{told}: they contradict each other")
+    if "TORCHELASTIC_RUN_ID" not in given and "SLURM_PROCID" in given:
+        slurm = _whole(given, "SLURM_PROCID"), _slurm_size(given)
+        if slurm != (rank, size):
+            told = f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of WORLD_SIZE {size}"
+            raise ValueError(f"{told}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun")
+    hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = _whole(given, "MASTER_PORT") if "MASTER_PORT" in given else 0
+    return Place(rank, size, local_rank, local_size, given.get("MASTER_ADDR", ""), port, hosted)
+
+
+def _slurm_size(given: Mapping[str, str]) -> int:
+    """Tasks of the step; 1 if SLURM names none."""
+    name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
+    return _whole(given, name) if name in given else 1
+
+
+def _of_slurm(given: Mapping[str, str]) -> Place:
+    rank, size, local_rank = _whole(given, "SLURM_PROCID"), _slurm_size(given), _whole(given, "SLURM_LOCALID")
+    if rank >= size or local_rank > rank:
+        told = f"SLURM_PROCID is {rank}, SLURM_LOCALID {local_rank} and SLURM_NTASKS {size}"
+        raise ValueError(f"{told}: they contradict each other")
+    tasks = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE") or ""
+    counts = tasks_per_node(tasks)
+    node = int(given.get("SLURM_NODEID", "0"))
+    local_size = counts[node] if node < len(counts) and sum(counts) == size else local_rank + 1
+    hosts = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or ""
+    job = given.get("SLURM_JOB_ID") or given.get("SLURM_JOBID") or "0"
+    port = given.get("MASTER_PORT") or str(MASTER_PORTS[int(job) % len(MASTER_PORTS)])
+    host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
+    return Place(rank, size, local_rank, local_size, host, int(port))
+
+
+def first_host(nodes: str) -> str:
+    """The first name of SLURM's list of nodes.
+
+    >>> first_host("gpu[007-010,12],login"), first_host("a,b"), first_host("rack[1-2]n[01-04]"), first_host("")
+    ('gpu007', 'a', 'rack1n01', '')
+    """
+    first = re.match(r"(?:[^,\[]|\[[^]]*])*", nodes)
+    return re.sub(r"\[([^],-]+)[^]]*]", r"\1", first.group() if first else "")
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """SLURM's counts of tasks, node by node.
+
+    >>> tasks_per_node("4(x2),3"), tasks_per_node("")
+    ([4, 4, 3], [])
+    """
+    counts: list[int] = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(number)] * int(times or 1)
+    return counts
+
+
+def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
+    """Run `script` in so many processes through torch's launcher.
+
+    Raises SystemExit with the exit code of the first that failed.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes speak for themselves
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    meeting: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    settings = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **meeting)
+    words = without_spawn(sys.argv[1:] if arguments is None else arguments)
+    try:
+        elastic_launch(settings, sys.executable)("-u", script, *words)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        raise SystemExit(code if code > 0 else 1) from None
+    except SignalException as error:
+        raise SystemExit(128 + int(error.sigval)) from None
+
+
+def without_spawn(arguments: Sequence[str]) -> list[str]:
+    """A command line for the processes that --spawn starts.
+
+    >>> without_spawn(["--spawn", "2", "--img", "64", "--spawn=4", "--spawn", "--rect"])
+    ['--img', '64', '--rect']
+    """
+    kept, skip = [], False
+    for word in arguments:
+        if skip and word.lstrip("-").isdecimal():
+            skip = False
+            continue
+        skip = word == "--spawn"
+        if not skip and not word.startswith("--spawn="):
+            kept.append(word)
+    return kept

@@ -1,0 +1,194 @@
+"""Where the processes of a run find each other, and how they learn of each other's failures: keys in a store.
+
+The store outlives a restart (torch's launcher keeps it), and so do the keys of the processes that died. So each life of
+a run is a generation with keys of its own, which its rank 0 opens, and the others join by a greeting that only that
+rank 0 can have answered. Torch's own keys, mixed up by restarts (pytorch issue 167288), then lie in the generation too.
+"""
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+
+from utils.launch import Place
+from utils.terminal import FaultError
+
+POLL_S = 0.02
+GENERATION, FAILED = "kestrel/generation", "failed"
+
+
+class PeerFailedError(RuntimeError):
+    """Another process of the run has failed and says why itself; `code` is the exit code that it chose for all."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"another process of the run failed, exit code {code}")
+        self.code = code
+
+
+def open_store(place: Place, url: str, timeout_s: float, *, again: bool = False) -> dist.Store:
+    """A connection to the store that all processes of a run reach; rank 0 hosts it, unless the launcher does.
+
+    url: as Launch.dist_url. again: for a further connection. Raises ValueError if the launcher's variables do not say
+    where it is, and FaultError if it is not there.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        return dist.FileStore(rest, -1)
+    if scheme == "tcp":
+        host, _, port = rest.rstrip("/").rpartition(":")
+        host, hosted = host.strip("[]"), False
+    else:
+        host, port, hosted = place.host, str(place.port), place.hosted
+    if not host or port == "0":
+        raise ValueError("MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use torchrun")
+    serves, timeout = place.rank == 0 and not hosted and not again, timedelta(seconds=timeout_s)
+    try:
+        return dist.TCPStore(host, int(port), is_master=serves, timeout=timeout, wait_for_workers=False)
+    except dist.DistError as error:
+        what = "cannot be listened on" if serves else f"nobody answered within {timeout_s:g} s (--dist-timeout)"
+        raise FaultError(f"{host} port {port}: {what}") from error
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """All processes of one life of a run, and what they have told each other."""
+
+    store: dist.Store
+    generation: int
+    rank: int
+    size: int
+    _numbers: Iterator[int] = field(default_factory=count)  # of what is shared: all processes share in one order
+
+    def wait(self, key: str) -> bytes:
+        """The value of a key, once it is there. Unlike a wait in a collective it has no limit.
+
+        Raises PeerFailedError as soon as another process has failed.
+        """
+        while not self.store.check([key]):
+            self.raise_if_failed()
+            time.sleep(POLL_S)
+        return self.store.get(key)
+
+    def raise_if_failed(self) -> None:
+        """Raises PeerFailedError if a process has failed."""
+        if self.store.check([FAILED]):
+            raise PeerFailedError(json.loads(self.store.get(FAILED))["code"])
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value for all, of what JSON can hold; floats keep their bits. The others wait for rank 0."""
+        key = f"share/{next(self._numbers)}"
+        if self.rank == 0:
+            self.store.set(key, json.dumps(value))
+        return json.loads(self.wait(key))
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank."""
+        key = f"exchange/{next(self._numbers)}"
+        self.store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(self.wait(f"{key}/{rank}")) for rank in range(self.size)]
+
+    def claim_failure(self, code: int) -> tuple[bool, int]:
+        """Tell the others of a failure: whether this process is the first, and the exit code of the one that was."""
+        mine = json.dumps({"code": code, "rank": self.rank})
+        first = self.store.compare_set(FAILED, "", mine).decode()
+        return first == mine, json.loads(first)["code"]
+
+    def failure_within(self, seconds: float) -> None:
+        """Wait so long for another process to claim a failure."""
+        until = time.monotonic() + seconds
+        while not self.store.check([FAILED]) and time.monotonic() < until:
+            time.sleep(POLL_S)
+
+    def end_together(self, seconds: float) -> None:
+        """Wait until all processes are about to end, so that none is cut short by what another's end sets off."""
+        until = time.monotonic() + seconds
+        with suppress(dist.DistError):
+            self.store.add("ended", 1)
+            while self.store.add("ended", 0) < self.size and time.monotonic() < until:
+                time.sleep(POLL_S)
+
+
+def meet(store: dist.Store, place: Place, timeout_s: float) -> Meeting:
+    """The meeting of this life of the run, when all its processes are there.
+
+    Raises FaultError that names who is missing.
+    """
+    until = time.monotonic() + timeout_s
+    generation = (_open if place.rank == 0 else _join)(store, place, until, timeout_s)
+    return Meeting(of_generation(store, generation), generation, place.rank, place.size)
+
+
+def of_generation(store: dist.Store, generation: int) -> dist.Store:
+    """The part of the store that one life of the run has for itself."""
+    return dist.PrefixStore(f"kestrel/{generation}", store)
+
+
+def _open(store: dist.Store, place: Place, until: float, timeout_s: float) -> int:
+    generation = store.add(GENERATION, 1)
+    own = of_generation(store, generation)
+    missing = set(range(1, place.size))
+    while missing:
+        for rank in [rank for rank in missing if own.check([f"hello/{rank}"])]:
+            own.set(f"welcome/{rank}", own.get(f"hello/{rank}").decode())
+            missing.discard(rank)
+        if missing and time.monotonic() > until:
+            ranks = ", ".join(map(str, sorted(missing)))
+            raise FaultError(f"of {place.size} processes rank {ranks} did not come within {timeout_s:g} s")
+        time.sleep(POLL_S if missing else 0)
+    own.set("all", "")
+    return generation
+
+
+def _join(store: dist.Store, place: Place, until: float, timeout_s: float) -> int:
+    greeting, greeted, own = secrets.token_hex(16), 0, store
+    while True:
+        generation = store.add(GENERATION, 0)
+        if generation > greeted:
+            own, greeted = of_generation(store, generation), generation
+            own.set(f"hello/{place.rank}", greeting)
+        answered = greeted > 0 and own.check([f"welcome/{place.rank}"])
+        welcome = answered and own.get(f"welcome/{place.rank}").decode() == greeting
+        if welcome and own.check(["all"]):
+            return generation
+        if time.monotonic() > until:
+            who = "another process" if welcome else "rank 0"
+            raise FaultError(f"{who} of {place.size} did not come within {timeout_s:g} s")
+        time.sleep(POLL_S)
+
+
+class Watch:
+    """A thread that ends this process when another one fails while this one is stuck in a collective.
+
+    store: a connection of its own, since a wait in the main thread's blocks that one. grace_s: what the main thread
+    gets to notice by itself. end: called with the exit code.
+    """
+
+    def __init__(self, meeting: Meeting, grace_s: float, end: Callable[[int], object]) -> None:
+        self.meeting, self.grace_s, self.end = meeting, grace_s, end
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        code = 0
+        while not code and not self._over.wait(0.5):
+            try:
+                self.meeting.raise_if_failed()
+            except PeerFailedError as failure:
+                code = failure.code
+            except dist.DistError:  # the store's host is gone, and rank 0 or the launcher with it
+                code = 1
+        if code and not self._over.wait(self.grace_s):
+            self.end(code)

@@ -1,0 +1,92 @@
+"""The model as a process calls it in training: bare, on several devices, or as one of many that average gradients.
+
+One interface for all of them, so that the training step knows no modes.
+"""
+
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from utils.distributed import World
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Replica(Generic[Model]):
+    """One process, or DataParallel over the devices of the world.
+
+    module: what a training forward pass calls; it shares its parameters with `model`.
+    """
+
+    def __init__(self, model: Model, world: World) -> None:
+        self.model: Model = model
+        self.module: nn.Module = DataParallel(model, list(world.devices)) if world.devices else model
+
+    def __call__(self, images: Tensor) -> Any:
+        return self.module(images)
+
+    def gradients(self, *, last: bool) -> AbstractContextManager[object]:
+        """The block of a forward and backward pass; `last`: of those whose gradients one optimizer step adds up."""
+        return nullcontext()
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The model's whole weights and statistics. All processes must ask alike."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(state)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The whole state of an optimizer of the model's parameters. All processes must ask alike."""
+        return optimizer.state_dict()
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        optimizer.load_state_dict(state)
+
+    def align(self, world: World, *, synchronised: bool) -> None:
+        """Make the copies of all processes one, as `align` does."""
+        align(self.model, world, synchronised=synchronised)
+
+
+class DistributedReplica(Replica[Model]):
+    """DistributedDataParallel: gradients are averaged over the processes with the last backward pass of a step.
+
+    accumulates: whether steps may have several backward passes; if not, the graph is declared static, which together
+    with `no_sync` trips an internal assertion of torch (pytorch issue 143580).
+    """
+
+    def __init__(self, model: Model, world: World, accumulates: bool) -> None:
+        super().__init__(model, world)
+        wanted: dict[str, Any] = {
+            "device_ids": [world.device] if world.device.type != "cpu" else None,
+            "gradient_as_bucket_view": True,
+            "static_graph": not accumulates,
+            "broadcast_buffers": False,  # the statistics of BatchNorm are synchronised, or averaged once an epoch
+            "forward_sync_buffers": False,  # its name from torch 2.13 on
+        }
+        known = inspect.signature(DistributedDataParallel).parameters
+        if "forward_sync_buffers" in known:
+            del wanted["broadcast_buffers"]
+        self.wrapped = DistributedDataParallel(model, **{k: v for k, v in wanted.items() if k in known})
+        self.module = self.wrapped
+
+    def gradients(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self.wrapped.no_sync()
+
+
+def align(model: nn.Module, world: World, *, synchronised: bool) -> None:
+    """Make the model one and the same on all processes: weights from rank 0, BatchNorm's statistics too.
+
+    synchronised: whether BatchNorm is; if not, each process has its own running statistics, and their mean over the
+    processes takes their place.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not synchronised:
+        world.average_(statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
+    world.spread_([*model.parameters(), *model.buffers()])

@@ -1,0 +1,36 @@
+"""Finding one's own run again after a launcher has started the processes anew (`--max-restarts`, elastic launches).
+
+The command line of every life is the same, so it cannot say which run to go on with. What the lives have in common is a
+launcher process, one at least: a run folder keeps the marks of the launchers that its processes came from.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+MARKS = "launchers.json"
+
+
+def launcher_mark(environment: Mapping[str, str]) -> str:
+    """Host, process number and start of the launcher that may start this process again; "" if none would."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return ""
+    parent, started = os.getppid(), ""
+    with suppress(OSError, IndexError):  # the number alone may come again
+        stat = Path(f"/proc/{parent}/stat").read_text()
+        started = stat.rpartition(")")[2].split()[19]
+    return f"{socket.gethostname()} {parent} {started}"
+
+
+def find_own_run(project: Path, marks: list[str]) -> Path | None:
+    """The folder under `project` of a run that is not done and that one of these launchers has started; else None."""
+    for file in sorted(project.glob(f"*/{MARKS}"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with suppress(OSError, ValueError):
+            kept = json.loads(file.read_text())
+            ours = isinstance(kept, list) and any(mark in kept for mark in marks if mark)
+            if ours and not (file.parent / "metrics.json").exists():
+                return file.parent
+    return None
