@@ -12,6 +12,7 @@
 whole story. What it names is one short file away.
 """
 
+import copy
 import os
 import sys
 import time
@@ -39,6 +40,7 @@ from models.anchors import check_anchors
 from models.losses import AnchorLoss
 from models.saved import load_detector, transfer
 from utils import checkpoint
+from utils.autobatch import choose_batch, fill_state
 from utils.config import Hyp, TrainConfig, read_hyp
 from utils.devices import choose_precision, describe, loader_workers, memory_gib, pins_memory, processes_for, widened
 from utils.distributed import World, together
@@ -93,9 +95,8 @@ class Learner:
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train as cfg says; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
-    check_batch(cfg.batch_size, world)
     launchers = world.exchange(launcher_mark(os.environ))
-    own_run = world.share(find_own_run(Path(cfg.project), launchers))  # of an earlier life of this launch
+    own_run = world.share(find_own_run(Path(cfg.project), launchers))  # of an earlier life of this launch, or ""
     if own_run and (Path(own_run) / "weights" / "last.pt").exists():
         cfg = replace(cfg, resume=str(Path(own_run) / "weights" / "last.pt"))
         log.say(f"started again by the launcher: going on with {cfg.resume}")
@@ -105,9 +106,10 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         log.rows = saved["results"]
     else:
         hyp = read_hyp(find_yaml(cfg.hyp, ROOT / "data" / "hyps", "hyper-parameters"))
+    check_batch(cfg.batch_size, world)
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
-    # Data, model
+    # Data, model, loss
     spec = open_data(cfg.data)
     labels, reports = {}, {}
     with world.one_per_machine_first():  # the others find what it has read in the cache
@@ -128,11 +130,35 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     image_size = whole_strides(cfg.imgsz, stride)
     if image_size != cfg.imgsz:
         log.say(f"--imgsz {cfg.imgsz} is rounded up to {image_size}, a multiple of the model's largest stride {stride}")
-    batch_size = min(cfg.batch_size, len(labels["train"]) // world.size * world.size)
-    if batch_size == 0:
-        raise ValueError(f"{spec.file}: {len(labels['train'])} training images cannot feed {world.size} processes")
-    if batch_size < cfg.batch_size:
-        log.say(f"--batch-size {cfg.batch_size} is more than the training images: using {batch_size}")
+    criterion = AnchorLoss(
+        model.anchors_px,
+        model.strides,
+        model.num_classes,
+        box_gain=hyp.box,
+        obj_gain=hyp.obj,
+        cls_gain=hyp.cls,
+        obj_pos_weight=hyp.obj_pw,
+        cls_pos_weight=hyp.cls_pw,
+        ratio_limit=hyp.anchor_t,
+        label_smoothing=cfg.label_smoothing,
+        focal_gamma=hyp.fl_gamma,
+    )
+    criterion.to(widened(precision))
+    autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
+    if cfg.batch_size == -1:
+        trial = trial_step(model, criterion, autocast, cfg, hyp, world, labels["train"], image_size)
+        batch_size, sentence = choose_batch(
+            trial,
+            lambda number: min(world.exchange(number)),
+            device=world.device,
+            images=len(labels["train"]),
+            shares=max(world.size, len(world.devices)),
+            local_processes=world.local_size,
+        )
+        log.say(sentence)
+    else:
+        batch_size = whole_batch(cfg.batch_size, len(labels["train"]), world, log)
+    cfg = replace(cfg, batch_size=batch_size)  # resumed by another number of processes, the run keeps it
     synchronised = (cfg.sync_bn or cfg.shard) and world.size > 1
     if synchronised:
         synchronize_batch_norm(model, world.device.type)
@@ -179,21 +205,6 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     replica = build_replica(model, world, shard=cfg.shard, accumulates=schedule.accumulate > 1)
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
-    criterion = AnchorLoss(
-        model.anchors_px,
-        model.strides,
-        model.num_classes,
-        box_gain=hyp.box,
-        obj_gain=hyp.obj,
-        cls_gain=hyp.cls,
-        obj_pos_weight=hyp.obj_pw,
-        cls_pos_weight=hyp.cls_pw,
-        ratio_limit=hyp.anchor_t,
-        label_smoothing=cfg.label_smoothing,
-        focal_gamma=hyp.fl_gamma,
-    )
-    criterion.to(widened(precision))
-    autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
     learner = Learner(replica, ema, optimizer, scaler)
     scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
@@ -381,6 +392,54 @@ def check_batch(batch_size: int, world: World) -> None:
         raise ValueError(
             f"--batch-size {batch_size} is the total over all processes: choose a multiple of WORLD_SIZE, {world.size}"
         )
+
+
+def whole_batch(batch_size: int, images: int, world: World, log: RunLog) -> int:
+    """The batch size, or as much of it as there are images, in equal shares.
+
+    Raises ValueError if there are fewer images than processes.
+    """
+    most = images // world.size * world.size
+    if most == 0:
+        raise ValueError(f"{images} training images cannot be shared out to {world.size} processes")
+    if batch_size > most:
+        log.say(f"--batch-size {batch_size} is more than the training images: using {most}")
+    return min(batch_size, most)
+
+
+def trial_step(
+    model: Detector,
+    criterion: AnchorLoss,
+    autocast: torch.autocast,
+    cfg: TrainConfig,
+    hyp: Hyp,
+    world: World,
+    labels: Labels,
+    image_size: int,
+) -> Callable[[int], None]:
+    """A training step of so many made-up images for each device, as memory-hungry as a run's can get, on copies."""
+    replica = Replica(copy.deepcopy(model).train(), world)
+    ema = EMA(replica.model)
+    optimizer = build_optimizer(replica.model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=0)
+    fill_state(optimizer)
+    side = whole_strides(round(image_size * (MultiScale.LARGEST if cfg.multi_scale else 1)), max(model.strides))
+    crowd = 4 * int(np.percentile(np.diff(labels.offsets), 95)) + 1  # a mosaic shows the boxes of four images
+    devices = max(len(world.devices), 1)
+
+    def step(images: int) -> None:
+        random = torch.Generator().manual_seed(0)
+        owner = torch.arange(images * devices).repeat_interleave(crowd)[:, None]
+        corners = torch.rand(len(owner), 2, generator=random) * side * 0.8
+        targets = torch.cat([owner, owner * 0, corners, corners + side / 8], 1).to(world.device)
+        pixels = torch.zeros(images * devices, side, side, 3, dtype=torch.uint8)
+        with autocast:
+            maps = replica(to_device(pixels, world.device, model.dtype))
+        sum(criterion(maps, targets).values()).backward()
+        nn.utils.clip_grad_norm_(replica.model.parameters(), max_norm=10.0)
+        optimizer.step()
+        ema.update(replica.state_dict())
+
+    return step
 
 
 def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], world: World, log: RunLog) -> Detector:

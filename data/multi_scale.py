@@ -13,12 +13,14 @@ class MultiScale:
     nothing to normalise where a batch holds one image.
     """
 
+    SMALLEST, LARGEST = 0.5, 1.5
+
     def __init__(self, seed: int, stride: int) -> None:
         self.seed, self.stride = seed, stride
 
     def size(self, step: int, side: int) -> int:
         """The side of a square batch at a step, a multiple of the stride."""
-        low, high = (max(2, round(side * share / self.stride)) for share in (0.5, 1.5))
+        low, high = (max(2, round(side * share / self.stride)) for share in (self.SMALLEST, self.LARGEST))
         random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
         return int(random.integers(low, high + 1)) * self.stride
 

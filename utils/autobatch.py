@@ -117,7 +117,6 @@ def step_memory(step: Callable[[], None], device: torch.device) -> int | None:
     is the same each time, unlike a process's resident memory, which depends on what the heap kept from earlier. What a
     kernel allocates for itself is not in it. Random numbers continue afterwards as if nothing had been drawn.
     """
-    release_memory(device)
     need = None
     try:
         with torch.random.fork_rng([] if device.index is None else [device], device_type=device.type):
@@ -125,7 +124,7 @@ def step_memory(step: Callable[[], None], device: torch.device) -> int | None:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-    release_memory(device)  # not before here: the error holds the step's tensors
+    release_memory(device)  # not in the handler: there the error still holds the step's tensors
     return need
 
 

@@ -86,7 +86,7 @@ def align(model: nn.Module, world: World, *, synchronised: bool) -> None:
     synchronised: whether BatchNorm is; if not, each process has its own running statistics, and their mean over the
     processes takes their place.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    if not synchronised:
-        world.average_(statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+    world.average_([] if synchronised else statistics)
     world.spread_([*model.parameters(), *model.buffers()])

@@ -25,12 +25,12 @@ def launcher_mark(environment: Mapping[str, str]) -> str:
     return f"{socket.gethostname()} {parent} {started}"
 
 
-def find_own_run(project: Path, marks: list[str]) -> Path | None:
-    """The folder under `project` of a run that is not done and that one of these launchers has started; else None."""
+def find_own_run(project: Path, marks: list[str]) -> str:
+    """The folder under `project` of a run that is not done and that one of these launchers has started; "" if none."""
     for file in sorted(project.glob(f"*/{MARKS}"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
         with suppress(OSError, ValueError):
             kept = json.loads(file.read_text())
             ours = isinstance(kept, list) and any(mark in kept for mark in marks if mark)
             if ours and not (file.parent / "metrics.json").exists():
-                return file.parent
-    return None
+                return str(file.parent)
+    return ""
