@@ -146,9 +146,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     criterion.to(widened(precision))
     autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
     if cfg.batch_size == -1:
-        trial = trial_step(model, criterion, autocast, cfg, hyp, world, labels["train"], image_size)
         batch_size, sentence = choose_batch(
-            trial,
+            trial_step(model, criterion, autocast, cfg, hyp, world, labels["train"], image_size),
             lambda number: min(world.exchange(number)),
             device=world.device,
             images=len(labels["train"]),
@@ -233,6 +232,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             write_json(folder / MARKS, launchers)
     pictures.labels(labels["train"])
     each = f" ({batch_size // world.size} in each of {world.size} processes)" if world.size > 1 else ""
+    if world.devices:
+        log.say(f"DataParallel over {len(world.devices)} GPUs; a process for each is faster: --spawn, or torchrun")
     log.say(
         f"{spec.file}, {len(labels['train'])} train and {len(labels['val'])} val images at {image_size} px; "
         f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}{each}, "

@@ -374,6 +374,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     made = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
     folder = Path(world.share(made))
     log = RunLog(active=world.is_main)
+    if world.devices:
+        log.say(f"one process measures on one device, {world.device}; --spawn starts one for each")
     stride = max(max(m.strides) for m, _ in loaded)
     size = whole_strides(args.imgsz or config.get("imgsz", 640), stride)
     loader = build_evaluation_loader(

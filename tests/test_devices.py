@@ -1,6 +1,9 @@
 """Devices and arithmetic: what is chosen, and the words of refusals, on machines that are only pretended."""
 
+import sys
 import types
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +11,14 @@ import torch
 from utils.devices import (
     choose_precision,
     describe,
+    free_memory,
+    free_ram,
     loader_workers,
     memory_gib,
     pick_devices,
     processes_for,
+    release_memory,
+    reserved_by,
     widened,
     widest_float,
 )
@@ -189,3 +196,78 @@ def test_words_and_numbers(machine, monkeypatch):
     assert 0 <= memory_gib(CPU) < 100
     assert widest_float(CPU) == widest_float(GPU) == torch.float64
     assert widest_float(METAL) == torch.float32
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def kernel_files(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\nBuffers: 1 kB\n"}
+V2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "sys/fs/cgroup/job/memory.max": "900000\n",
+    "sys/fs/cgroup/job/memory.current": "400000\n",
+    "sys/fs/cgroup/job/memory.stat": "anon 1\ninactive_file 70000\nactive_file 5\n",
+    "sys/fs/cgroup/job/step/memory.max": "max\n",
+    "sys/fs/cgroup/job/step/memory.current": "300000\n",
+}
+V1 = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/x\n4:memory:/job\n0::/\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "123456789\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "800000\n",
+    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "500000\n",
+    "sys/fs/cgroup/memory/job/memory.stat": "inactive_file 7\ntotal_inactive_file 1000\n",
+}
+CONTAINER = {  # it sees its own group as the base, under the path that the machine knows it by
+    "proc/self/cgroup": "4:memory:/docker/0123\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "600000",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000",
+}
+OVERDRAWN = V2 | {"sys/fs/cgroup/job/memory.current": "990000\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (MACHINE, 1_024_000),
+        (MACHINE | V2, 570_000),  # 900000 - 400000 + 70000, of the group that holds the process's own
+        (MACHINE | V1, 301_000),  # 800000 - 500000 + 1000
+        (MACHINE | CONTAINER, 500_000),
+        (MACHINE | OVERDRAWN, 0),  # 900000 - 990000 + 70000 is below 0
+        (V1, 301_000),
+        ({}, sys.maxsize),
+        ({"proc/meminfo": "MemTotal:  9000 kB\n"}, sys.maxsize),
+    ],
+)
+def test_free_ram(tmp_path, files, free):
+    assert free_ram(kernel_files(tmp_path, files)) == free
+
+
+def test_free_memory_of_this_machine():
+    assert 2**20 < free_memory(CPU) <= sys.maxsize
+    release_memory(CPU)
+
+
+def test_memory_of_a_gpu_by_hand(monkeypatch):
+    # 100 free on the device; 50 taken from it, of which 30 are in use: 20 more can be given out.
+    state = {"reserved": 50, "peak": 70, "emptied": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 160))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: state["reserved"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: state["peak"])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(emptied=state["emptied"] + 1))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: state.update(peak=state["reserved"]))
+    assert free_memory(GPU) == 120
+    # The step takes 40 beside what lies there, of which 20 fit into what is taken: 70 at the peak, 40 above 30.
+    assert reserved_by(lambda: state.update(peak=70), GPU) == 40
+    assert state["emptied"] == 1
+    release_memory(GPU)
+    assert state["emptied"] == 2

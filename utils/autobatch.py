@@ -17,11 +17,8 @@ from utils.devices import free_memory, release_memory, reserved_by
 SHARE = 0.8  # of a GPU's free memory; the rest is for fragments, and for batches more crowded than those tried
 CPU_BUDGET = 2 * 2**30  # bytes for a process: RAM is not there to be filled, and caches the images
 MOST = 1024  # images in a batch of all processes: with more there are few optimizer steps to an epoch
-OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "ALLOC_FAILED",
-)  # what errors without a class of their own say
+# What errors say that memory ran out without being an OutOfMemoryError.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def choose_batch(
