@@ -52,7 +52,7 @@ from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
 from utils.replica import DistributedReplica, Replica, align
-from utils.restart import MARKS, find_own_run, launcher_mark
+from utils.restart import MARKS, find_own_run, is_done, launcher_mark, was_restarted
 from utils.sharding import ShardedReplica
 from utils.sync_bn import synchronize_batch_norm
 from utils.terminal import stops_with_a_sentence
@@ -96,11 +96,21 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train as cfg says; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
     launchers = world.exchange(launcher_mark(os.environ))
-    own_run = world.share(find_own_run(Path(cfg.project), launchers))  # of an earlier life of this launch, or ""
-    if own_run and (Path(own_run) / "weights" / "last.pt").exists():
-        cfg = replace(cfg, resume=str(Path(own_run) / "weights" / "last.pt"))
+    own_run = find_own_run(Path(cfg.project), launchers, done=was_restarted(os.environ))
+    own_run = world.share(own_run)  # of an earlier life of this launch, or ""
+    last = Path(own_run) / "weights" / "last.pt"
+    seen = world.exchange(bool(own_run) and last.exists())
+    if any(seen) and not all(seen):
+        raise ValueError(f"{last}: not all machines see it; to be restarted, put --project on a disk that they share")
+    if all(seen) and is_done(Path(own_run)):
+        log.say(f"started again by the launcher, but all is done in {own_run}")
+        raise SystemExit(0)
+    if all(seen):
+        cfg = replace(cfg, resume=str(last))
         log.say(f"started again by the launcher: going on with {cfg.resume}")
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
+    if len(set(world.exchange(str([saved.get("epoch"), saved.get("results")])))) > 1:
+        raise ValueError(f"{cfg.resume}: on other machines it is of another run or epoch; all must see the same file")
     if saved:
         cfg, hyp = resumed_config(cfg, saved, log), Hyp(**saved["hyp"])
         log.rows = saved["results"]

@@ -1,13 +1,14 @@
 """A world of one, and what ends it. Several processes: test_processes.py."""
 
 import dataclasses
+import signal
 
 import pytest
 import torch
 
-from utils.distributed import GRACE_S, World, pick_backend, together, told
+from utils.distributed import GRACE_S, Connection, World, pick_backend, together, told
 from utils.launch import Launch
-from utils.meeting import PeerFailedError
+from utils.meeting import Meeting, PeerFailedError
 from utils.terminal import FaultError, exit_code
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -59,10 +60,19 @@ def test_errors_of_a_lone_process_pass_through(error):
     assert caught.value is error
 
 
-def test_a_failure_told_by_another_process_ends_this_one_silently():
-    with pytest.raises(SystemExit) as caught, together():
-        raise PeerFailedError(2)
-    assert caught.value.code == 2
+def test_a_failure_told_by_another_process_ends_this_one_silently(monkeypatch):
+    connection, store = Connection(), torch.distributed.HashStore()
+    connection.meeting = Meeting(store, 1, rank=1, size=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("utils.distributed.end_at_last", lambda code: None)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        end = connection.fail(PeerFailedError(2))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert isinstance(end, SystemExit)
+    assert end.code == 2
 
 
 def test_exit_codes():
@@ -91,6 +101,7 @@ def test_backends():
     [
         ("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2961", "is gone without a word"),
         ("[gloo/transport/tcp/pair.cc] Read error: Connection reset by peer", "is gone without a word"),
+        ("Gloo connectFullMesh failed with [..] Connection refused, remote=[127.0.0.1]", "name the network interface"),
         (
             "[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 6000ms for recv operation",
             "did not answer in time",

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,12 +18,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.devices import pick_devices
-from utils.launch import Launch, Place, find_place
+from utils.launch import SPAWNED, Launch, Place, find_place, rough_place
 from utils.meeting import Meeting, PeerFailedError, Watch, meet, of_generation, open_store
 from utils.terminal import FaultError, exit_code, is_first_process
 
 GRACE_S = 10.0  # for a process to end by itself when another one has failed
 PATIENCE_S = 5.0  # of processes that end together, with each other
+
+
+class LostError(FaultError):
+    """Another process is gone."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,22 @@ class World:
 
     @contextmanager
     def one_per_machine_first(self) -> Iterator[None]:
-        """A block that the first process of each machine goes through before the others, who find its work done."""
+        """A block that the first process of each machine goes through before the others, who find its work done.
+
+        Raises PeerFailedError in the others if one of the first fails.
+        """
+        code = 0
         try:
             if self.local_rank > 0:
-                self.exchange(None)
+                for failed in filter(None, self.exchange(0)):
+                    raise PeerFailedError(failed)
             yield
-        finally:  # in failure too: then the others come upon the same fault
+        except BaseException as error:
+            code = exit_code(error)
+            raise
+        finally:
             if self.local_rank == 0:
-                self.exchange(None)
+                self.exchange(code)
 
 
 def _scatter(flat: Tensor, parts: list[Tensor]) -> None:
@@ -123,7 +135,8 @@ class Connection:
 
     def __init__(self) -> None:
         self.meeting: Meeting | None = None
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
+        self.hosts = False  # the store, which the others need to the end
 
     def __call__(self, launch: Launch) -> World:
         """The world of this process; meets the others if there are any.
@@ -131,6 +144,7 @@ class Connection:
         Raises ValueError, on every process, if one of them refuses: variables that contradict each other, a device that
         is not there, fewer devices than processes.
         """
+        die_with_launcher()
         place = find_place(os.environ, launch.local_rank)
         if place.size == 1:
             devices = pick_devices(launch.device, place)
@@ -147,15 +161,15 @@ class Connection:
         kinds = sorted(set(meeting.exchange(device.type)))
         if len(kinds) > 1:
             raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: name the --device")
-        die_with_launcher()
         return enter(meeting, place, device, backend, timedelta(seconds=launch.dist_timeout))
 
     def meet(self, place: Place, url: str, timeout_s: float) -> Meeting:
         """Meet the others, and watch for their failures from now on."""
         meeting = meet(open_store(place, url, timeout_s), place, timeout_s)
         own = of_generation(open_store(place, url, timeout_s, again=True), meeting.generation)
-        self._watch = Watch(replace(meeting, store=own), GRACE_S, end=os._exit)
+        self.watch = Watch(replace(meeting, store=own), GRACE_S, end=os._exit, patience_s=timeout_s)
         self.meeting = meeting
+        self.hosts = place.rank == 0 and not place.hosted
         return meeting
 
     def fail(self, error: BaseException) -> BaseException:
@@ -163,49 +177,70 @@ class Connection:
 
         A refusal is left to rank 0 to tell, and then all processes end at once, with the same exit code.
         """
-        if isinstance(error, PeerFailedError):
-            return SystemExit(error.code)
-        if isinstance(error, SystemExit) and not error.code:
+        if (isinstance(error, SystemExit) and not error.code) or not launched_as_several(os.environ):
             return error
-        meeting = self.meeting or self._meet_to_end()
-        refused = isinstance(error, ValueError)
-        if refused and threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that sees one process end ends the others
+        meeting = self.meeting or self._meet_to_end()
         if meeting is None:
             return self._alone(error)
+        end_at_last(exit_code(error))
+        first, code = self._claim(meeting, error)
+        self.leave(PATIENCE_S)  # then nobody waits in a collective for this process
+        meeting.end_together(PATIENCE_S if code == 2 or self.hosts else 0)
+        end = told(error)
+        told_by_launcher = isinstance(end, LostError) and SPAWNED in os.environ
+        return end if first and not told_by_launcher else SystemExit(code)
+
+    def _claim(self, meeting: Meeting, error: BaseException) -> tuple[bool, int]:
+        """Whether this process is to tell of its failure, and the exit code of all."""
+        if isinstance(error, PeerFailedError):
+            return False, error.code
         try:
-            if refused and meeting.rank > 0:
+            if isinstance(error, ValueError) and meeting.rank > 0:
                 meeting.failure_within(PATIENCE_S)
-            first, code = meeting.claim_failure(exit_code(error))
-            if refused:
-                meeting.end_together(PATIENCE_S)
+            return meeting.claim_failure(exit_code(error))
         except dist.DistError:  # the store went with rank 0, or with the launcher
-            first, code = True, exit_code(error)
-        return told(error) if first else SystemExit(code)
+            noticed = self.watch.code if self.watch else 0
+            return not noticed, noticed or exit_code(error)
 
     def _meet_to_end(self) -> Meeting | None:
         """A meeting of processes that fail before they have met, for example over a flag; None if there is none."""
         try:
-            place = find_place(os.environ)
+            place = rough_place(os.environ)
             return self.meet(place, "env://", PATIENCE_S) if place.size > 1 else None
         except (ValueError, FaultError, dist.DistError):
             return None
 
     def _alone(self, error: BaseException) -> BaseException:
         """The end of a process that cannot reach the others, if there are any."""
-        if os.environ.get("WORLD_SIZE", "1") == "1" and os.environ.get("SLURM_NTASKS", "1") == "1":
-            return error
         time.sleep(2)  # the others come upon the same, and are not to be cut short
-        return error if is_first_process(os.environ) else SystemExit(exit_code(error))
+        silent = isinstance(error, ValueError) and not is_first_process(os.environ)
+        return SystemExit(exit_code(error)) if silent else error
 
-    def leave(self) -> None:
-        """Leave the world, within GRACE_S: the others may be gone already."""
-        if self._watch:
-            self._watch.stop()
+    def leave(self, seconds: float = GRACE_S) -> None:
+        """Leave the world; the others may be gone already, so it is given up after some seconds."""
+        if self.watch:
+            self.watch.stop()
         if dist.is_initialized():
             leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
             leaving.start()
-            leaving.join(GRACE_S)
+            leaving.join(seconds)
+
+
+def launched_as_several(environment: Mapping[str, str]) -> bool:
+    """Whether there are other processes, as far as the launcher's variables tell, contradictory as they may be."""
+    try:
+        return rough_place(environment).size > 1
+    except ValueError:
+        return True
+
+
+def end_at_last(code: int) -> None:
+    """End this process in a while, even if what it has left to do hangs."""
+    timer = threading.Timer(2 * GRACE_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 @contextmanager
@@ -257,14 +292,21 @@ def pick_backend(wanted: str, device: torch.device) -> str:
 def told(error: BaseException) -> BaseException:
     """The error; a sentence in place of gloo's or NCCL's words for a process that went away without telling why."""
     text = str(error)
+    if isinstance(error, dist.DistError):
+        return LostError("another process of the run is gone without a word: killed, perhaps for want of memory")
     if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
         return error
+    if re.search(r"connectFullMesh|Connection refused", text):
+        return FaultError(
+            "the processes do not reach each other at their own addresses: name the network interface, "
+            "GLOO_SOCKET_IFNAME=eth0 (and NCCL_SOCKET_IFNAME), see docs/multi_machine.md"
+        )
     if re.search(r"[Tt]imed? ?out", text):
         return FaultError(
             "another process of the run did not answer in time (--dist-timeout): it hangs, or the network"
         )
     if re.search(r"[Cc]onnection|peer|[Ss]ocket", text):
-        return FaultError("another process of the run is gone without a word: killed, perhaps for want of memory")
+        return LostError("another process of the run is gone without a word: killed, perhaps for want of memory")
     return error
 
 

@@ -7,6 +7,7 @@ SLURM's srun, and `--spawn`, which starts torch's own from here. A process that 
 import logging
 import os
 import re
+import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from utils.flags import FlagParser
+from utils.terminal import FaultError
 
+SPAWNED = "KESTREL_SPAWNED"  # set for processes of --spawn, whose launcher tells of those that are killed
 MASTER_PORTS = range(20000, 40000)  # for SLURM, which names none: the job's number chooses
 
 
@@ -84,11 +87,22 @@ def find_place(environment: Mapping[str, str], local_rank: int = -1) -> Place:
     given = {name: value for name, value in environment.items() if value}
     if given.keys() & {"RANK", "WORLD_SIZE"} and not _alone(given):
         return _of_torch(given, local_rank)
-    if "SLURM_PROCID" in given and _slurm_size(given) > 1:
+    if "SLURM_PROCID" in given and _slurm_size(given) > 1 and "TORCHELASTIC_RUN_ID" not in given:
         return _of_slurm(given)
     if local_rank > 0:
         raise ValueError(f"--local-rank {local_rank}: RANK and WORLD_SIZE are not set; start it through a launcher")
     return Place()
+
+
+def rough_place(environment: Mapping[str, str]) -> Place:
+    """Rank, size and meeting point alone: enough to end together, over variables that contradict each other, say."""
+    given = {name: value for name, value in environment.items() if value}
+    try:
+        return find_place(environment)
+    except ValueError:
+        rank, size = _whole(given, "RANK"), _whole(given, "WORLD_SIZE")
+        hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return Place(rank, size, 0, 1, given.get("MASTER_ADDR", ""), _whole(given, "MASTER_PORT"), hosted)
 
 
 def _alone(given: Mapping[str, str]) -> bool:
@@ -180,6 +194,9 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    if find_place(os.environ).size > 1:
+        raise ValueError("--spawn: a launcher has started this process already, one of several; leave it out")
+    os.environ[SPAWNED] = "1"
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes speak for themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     meeting: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
@@ -188,8 +205,11 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     try:
         elastic_launch(settings, sys.executable)("-u", script, *words)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        raise SystemExit(code if code > 0 else 1) from None
+        for rank, failure in sorted(error.failures.items()):
+            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # with which it ends the others
+                name = signal.Signals(-failure.exitcode).name
+                raise FaultError(f"process {rank} was killed ({name}), perhaps for want of memory") from None
+        raise SystemExit(max(1, error.get_first_failure()[1].exitcode)) from None
     except SignalException as error:
         raise SystemExit(128 + int(error.sigval)) from None
 

@@ -6,14 +6,21 @@ rank 0 can have answered. Torch's own keys, mixed up by restarts (pytorch issue 
 """
 
 import json
+import math
 import secrets
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -22,6 +29,7 @@ from utils.launch import Place
 from utils.terminal import FaultError
 
 POLL_S = 0.02
+ASK_S = 0.5
 GENERATION, FAILED = "kestrel/generation", "failed"
 
 
@@ -41,20 +49,62 @@ def open_store(place: Place, url: str, timeout_s: float, *, again: bool = False)
     """
     scheme, _, rest = url.partition("://")
     if scheme == "file":
+        if Path(rest).is_dir() or not Path(rest).parent.is_dir():  # torch would wait for the folder, for minutes
+            raise ValueError(f"--dist-url {url}: it is no file, or in no folder")
         return dist.FileStore(rest, -1)
     if scheme == "tcp":
         host, _, port = rest.rstrip("/").rpartition(":")
         host, hosted = host.strip("[]"), False
     else:
         host, port, hosted = place.host, str(place.port), place.hosted
-    if not host or port == "0":
+    if scheme == "env" and (not host or port == "0"):
         raise ValueError("MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use torchrun")
+    if not 0 < int(port) < 65536:
+        raise ValueError(f"{host} port {port}: a port lies between 1 and 65535")
     serves, timeout = place.rank == 0 and not hosted and not again, timedelta(seconds=timeout_s)
     try:
-        return dist.TCPStore(host, int(port), is_master=serves, timeout=timeout, wait_for_workers=False)
-    except dist.DistError as error:
+        if not serves:
+            _await_host(host, int(port), timeout_s)
+        make = partial(dist.TCPStore, host, int(port), is_master=serves, timeout=timeout, wait_for_workers=False)
+        return _within(timeout_s + 1, make)
+    except (dist.DistError, OSError) as error:
         what = "cannot be listened on" if serves else f"nobody answered within {timeout_s:g} s (--dist-timeout)"
         raise FaultError(f"{host} port {port}: {what}") from error
+
+
+def _within(seconds: float, work: Callable[[], dist.Store]) -> dist.Store:
+    """What `work` returns; torch's client waits without end where another program listens.
+
+    Raises TimeoutError.
+    """
+    aside: Future[dist.Store] = Future()
+
+    def run() -> None:
+        try:
+            aside.set_result(work())
+        except BaseException as error:
+            aside.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return aside.result(seconds)
+    except FutureTimeoutError:  # TimeoutError itself from Python 3.11 on
+        raise TimeoutError from None
+
+
+def _await_host(host: str, port: int, timeout_s: float) -> None:
+    """Wait until somebody listens there; torch would do so too, but twice as long, and with pages of warnings.
+
+    Raises OSError.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=timeout_s).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(10 * POLL_S)
 
 
 @dataclass(frozen=True)
@@ -114,6 +164,10 @@ class Meeting:
             self.store.add("ended", 1)
             while self.store.add("ended", 0) < self.size and time.monotonic() < until:
                 time.sleep(POLL_S)
+            left = self.store.add("left", 1)
+            while self.rank == 0 and left < self.size and time.monotonic() < until:  # it may host the store
+                time.sleep(POLL_S)
+                left = self.store.add("left", 0)
 
 
 def meet(store: dist.Store, place: Place, timeout_s: float) -> Meeting:
@@ -165,30 +219,48 @@ def _join(store: dist.Store, place: Place, until: float, timeout_s: float) -> in
 
 
 class Watch:
-    """A thread that ends this process when another one fails while this one is stuck in a collective.
+    """Threads that end this process when another one fails, or the store falls silent, while this one is stuck.
 
-    store: a connection of its own, since a wait in the main thread's blocks that one. grace_s: what the main thread
-    gets to notice by itself. end: called with the exit code.
+    meeting: with a connection of its own, since a wait in the main thread's blocks that one. grace_s: what the main
+    thread gets to notice by itself. end: called with the exit code. patience_s: how long the store may leave a question
+    unanswered; where the network is cut, torch's client waits for a quarter of an hour, and so does the main thread.
     """
 
-    def __init__(self, meeting: Meeting, grace_s: float, end: Callable[[int], object]) -> None:
-        self.meeting, self.grace_s, self.end = meeting, grace_s, end
+    def __init__(
+        self, meeting: Meeting, grace_s: float, end: Callable[[int], object], patience_s: float = math.inf
+    ) -> None:
+        self.meeting, self.grace_s, self.end, self.patience_s = meeting, grace_s, end, patience_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        self._thread.start()
+        self.code = 0  # of a failure that it has noticed
+        self._silent_s = 0.0
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._judge)]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(timeout=2)
+        for thread in self._threads:
+            thread.join(timeout=1)
 
-    def _run(self) -> None:
-        code = 0
-        while not code and not self._over.wait(0.5):
+    def _ask(self) -> None:
+        while not self.code and not self._over.wait(ASK_S):
             try:
                 self.meeting.raise_if_failed()
+                self._silent_s = 0.0
             except PeerFailedError as failure:
-                code = failure.code
+                self.code = failure.code
             except dist.DistError:  # the store's host is gone, and rank 0 or the launcher with it
-                code = 1
-        if code and not self._over.wait(self.grace_s):
-            self.end(code)
+                self.code = 1
+
+    def _judge(self) -> None:
+        while not self._over.wait(ASK_S):
+            self._silent_s += ASK_S  # counted, not read from a clock: a process may be stopped and go on
+            if self._lost() and not self._over.wait(self.grace_s) and self._lost():
+                if not self.code:
+                    what = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
+                    print(f"error: {what}: its machine or the network is gone", file=sys.stderr, flush=True)
+                self.end(self.code or 1)
+                return
+
+    def _lost(self) -> bool:
+        return bool(self.code) or self._silent_s > self.patience_s

@@ -25,12 +25,25 @@ def launcher_mark(environment: Mapping[str, str]) -> str:
     return f"{socket.gethostname()} {parent} {started}"
 
 
-def find_own_run(project: Path, marks: list[str]) -> str:
-    """The folder under `project` of a run that is not done and that one of these launchers has started; "" if none."""
+def was_restarted(environment: Mapping[str, str]) -> bool:
+    """Whether the launcher has started processes before these."""
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+
+
+def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
+    """The folder under `project` of the newest run that one of these launchers has started; "" if none.
+
+    done: a run that is done counts too: a process may die in leaving, and the launcher start all of them again.
+    """
     for file in sorted(project.glob(f"*/{MARKS}"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
         with suppress(OSError, ValueError):
             kept = json.loads(file.read_text())
             ours = isinstance(kept, list) and any(mark in kept for mark in marks if mark)
-            if ours and not (file.parent / "metrics.json").exists():
+            if ours and (done or not is_done(file.parent)):
                 return str(file.parent)
     return ""
+
+
+def is_done(run: Path) -> bool:
+    """Whether a run has come to its end."""
+    return (run / "metrics.json").exists()

@@ -1,0 +1,176 @@
+"""A run over two machines, and the SLURM job that asks for one. More scenes: python tests/two_machines.py."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from two_machines import MAY_NOT
+
+from train import parse_args
+from utils.devices import pick_devices
+from utils.launch import MASTER_PORTS, find_place
+
+TESTS = Path(__file__).parent
+SCRIPT, JOB = TESTS / "two_machines.py", TESTS.parent / "docs" / "slurm.sbatch"
+
+# ---------------------------------------------------------------------- two network namespaces
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Scripts that play these scenes, both at once, since much of it is waiting."""
+    with ExitStack() as stack:
+        yield {scene: stack.enter_context(playing(scene)) for scene in ("same", "cut")}
+
+
+@contextmanager
+def playing(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
+    """The script in the background, killed at the end of the block if it is not over."""
+    script = subprocess.Popen(
+        [sys.executable, SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with script:
+        yield script
+        script.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["same", "cut"])
+def test_a_scene(played, scene):
+    out, err = played[scene].communicate(timeout=300)
+    if played[scene].returncode == MAY_NOT:
+        pytest.skip(out.strip())
+    assert played[scene].returncode == 0, out + err
+    assert f"{scene}: ok" in out
+
+
+@pytest.mark.slow
+def test_nothing_stays_behind_when_the_script_is_killed(tmp_path):
+    with playing("blink", "--folder", tmp_path) as script:
+        while not (tmp_path / "blink" / "B").exists() and script.poll() is None:
+            time.sleep(0.05)
+        if script.returncode == MAY_NOT:
+            pytest.skip(script.communicate()[0].strip())
+        assert len(processes_with(tmp_path)) >= 4  # the script, itself inside, and the launchers
+    end = time.monotonic() + 10
+    while processes_with(tmp_path) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not processes_with(tmp_path)
+
+
+def processes_with(word: Path) -> list[str]:
+    """Command lines in which a path occurs."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        found += [text] if str(word) in text else []
+    return found
+
+
+def test_an_unknown_scene_is_refused():
+    done = subprocess.run([sys.executable, SCRIPT, "explosion"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no such scene: explosion" in done.stderr
+
+
+# ---------------------------------------------------------------------- the SLURM job
+
+
+STUBS = {
+    "srun": 'printf "%s\\n" "$@" > srun.txt\necho $$ > srun.pid\nexec sleep "$NAP"\n',
+    "scontrol": 'echo "$@" > scontrol.txt\nkill $(cat srun.pid)\n',  # queued again, a job's processes are ended
+}
+
+
+def directives() -> dict[str, str]:
+    """The job's #SBATCH options."""
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", JOB.read_text(), re.MULTILINE)
+    assert len(found) == JOB.read_text().count("#SBATCH")
+    return dict(found)
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch):
+    """submit(nap) starts the job where srun only sleeps, and notes its words."""
+    bash = shutil.which("bash")
+    if not bash or sys.platform == "win32":
+        pytest.skip("no bash")
+    (tmp_path / "bin").mkdir()
+    for name, text in STUBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!{bash}\n{text}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+    def start(nap: str) -> "subprocess.Popen[bytes]":
+        slurm = {"SLURM_JOB_ID": "77", "SLURM_CPUS_PER_TASK": "8", "NAP": nap}
+        return subprocess.Popen([bash, JOB], cwd=tmp_path, env=os.environ | slurm)
+
+    return start
+
+
+def test_the_first_life_of_a_job(submit, tmp_path):
+    assert submit("0").wait(10) == 0
+    words = (tmp_path / "srun.txt").read_text().splitlines()
+    assert words[:3] == ["--kill-on-bad-exit=1", "python", "train.py"]
+    cfg, launch = parse_args(words[3:])
+    tasks = int(directives()["nodes"]) * int(directives()["ntasks-per-node"])
+    assert cfg.batch_size % tasks == 0
+    assert cfg.resume == ""
+    assert (cfg.project, cfg.name, cfg.exist_ok) == ("runs/train", "job77", True)
+    assert len(launch.device.split(",")) == int(directives()["gpus-per-node"])
+
+
+def test_a_later_life_of_a_job_goes_on(submit, tmp_path):
+    last = tmp_path / "runs/train/job77/weights/last.pt"
+    last.parent.mkdir(parents=True)
+    last.touch()
+    assert submit("0").wait(10) == 0
+    words = (tmp_path / "srun.txt").read_text().splitlines()[3:]
+    assert parse_args(words)[0].resume == "runs/train/job77/weights/last.pt"
+
+
+def test_a_job_is_queued_again_before_its_time_is_over(submit, tmp_path):
+    assert directives()["signal"].startswith("B:USR1@")  # to the batch script alone
+    assert "requeue" in directives()
+    job = submit("60")
+    while not (tmp_path / "srun.pid").exists() or not (tmp_path / "srun.pid").read_text():
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(10) == 128 + signal.SIGUSR1
+    assert (tmp_path / "scontrol.txt").read_text().split() == ["requeue", "77"]
+
+
+def test_the_exit_code_of_a_job_is_that_of_its_processes(submit):
+    assert submit("no number").wait(10) == 1  # of sleep
+
+
+def test_the_places_of_a_job(monkeypatch):
+    """The variables that srun gives each process of the job lead to places that are all different."""
+    nodes, each = int(directives()["nodes"]), int(directives()["ntasks-per-node"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(directives()["gpus-per-node"]))
+    job = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": str(nodes * each),
+        "SLURM_TASKS_PER_NODE": f"{each}(x{nodes})",
+        "SLURM_JOB_NODELIST": f"gpu[01-0{nodes}]",
+    }
+    found = set()
+    for rank in range(nodes * each):
+        task = {"PROCID": rank, "NODEID": rank // each, "LOCALID": rank % each}
+        place = find_place(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
+        assert (place.rank, place.size, place.local_size) == (rank, 8, 4)
+        assert (place.host, place.port, place.hosted) == ("gpu01", MASTER_PORTS[77], False)
+        found.add((rank // each, place.local_rank, pick_devices("0,1,2,3", place)[0]))
+    assert found == {(node, local, torch.device("cuda", local)) for node in range(2) for local in range(4)}
