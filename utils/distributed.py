@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.devices import pick_devices
-from utils.launch import SPAWNED, Launch, Place, find_place, rough_place
-from utils.meeting import Meeting, PeerFailedError, Watch, meet, of_generation, open_store
+from utils.launch import LOST, SPAWNED, Launch, Place, find_place, rough_place
+from utils.meeting import GONE, Meeting, PeerFailedError, Watch, meet, of_generation, open_store
 from utils.terminal import FaultError, exit_code, is_first_process
 
 GRACE_S = 10.0  # for a process to end by itself when another one has failed
@@ -137,6 +137,7 @@ class Connection:
         self.meeting: Meeting | None = None
         self.watch: Watch | None = None
         self.hosts = False  # the store, which the others need to the end
+        self._left = False
 
     def __call__(self, launch: Launch) -> World:
         """The world of this process; meets the others if there are any.
@@ -177,20 +178,24 @@ class Connection:
 
         A refusal is left to rank 0 to tell, and then all processes end at once, with the same exit code.
         """
-        if (isinstance(error, SystemExit) and not error.code) or not launched_as_several(os.environ):
+        if isinstance(error, SystemExit) and not error.code:
+            self.part()
+            return error
+        if not launched_as_several(os.environ):
             return error
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that sees one process end ends the others
         meeting = self.meeting or self._meet_to_end()
         if meeting is None:
             return self._alone(error)
-        end_at_last(exit_code(error))
         first, code = self._claim(meeting, error)
+        end_at_last(code)
         self.leave(PATIENCE_S)  # then nobody waits in a collective for this process
         meeting.end_together(PATIENCE_S if code == 2 or self.hosts else 0)
         end = told(error)
-        told_by_launcher = isinstance(end, LostError) and SPAWNED in os.environ
-        return end if first and not told_by_launcher else SystemExit(code)
+        if isinstance(end, LostError) and SPAWNED in os.environ:
+            return SystemExit(LOST)  # and the launcher tells
+        return end if first else SystemExit(code)
 
     def _claim(self, meeting: Meeting, error: BaseException) -> tuple[bool, int]:
         """Whether this process is to tell of its failure, and the exit code of all."""
@@ -215,14 +220,20 @@ class Connection:
     def _alone(self, error: BaseException) -> BaseException:
         """The end of a process that cannot reach the others, if there are any."""
         time.sleep(2)  # the others come upon the same, and are not to be cut short
-        silent = isinstance(error, ValueError) and not is_first_process(os.environ)
+        silent = isinstance(error, ValueError) and not is_first_process(os.environ) and has_first(os.environ)
         return SystemExit(exit_code(error)) if silent else error
+
+    def part(self) -> None:
+        """End well: the process that hosts the store ends last."""
+        if self.meeting:
+            self.meeting.end_together(PATIENCE_S if self.hosts else 0)
 
     def leave(self, seconds: float = GRACE_S) -> None:
         """Leave the world; the others may be gone already, so it is given up after some seconds."""
         if self.watch:
             self.watch.stop()
-        if dist.is_initialized():
+        if dist.is_initialized() and not self._left:
+            self._left = True  # or is stuck on the way, and is so the next time
             leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
             leaving.start()
             leaving.join(seconds)
@@ -234,6 +245,12 @@ def launched_as_several(environment: Mapping[str, str]) -> bool:
         return rough_place(environment).size > 1
     except ValueError:
         return True
+
+
+def has_first(environment: Mapping[str, str]) -> bool:
+    """Whether this process is one of a world that has a first one, to which it may leave the word."""
+    rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return not (rank.isdecimal() and size.isdecimal() and int(rank) >= int(size))
 
 
 def end_at_last(code: int) -> None:
@@ -252,6 +269,7 @@ def together() -> Iterator[Connection]:
     connection = Connection()
     try:
         yield connection
+        connection.part()
     except BaseException as error:
         end = connection.fail(error)
         if end is error:
@@ -293,7 +311,7 @@ def told(error: BaseException) -> BaseException:
     """The error; a sentence in place of gloo's or NCCL's words for a process that went away without telling why."""
     text = str(error)
     if isinstance(error, dist.DistError):
-        return LostError("another process of the run is gone without a word: killed, perhaps for want of memory")
+        return LostError(GONE)
     if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
         return error
     if re.search(r"connectFullMesh|Connection refused", text):
@@ -306,7 +324,7 @@ def told(error: BaseException) -> BaseException:
             "another process of the run did not answer in time (--dist-timeout): it hangs, or the network"
         )
     if re.search(r"[Cc]onnection|peer|[Ss]ocket", text):
-        return LostError("another process of the run is gone without a word: killed, perhaps for want of memory")
+        return LostError(GONE)
     return error
 
 

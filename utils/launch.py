@@ -18,6 +18,7 @@ from utils.flags import FlagParser
 from utils.terminal import FaultError
 
 SPAWNED = "KESTREL_SPAWNED"  # set for processes of --spawn, whose launcher tells of those that are killed
+LOST = 70  # with which they end over another that is gone
 MASTER_PORTS = range(20000, 40000)  # for SLURM, which names none: the job's number chooses
 
 
@@ -101,6 +102,8 @@ def rough_place(environment: Mapping[str, str]) -> Place:
         return find_place(environment)
     except ValueError:
         rank, size = _whole(given, "RANK"), _whole(given, "WORLD_SIZE")
+        if rank >= size:
+            raise
         hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return Place(rank, size, 0, 1, given.get("MASTER_ADDR", ""), _whole(given, "MASTER_PORT"), hosted)
 
@@ -142,9 +145,12 @@ def _of_torch(given: Mapping[str, str], flag: int) -> Place:
 
 
 def _slurm_size(given: Mapping[str, str]) -> int:
-    """Tasks of the step; 1 if SLURM names none."""
-    name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
-    return _whole(given, name) if name in given else 1
+    """Tasks of the step; 1 in a batch script, whose SLURM_NTASKS counts those that it may start."""
+    if "SLURM_STEP_NUM_TASKS" in given:
+        return _whole(given, "SLURM_STEP_NUM_TASKS")
+    if "SLURM_NTASKS" not in given or given.get("ENVIRONMENT") == "BATCH":
+        return 1
+    return _whole(given, "SLURM_NTASKS")
 
 
 def _of_slurm(given: Mapping[str, str]) -> Place:
@@ -209,6 +215,8 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # with which it ends the others
                 name = signal.Signals(-failure.exitcode).name
                 raise FaultError(f"process {rank} was killed ({name}), perhaps for want of memory") from None
+        if all(failure.exitcode in (LOST, -signal.SIGTERM) for failure in error.failures.values()):
+            raise FaultError("a process ended without a word; the others cannot go on without it") from None
         raise SystemExit(max(1, error.get_first_failure()[1].exitcode)) from None
     except SignalException as error:
         raise SystemExit(128 + int(error.sigval)) from None

@@ -31,6 +31,7 @@ from utils.terminal import FaultError
 POLL_S = 0.02
 ASK_S = 0.5
 GENERATION, FAILED = "kestrel/generation", "failed"
+GONE = "another process of the run is gone without a word: killed, perhaps for want of memory"
 
 
 class PeerFailedError(RuntimeError):
@@ -231,8 +232,8 @@ class Watch:
     ) -> None:
         self.meeting, self.grace_s, self.end, self.patience_s = meeting, grace_s, end, patience_s
         self._over = threading.Event()
-        self.code = 0  # of a failure that it has noticed
-        self._silent_s = 0.0
+        self.code = 0  # of a failure that another process has told of
+        self._gone, self._silent_s = False, 0.0  # what the store is
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._judge)]
         for thread in self._threads:
             thread.start()
@@ -243,24 +244,29 @@ class Watch:
             thread.join(timeout=1)
 
     def _ask(self) -> None:
-        while not self.code and not self._over.wait(ASK_S):
+        while not (self.code or self._gone or self._over.wait(ASK_S)):
             try:
                 self.meeting.raise_if_failed()
                 self._silent_s = 0.0
             except PeerFailedError as failure:
                 self.code = failure.code
-            except dist.DistError:  # the store's host is gone, and rank 0 or the launcher with it
-                self.code = 1
+            except dist.DistError:  # its host is gone: rank 0 or the launcher, without a word
+                self._gone = True
 
     def _judge(self) -> None:
         while not self._over.wait(ASK_S):
             self._silent_s += ASK_S  # counted, not read from a clock: a process may be stopped and go on
             if self._lost() and not self._over.wait(self.grace_s) and self._lost():
                 if not self.code:
-                    what = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
-                    print(f"error: {what}: its machine or the network is gone", file=sys.stderr, flush=True)
+                    print(f"error: {self._what_is_lost()}", file=sys.stderr, flush=True)
                 self.end(self.code or 1)
                 return
 
     def _lost(self) -> bool:
-        return bool(self.code) or self._silent_s > self.patience_s
+        return self.code > 0 or self._gone or self._silent_s > self.patience_s
+
+    def _what_is_lost(self) -> str:
+        if self._gone:
+            return GONE
+        told = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
+        return f"{told}: its machine or the network is gone"

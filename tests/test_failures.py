@@ -1,0 +1,465 @@
+"""Whatever ends one process ends all of them, soon, with an exit code and with one word of why; and refusals.
+
+Faults are functions that a process calls before it trains: see launching.py.
+"""
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+from launching import MARK, ROOT, TORCHRUN, Job, Rank, alive, by_hand, forked, free_port, launched, small, until
+
+import train
+from utils import distributed
+from utils.meeting import GONE, PeerFailedError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+
+SCRIPT = str(ROOT / "tests" / "launching.py")  # train.py with a fault
+SOON = 30.0  # seconds that a job may take to end, by the README
+RUN = [*TORCHRUN, "--nproc_per_node", "2"]
+
+# ---------------------------------------------------------------------- faults
+
+
+def in_second_epoch(rank: int, act: Callable[[], object], others: Callable[[], object] = bool) -> None:
+    """Have one rank do something in place of its second epoch, and the others something else before theirs."""
+    hasty()
+    real, epochs = train.train_one_epoch, iter(range(1, 1000))
+
+    def work(*arguments, **keywords):
+        if next(epochs) == 2:
+            if os.environ["RANK"] == str(rank):
+                time.sleep(0.5)  # then the others have begun theirs
+                Path(os.environ["KESTREL_STAMP"]).touch()
+                act()
+            else:
+                others()
+        return real(*arguments, **keywords)
+
+    train.train_one_epoch = work
+
+
+def give(error: BaseException) -> NoReturn:
+    raise error
+
+
+def rank_1_lacks_memory() -> None:
+    in_second_epoch(1, lambda: torch.empty(2**58))
+
+
+def rank_1_refuses() -> None:
+    in_second_epoch(1, lambda: give(ValueError("the data of rank 1 is not there")))
+
+
+def rank_0_refuses() -> None:
+    in_second_epoch(0, lambda: give(ValueError("the data of rank 0 is not there")))
+
+
+def rank_1_is_killed() -> None:
+    in_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def rank_0_is_killed() -> None:
+    in_second_epoch(0, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def rank_1_is_killed_while_rank_0_computes() -> None:
+    in_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: time.sleep(5))
+
+
+def rank_1_is_terminated() -> None:
+    in_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def rank_1_raises() -> None:
+    in_second_epoch(1, lambda: give(RuntimeError("sabotage")))
+
+
+def rank_0_raises_while_rank_1_computes() -> None:
+    in_second_epoch(0, lambda: give(RuntimeError("sabotage")), lambda: time.sleep(3))
+
+
+def rank_1_raises_while_rank_0_is_stuck() -> None:
+    distributed.GRACE_S = 1.5
+    in_second_epoch(1, lambda: give(RuntimeError("sabotage")), lambda: time.sleep(60))
+
+
+def rank_1_raises_and_is_slow_to_leave() -> None:
+    if os.environ["RANK"] == "1":
+        distributed.GRACE_S = 3
+        dist.destroy_process_group = lambda *_: time.sleep(60)
+
+    def hear() -> None:
+        time.sleep(1)
+        raise PeerFailedError(1)
+
+    in_second_epoch(1, lambda: give(RuntimeError("sabotage")), hear)
+
+
+def rank_0_refuses_what_rank_1_reads_slowly() -> None:
+    def read(*_, **__) -> NoReturn:
+        Path(os.environ["KESTREL_STAMP"]).touch()
+        time.sleep(60 * int(os.environ["RANK"]))
+        raise ValueError("bad labels")
+
+    hasty()
+    train.read_split = read
+
+
+def one_gpu() -> None:
+    torch.cuda.device_count = lambda: 1
+
+
+def many_cores() -> None:
+    os.cpu_count = lambda: 16
+
+
+def hasty() -> None:
+    """Wait for others no longer than these tests want to last."""
+    distributed.PATIENCE_S = 1.0
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+@pytest.fixture
+def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
+    return [*small(tiny_data, tiny_model, tmp_path), "--epochs", "1000"]
+
+
+@pytest.fixture
+def stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that a fault touches when it strikes."""
+    monkeypatch.setenv("KESTREL_STAMP", str(tmp_path / "stamp"))
+    return tmp_path / "stamp"
+
+
+def fault(name: str) -> dict[str, str]:
+    return {"KESTREL_FAULT": f"test_failures:{name}"}
+
+
+def end_after(job: Job, stamp: Path) -> int:
+    """The exit code of a job that is over soon after its fault struck; nothing of it is left."""
+    until(lambda: stamp.exists() or job.process.poll() is not None, 120, "the fault")
+    assert stamp.exists(), job.err
+    return job.end(SOON)
+
+
+def exit_codes(job: Job) -> list[int]:
+    """Those of all ranks but the ones that ended well, as torch's launcher lists them."""
+    return [int(code) for code in re.findall(r"^ *exitcode *: (-?\d+)", job.err, re.MULTILINE)]
+
+
+def ours(text: str) -> list[str]:
+    """The lines of stderr that tell an error: those of tracebacks' ends too, but not those of torch's launcher."""
+    return [line for line in text.splitlines() if re.match(r"(\[rank\d]: )?(error|interrupted|\w*Error)\b", line)]
+
+
+def test_torchrun_when_memory_is_wanting(flags, stamp, tmp_path):
+    with launched([*RUN, SCRIPT, *flags], tmp_path, **fault("rank_1_lacks_memory")) as job:
+        assert end_after(job, stamp) == 1
+        assert len(ours(job.err)) == 1, job.err
+        assert "can't allocate memory" in ours(job.err)[0]
+
+
+def test_torchrun_interrupted(flags, tmp_path):
+    with launched([*RUN, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")) as job:
+        until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+        assert len(job.alive()) >= 1 + 2 + 2 * 2  # launcher, ranks, their loaders
+        os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does: the ranks are in groups of their own
+        assert job.end(SOON) == 1
+        assert ours(job.err).count("interrupted") == 1
+        assert [line for line in ours(job.err) if line.startswith("[rank")] == []
+
+
+@dataclass
+class Spawned:
+    """`train.py --spawn`, forked, and all that it has started."""
+
+    parent: Rank
+    mark: str
+
+    def end(self, seconds: float) -> int:
+        """Its exit code, when nothing is left of it."""
+        until(lambda: self.parent.process.exitcode is not None and not alive(self.mark), seconds, "the end of all")
+        return self.parent.end(0)
+
+
+@pytest.fixture
+def spawned(flags: list[str], tmp_path: Path) -> Iterator[Callable[..., Spawned]]:
+    """spawned(fault, *flags) starts one."""
+    mark = uuid.uuid4().hex
+    with ExitStack() as stack:
+
+        def start(name: str, *more: str) -> Spawned:
+            variables = {
+                MARK: mark,
+                "PYTHONWARNINGS": "ignore",
+                "KESTREL_STAMP": str(tmp_path / "stamp"),
+                **fault(name),
+            }
+            parents = stack.enter_context(forked([variables], [*flags, *more], tmp_path / "io"))
+            return Spawned(parents[0], mark)
+
+        yield start
+    for pid in alive(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["rank_1_is_killed_while_rank_0_computes", "rank_1_is_terminated"])
+def test_spawn_when_a_process_is_killed(spawned, stamp, name):
+    """The launcher ends the other one, perhaps before that has noticed; and it does so by SIGTERM, as others may."""
+    job = spawned(name, "--spawn", "2")
+    until(stamp.exists, 120, "the fault")
+    assert job.end(SOON) == 1
+    assert len(ours(job.parent.err)) == 1, job.parent.err
+    assert re.search("was killed|without a word", ours(job.parent.err)[0])
+
+
+def test_spawn_interrupted(spawned, tmp_path):
+    job = spawned("many_cores", "--spawn", "2", "--workers", "2")
+    until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    assert len(alive(job.mark)) >= 2 + 2 * 2  # ranks, their loaders
+    os.kill(job.parent.process.pid, signal.SIGINT)
+    assert job.end(SOON) == 130
+    assert ours(job.parent.err) == ["interrupted"]
+
+
+def test_killed_launcher(spawned, tmp_path):
+    """It cannot pass the word on; one process that it started is not to outlive it either."""
+    job = spawned("many_cores", "--spawn", "1", "--workers", "2")
+    until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    assert len(alive(job.mark)) >= 1 + 2
+    job.parent.process.kill()
+    job.end(SOON)
+
+
+def test_spawn_refuses_in_one_sentence(spawned):
+    job = spawned("many_cores", "--spawn", "2", "--batch", "5")
+    assert job.end(60) == 2
+    sentence = "error: --batch-size 5 is the total over all processes: choose a multiple of WORLD_SIZE, 2\n"
+    assert (job.parent.err, job.parent.out) == (sentence, "")
+
+
+# ---------------------------------------------------------------------- who ends when
+
+
+def first_end(ranks: list[Rank]) -> None:
+    until(lambda: any(rank.process.exitcode is not None for rank in ranks), 60, "the first end")
+
+
+@dataclass
+class End:
+    """How processes ended: exit codes, what each wrote to stderr, and the seconds since the fault."""
+
+    codes: list[int]
+    told: list[str]
+    seconds: float
+
+
+@pytest.fixture(params=["alone", "launcher"])
+def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path: Path) -> Callable[..., End]:
+    """end(fault): processes of which no launcher takes care; or one does, who lets the others end with the first."""
+
+    def run(name: str, size: int = 2) -> End:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        cares = request.param == "launcher"
+        hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if cares else {}
+        port = store.port if cares else free_port()
+        mine = fault(name) | {"KESTREL_STAMP": str(stamp)} | hosted
+        with forked([by_hand(rank, size, port) | mine for rank in range(size)], flags, tmp_path / "io") as ranks:
+            if cares:
+                first_end(ranks)
+                time.sleep(0.05)
+                for rank in ranks:
+                    rank.process.terminate()
+            codes = [rank.end(60) for rank in ranks]
+            return End(codes, [rank.err for rank in ranks], time.time() - stamp.stat().st_mtime)
+
+    return run
+
+
+alone = pytest.mark.parametrize("end", ["alone"], indirect=True)
+
+
+@alone
+def test_a_rank_raises(end):
+    it = end("rank_1_raises", size=4)
+    assert it.codes == [1, 1, 1, 1]
+    assert [ours(text) for text in it.told] == [[], ["RuntimeError: sabotage"], [], []]
+    assert it.seconds < SOON / 2
+
+
+def test_what_raised_is_told_though_it_is_slow_to_leave(end):
+    """Process groups may take long to be left: the others are gone meanwhile, and the launcher ends the rest."""
+    it = end("rank_1_raises_and_is_slow_to_leave")
+    assert it.codes == [1, 1]
+    assert [ours(text) for text in it.told] == [[], ["RuntimeError: sabotage"]]
+    assert it.seconds < SOON / 2
+
+
+@alone
+def test_rank_0_raises_which_hosts_the_store(end):
+    it = end("rank_0_raises_while_rank_1_computes")
+    assert it.codes == [1, 1]
+    assert [ours(text) for text in it.told] == [["RuntimeError: sabotage"], []]
+    assert "Traceback" not in it.told[1]
+    assert it.seconds < SOON / 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_refuses(end, rank):
+    """Its machine alone lacks a file, say. The others end with 2 as well, whatever a launcher does meanwhile."""
+    it = end(f"rank_{rank}_refuses")
+    assert it.codes == [2, 2]
+    assert ours(it.told[rank]) == [f"error: the data of rank {rank} is not there"]
+    assert ours(it.told[1 - rank]) == []
+    assert "Traceback" not in "".join(it.told)
+    assert it.seconds < SOON / 2
+
+
+def test_the_first_to_read_refuses(end):
+    """The others of its machine need not read the same for an hour to end like it."""
+    it = end("rank_0_refuses_what_rank_1_reads_slowly")
+    assert it.codes == [2, 2]
+    assert [ours(text) for text in it.told] == [["error: bad labels"], []]
+    assert it.seconds < SOON / 2
+
+
+@alone
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_killed(end, rank):
+    it = end(f"rank_{rank}_is_killed")
+    assert (it.codes[rank], it.codes[1 - rank]) == (-signal.SIGKILL, 1)
+    assert ours(it.told[1 - rank]) == [f"error: {GONE}"]
+    assert "Traceback" not in it.told[1 - rank]
+    assert it.seconds < SOON / 2
+
+
+@alone
+def test_a_rank_that_is_stuck_is_ended(end):
+    it = end("rank_1_raises_while_rank_0_is_stuck")
+    assert it.codes == [1, 1]
+    assert [ours(text) for text in it.told] == [[], ["RuntimeError: sabotage"]]
+    assert it.seconds < 1.5 + SOON / 3  # its grace, shortened by the fault
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def refused(
+    environments: list[dict[str, str]], flags: list[str], folder: Path, sentence: str, late: Mapping[int, float]
+) -> None:
+    with forked(environments, flags, folder / "io", delays=late) as ranks:
+        assert [rank.end(60) for rank in ranks] == [2] * len(environments), ranks[0].err + ranks[1].err
+        told = [rank.err for rank in ranks]
+        assert "".join(told).startswith("error: ")
+        assert sentence in "".join(told)
+        assert "".join(told).count("\n") == 1
+        assert not any(rank.out for rank in ranks)
+
+
+def changed(number: int | None, **variables: str) -> list[dict[str, str]]:
+    """Two processes by hand, with variables set anew in one or both of them, or left out if empty."""
+    port = free_port()
+    places = [by_hand(rank, 2, port) for rank in range(2)]
+    for rank, place in enumerate(places):
+        if number in (None, rank):
+            place.update(variables)
+    return [fault("hasty") | {name: value for name, value in place.items() if value} for place in places]
+
+
+REFUSALS = {
+    "unknown flag": (changed(None), ["--bogus"], "no flag --bogus"),
+    "batch": (changed(None), ["--batch", "5"], "--batch-size 5 is the total over all processes: choose a multiple of"),
+    "no data": (changed(None), ["--data", "nowhere.yaml"], "no data set nowhere.yaml"),
+    "no such device": (changed(None), ["--device", "99"], "--device 99: this machine has"),
+    "too few devices": (
+        changed(None, **fault("one_gpu")),
+        ["--device", "0"],
+        "--device 0: 2 processes on this machine need as many devices",
+    ),
+    "SLURM contradicts": (
+        changed(None, SLURM_PROCID="0", SLURM_NTASKS="4", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="4"),
+        [],
+        "of 4 tasks but RANK is",
+    ),
+    "no address": (changed(None, MASTER_ADDR=""), [], "MASTER_ADDR and MASTER_PORT are not set"),
+    "no such port": (changed(None, MASTER_PORT="99999"), [], "99999"),
+    "no folder": (changed(None), ["--dist-url", "file:///nowhere/at/all"], "/nowhere/at"),
+    "rank 1 contradicts itself": (changed(1, LOCAL_WORLD_SIZE="1"), [], "they contradict each other"),
+    "rank 1 lacks a variable": (changed(1, LOCAL_RANK=""), [], "LOCAL_RANK"),
+    "spawn by both": (changed(None), ["--spawn", "2"], "--spawn"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_one_sentence(name, flags, tmp_path):
+    environments, more, sentence = REFUSALS[name]
+    refused(environments, [*flags, *more], tmp_path, sentence, {})
+    assert not (tmp_path / "exp").exists()
+
+
+def test_a_rank_that_cannot_be_speaks_for_itself(flags, tmp_path):
+    """Counted from 1 by hand, there is no rank 0 to leave the word to."""
+    with forked(changed(None, RANK="2")[:1], flags, tmp_path / "io") as (rank,):
+        assert rank.end(60) == 2
+        assert rank.err == "error: RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1\n"
+
+
+def test_refusals_of_processes_that_start_seconds_apart(flags, tmp_path):
+    """All at once, to save time."""
+    patient = {"KESTREL_FAULT": ""}
+    with ExitStack() as stack:
+        jobs = []
+        for number, name in enumerate(["unknown flag", "batch", "no such device"]):
+            environments, more, sentence = REFUSALS[name]
+            late = {number % 2: 3.0}
+            place = tmp_path / str(number)
+            processes = [environment | patient for environment in environments]
+            ranks = stack.enter_context(forked(processes, [*flags, *more], place, delays=late))
+            jobs.append((ranks, sentence))
+        for ranks, sentence in jobs:
+            assert [rank.end(60) for rank in ranks] == [2, 2]
+            assert sentence in ranks[0].err
+            assert (ranks[0].err.count("\n"), ranks[1].err) == (1, "")
+
+
+def test_torchrun_refuses_in_one_sentence(tmp_path):
+    """Each process writes into files of its own; one begins seconds after the other."""
+    logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
+    with launched([*RUN, *logs, SCRIPT, "--bogus"], tmp_path, KESTREL_LATE="1") as job:
+        assert job.end(60) == 1
+        assert exit_codes(job) == [2, 2]
+    told = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}
+    assert told == {"0": "error: no flag --bogus; --help lists the flags\n", "1": ""}
+
+
+# ---------------------------------------------------------------------- who does not come
+
+
+def test_who_does_not_come_is_named(flags, tmp_path):
+    """Alone of two: it ends by itself, and says so, whichever it is."""
+    with ExitStack() as stack:
+        ranks = []
+        for number in range(2):
+            place = [by_hand(number, 2, free_port()) | fault("hasty")]
+            words = [*flags, "--dist-timeout", "2"]
+            ranks += stack.enter_context(forked(place, words, tmp_path / str(number)))
+        assert [rank.end(40) for rank in ranks] == [1, 1]
+        assert ranks[0].err == "error: of 2 processes rank 1 did not come within 2 s\n"
+        assert [line for line in ranks[1].err.splitlines() if line.startswith("error: ")] == [
+            f"error: 127.0.0.1 port {ranks[1].environment['MASTER_PORT']}: nobody answered within 2 s (--dist-timeout)"
+        ]

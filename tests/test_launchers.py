@@ -1,0 +1,138 @@
+"""Each way to start several processes trains, and trains alike: results.csv agrees with that of one process."""
+
+import csv
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes that it starts in /proc")
+
+TRAIN = str(ROOT / "train.py")
+IN_TWO = ["--nproc_per_node", "2"]
+
+
+def results(run: Path) -> list[dict[str, float]]:
+    """The rows of results.csv, but for the times."""
+    with open(run / "results.csv") as file:
+        return [{k: float(v) for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
+
+
+def assert_alike(run: Path, other: Path) -> None:
+    assert len(results(run)) == len(results(other)) > 0
+    for row, expected in zip(results(run), results(other), strict=True):
+        assert row == pytest.approx(expected, rel=1e-4, nan_ok=True)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with forked([{}], small(tiny_data, tiny_model, folder, "--sync-bn"), folder / "io") as (rank,):
+        assert rank.end(120) == 0, rank.err
+    return folder / "exp"
+
+
+@pytest.fixture
+def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
+    return small(tiny_data, tiny_model, tmp_path, "--sync-bn")
+
+
+def trained(command: Sequence[str], folder: Path, **variables: str) -> str:
+    """What a launch said that went well."""
+    with launched(command, folder / "io", **variables) as job:
+        assert job.end(120) == 0, job.err
+        return job.out
+
+
+def test_torchrun(alone, flags, tmp_path):
+    said = trained([*TORCHRUN, *IN_TWO, TRAIN, *flags], tmp_path)
+    assert said.count("batch 4 (2 in each of 2 processes)") == 1  # rank 0 alone speaks
+    assert said.count("see ") == 1
+    assert_alike(tmp_path / "exp", alone)
+
+
+@pytest.mark.parametrize("form", [[], ["--use_env"]], ids=["--local-rank", "--use_env"])
+def test_the_older_launcher(alone, flags, tmp_path, form):
+    pytest.importorskip("torch.distributed.launch", reason="torch ships it no more")
+    older = [sys.executable, "-m", "torch.distributed.launch"]
+    trained([*older, *form, *IN_TWO, "--master_port", str(free_port()), TRAIN, *flags], tmp_path)
+    assert_alike(tmp_path / "exp", alone)
+
+
+def spawned(script: str, flags: list[str], folder: Path) -> str:
+    """What a script said that started processes from where it is, forked, and went well."""
+    with forked([{"PYTHONWARNINGS": "ignore"}], flags, folder / "io", script=script) as (rank,):
+        assert rank.end(120) == 0, rank.err
+        assert rank.err == ""
+        return rank.out
+
+
+def test_spawn(alone, flags, tmp_path):
+    assert spawned("train", [*flags, "--spawn", "2"], tmp_path).count("in each of 2 processes") == 1
+    assert_alike(tmp_path / "exp", alone)
+
+
+def test_val_spawns_too(alone, tmp_path):
+    best = str(alone / "weights" / "best.pt")
+    words = ["--weights", best, "--device", "cpu", "--workers", "0", "--batch", "4", "--img", "64"]
+    words += ["--project", str(tmp_path), "--cache-dir", str(alone.parent / "cache")]
+    two, one = (spawned("val", [*words, *more], tmp_path) for more in (["--spawn=2"], []))
+    timeless = [re.sub(r"\d+\.\d+ ms|exp\d?\b", "", text) for text in (two, one)]
+    assert timeless[0] == timeless[1] != ""
+    assert sorted(path.name for path in tmp_path.glob("exp*")) == ["exp", "exp2"]
+
+
+def slurm(rank: int, job: int) -> dict[str, str]:
+    """The variables of a step of two tasks on one node; the second node of its job has no part in it."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    task = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_NTASKS": "2"}
+    return {**step, **task, "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
+
+
+def started(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
+    """Environments and flags of two processes that are started without a launcher of torch's."""
+    places = [by_hand(rank, 2, free_port()) for rank in range(2)]
+    if form == "variables":
+        return [place | {"MASTER_PORT": places[0]["MASTER_PORT"]} for place in places], []
+    if form == "SLURM":
+        return [slurm(rank, free_port()) | {"MASTER_PORT": places[0]["MASTER_PORT"]} for rank in range(2)], []
+    bare = [{k: v for k, v in place.items() if not k.startswith("MASTER")} for place in places]
+    url = f"tcp://127.0.0.1:{free_port()}" if form == "tcp" else f"file://{folder}/meeting"
+    return bare, ["--dist-url", url]
+
+
+@pytest.mark.parametrize("form", ["variables", "SLURM", "tcp", "file"])
+def test_without_a_launcher(alone, flags, tmp_path, form):
+    environments, url = started(form, tmp_path)
+    with forked(environments, [*flags, *url], tmp_path / "io") as ranks:
+        assert [rank.end(120) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
+        assert "2 in each of 2 processes" in ranks[0].out
+        assert (ranks[1].out, ranks[0].err, ranks[1].err) == ("", "", "")
+    assert_alike(tmp_path / "exp", alone)
+
+
+def test_a_batch_script_of_slurm_is_alone(alone, flags, tmp_path):
+    """Its variables count the tasks that it may start; srun alone adds those of a step. Nobody else would come."""
+    batch = {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    with forked([batch], [*flags, "--dist-timeout", "2"], tmp_path / "io") as (rank,):
+        assert rank.end(60) == 0, rank.err
+    assert_alike(tmp_path / "exp", alone)
+
+
+def test_the_file_of_a_run_that_was_killed(alone, flags, tmp_path):
+    """Keys of the dead lie in it, and the next run meets in it all the same; rank 1 comes first."""
+    environments, url = started("file", tmp_path)
+    with forked(environments, [*flags, *url, "--epochs", "1000"], tmp_path / "io") as ranks:
+        until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+        for rank in ranks:
+            os.kill(rank.process.pid, signal.SIGKILL)
+            rank.end(20)
+    with forked(environments, [*flags, *url], tmp_path / "io", delays={0: 1}) as ranks:
+        assert [rank.end(120) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
+    assert_alike(tmp_path / "exp2", alone)
