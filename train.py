@@ -168,11 +168,11 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     else:
         batch_size = whole_batch(cfg.batch_size, len(labels["train"]), world, log)
     cfg = replace(cfg, batch_size=batch_size)  # resumed by another number of processes, the run keeps it
-    synchronised = (cfg.sync_bn or cfg.shard) and world.size > 1
+    synchronised = cfg.sync_bn or cfg.shard
     if synchronised:
         synchronize_batch_norm(model, world.device.type)
-    elif cfg.sync_bn or cfg.shard:
-        log.say("--sync-bn, --shard: there is one process, which has nothing to synchronise and nobody to share with")
+    if cfg.shard and world.size == 1:
+        log.say("--shard: there is one process, which has nobody to share with")
 
     # Loaders: this rank's share of each global batch
     shared: dict[str, Any] = {

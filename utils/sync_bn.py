@@ -2,6 +2,9 @@
 
 B images of this process (0 is allowed), C channels, H W cells, P processes. Each layer costs one gathering of 2C + 1
 numbers in the forward pass and one sum of 2C numbers in the backward pass. Every process must take part in both.
+
+One process counts with the same code. torch's own layer would lose digits there: on a CPU it adds up the values of maps
+that lie channels last one by one, in 32 bits, which takes yolov5n 1e-3 from float64 in 20 steps, and this one 1e-5.
 """
 
 from typing import Any
@@ -32,15 +35,15 @@ def synchronize_batch_norm(model: nn.Module, device_type: str) -> nn.Module:
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose training statistics are those of all processes' images, in the default process group.
+    """BatchNorm2d whose training statistics are those of all processes' images, in the default process group if any.
 
-    In evaluation, and in a process that trains alone, it is BatchNorm2d to the bit. A process without images takes part
-    with an empty map, and its loss must depend on the output, so that the backward pass comes by here.
+    In evaluation it is BatchNorm2d to the bit. A process without images takes part with an empty map, and its loss must
+    depend on the output, so that the backward pass comes by here.
     Raises ValueError where all processes together hold fewer than two values per channel.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and _in_company()):
+        if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
         mean, var, count = global_moments(x)
@@ -60,8 +63,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased_var.to(self.running_var.dtype), share)
 
 
-def _in_company() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 # ---------------------------------------------------------------------- forward: the moments of all images
@@ -75,12 +78,14 @@ def global_moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
     Raises ValueError, on all processes, where there are fewer than two values per channel.
     """
     row = local_moments(x)
-    table = row.new_empty(dist.get_world_size(), len(row))
-    dist.all_gather(list(table), row)
+    table = row[None]
+    if (processes := _processes()) > 1:
+        table = row.new_empty(processes, len(row))
+        dist.all_gather(list(table), row)
     mean, m2, count = merge_moments(table.to(widest_float(x.device)))
     if count < 2:
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got {count} in {len(table)} processes together"
+            f"Expected more than 1 value per channel when training, got {count} in {processes} processes together"
         )
     return mean.to(row.dtype), (m2 / count).to(row.dtype), count
 
@@ -157,7 +162,8 @@ class NormalizeByAll(torch.autograd.Function):
         dx = None
         if wants_dx:
             sums = torch.stack((dbias, dweight))  # [2, C]
-            dist.all_reduce(sums)
+            if _processes() > 1:
+                dist.all_reduce(sums)
             offset, slope = sums / ctx.count
             scale = inv if weight is None else inv * weight
             dx = centred.mul_((-slope * inv).view(PER_CHANNEL)).add_(dy).sub_(offset.view(PER_CHANNEL))
