@@ -70,7 +70,11 @@ def test_the_default_without_a_gpu_is_the_cpu(machine):
         ("cuda:7", 1, "--device cuda:7: this machine has GPU 0; use --device cpu or another number"),
         ("0,2", 2, "--device 0,2: this machine has GPUs 0 to 1; use --device cpu or another number"),
         ("1,1", 2, "--device 1,1: a GPU is named twice"),
-        ("cuda", 0, "--device cuda: 1 processes but no CUDA GPU on this machine"),
+        (
+            "cuda",
+            0,
+            "--device cuda: 1 processes but no CUDA GPU on this machine; use as many processes, or --device cpu",
+        ),
         ("mps", 0, "--device mps: this machine or this torch has no Metal device; use --device cpu"),
         ("gpu", 1, '--device gpu: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
         ("-1", 1, '--device -1: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
@@ -97,7 +101,9 @@ def gpu(number):
         ("", 4, Place(5, 8, 1, 4), (gpu(1),)),  # the local rank counts, not the rank
         ("3,2", 4, Place(1, 2, 1, 2), (gpu(2),)),
         ("0,1,2", 4, Place(1, 2, 1, 2), (gpu(1),)),
-        ("", 1, Place(0, 2, 0, 2), (CPU,)),  # not enough for all processes: none takes one
+        ("", 1, Place(1, 2, 1, 2, own_gpu=True), (gpu(0),)),  # SLURM hides the others
+        ("0", 1, Place(1, 2, 1, 2, own_gpu=True), (gpu(0),)),
+        ("", 2, Place(1, 2, 1, 2, own_gpu=True), (gpu(1),)),  # does not hide them
         ("", 0, Place(1, 2, 1, 2), (CPU,)),
         ("cpu", 8, Place(1, 2, 1, 2), (CPU,)),
     ],
@@ -112,7 +118,8 @@ def test_devices_of_processes(machine, wanted, gpus, place, devices):
     [
         ("0", 4, "--device 0: 2 processes on this machine need as many devices"),
         ("0,5", 4, "--device 0,5: this machine has GPUs 0 to 3; use --device cpu or another number"),
-        ("cuda", 1, "--device cuda: 2 processes but GPU 0 on this machine"),
+        ("cuda", 1, "--device cuda: 2 processes but GPU 0 on this machine; use as many processes, or --device cpu"),
+        ("", 1, "--device not given: 2 processes but GPU 0 on this machine; use as many processes, or --device cpu"),
         ("mps", 0, "--device mps: Metal has one device, and serves one process"),
     ],
 )

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,15 +16,20 @@ def pick_devices(wanted: str, place: Place) -> tuple[torch.device, ...]:
     """The devices of a process: one, or all that `wanted` names for a lone process (DataParallel).
 
     wanted: "cpu", "mps", the number of a GPU, or several ("0,1"), of which each process of a machine takes the one at
-    its local rank. "" means the first GPU, or the one at the local rank if there are enough, else the CPU.
+    its local rank. "" means the GPU at the local rank, or the CPU of a machine without GPUs.
     Raises ValueError for a device that this machine does not have, or fewer devices than processes.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
     count = torch.cuda.device_count() if name not in ("cpu", "mps") else 0
+    if place.own_gpu and count == 1:
+        place = replace(place, local_rank=0, local_size=1)  # it is alone in what it sees
+    if name == "" and count == 0:
+        return (torch.device("cpu"),)
     if name in ("", "cuda"):
-        if name and count < place.local_size:
-            raise ValueError(f"--device {wanted}: {place.local_size} processes but {_found(count)} on this machine")
-        return (torch.device("cuda", place.local_rank) if count >= place.local_size else torch.device("cpu"),)
+        if count < place.local_size:
+            found = f"{place.local_size} processes but {_found(count)} on this machine"
+            raise ValueError(f"--device {wanted or 'not given'}: {found}; use as many processes, or --device cpu")
+        return (torch.device("cuda", place.local_rank),)
     if name == "cpu":
         return (torch.device("cpu"),)
     if name == "mps":

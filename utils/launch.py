@@ -77,6 +77,7 @@ class Place:
     host: str = ""  # where rank 0 listens
     port: int = 0
     hosted: bool = False  # by the launcher, else by rank 0
+    own_gpu: bool = False  # SLURM gives each process one that the others do not see
 
 
 def find_place(environment: Mapping[str, str], local_rank: int = -1) -> Place:
@@ -166,7 +167,8 @@ def _of_slurm(given: Mapping[str, str]) -> Place:
     job = given.get("SLURM_JOB_ID") or given.get("SLURM_JOBID") or "0"
     port = given.get("MASTER_PORT") or str(MASTER_PORTS[int(job) % len(MASTER_PORTS)])
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
-    return Place(rank, size, local_rank, local_size, host, int(port))
+    own_gpu = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"  # perhaps with its type: a100:1
+    return Place(rank, size, local_rank, local_size, host, int(port), own_gpu=own_gpu)
 
 
 def first_host(nodes: str) -> str:
