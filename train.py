@@ -14,7 +14,6 @@ whole story. What it names is one short file away.
 
 import copy
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -55,7 +54,7 @@ from utils.replica import DistributedReplica, Replica, align
 from utils.restart import MARKS, find_own_run, is_done, launcher_mark, was_restarted
 from utils.sharding import ShardedReplica
 from utils.sync_bn import synchronize_batch_norm
-from utils.terminal import stops_with_a_sentence
+from utils.terminal import end
 from val import Evaluation, Pictures, class_table, evaluate, to_device
 
 ROOT = Path(__file__).parent
@@ -89,7 +88,8 @@ class Learner:
         self.ema.model.load_state_dict(saved["ema"])
         self.ema.updates = saved["ema_updates"]
         self.replica.load_optimizer_state(self.optimizer, saved["optimizer"])
-        self.scaler.load_state_dict(saved["scaler"])
+        if saved["scaler"]:  # of a run in float16; another one has nothing to scale
+            self.scaler.load_state_dict(saved["scaler"])
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
@@ -97,15 +97,15 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     log = RunLog(active=world.is_main)
     launchers = world.exchange(launcher_mark(os.environ))
     own_run = find_own_run(Path(cfg.project), launchers, done=was_restarted(os.environ))
-    own_run = world.share(own_run)  # of an earlier life of this launch, or ""
     last = Path(own_run) / "weights" / "last.pt"
-    seen = world.exchange(bool(own_run) and last.exists())
-    if any(seen) and not all(seen):
-        raise ValueError(f"{last}: not all machines see it; to be restarted, put --project on a disk that they share")
-    if all(seen) and is_done(Path(own_run)):
+    seen = world.exchange([own_run, bool(own_run) and last.exists()])  # of an earlier life of this launch, or ""
+    if any(view != seen[0] for view in seen):
+        run = max(seen)[0]
+        raise ValueError(f"{run}: not all machines see it; to be restarted, put --project on a disk that they share")
+    if world.share(bool(own_run) and is_done(Path(own_run))):
         log.say(f"started again by the launcher, but all is done in {own_run}")
         raise SystemExit(0)
-    if all(seen):
+    if seen[0][1]:
         cfg = replace(cfg, resume=str(last))
         log.say(f"started again by the launcher: going on with {cfg.resume}")
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
@@ -117,6 +117,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     else:
         hyp = read_hyp(find_yaml(cfg.hyp, ROOT / "data" / "hyps", "hyper-parameters"))
     check_batch(cfg.batch_size, world)
+    world.require_alike("the command line", cfg.training() | hyp.as_dict())
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
     # Data, model, loss
@@ -128,12 +129,17 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                 spec, split, single=cfg.single_cls, cache_dir=cfg.cache_dir, progress=world.is_main
             )
             log.say(f"{split}: {reports[split].summary()}")
+    for split, own in labels.items():
+        world.require_alike(f"{spec.file}, {split}", own.digest())
     names = class_names(spec.names, single=cfg.single_cls)
     if saved and names != saved["names"]:
         raise ValueError(f"{cfg.resume}: it was trained on other classes than {spec.file} names")
     model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels["train"], names, world, log)
     model.recompute = cfg.checkpoint_activations
     precision = choose_precision(cfg.amp, world.device)
+    world.require_alike(f"--amp {cfg.amp}", str(precision))
+    if cfg.shard and precision == torch.float16:
+        raise ValueError("--shard: this GPU trains in float16, which needs whole gradients; choose --amp fp32")
     model.to(widened(precision)).to(memory_format=torch.channels_last).to(world.device)
     frozen = freeze(model, cfg.freeze)
     stride = max(model.strides)
@@ -173,6 +179,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         synchronize_batch_norm(model, world.device.type)
     if cfg.shard and world.size == 1:
         log.say("--shard: there is one process, which has nobody to share with")
+    if synchronised and world.devices:
+        log.say("--sync-bn: DataParallel normalises on each GPU by itself all the same")
 
     # Loaders: this rank's share of each global batch
     shared: dict[str, Any] = {
@@ -212,6 +220,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     )
     ema = EMA(model, *averaging(schedule.total // schedule.accumulate))
     replica = build_replica(model, world, shard=cfg.shard, accumulates=schedule.accumulate > 1)
+    set_training(model, frozen)
+    replica.rehearse(torch.zeros(1, 3, 2 * stride, 2 * stride, dtype=widened(precision), device=world.device))
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
@@ -277,13 +287,13 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             plateau.update(epoch, metrics["fitness"])
         done = plateau.over(epoch) or epoch == cfg.epochs - 1  # all ranks hold the same metrics: all stop alike
 
+        state = learner.state_dict()  # where it is sharded, all take part
         row = {"epoch": epoch + 1, "time": time.perf_counter() - began}
         row |= results_row(losses, result, lr=schedule.lr(sampler.batches_before(epoch + 1) - 1))
         log.epoch(row, folder)
         left = (time.perf_counter() - started) / (epoch + 1 - first_epoch) * (cfg.epochs - epoch - 1)
         log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
 
-        state = learner.state_dict()
         if world.is_main and (done or not cfg.nosave):
             about = {
                 "table": model.table,
@@ -316,6 +326,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         best_model, kept = load_detector(weights / "best.pt")
         best_epoch = kept["epoch"]
     best_model.to(memory_format=torch.channels_last).to(world.device)
+    world.wait_for_main()
     world.spread_([*best_model.parameters(), *best_model.buffers()])
     best = evaluate(best_model, val_loader, world, title="best", active=log.active)
     log.say(class_table(best, names, verbose=len(names) <= 100))
@@ -323,6 +334,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     if world.is_main:
         write_json(folder / "metrics.json", {"last": metrics, "best": best.as_dict(names)})
     log.say(f"best.pt is of epoch {best_epoch + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
+    world.wait_for_main()
     return best
 
 
@@ -406,16 +418,16 @@ def check_batch(batch_size: int, world: World) -> None:
 
 
 def whole_batch(batch_size: int, images: int, world: World, log: RunLog) -> int:
-    """The batch size, or as much of it as there are images, in equal shares.
+    """The batch size; where there are fewer images, the largest divisor of it that they fill.
 
-    Raises ValueError if there are fewer images than processes.
+    A divisor, so that it does not depend on the number of processes. Raises ValueError if they cannot share it evenly.
     """
-    most = images // world.size * world.size
-    if most == 0:
-        raise ValueError(f"{images} training images cannot be shared out to {world.size} processes")
-    if batch_size > most:
-        log.say(f"--batch-size {batch_size} is more than the training images: using {most}")
-    return min(batch_size, most)
+    most = max(size for size in range(1, min(batch_size, images) + 1) if batch_size % size == 0)
+    if most % world.size:
+        raise ValueError(f"{images} training images, in batches of {most}, cannot be shared by {world.size} processes")
+    if most < batch_size:
+        log.say(f"--batch-size {batch_size} is more than the {images} training images: using {most}")
+    return most
 
 
 def trial_step(
@@ -617,4 +629,4 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(stops_with_a_sentence(run))
+    end(run)

@@ -10,7 +10,6 @@
 """
 
 import os
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from models import Detector
 from models.losses import AnchorLoss
 from models.nms import suppress
 from models.predict import Predict, ensemble, one_class, plain, with_views
-from models.saved import load_detector
+from models.saved import digest, load_detector
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
@@ -44,7 +43,7 @@ from utils.flags import FlagParser
 from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
-from utils.terminal import stops_with_a_sentence
+from utils.terminal import end
 
 SHOWN_CONFIDENCE = 0.25  # of the detections drawn in pictures
 
@@ -356,6 +355,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     for path, (other, state) in zip(started_as, loaded, strict=True):
         if list(state["names"]) != names:
             raise ValueError(f"{path}: its classes differ from those of {started_as[0]}; an ensemble needs the same")
+        world.require_alike(path, digest(other))
         other.to(memory_format=torch.channels_last).to(world.device).fuse()
 
     config = saved.get("config", {})
@@ -369,6 +369,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     split = "val" if args.task == "speed" else args.task
     with world.one_per_machine_first():
         labels, report = read_split(spec, split, single=single, cache_dir=args.cache_dir, progress=world.is_main)
+    world.require_alike(f"{spec.file}, {split}", labels.digest())
     names = class_names(names, single=single)
 
     made = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
@@ -414,6 +415,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         if args.save_json:
             log.say(write_coco(result, labels, names, folder))
     log.say(f"written to {folder}")
+    world.wait_for_main()
     return result
 
 
@@ -427,4 +429,4 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(stops_with_a_sentence(run))
+    end(run)

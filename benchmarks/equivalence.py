@@ -16,6 +16,7 @@ A difference is the largest |a - b| / |a| of a tensor, in Euclid's norm. The fau
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import subprocess
@@ -43,7 +44,7 @@ from utils.ema import EMA
 from utils.flags import FlagParser
 from utils.launch import Launch
 from utils.log import write_text
-from utils.terminal import stops_with_a_sentence
+from utils.terminal import end
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN_STEPS = (1, 5, 10)  # and the last
@@ -173,6 +174,8 @@ def difference(first: State, second: State) -> float:
     for key, value in first.items():
         gap = (value.double() - second[key].double()).norm()
         found.append((gap / value.double().norm()).item() if gap else 0.0)
+    if not all(map(math.isfinite, found)):
+        raise ValueError("a run went to nan or infinity: nothing can be compared")
     return max(found)
 
 
@@ -281,4 +284,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(stops_with_a_sentence(main))
+    end(main)

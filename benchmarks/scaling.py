@@ -64,7 +64,7 @@ from utils.launch import Launch
 from utils.log import Progress, write_json, write_text
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.sync_bn import synchronize_batch_norm
-from utils.terminal import stops_with_a_sentence
+from utils.terminal import end
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CLASSES = 80
@@ -649,4 +649,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(stops_with_a_sentence(main))
+    end(main)

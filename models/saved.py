@@ -1,8 +1,10 @@
 """Detectors from checkpoints, and weights carried from one detector to another."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from models.detector import Detector
@@ -24,6 +26,14 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
         raise ValueError(f"{path}: its names are not the names of the {model.num_classes} classes that its table has")
     return model, saved
+
+
+def digest(model: nn.Module) -> str:
+    """A word that tells whether two machines have loaded the same weights."""
+    found = hashlib.sha256()
+    for value in model.state_dict().values():
+        found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:8]
 
 
 def transfer(model: nn.Module, state: dict[str, Tensor]) -> tuple[int, int]:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,7 +205,7 @@ def _live(script: str, environment: Mapping[str, str], arguments: list[str], fol
 def _run(script: str, arguments: list[str] | None = None) -> None:
     import torch
 
-    from utils.terminal import stops_with_a_sentence
+    from utils.terminal import end
 
     torch.set_num_threads(1)
     module = importlib.import_module(script)
@@ -216,14 +215,9 @@ def _run(script: str, arguments: list[str] | None = None) -> None:
         where, _, name = fault.partition(":")
         getattr(importlib.import_module(where), name)()
     if seconds := float(os.environ.get("KESTREL_LINGER", "0")):
-        threading.Thread(target=_linger, args=(seconds,)).start()
-    sys.exit(stops_with_a_sentence(lambda: module.run(arguments)))
-
-
-def _linger(seconds: float) -> None:
-    """Hold up the end of this process, when all is done and said."""
-    threading.main_thread().join()
-    time.sleep(seconds)
+        real = os._exit
+        os._exit = lambda code: (time.sleep(seconds), real(code))
+    end(lambda: module.run(arguments))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from models.saved import load_detector
 from utils import checkpoint
 from utils.distributed import World, together
 from utils.launch import Launch
-from utils.meeting import PeerFailedError
 from utils.replica import DistributedReplica, align
 from utils.sync_bn import SyncBatchNorm2d
 
@@ -107,6 +106,26 @@ def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault
     places = ["--project", str(folder), "--name", name]
     with FAULTS[fault](world) if fault else nullcontext():
         return train.main(train.parse_args([*flags, *places])[0], world).coco.stats
+
+
+def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> Found:
+    """A run of one epoch: its BatchNorm's statistics before they are made one, and what each process then evaluates."""
+    found: Found = {}
+    real_epoch, real_evaluate = train.train_one_epoch, train.evaluate
+
+    def train_one_epoch(learner: train.Learner, *arguments: Any, **keywords: Any) -> Any:
+        result = real_epoch(learner, *arguments, **keywords)
+        for part, model in (("model", learner.replica.model), ("ema", learner.ema.model)):
+            found[part] = {key: value.clone() for key, value in model.state_dict().items() if "running" in key}
+        return result
+
+    def evaluate(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        found.setdefault("evaluated", {key: value.clone() for key, value in model.state_dict().items()})
+        return real_evaluate(model, *arguments, **keywords)
+
+    with mock.patch.object(train, "train_one_epoch", train_one_epoch), mock.patch.object(train, "evaluate", evaluate):
+        trains(world, folder, name, flags=flags)
+    return found
 
 
 @contextlib.contextmanager
@@ -234,10 +253,7 @@ def operates(world: World, folder: Path, name: str) -> Found:
 
 
 def takes_turns(world: World, folder: Path, name: str) -> Found:
-    """Who finds the first one's work done in one_per_machine_first, where the last rank has a machine of its own.
-
-    Then the first ones fail.
-    """
+    """Who finds the first one's work done in one_per_machine_first, where the last rank has a machine of its own."""
     place = dataclasses.replace(world, local_rank=0 if world.rank == world.size - 1 else world.rank)
     machine, first = int(world.rank == world.size - 1), place.local_rank == 0
     done, began = folder / f"machine{machine}", time.monotonic()
@@ -245,13 +261,19 @@ def takes_turns(world: World, folder: Path, name: str) -> Found:
         found = done.exists()
         time.sleep(0.5 if first else 0)
         done.touch()
-    waited, failure = time.monotonic() - began, ""
-    try:
-        with place.one_per_machine_first():
-            raise KeyError(f"machine {machine}")
-    except (KeyError, PeerFailedError) as error:
-        failure = str(error)
-    return {"first": first, "found": found, "waited": waited, "failures": world.exchange(failure)}
+    return {"first": first, "found": found, "waited": time.monotonic() - began}
+
+
+def disagrees(world: World, folder: Path, name: str) -> Found:
+    """What is said where the last of the processes differs."""
+    said = []
+    for value in (int(world.rank == world.size - 1), {"a": [1, 2], "b": world.rank // (world.size - 1), "c": 3}):
+        try:
+            world.require_alike("--this", value)
+        except ValueError as error:
+            said.append(str(error))
+    world.require_alike("--that", {"a": 0.1})
+    return {"said": said}
 
 
 # ---------------------------------------------------------------------- replicas
@@ -314,5 +336,5 @@ def aligns(world: World, folder: Path, name: str) -> Found:
 
 
 WORKS: dict[str, Callable[..., Found]] = {
-    work.__name__: work for work in (trains, evaluates, operates, takes_turns, accumulates, aligns)
+    work.__name__: work for work in (trains, averages, evaluates, operates, takes_turns, disagrees, accumulates, aligns)
 }

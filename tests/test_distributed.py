@@ -5,10 +5,11 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from utils.distributed import GRACE_S, Connection, World, pick_backend, together, told
 from utils.launch import Launch
-from utils.meeting import Meeting, PeerFailedError
+from utils.meeting import GONE, Meeting, PeerFailedError
 from utils.terminal import FaultError, exit_code
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -84,8 +85,9 @@ def test_exit_codes():
         RuntimeError(),
         SystemExit(7),
         SystemExit("x"),
+        SystemExit(),
     ]
-    assert [exit_code(error) for error in errors] == [2, 130, 1, 1, 1, 7, 1]
+    assert [exit_code(error) for error in errors] == [2, 130, 1, 1, 1, 7, 1, 0]
 
 
 def test_backends():
@@ -117,6 +119,15 @@ def test_a_lost_process_in_words(text, sentence):
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert told(other) is other
     assert told(other := ValueError(text)) is other
+
+
+def test_what_nccl_says_keeps_its_words():
+    for text in ("NCCL error: Duplicate GPU detected : rank 0 and rank 1", "NCCL WARN peer access is not supported"):
+        error = dist.DistBackendError(text)
+        assert told(error) is error
+    slow = dist.DistBackendError("NCCL: Watchdog caught collective operation timeout")
+    assert "did not answer in time" in str(told(slow))
+    assert str(told(dist.DistNetworkError("recvValue failed"))) == GONE
 
 
 def test_a_world_may_be_built_by_hand():

@@ -118,6 +118,29 @@ def rank_0_refuses_what_rank_1_reads_slowly() -> None:
     train.read_split = read
 
 
+def rank_1_reads_other_images() -> None:
+    hasty()
+    real = train.read_split
+
+    def read(*arguments, **keywords):
+        labels, report = real(*arguments, **keywords)
+        return labels.subset(range(int(os.environ["RANK"]), len(labels))), report
+
+    train.read_split = read
+
+
+def rank_1_computes_otherwise() -> None:
+    hasty()
+    chosen = torch.bfloat16 if os.environ["RANK"] == "1" else torch.float32
+    train.choose_precision = lambda *_: chosen
+
+
+def rank_1_has_another_seed() -> None:
+    hasty()
+    real = train.TrainConfig.training
+    train.TrainConfig.training = lambda self: real(self) | {"seed": int(os.environ["RANK"])}
+
+
 def one_gpu() -> None:
     torch.cuda.device_count = lambda: 1
 
@@ -128,7 +151,7 @@ def many_cores() -> None:
 
 def hasty() -> None:
     """Wait for others no longer than these tests want to last."""
-    distributed.PATIENCE_S = 1.0
+    distributed.PATIENCE_S = distributed.JOIN_S = 1.0
 
 
 # ---------------------------------------------------------------------- jobs
@@ -164,7 +187,8 @@ def exit_codes(job: Job) -> list[int]:
 
 def ours(text: str) -> list[str]:
     """The lines of stderr that tell an error: those of tracebacks' ends too, but not those of torch's launcher."""
-    return [line for line in text.splitlines() if re.match(r"(\[rank\d]: )?(error|interrupted|\w*Error)\b", line)]
+    lines = [re.sub(r"^\[rank\d]: ", "", line) for line in text.splitlines()]  # which torch puts before tracebacks
+    return [line for line in lines if re.match(r"(error|interrupted|\w*Error)\b", line)]
 
 
 def test_torchrun_when_memory_is_wanting(flags, stamp, tmp_path):
@@ -391,6 +415,11 @@ REFUSALS = {
         ["--device", "0"],
         "--device 0: 2 processes on this machine need as many devices",
     ),
+    "another seed": (
+        changed(None, **fault("rank_1_has_another_seed")),
+        [],
+        "the command line differs between the processes: seed 0 on rank 0, seed 1 on rank 1",
+    ),
     "SLURM contradicts": (
         changed(None, SLURM_PROCID="0", SLURM_NTASKS="4", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="4"),
         [],
@@ -405,10 +434,30 @@ REFUSALS = {
 }
 
 
+UNLIKE = {
+    "other data": (changed(None, **fault("rank_1_reads_other_images")), [], "train differs between the processes: "),
+    "other arithmetic": (
+        changed(None, **fault("rank_1_computes_otherwise")),
+        ["--amp", "auto"],
+        "--amp auto differs between the processes: torch.float32 on rank 0, torch.bfloat16 on rank 1",
+    ),
+}
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_refusal_is_one_sentence(name, flags, tmp_path):
     environments, more, sentence = REFUSALS[name]
     refused(environments, [*flags, *more], tmp_path, sentence, {})
+    assert not (tmp_path / "exp").exists()
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_processes_that_are_not_alike_are_refused(name, flags, tmp_path):
+    environments, more, sentence = UNLIKE[name]
+    with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
+        assert [rank.end(60) for rank in ranks] == [2, 2]
+        assert sentence in ranks[0].err
+        assert (ranks[0].err.count("\n"), ranks[1].err) == (1, "")
     assert not (tmp_path / "exp").exists()
 
 
@@ -445,6 +494,13 @@ def test_torchrun_refuses_in_one_sentence(tmp_path):
         assert exit_codes(job) == [2, 2]
     told = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}
     assert told == {"0": "error: no flag --bogus; --help lists the flags\n", "1": ""}
+
+
+def test_a_refusal_of_one_whose_others_do_not_come_is_told(flags, tmp_path):
+    """Rank 0 may be of another mind, and late."""
+    with forked([by_hand(1, 2, free_port()) | fault("hasty")], [*flags, "--bogus"], tmp_path / "io") as (rank,):
+        assert rank.end(60) == 2
+        assert rank.err == "error: no flag --bogus; --help lists the flags\n"
 
 
 # ---------------------------------------------------------------------- who does not come

@@ -353,6 +353,23 @@ def assert_same(first: Labels, second: Labels) -> None:
         assert np.array_equal(array, other), name
 
 
+def test_a_digest_tells_what_was_read_and_not_where() -> None:
+    labels = example()
+    arrays = labels.arrays()
+    assert labels.digest().startswith("3 images with 3 boxes, ")
+    moved = Labels(
+        **arrays | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"/x", b"/y"), np.uint8)}
+    )
+    assert moved.path(2) == "/y/c.jpg"
+    assert moved.digest() == labels.digest()
+    other = Labels(**arrays | {"boxes_xywh": np.nextafter(arrays["boxes_xywh"], 1e3)})
+    named = Labels(
+        **arrays | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"c.j", b"d.j"), np.uint8)}
+    )
+    parts = (labels.subset([0, 1]), labels.subset([1, 0, 2]), labels.subset([]))
+    assert len({part.digest() for part in (labels, other, named, *parts, labels.with_single_class())}) == 7
+
+
 def test_single_class_and_pickle() -> None:
     single = example().with_single_class()
     assert single.classes.tolist() == [0, 0, 0]

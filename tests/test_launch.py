@@ -52,13 +52,14 @@ def test_variables_by_hand():
 
 
 def test_slurm():
-    # Job 20123 listens on port 20000 + 20123 % 20000 = 20123; the second node has two tasks.
-    assert find_place(SLURM) == Place(5, 6, 1, 2, "gpu007", 20123)
-    assert find_place(SLURM | {"MASTER_ADDR": "x", "MASTER_PORT": "7"}) == Place(5, 6, 1, 2, "x", 7)
+    # Job 20123 listens on port 20000 + (8 * 20123 + 0) % 12768 = 27768; the second node has two tasks.
+    assert find_place(SLURM) == Place(5, 6, 1, 2, "gpu007", 27768, run="20123.0")
+    assert find_place(SLURM | {"SLURM_STEP_ID": "3"}) == Place(5, 6, 1, 2, "gpu007", 27771, run="20123.3")
+    assert find_place(SLURM | {"MASTER_ADDR": "x", "MASTER_PORT": "7"}) == Place(5, 6, 1, 2, "x", 7, run="20123.0")
     assert find_place(SLURM | {"SLURM_GPUS_PER_TASK": "a100:1"}).own_gpu
     assert not find_place(SLURM | {"SLURM_GPUS_PER_TASK": "2"}).own_gpu
     bare = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
-    assert find_place(bare) == Place(1, 2, 1, 2, "127.0.0.1", 20000)
+    assert find_place(bare) == Place(1, 2, 1, 2, "127.0.0.1", 20000, run="0.0")
     assert find_place(SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == Place()
     assert find_place(SLURM | {"SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}) == Place()  # a script: no step, no tasks
     assert find_place(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "6"}).size == 6  # srun inherits it

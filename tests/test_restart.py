@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small
+from processes import draw_data
 
 import train
 from utils import checkpoint
@@ -26,7 +27,8 @@ SCRIPT = str(ROOT / "tests" / "launching.py")  # train.py with a fault
 def test_a_mark_tells_launchers_apart():
     assert launcher_mark({}) == ""
     mark = launcher_mark({"TORCHELASTIC_RUN_ID": "x"})
-    assert mark == launcher_mark({"TORCHELASTIC_RUN_ID": "y"})  # one process, whatever it calls its run
+    assert mark == launcher_mark({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert mark != launcher_mark({"TORCHELASTIC_RUN_ID": "y"})  # a notebook may launch one after another
     assert str(os.getppid()) in mark.split()
 
 
@@ -174,12 +176,26 @@ def test_torchrun_starts_again_and_the_run_goes_on(flags, live, tmp_path):
 
 @linux
 def test_lives_of_one_launcher_share_a_folder(live, tmp_path):
-    assert live(2, fault="dies_before_the_first_checkpoint") == [1, -9]
-    assert live(2, fault="dies_in_the_second_epoch") == [1, -9]
+    """Of three processes: where two add up their gradients, the order makes no difference."""
+    six = ("--batch", "6")
+    assert live(3, *six, fault="dies_before_the_first_checkpoint") == [1, -9, 1]
+    assert live(3, *six, fault="dies_in_the_second_epoch") == [1, 1, -9]
     broken = timeless(tmp_path / "exp")
-    assert live(2, launcher=False) == [0, 0]  # another launch, which leaves the broken run alone
+    assert live(3, *six, launcher=False) == [0, 0, 0]  # another launch, which leaves the broken run alone
     assert (runs(tmp_path), timeless(tmp_path / "exp")) == (["exp", "exp2"], broken)
-    assert live(2) == [0, 0]
+    assert live(3, *six) == [0, 0, 0]
+    assert runs(tmp_path) == ["exp", "exp2"]
+    assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
+
+
+@linux
+def test_three_processes_keep_the_bits_where_the_graph_is_static(live, tmp_path):
+    """One batch to an optimizer step, of 64 images and more."""
+    data = draw_data(tmp_path / "data", 72)
+    wide = ("--data", str(data), "--batch", "66", "--save-period", "1")
+    assert live(3, *wide, launcher=False) == live(3, *wide, launcher=False) == [0, 0, 0]
+    second = tmp_path / "exp2" / "weights" / "epoch2.pt"
+    assert live(3, "--resume", str(second), launcher=False) == [0, 0, 0]
     assert runs(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 

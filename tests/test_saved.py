@@ -1,5 +1,6 @@
 """Detectors from checkpoints: the round trip, the refusals, and weights carried over."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from models import build_model
 from models.detector import Detector
-from models.saved import load_detector, transfer
+from models.saved import digest, load_detector, transfer
 from utils import checkpoint
 
 
@@ -35,6 +36,14 @@ def test_averaged_weights_come_first(model, tmp_path):
     averaged = {key: torch.full_like(value, 2) for key, value in model.state_dict().items()}
     loaded, _ = load_detector(saved_as(tmp_path / "a.pt", model, ema=averaged))
     assert all((value == 2).all() for value in loaded.state_dict().values())
+
+
+def test_a_digest_tells_weights_apart(model):
+    before = digest(model)
+    assert before == digest(copy.deepcopy(model)) != digest(copy.deepcopy(model).half())
+    next(model.buffers()).add_(1)
+    assert digest(model) != before
+    assert digest(torch.nn.Identity()) == "e3b0c442"  # of nothing
 
 
 def test_fitted_anchors_survive(model, tmp_path):

@@ -9,10 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys
-from utils.terminal import stops_with_a_sentence
+from utils.terminal import end
 def run():
     {body}
-sys.exit(stops_with_a_sentence(run))
+end(run)
 """
 
 
@@ -35,12 +35,20 @@ def end_of(body: str, **environment: str) -> tuple[int, str]:
         ("sys.exit(3)", 3, ""),
     ],
 )
-def test_ends(body, code, text):
-    assert end_of(body) == (code, text)
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
+def test_ends(body, code, text, environment):
+    assert end_of(body, **environment) == (code, text)
 
 
-def test_a_fault_keeps_its_traceback():
-    code, text = end_of("raise KeyError('x')")
+def test_one_of_several_leaves_nothing_behind():
+    """Though it ends at once: its children would go on for a while, and hold stderr open."""
+    child = "import multiprocessing as m, time; m.Process(target=time.sleep, args=(60,), daemon=True).start()"
+    assert end_of(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (0, "late")
+
+
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
+def test_a_fault_keeps_its_traceback(environment):
+    code, text = end_of("raise KeyError('x')", **environment)
     assert code == 1
     assert text.startswith("Traceback")
     assert text.endswith("KeyError: 'x'\n")

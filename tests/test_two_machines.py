@@ -171,6 +171,6 @@ def test_the_places_of_a_job(monkeypatch):
         task = {"PROCID": rank, "NODEID": rank // each, "LOCALID": rank % each}
         place = find_place(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
         assert (place.rank, place.size, place.local_size) == (rank, 8, 4)
-        assert (place.host, place.port, place.hosted) == ("gpu01", MASTER_PORTS[77], False)
+        assert (place.host, place.port, place.hosted) == ("gpu01", MASTER_PORTS[8 * 77], False)
         found.add((rank // each, place.local_rank, pick_devices("0,1,2,3", place)[0]))
     assert found == {(node, local, torch.device("cuda", local)) for node in range(2) for local in range(4)}

@@ -81,6 +81,11 @@ class TrainConfig:
         """Plain values, for YAML files and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
+    def training(self) -> dict[str, Any]:
+        """What the processes of a run must have alike; places may differ from machine to machine."""
+        places = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers")
+        return {name: value for name, value in self.as_dict().items() if name not in places}
+
 
 @dataclass(frozen=True)
 class Hyp:

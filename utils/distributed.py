@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.devices import pick_devices
-from utils.launch import LOST, SPAWNED, Launch, Place, find_place, rough_place
+from utils.launch import LOST, SPAWNED, Launch, Place, find_place, rough_place, rough_url
 from utils.meeting import GONE, Meeting, PeerFailedError, Watch, meet, of_generation, open_store
 from utils.terminal import FaultError, exit_code, is_first_process
 
 GRACE_S = 10.0  # for a process to end by itself when another one has failed
 PATIENCE_S = 5.0  # of processes that end together, with each other
+JOIN_S = 30.0  # for the others to come to where one failed before they met
 
 
 class LostError(FaultError):
@@ -104,30 +105,42 @@ class World:
         """Wait until rank 0 has come here too. It may draw and write meanwhile: nobody sits in a collective."""
         self.share(None)
 
+    def require_alike(self, what: str, value: Any) -> None:
+        """Raises ValueError, in all processes, if they do not hold the same value, of what JSON can hold.
+
+        what: the subject of the sentence. Of records only the entries that differ are shown.
+        """
+        values = self.exchange(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                one, another = _differing(values[0], other)
+                raise ValueError(f"{what} differs between the processes: {one} on rank 0, {another} on rank {rank}")
+
     @contextmanager
     def one_per_machine_first(self) -> Iterator[None]:
         """A block that the first process of each machine goes through before the others, who find its work done.
 
-        Raises PeerFailedError in the others if one of the first fails.
+        Raises PeerFailedError in those who wait, if another process fails.
         """
-        code = 0
-        try:
-            if self.local_rank > 0:
-                for failed in filter(None, self.exchange(0)):
-                    raise PeerFailedError(failed)
-            yield
-        except BaseException as error:
-            code = exit_code(error)
-            raise
-        finally:
-            if self.local_rank == 0:
-                self.exchange(code)
+        if self.local_rank > 0:
+            self.exchange("came")
+        yield
+        if self.local_rank == 0:
+            self.exchange("done")
 
 
 def _scatter(flat: Tensor, parts: list[Tensor]) -> None:
     """Copy the pieces of `flat` into the tensors that it was joined from."""
     for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view_as(part))
+
+
+def _differing(one: Any, other: Any) -> tuple[str, str]:
+    """Of two records the entries that differ, of anything else all."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return str(one), str(other)
+    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    return ", ".join(f"{key} {one.get(key)}" for key in keys), ", ".join(f"{key} {other.get(key)}" for key in keys)
 
 
 class Connection:
@@ -137,7 +150,9 @@ class Connection:
         self.meeting: Meeting | None = None
         self.watch: Watch | None = None
         self.hosts = False  # the store, which the others need to the end
+        self.device = torch.device("cpu")
         self._left = False
+        self._missed = False  # the others, who may not know of what this process failed over
 
     def __call__(self, launch: Launch) -> World:
         """The world of this process; meets the others if there are any.
@@ -149,6 +164,7 @@ class Connection:
         place = find_place(os.environ, launch.local_rank)
         if place.size == 1:
             devices = pick_devices(launch.device, place)
+            use(devices[0])
             return World(devices[0], devices=devices if len(devices) > 1 else ())
         device, backend, refusal = torch.device("cpu"), "", ""
         try:
@@ -159,6 +175,7 @@ class Connection:
         meeting = self.meet(place, launch.dist_url, launch.dist_timeout)
         for text in filter(None, meeting.exchange(refusal)):
             raise ValueError(text)
+        self.device = device
         kinds = sorted(set(meeting.exchange(device.type)))
         if len(kinds) > 1:
             raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: name the --device")
@@ -166,8 +183,12 @@ class Connection:
 
     def meet(self, place: Place, url: str, timeout_s: float) -> Meeting:
         """Meet the others, and watch for their failures from now on."""
-        meeting = meet(open_store(place, url, timeout_s), place, timeout_s)
-        own = of_generation(open_store(place, url, timeout_s, again=True), meeting.generation)
+
+        def open_own(*, again: bool = False) -> dist.Store:
+            return dist.PrefixStore(place.run, open_store(place, url, timeout_s, again=again))
+
+        meeting = meet(open_own(), place, timeout_s)
+        own = of_generation(open_own(again=True), meeting.generation)
         self.watch = Watch(replace(meeting, store=own), GRACE_S, end=os._exit, patience_s=timeout_s)
         self.meeting = meeting
         self.hosts = place.rank == 0 and not place.hosted
@@ -213,14 +234,18 @@ class Connection:
         """A meeting of processes that fail before they have met, for example over a flag; None if there is none."""
         try:
             place = rough_place(os.environ)
-            return self.meet(place, "env://", PATIENCE_S) if place.size > 1 else None
-        except (ValueError, FaultError, dist.DistError):
+            return self.meet(place, rough_url(sys.argv), JOIN_S) if place.size > 1 else None
+        except ValueError:  # the others come upon the same
+            return None
+        except (FaultError, dist.DistError):
+            self._missed = True
             return None
 
     def _alone(self, error: BaseException) -> BaseException:
         """The end of a process that cannot reach the others, if there are any."""
-        time.sleep(2)  # the others come upon the same, and are not to be cut short
-        silent = isinstance(error, ValueError) and not is_first_process(os.environ) and has_first(os.environ)
+        time.sleep(2)  # the others are not to be cut short by the launcher
+        first = is_first_process(os.environ) or not has_first(os.environ)
+        silent = isinstance(error, ValueError) and not first and not self._missed
         return SystemExit(exit_code(error)) if silent else error
 
     def part(self) -> None:
@@ -234,9 +259,14 @@ class Connection:
             self.watch.stop()
         if dist.is_initialized() and not self._left:
             self._left = True  # or is stuck on the way, and is so the next time
-            leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+            leaving = threading.Thread(target=_destroy_groups, args=(self.device,), daemon=True)
             leaving.start()
             leaving.join(seconds)
+
+
+def _destroy_groups(device: torch.device) -> None:
+    use(device)
+    dist.destroy_process_group()
 
 
 def launched_as_several(environment: Mapping[str, str]) -> bool:
@@ -279,11 +309,15 @@ def together() -> Iterator[Connection]:
         connection.leave()
 
 
+def use(device: torch.device) -> None:
+    """Make a GPU this thread's own, lest torch open another one, the first, for what names none."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def enter(meeting: Meeting, place: Place, device: torch.device, backend: str, timeout: timedelta) -> World:
     """The world of a process, its process groups made."""
-    gpu = device.type == "cuda"
-    if gpu:
-        torch.cuda.set_device(device)
+    use(device)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", meeting.store),
@@ -310,7 +344,7 @@ def pick_backend(wanted: str, device: torch.device) -> str:
 def told(error: BaseException) -> BaseException:
     """The error; a sentence in place of gloo's or NCCL's words for a process that went away without telling why."""
     text = str(error)
-    if isinstance(error, dist.DistError):
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return LostError(GONE)
     if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
         return error
@@ -323,7 +357,7 @@ def told(error: BaseException) -> BaseException:
         return FaultError(
             "another process of the run did not answer in time (--dist-timeout): it hangs, or the network"
         )
-    if re.search(r"[Cc]onnection|peer|[Ss]ocket", text):
+    if re.search(r"[Cc]onnection|by peer|remote process|[Bb]roken pipe|[Ss]ocket", text):
         return LostError(GONE)
     return error
 

@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from utils.flags import FlagParser
@@ -19,7 +20,8 @@ from utils.terminal import FaultError
 
 SPAWNED = "KESTREL_SPAWNED"  # set for processes of --spawn, whose launcher tells of those that are killed
 LOST = 70  # with which they end over another that is gone
-MASTER_PORTS = range(20000, 40000)  # for SLURM, which names none: the job's number chooses
+ENDED_BY_OTHERS = (LOST, -signal.SIGTERM)
+MASTER_PORTS = range(20000, 32768)  # for SLURM, which names none; above them the system hands out its own
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> t
     return Launch(**{name: values.pop(name) for name in asdict(Launch())}), values
 
 
+def rough_url(words: Sequence[str]) -> str:
+    """--dist-url of a command line whose other flags may be wrong.
+
+    >>> rough_url(["--bogus", "--dist-url", "tcp://a:1"]), rough_url(["--dist-url=file:///x"]), rough_url([])
+    ('tcp://a:1', 'file:///x', 'env://')
+    """
+    words = [part for word in words for part in word.split("=", 1)]
+    return next((url for flag, url in pairwise(words) if flag == "--dist-url"), "env://")
+
+
 @dataclass(frozen=True)
 class Place:
     """A process among `size` of a run; `local_rank` counts those of its machine, of which there are `local_size`."""
@@ -78,6 +90,7 @@ class Place:
     port: int = 0
     hosted: bool = False  # by the launcher, else by rank 0
     own_gpu: bool = False  # SLURM gives each process one that the others do not see
+    run: str = ""  # which run meets there, where there may be several
 
 
 def find_place(environment: Mapping[str, str], local_rank: int = -1) -> Place:
@@ -165,10 +178,11 @@ def _of_slurm(given: Mapping[str, str]) -> Place:
     local_size = counts[node] if node < len(counts) and sum(counts) == size else local_rank + 1
     hosts = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or ""
     job = given.get("SLURM_JOB_ID") or given.get("SLURM_JOBID") or "0"
-    port = given.get("MASTER_PORT") or str(MASTER_PORTS[int(job) % len(MASTER_PORTS)])
+    step = given.get("SLURM_STEP_ID") or given.get("SLURM_STEPID") or "0"
+    port = given.get("MASTER_PORT") or str(MASTER_PORTS[(8 * int(job) + int(step)) % len(MASTER_PORTS)])
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
     own_gpu = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"  # perhaps with its type: a100:1
-    return Place(rank, size, local_rank, local_size, host, int(port), own_gpu=own_gpu)
+    return Place(rank, size, local_rank, local_size, host, int(port), own_gpu=own_gpu, run=f"{job}.{step}")
 
 
 def first_host(nodes: str) -> str:
@@ -207,19 +221,23 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     os.environ[SPAWNED] = "1"
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes speak for themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    meeting: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    settings = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **meeting)
+    settings: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    settings["local_addr"] = "127.0.0.1"  # the machine's own name may lead nowhere
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's wish, over which the launcher's handler would go
+        settings["signals_to_handle"] = "SIGTERM,SIGINT,SIGQUIT"
+    config = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **settings)
     words = without_spawn(sys.argv[1:] if arguments is None else arguments)
     try:
-        elastic_launch(settings, sys.executable)("-u", script, *words)
+        elastic_launch(config, sys.executable)("-u", script, *words)
     except ChildFailedError as error:
         for rank, failure in sorted(error.failures.items()):
-            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # with which it ends the others
+            if failure.exitcode < 0 and failure.exitcode not in ENDED_BY_OTHERS:
                 name = signal.Signals(-failure.exitcode).name
                 raise FaultError(f"process {rank} was killed ({name}), perhaps for want of memory") from None
-        if all(failure.exitcode in (LOST, -signal.SIGTERM) for failure in error.failures.values()):
+        chosen = [failure.exitcode for failure in error.failures.values() if failure.exitcode not in ENDED_BY_OTHERS]
+        if not chosen:
             raise FaultError("a process ended without a word; the others cannot go on without it") from None
-        raise SystemExit(max(1, error.get_first_failure()[1].exitcode)) from None
+        raise SystemExit(max(1, chosen[0])) from None
     except SignalException as error:
         raise SystemExit(128 + int(error.sigval)) from None
 

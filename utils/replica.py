@@ -31,6 +31,9 @@ class Replica(Generic[Model]):
     def __call__(self, images: Tensor) -> Any:
         return self.module(images)
 
+    def rehearse(self, images: Tensor) -> None:
+        """Settle, before the first step, in which order gradients are exchanged. images: [1, 3, H, W], zeros."""
+
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
         """The block of a forward and backward pass; `last`: of those whose gradients one optimizer step adds up."""
         return nullcontext()
@@ -75,6 +78,20 @@ class DistributedReplica(Replica[Model]):
             del wanted["broadcast_buffers"]
         self.wrapped = DistributedDataParallel(model, **{k: v for k, v in wanted.items() if k in known})
         self.module = self.wrapped
+
+    def rehearse(self, images: Tensor) -> None:
+        """Two forward and backward passes that leave no other trace.
+
+        After its first backward pass (its second, where the graph is static) torch puts the gradients together anew, and
+        three and more processes then add them up in another order: without this the first step after a restart would
+        have other last bits than it has in a run that goes through.
+        """
+        kept = [buffer.clone() for buffer in self.model.buffers()]
+        for _ in range(2):
+            sum(level.sum() for level in self(images)).backward()
+        self.model.zero_grad(set_to_none=True)
+        for buffer, value in zip(self.model.buffers(), kept, strict=True):
+            buffer.copy_(value)
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.wrapped.no_sync()

@@ -15,14 +15,15 @@ MARKS = "launchers.json"
 
 
 def launcher_mark(environment: Mapping[str, str]) -> str:
-    """Host, process number and start of the launcher that may start this process again; "" if none would."""
-    if "TORCHELASTIC_RUN_ID" not in environment:
+    """Host, process number and start of the launcher that may start this process again, and its launch; or ""."""
+    launch = environment.get("TORCHELASTIC_RUN_ID")
+    if launch is None:
         return ""
     parent, started = os.getppid(), ""
     with suppress(OSError, IndexError):  # the number alone may come again
         stat = Path(f"/proc/{parent}/stat").read_text()
         started = stat.rpartition(")")[2].split()[19]
-    return f"{socket.gethostname()} {parent} {started}"
+    return f"{socket.gethostname()} {parent} {started} {launch}"
 
 
 def was_restarted(environment: Mapping[str, str]) -> bool:
