@@ -141,6 +141,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     if cfg.shard and precision == torch.float16:
         raise ValueError("--shard: this GPU trains in float16, which needs whole gradients; choose --amp fp32")
     model.to(widened(precision)).to(memory_format=torch.channels_last).to(world.device)
+    world.require_alike("the model", {k: v for k, v in model.table.items() if k not in ("source", "anchors")})
+    world.spread_([*model.parameters(), *model.buffers()])
     frozen = freeze(model, cfg.freeze)
     stride = max(model.strides)
     image_size = whole_strides(cfg.imgsz, stride)

@@ -82,9 +82,9 @@ class DistributedReplica(Replica[Model]):
     def rehearse(self, images: Tensor) -> None:
         """Two forward and backward passes that leave no other trace.
 
-        After its first backward pass (its second, where the graph is static) torch puts the gradients together anew, and
-        three and more processes then add them up in another order: without this the first step after a restart would
-        have other last bits than it has in a run that goes through.
+        After its first backward pass (its second, where the graph is static) torch puts the gradients together anew,
+        and three and more processes then add them up in another order: without this the first step after a restart
+        would have other last bits than it has in a run that goes through.
         """
         kept = [buffer.clone() for buffer in self.model.buffers()]
         for _ in range(2):
