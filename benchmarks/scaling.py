@@ -1,7 +1,9 @@
 """What N processes gain over one, and where the rest goes: the machine they share, the exchange, the data.
 
-Claim: an exchange of K bytes of gradients costs a step about what the ring model says, 2(N-1)/N * K/w with the
-bandwidth w of an all-reduce alone. What N processes of one machine lose beyond it they lose by sharing the machine.
+Claim: an exchange of K bytes of gradients costs a step little, of the order of the ring model's 2(N-1)/N * K/w with the
+bandwidth w of an all-reduce alone; beyond it N processes of one machine lose by sharing the machine. yolov5n, 320 px,
+8 images in each of two processes of one core: a step takes 1.11 times one process's, 13 ms of 371 by exchange where the
+model has 6. With SyncBN on CPUs it takes 2.1 times: at each of 114 small messages the one waits for the other.
 
     python benchmarks/scaling.py --device cpu --processes 1 2 --cfg yolov5n.yaml --img 320 --batch 8
     python benchmarks/scaling.py --device 0,1,2,3 --processes 1 2 4 --cfg yolov5s.yaml --img 640 --batch 64 --sync-bn
