@@ -259,7 +259,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     log.say(
         f"{spec.file}, {len(labels['train'])} train and {len(labels['val'])} val images at {image_size} px; "
         f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}{each}, "
-        f"{schedule.accumulate} batches to an optimizer step; {shared['workers']} loader processes; writing to {folder}"
+        f"{schedule.accumulate} batches to an optimizer step, learning rate {hyp.lr0:g}; {shared['workers']} loader processes; writing to {folder}"
     )
     world.wait_for_main()
 
