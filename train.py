@@ -51,7 +51,7 @@ from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
 from utils.replica import DistributedReplica, Replica, align
-from utils.restart import MARKS, find_own_run, is_done, launcher_mark, was_restarted
+from utils.restart import MARKS, find_earlier_life
 from utils.sharding import ShardedReplica
 from utils.sync_bn import synchronize_batch_norm
 from utils.terminal import end
@@ -95,18 +95,12 @@ class Learner:
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train as cfg says; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
-    launchers = world.exchange(launcher_mark(os.environ))
-    own_run = find_own_run(Path(cfg.project), launchers, done=was_restarted(os.environ))
-    last = Path(own_run) / "weights" / "last.pt"
-    seen = world.exchange([own_run, bool(own_run) and last.exists()])  # of an earlier life of this launch, or ""
-    if any(view != seen[0] for view in seen):
-        run = max(seen)[0]
-        raise ValueError(f"{run}: not all machines see it; to be restarted, put --project on a disk that they share")
-    if world.share(bool(own_run) and is_done(Path(own_run))):
-        log.say(f"started again by the launcher, but all is done in {own_run}")
+    life = find_earlier_life(Path(cfg.project), world)
+    if life.done:
+        log.say(f"started again by the launcher, but all is done in {life.run}")
         raise SystemExit(0)
-    if seen[0][1]:
-        cfg = replace(cfg, resume=str(last))
+    if life.checkpoint:
+        cfg = replace(cfg, resume=life.checkpoint)
         log.say(f"started again by the launcher: going on with {cfg.resume}")
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
     if len(set(world.exchange(str([saved.get("epoch"), saved.get("results")])))) > 1:
@@ -238,7 +232,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
 
     # The run folder: made last, when nothing is left to refuse
     if world.is_main:
-        resumed = run_folder(cfg.resume) if saved else own_run
+        resumed = run_folder(cfg.resume) if saved else life.run
         folder = Path(resumed or new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok))
     folder = Path(world.share(str(folder) if world.is_main else ""))
     weights = folder / "weights"
@@ -250,16 +244,19 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         write_yaml(folder / "args.yaml", cfg.as_dict())
         write_yaml(folder / "hyp.yaml", hyp.as_dict())
         write_json(folder / "data_report.json", {split: report.as_dict() for split, report in reports.items()})
-        if any(launchers):
-            write_json(folder / MARKS, launchers)
+        if any(life.marks):
+            write_json(folder / MARKS, life.marks)
     pictures.labels(labels["train"])
     each = f" ({batch_size // world.size} in each of {world.size} processes)" if world.size > 1 else ""
+    if cfg.shard and world.size > 1:
+        log.say("experimental: weights, gradients and the optimizer's state are sharded over the processes")
     if world.devices:
         log.say(f"DataParallel over {len(world.devices)} GPUs; a process for each is faster: --spawn, or torchrun")
     log.say(
         f"{spec.file}, {len(labels['train'])} train and {len(labels['val'])} val images at {image_size} px; "
         f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}{each}, "
-        f"{schedule.accumulate} batches to an optimizer step, learning rate {hyp.lr0:g}; {shared['workers']} loader processes; writing to {folder}"
+        f"{schedule.accumulate} batches to an optimizer step, learning rate {hyp.lr0:g}; "
+        f"{shared['workers']} loader processes; writing to {folder}"
     )
     world.wait_for_main()
 
@@ -502,7 +499,7 @@ def box_sizes(labels: Labels, image_size: int) -> NDArray[np.float64]:
 def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     """The layers that stay as they are: the first N for one number N, else those of these numbers.
 
-    Raises ValueError for a layer that the model does not have.
+    Raises ValueError for a layer that the model does not have, and if nothing is left to train.
     """
     chosen = list(range(layers[0])) if len(layers) == 1 else list(layers)
     if chosen and max(chosen) >= len(model.layers):
@@ -510,6 +507,8 @@ def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     frozen = [model.layers[i] for i in chosen]
     for layer in frozen:
         layer.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"--freeze {list(layers)}: no parameter is left to train")
     return frozen
 
 

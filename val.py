@@ -36,6 +36,7 @@ from models.predict import Predict, ensemble, one_class, plain, with_views
 from models.saved import digest, load_detector
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
+from utils.config import PLACES
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
 from utils.devices import choose_precision, describe, loader_workers, pins_memory, processes_for, wait_for
 from utils.distributed import World, together
@@ -219,10 +220,8 @@ class Pictures:
         for number, batch in zip(range(3), loader, strict=False):
             self._val_batch(number, batch, found.detections, loader.labels)
 
-    def _val_batch(
-        self, number: int, batch: Batch, found: Detections, labels: Labels, confidence: float = 0.25
-    ) -> None:
-        """val_batchN_labels.jpg and val_batchN_pred.jpg: the truth, and detections of at least `confidence`."""
+    def _val_batch(self, number: int, batch: Batch, found: Detections, labels: Labels) -> None:
+        """val_batchN_labels.jpg and val_batchN_pred.jpg: the truth, and detections of at least SHOWN_CONFIDENCE."""
         rows = []
         for i, index in enumerate(batch.indices.tolist()):
             chosen = (found.image_ids == labels.image_ids[index]) & (found.scores >= SHOWN_CONFIDENCE)
@@ -348,6 +347,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     Raises ValueError for a flag out of range, and as read_data_yaml, scan and load_detector do.
     """
     check_flags(args)
+    world.require_alike("the command line", {k: v for k, v in vars(args).items() if k not in PLACES})
     started_as = args.weights or [str(checkpoint.newest(Path("runs"), "**/weights/best.pt"))]
     loaded = [load_detector(Path(path)) for path in started_as]
     model, saved = loaded[0]
@@ -392,11 +392,13 @@ def main(args: Namespace, world: World) -> Evaluation:
     log.say(f"{', '.join(started_as)} on {data} ({split}: {report.summary()}), {size} px, {describe(world.device)}")
     predict = ensemble([(with_views if args.augment else plain)(member) for member, _ in loaded])
     speed = args.task == "speed"
+    precision = choose_precision("auto" if args.half else "fp32", world.device)
+    world.require_alike("--half", str(precision))
     result = evaluate(
         model,
         loader,
         world,
-        precision=choose_precision("auto" if args.half else "fp32", world.device),
+        precision=precision,
         predict=one_class(predict) if single else predict,
         confidence=0.25 if speed else args.conf_thres,
         iou=0.45 if speed else args.iou_thres,

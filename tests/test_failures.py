@@ -434,7 +434,8 @@ REFUSALS = {
 }
 
 
-UNLIKE = {
+WHEN_DATA_IS_READ = {
+    "nothing to train": (changed(None), ["--freeze", "25"], "--freeze [25]: no parameter is left to train"),
     "other data": (changed(None, **fault("rank_1_reads_other_images")), [], "train differs between the processes: "),
     "other arithmetic": (
         changed(None, **fault("rank_1_computes_otherwise")),
@@ -451,9 +452,9 @@ def test_a_refusal_is_one_sentence(name, flags, tmp_path):
     assert not (tmp_path / "exp").exists()
 
 
-@pytest.mark.parametrize("name", UNLIKE)
-def test_processes_that_are_not_alike_are_refused(name, flags, tmp_path):
-    environments, more, sentence = UNLIKE[name]
+@pytest.mark.parametrize("name", WHEN_DATA_IS_READ)
+def test_a_refusal_when_data_is_read_is_one_sentence(name, flags, tmp_path):
+    environments, more, sentence = WHEN_DATA_IS_READ[name]
     with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [2, 2]
         assert sentence in ranks[0].err

@@ -91,7 +91,10 @@ def test_torchrun_within_slurm_counts_for_itself():
         ),
         (SLURM | {"SLURM_PROCID": "6"}, -1, "SLURM_PROCID is 6, SLURM_LOCALID 1 and SLURM_NTASKS 6: they contradict"),
         (without("SLURM_LOCALID", SLURM), -1, "SLURM_LOCALID is not set"),
-        ({}, 1, "--local-rank 1: RANK and WORLD_SIZE are not set; start it through a launcher"),
+        (SLURM | {"SLURM_JOB_ID": "x"}, -1, "SLURM_JOB_ID is 'x': the launcher should set it to a whole number"),
+        (SLURM | {"SLURM_NODEID": "x"}, -1, "SLURM_NODEID is 'x'"),
+        (TORCHRUN | {"MASTER_PORT": "abc"}, -1, "MASTER_PORT is 'abc'"),
+        ({}, 1, "--local-rank 1: RANK and WORLD_SIZE tell of no other process; use a launcher"),
     ],
 )
 def test_contradictions(environment, flag, sentence):

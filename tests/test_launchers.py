@@ -40,7 +40,7 @@ def alone(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return small(tiny_data, tiny_model, tmp_path, "--sync-bn")
+    return small(tiny_data, tiny_model, tmp_path, "--sync-bn", "--dist-timeout", "30")
 
 
 def trained(command: Sequence[str], folder: Path, **variables: str) -> str:
@@ -101,7 +101,7 @@ def started(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     if form == "variables":
         return [place | {"MASTER_PORT": places[0]["MASTER_PORT"]} for place in places], []
     if form == "SLURM":
-        return [slurm(rank, free_port()) | {"MASTER_PORT": places[0]["MASTER_PORT"]} for rank in range(2)], []
+        return [slurm(rank, 7) | {"MASTER_PORT": places[0]["MASTER_PORT"]} for rank in range(2)], []
     bare = [{k: v for k, v in place.items() if not k.startswith("MASTER")} for place in places]
     url = f"tcp://127.0.0.1:{free_port()}" if form == "tcp" else f"file://{folder}/meeting"
     return bare, ["--dist-url", url]

@@ -42,6 +42,8 @@ RUNS = {
     "rect and image weights": SHORT.replace(" --noval", "") + " --rect --image-weights",
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
+    "a step to each batch": SHORT.replace("--batch 6", "--batch 44") + " --data MANY",
+    "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
 }
 BROKEN = {  # each with the run that it should have been
     "rank-local normalisation": "accumulated",
@@ -89,10 +91,11 @@ def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]
     learning = f"--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp fp32 --cfg {tiny_model}"
     places = f"--hyp {folder}/learn.yaml --project {folder} --name start"
     train.main(train.parse_args([*shared, *learning.split(), *places.split()])[0], ALONE)
+    many = str(draw_data(folder / "many", 45))
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "flipud": 0.3}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
     start = f"--hyp {folder}/tune.yaml --weights {folder}/start/weights/last.pt"
-    return lambda own: [*shared, *own.split(), *start.split()]
+    return lambda own: [*shared, *own.replace("MANY", many).split(), *start.split()]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +127,10 @@ def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, 
         fault = name if name in FAULTS else ""
         own = RUNS[run] if fault else RUNS[run].replace(" --sync-bn", "")
         works[name] = {"work": "trains", "flags": flags(own), "fault": fault}
+    kept = flags(RUNS["sharded"].replace("--nosave", "--save-period 1"))
+    works["sharded, kept"] = {"work": "trains", "flags": kept}
+    again = ["--resume", str(folder / "2" / "sharded, kept" / "weights" / "epoch1.pt")]
+    works["sharded, resumed"] = {"work": "trains", "flags": [*again, "--cache-dir", f"{folder}/cache"]}
     works["own norms"] = {"work": "averages", "flags": flags("--epochs 1 --batch 6 --noplots")}
     return launch(folder / "2", 2, works | {"accumulation": {"work": "accumulates"}})
 
@@ -187,6 +194,12 @@ def test_two_processes_are_one_in_every_way_to_train(folder, alone, two, run):
     assert max(found.values()) < TOLERANCE["fp64"], found
 
 
+def test_a_sharded_run_is_resumed(folder, alone, two):
+    """Its second and third epochs, from whole states in a checkpoint."""
+    assert two["sharded, resumed"][0] == two["sharded, kept"][0]
+    assert max(apart(alone("sharded"), folder / "2" / "sharded, kept").values()) < TOLERANCE["fp64"]
+
+
 @pytest.mark.parametrize("fault", BROKEN)
 def test_what_breaks_it_is_seen(folder, alone, two, fault):
     found = apart(alone(BROKEN[fault]), folder / "2" / fault)
@@ -201,15 +214,11 @@ def test_results_agree_to_four_digits(request, folder, alone, size):
         for run in (alone("fp32"), folder / str(size) / "fp32")
     )
     assert len(one) == len(other) == 20
-    metrics = [column for column in one[0] if column.startswith("metrics/")]
     assert list(one[0]) == list(other[0])
-    swapped = 0
     for first, second in zip(one, other, strict=True):
         alike = {column for column in first if float(first[column]) == pytest.approx(float(second[column]), rel=1e-4)}
-        assert alike | {"time", *metrics} == set(first)
+        assert alike | {"time"} == set(first)
         assert float(first["metrics/mAP_0.5"]) > 0.1
-        swapped += not alike.issuperset(metrics)
-    assert swapped <= 1  # epochs where rounding made two detections change places: none was seen
 
 
 def test_all_processes_return_the_same_evaluation(two, four):

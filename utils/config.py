@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 
 MOST_HYP_BYTES = 64 * 1024
+# Flags that may differ from machine to machine of one run
+PLACES = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers")
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -82,9 +84,8 @@ class TrainConfig:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     def training(self) -> dict[str, Any]:
-        """What the processes of a run must have alike; places may differ from machine to machine."""
-        places = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers")
-        return {name: value for name, value in self.as_dict().items() if name not in places}
+        """What the processes of a run must have alike."""
+        return {name: value for name, value in self.as_dict().items() if name not in PLACES}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
 
+    def print_help(self, file: Any = None) -> None:
+        """Of several processes the first one's is enough."""
+        if is_first_process(os.environ):
+            super().print_help(file)
+
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """The values of `arguments`, or of the script's own. Raises ValueError for a word that is no flag's."""
         values, unknown = self.parse_known_args(arguments)

@@ -105,7 +105,7 @@ def find_place(environment: Mapping[str, str], local_rank: int = -1) -> Place:
     if "SLURM_PROCID" in given and _slurm_size(given) > 1 and "TORCHELASTIC_RUN_ID" not in given:
         return _of_slurm(given)
     if local_rank > 0:
-        raise ValueError(f"--local-rank {local_rank}: RANK and WORLD_SIZE are not set; start it through a launcher")
+        raise ValueError(f"--local-rank {local_rank}: RANK and WORLD_SIZE tell of no other process; use a launcher")
     return Place()
 
 
@@ -154,7 +154,7 @@ def _of_torch(given: Mapping[str, str], flag: int) -> Place:
             told = f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of WORLD_SIZE {size}"
             raise ValueError(f"{told}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun")
     hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = _whole(given, "MASTER_PORT") if "MASTER_PORT" in given else 0
+    port = _either(given, "MASTER_PORT")
     return Place(rank, size, local_rank, local_size, given.get("MASTER_ADDR", ""), port, hosted)
 
 
@@ -174,15 +174,19 @@ def _of_slurm(given: Mapping[str, str]) -> Place:
         raise ValueError(f"{told}: they contradict each other")
     tasks = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE") or ""
     counts = tasks_per_node(tasks)
-    node = int(given.get("SLURM_NODEID", "0"))
+    node = _either(given, "SLURM_NODEID")
     local_size = counts[node] if node < len(counts) and sum(counts) == size else local_rank + 1
     hosts = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or ""
-    job = given.get("SLURM_JOB_ID") or given.get("SLURM_JOBID") or "0"
-    step = given.get("SLURM_STEP_ID") or given.get("SLURM_STEPID") or "0"
-    port = given.get("MASTER_PORT") or str(MASTER_PORTS[(8 * int(job) + int(step)) % len(MASTER_PORTS)])
+    job, step = (_either(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP"))
+    port = _either(given, "MASTER_PORT") or MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
     own_gpu = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"  # perhaps with its type: a100:1
-    return Place(rank, size, local_rank, local_size, host, int(port), own_gpu=own_gpu, run=f"{job}.{step}")
+    return Place(rank, size, local_rank, local_size, host, port, own_gpu=own_gpu, run=f"{job}.{step}")
+
+
+def _either(given: Mapping[str, str], *names: str) -> int:
+    """The first of these variables that is set, as a number; 0 if none is."""
+    return next((_whole(given, name) for name in names if name in given), 0)
 
 
 def first_host(nodes: str) -> str:
@@ -219,7 +223,8 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     if find_place(os.environ).size > 1:
         raise ValueError("--spawn: a launcher has started this process already, one of several; leave it out")
     os.environ[SPAWNED] = "1"
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes speak for themselves
+    for part in ("", ".agent.server.api", ".multiprocessing.api"):  # the processes speak for themselves
+        logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     settings: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     settings["local_addr"] = "127.0.0.1"  # the machine's own name may lead nowhere

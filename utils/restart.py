@@ -9,9 +9,38 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from utils.distributed import World
+
 MARKS = "launchers.json"
+
+
+@dataclass(frozen=True)
+class EarlierLife:
+    """What an earlier life of this launch has left; `run` is "" if there was none, or none that came so far."""
+
+    marks: list[str]  # of the launchers of all processes
+    run: str
+    checkpoint: str  # "" if it ended before the first
+    done: bool
+
+
+def find_earlier_life(project: Path, world: World) -> EarlierLife:
+    """The run under `project` that this launch has begun before.
+
+    Raises ValueError, in all processes, if not all machines see the same.
+    """
+    marks = world.exchange(launcher_mark(os.environ))
+    run = find_own_run(project, marks, done=was_restarted(os.environ))
+    last = Path(run) / "weights" / "last.pt"
+    checkpoint = str(last) if run and last.exists() else ""
+    seen = world.exchange([run, checkpoint])
+    if any(view != seen[0] for view in seen):
+        named = max(run for run, _ in seen)
+        raise ValueError(f"{named}: not all machines see it; to be restarted, put --project on a disk that they share")
+    return EarlierLife(marks, run, checkpoint, world.share(bool(run) and is_done(Path(run))))
 
 
 def launcher_mark(environment: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Weights, gradients and optimizer state in slices, one for each process (`--shard`, experimental).
 
 Source: ZeRO, arXiv 1910.02054, stage 3, as torch's fully_shard builds it. Outside of this file a sharded run looks like
-any other: states are whole, on every process, and a checkpoint can be resumed sharded or not.
+any other: states are whole, on every process, and checkpoints the same. So is the moving average: each optimizer step
+gathers the weights for it.
 """
 
 import warnings
