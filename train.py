@@ -255,7 +255,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     log.say(
         f"{spec.file}, {len(labels['train'])} train and {len(labels['val'])} val images at {image_size} px; "
         f"{describe(world.device)}, {str(precision).removeprefix('torch.')}; batch {batch_size}{each}, "
-        f"{schedule.accumulate} batches to an optimizer step, learning rate {hyp.lr0:g}; "
+        f"{min(schedule.accumulate, len(train_loader))} batches to an optimizer step, learning rate {hyp.lr0:g}; "
         f"{shared['workers']} loader processes; writing to {folder}"
     )
     world.wait_for_main()

@@ -322,7 +322,7 @@ REFUSALS = [
     (["stray"], "'stray' belongs to no flag"),
     (["--evolve", "300"], "--evolve is not built yet"),
     (["--quad"], "--quad is not built yet"),
-    (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE are not set"),
+    (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE tell of no other process"),
     (["--rect", "--multi-scale"], "exclude each other"),
     (["--data", "nowhere.yaml"], "nowhere.yaml"),
     (["--cfg", "yolov5q.yaml"], "yolov5q"),

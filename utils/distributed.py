@@ -144,7 +144,16 @@ def _differing(one: Any, other: Any) -> tuple[str, str]:
 
 
 class Connection:
-    """The way into the world, once: `world = connect(launch)` within `with together() as connect`."""
+    """The way into the world, once: `world = connect(launch)` within `with together() as connect`; and the ways out.
+
+    well                    when all are about to end, the host of the store last
+    an error, the first     claims the failure, leaves its process groups, ends with the error, which is then told
+    an error, a later one   ends silently, with the exit code of the first
+    an error before they    meets the others only to end like them, for they may be of another mind (flags, variables);
+    have met                where that cannot be, rank 0 speaks for all, and where nobody comes, everyone for itself
+    another one is gone     one sentence in place of gloo's or NCCL's words; --spawn's launcher tells it instead
+    stuck                   the watch ends the process when its grace is over
+    """
 
     def __init__(self) -> None:
         self.meeting: Meeting | None = None
@@ -244,7 +253,7 @@ class Connection:
     def _alone(self, error: BaseException) -> BaseException:
         """The end of a process that cannot reach the others, if there are any."""
         time.sleep(2)  # the others are not to be cut short by the launcher
-        first = is_first_process(os.environ) or not has_first(os.environ)
+        first = is_first_process(os.environ) or not within_world(os.environ)
         silent = isinstance(error, ValueError) and not first and not self._missed
         return SystemExit(exit_code(error)) if silent else error
 
@@ -277,8 +286,8 @@ def launched_as_several(environment: Mapping[str, str]) -> bool:
         return True
 
 
-def has_first(environment: Mapping[str, str]) -> bool:
-    """Whether this process is one of a world that has a first one, to which it may leave the word."""
+def within_world(environment: Mapping[str, str]) -> bool:
+    """Whether the rank is one of the world's, whose first may then speak for it."""
     rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return not (rank.isdecimal() and size.isdecimal() and int(rank) >= int(size))
 

@@ -66,17 +66,15 @@ class DistributedReplica(Replica[Model]):
 
     def __init__(self, model: Model, world: World, accumulates: bool) -> None:
         super().__init__(model, world)
-        wanted: dict[str, Any] = {
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # from torch 2.13 on
+        buffers = "forward_sync_buffers" if renamed else "broadcast_buffers"
+        settings: dict[str, Any] = {
             "device_ids": [world.device] if world.device.type != "cpu" else None,
             "gradient_as_bucket_view": True,
             "static_graph": not accumulates,
-            "broadcast_buffers": False,  # the statistics of BatchNorm are synchronised, or averaged once an epoch
-            "forward_sync_buffers": False,  # its name from torch 2.13 on
+            buffers: False,  # the statistics of BatchNorm are synchronised, or averaged once an epoch
         }
-        known = inspect.signature(DistributedDataParallel).parameters
-        if "forward_sync_buffers" in known:
-            del wanted["broadcast_buffers"]
-        self.wrapped = DistributedDataParallel(model, **{k: v for k, v in wanted.items() if k in known})
+        self.wrapped = DistributedDataParallel(model, **settings)
         self.module = self.wrapped
 
     def rehearse(self, images: Tensor) -> None:
