@@ -54,10 +54,10 @@ def torchrun(processes: int, folder: Path, *flags: str) -> list[str]:
 
 def ended(job: Job, what: str, processes: int) -> Row:
     """How a job ends from now on."""
-    began, alive = time.monotonic(), len(job.alive())
+    began = time.monotonic()
     code = job.end(120)
     lines = ours(job.err)
-    return [what, processes, alive, f"{time.monotonic() - began:.1f}", code, len(lines), lines[0][:60] if lines else ""]
+    return [what, processes, f"{time.monotonic() - began:.1f}", code, len(lines), lines[0][:60] if lines else ""]
 
 
 def faults(processes: int, root: Path) -> Iterator[Row]:
@@ -92,13 +92,13 @@ def restarted(number: int, root: Path) -> bool:
 
 
 def report(rows: Sequence[Row], restarts: Sequence[bool]) -> str:
-    columns = ["what", "processes", "alive", "seconds", "exit code", "lines of ours", "the first of them"]
+    columns = ["what", "processes", "seconds", "exit code", "lines of ours", "the first of them"]
     lines: list[Sequence[object]] = [columns, ["---"] * len(columns), *rows]
     table = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
     return (
         f"# How runs end: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
-        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. *alive* counts the launcher, "
-        f"the processes and their loaders; *seconds* are those from the fault until none is left.\n\n{table}\n\n"
+        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. *Seconds* are those from the "
+        f"fault until no process is left, launcher and loaders included; the exit code is the launcher's.\n\n{table}\n\n"
         f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} went on in the same "
         "folder and ended well.\n"
     )
