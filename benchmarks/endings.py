@@ -98,7 +98,7 @@ def report(rows: Sequence[Row], restarts: Sequence[bool]) -> str:
     return (
         f"# How runs end: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
         f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. *Seconds* are those from the "
-        f"fault until no process is left, launcher and loaders included; the exit code is the launcher's.\n\n{table}\n\n"
+        f"fault until no process is left, launcher and loaders included; exit codes are the launcher's.\n\n{table}\n\n"
         f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} went on in the same "
         "folder and ended well.\n"
     )
