@@ -64,8 +64,22 @@ def alive(mark: str) -> list[int]:
     return [pid for pid in numbers if environment_of(pid).get(MARK) == mark]
 
 
+class Written:
+    """What was written into two files of a folder."""
+
+    folder: Path
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+
 @dataclass
-class Job:
+class Job(Written):
     """A launcher and all that it has started."""
 
     process: subprocess.Popen[bytes]
@@ -79,14 +93,6 @@ class Job:
         """The launcher's exit code, when nothing is left of the job. Raises AssertionError if that takes longer."""
         until(lambda: self.process.poll() is not None and not self.alive(), seconds, f"the end of {self.alive()}")
         return self.process.returncode
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "stdout").read_text()
-
-    @property
-    def err(self) -> str:
-        return (self.folder / "stderr").read_text()
 
 
 @contextmanager
@@ -114,7 +120,7 @@ def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator
 
 
 @dataclass
-class Rank:
+class Rank(Written):
     """A process started by hand."""
 
     process: multiprocessing.Process
@@ -126,14 +132,6 @@ class Rank:
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"{self.process.name} runs on after {seconds:g} s"
         return self.process.exitcode
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "stdout").read_text()
-
-    @property
-    def err(self) -> str:
-        return (self.folder / "stderr").read_text()
 
 
 def by_hand(rank: int, size: int, port: int) -> dict[str, str]:

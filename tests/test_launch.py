@@ -1,9 +1,15 @@
 """Who a process is, from the variables of launchers; hand-made environments."""
 
+import signal
+from collections.abc import Callable
+
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
 
 from utils.flags import FlagParser
-from utils.launch import Launch, Place, find_place, read_launch, without_spawn
+from utils.launch import LOST, Launch, Place, find_place, read_launch, spawn, without_spawn
+from utils.terminal import FaultError
 
 TORCHRUN = {
     "RANK": "3",
@@ -137,3 +143,63 @@ def test_spawned_processes_are_not_told_to_spawn():
     assert without_spawn([]) == []
     assert without_spawn(["--spawn", "--img", "64"]) == ["--img", "64"]
     assert without_spawn(["--img", "64", "--spawn", "2"]) == ["--img", "64"]
+
+
+# ---------------------------------------------------------------------- --spawn
+
+
+@pytest.fixture
+def spawned(monkeypatch):
+    """spawned(exit codes): the settings that torch's launcher is given, whose processes end so."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KESTREL_SPAWNED", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def start(*codes: int) -> api.LaunchConfig:
+        seen = []
+
+        def launcher(config: api.LaunchConfig, *_: object) -> Callable[..., None]:
+            seen.append(config)
+            failed = {rank: ProcessFailure(rank, 1, code, "") for rank, code in enumerate(codes) if code}
+
+            def run(*_: object) -> None:
+                if failed:
+                    raise ChildFailedError("train.py", failed)
+
+            return run
+
+        monkeypatch.setattr(api, "elastic_launch", launcher)
+        spawn("train.py", [], max(len(codes), 2))
+        return seen[0]
+
+    return start
+
+
+def test_spawn_needs_no_name_of_the_machine_and_heeds_nohup(spawned):
+    config = spawned()
+    assert (config.nproc_per_node, config.local_addr, config.max_restarts) == (2, "127.0.0.1", 0)
+    assert "SIGHUP" in config.signals_to_handle
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert "SIGHUP" not in spawned().signals_to_handle
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [((2, 2), 2), ((LOST, 2), 2), ((0, 1), 1), ((-15, 1), 1), ((LOST, 3), 3)]
+)
+def test_spawn_ends_with_the_code_that_was_chosen(spawned, codes, expected):
+    with pytest.raises(SystemExit) as caught:
+        spawned(*codes)
+    assert caught.value.code == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "sentence"),
+    [((LOST, -9), r"process 1 was killed \(SIGKILL\)"), ((LOST, -15), "a process ended without a word")],
+)
+def test_spawn_tells_of_processes_that_could_not(spawned, codes, sentence):
+    with pytest.raises(FaultError, match=sentence):
+        spawned(*codes)
