@@ -103,6 +103,7 @@ def gpu(number):
         ("0,1,2", 4, Place(1, 2, 1, 2), (gpu(1),)),
         ("", 1, Place(1, 2, 1, 2, own_gpu=True), (gpu(0),)),  # SLURM hides the others
         ("0", 1, Place(1, 2, 1, 2, own_gpu=True), (gpu(0),)),
+        ("cuda", 1, Place(1, 2, 0, 2, own_gpu=True), (gpu(0),)),
         ("", 2, Place(1, 2, 1, 2, own_gpu=True), (gpu(1),)),  # does not hide them
         ("", 0, Place(1, 2, 1, 2), (CPU,)),
         ("cpu", 8, Place(1, 2, 1, 2), (CPU,)),

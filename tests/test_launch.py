@@ -48,6 +48,8 @@ def test_torchrun():
     assert find_place(TORCHRUN) == Place(3, 4, 1, 2, "node1", 29500, hosted=True)
     assert find_place(TORCHRUN, 1).local_rank == 1  # torch.distributed.launch passes it too
     assert not find_place(without("TORCHELASTIC_USE_AGENT_STORE", TORCHRUN)).hosted
+    assert find_place(TORCHRUN | {"LOCAL_RANK": "0"}).own_gpu  # as of all under --virtual-local-rank
+    assert not find_place(TORCHRUN).own_gpu
 
 
 def test_variables_by_hand():

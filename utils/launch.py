@@ -89,7 +89,7 @@ class Place:
     host: str = ""  # where rank 0 listens
     port: int = 0
     hosted: bool = False  # by the launcher, else by rank 0
-    own_gpu: bool = False  # SLURM gives each process one that the others do not see
+    own_gpu: bool = False  # if it sees only one, others may see others: SLURM or the launcher hides them
     run: str = ""  # which run meets there, where there may be several
 
 
@@ -155,7 +155,8 @@ def _of_torch(given: Mapping[str, str], flag: int) -> Place:
             raise ValueError(f"{told}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun")
     hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = _either(given, "MASTER_PORT")
-    return Place(rank, size, local_rank, local_size, given.get("MASTER_ADDR", ""), port, hosted)
+    own_gpu = local_rank == 0  # of all processes under --virtual-local-rank, else of one, and the others refuse
+    return Place(rank, size, local_rank, local_size, given.get("MASTER_ADDR", ""), port, hosted, own_gpu=own_gpu)
 
 
 def _slurm_size(given: Mapping[str, str]) -> int:
