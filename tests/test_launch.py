@@ -178,15 +178,15 @@ def spawned(monkeypatch):
     return start
 
 
-def test_spawn_needs_no_name_of_the_machine_and_heeds_nohup(spawned):
-    config = spawned()
-    assert (config.nproc_per_node, config.local_addr, config.max_restarts) == (2, "127.0.0.1", 0)
-    assert "SIGHUP" in config.signals_to_handle
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize(("handler", "handled"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_spawn_needs_no_name_of_the_machine_and_heeds_nohup(spawned, handler, handled):
+    before = signal.signal(signal.SIGHUP, handler)
     try:
-        assert "SIGHUP" not in spawned().signals_to_handle
+        config = spawned()
     finally:
         signal.signal(signal.SIGHUP, before)
+    assert (config.nproc_per_node, config.local_addr, config.max_restarts) == (2, "127.0.0.1", 0)
+    assert ("SIGHUP" in config.signals_to_handle) == handled
 
 
 @pytest.mark.parametrize(
