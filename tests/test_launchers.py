@@ -103,11 +103,13 @@ def started(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     if form == "SLURM":
         return [slurm(rank, 7) | {"MASTER_PORT": places[0]["MASTER_PORT"]} for rank in range(2)], []
     bare = [{k: v for k, v in place.items() if not k.startswith("MASTER")} for place in places]
-    url = f"tcp://127.0.0.1:{free_port()}" if form == "tcp" else f"file://{folder}/meeting"
+    if form == "tcp under torchrun":  # which has a store of its own
+        bare = [place | {"TORCHELASTIC_USE_AGENT_STORE": "True"} for place in bare]
+    url = f"file://{folder}/meeting" if form == "file" else f"tcp://127.0.0.1:{free_port()}"
     return bare, ["--dist-url", url]
 
 
-@pytest.mark.parametrize("form", ["variables", "SLURM", "tcp", "file"])
+@pytest.mark.parametrize("form", ["variables", "SLURM", "tcp", "tcp under torchrun", "file"])
 def test_without_a_launcher(alone, flags, tmp_path, form):
     environments, url = started(form, tmp_path)
     with forked(environments, [*flags, *url], tmp_path / "io") as ranks:

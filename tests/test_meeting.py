@@ -250,11 +250,21 @@ class Ended:
 over_tcp = pytest.mark.parametrize("connect", ["tcp"], indirect=True)
 
 
+@pytest.fixture
+def watched(connect):
+    """watched(grace_s): two that have met, what takes the place of the second one's end, and its watch."""
+
+    def start(grace_s: float) -> tuple[Meeting, Meeting, Ended, Watch]:
+        first, second = met(connect, 2)
+        ended = Ended()
+        return first, second, ended, Watch(second, grace_s, ended)
+
+    return start
+
+
 @over_tcp
-def test_a_watch_ends_the_process_after_a_failure_elsewhere(connect):
-    first, second = met(connect, 2)
-    ended = Ended()
-    watch = Watch(second, 0.5, ended)
+def test_a_watch_ends_the_process_after_a_failure_elsewhere(watched):
+    first, _, ended, watch = watched(0.5)
     first.claim_failure(3)
     assert ended.called.wait(5)
     watch.stop()
@@ -263,10 +273,8 @@ def test_a_watch_ends_the_process_after_a_failure_elsewhere(connect):
 
 
 @over_tcp
-def test_a_watch_leaves_a_process_alone_that_ends_by_itself(connect):
-    first, second = met(connect, 2)
-    ended = Ended()
-    watch = Watch(second, 1, ended)
+def test_a_watch_leaves_a_process_alone_that_ends_by_itself(watched):
+    first, _, ended, watch = watched(1)
     first.claim_failure(3)
     time.sleep(0.8)  # noticed, within the grace
     watch.stop()
@@ -274,10 +282,8 @@ def test_a_watch_leaves_a_process_alone_that_ends_by_itself(connect):
 
 
 @over_tcp
-def test_a_watch_is_quiet_otherwise(connect):
-    first, second = met(connect, 2)
-    ended = Ended()
-    watch = Watch(second, 0, ended)
+def test_a_watch_is_quiet_otherwise(watched):
+    first, second, ended, watch = watched(0)
     assert together([lambda m=m: m.exchange(m.rank) for m in (first, second)]) == [[0, 1], [0, 1]]
     assert not ended.called.wait(1.2)
     watch.stop()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from utils.devices import pick_devices
 from utils.launch import LOST, SPAWNED, Launch, Place, find_place, rough_place, rough_url
-from utils.meeting import GONE, Meeting, PeerFailedError, Watch, meet, of_generation, open_store
+from utils.meeting import GONE, Meeting, PeerFailedError, Watch, hosts_store, meet, of_generation, open_store
 from utils.terminal import FaultError, exit_code, is_first_process
 
 GRACE_S = 10.0  # for a process to end by itself when another one has failed
@@ -200,7 +200,7 @@ class Connection:
         own = of_generation(open_own(again=True), meeting.generation)
         self.watch = Watch(replace(meeting, store=own), GRACE_S, end=os._exit, patience_s=timeout_s)
         self.meeting = meeting
-        self.hosts = place.rank == 0 and not place.hosted
+        self.hosts = hosts_store(place, url)
         return meeting
 
     def fail(self, error: BaseException) -> BaseException:

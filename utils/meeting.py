@@ -42,6 +42,15 @@ class PeerFailedError(RuntimeError):
         self.code = code
 
 
+def hosts_store(place: Place, url: str) -> bool:
+    """Whether others lose the store when this process ends: rank 0's, unless the launcher hosts what it names.
+
+    >>> [hosts_store(Place(hosted=True), url) for url in ("env://", "tcp://a:1")], hosts_store(Place(rank=1), "tcp://a:1")
+    ([False, True], False)
+    """
+    return place.rank == 0 and (not place.hosted or url.startswith(("tcp:", "file:")))
+
+
 def open_store(place: Place, url: str, timeout_s: float, *, again: bool = False) -> dist.Store:
     """A connection to the store that all processes of a run reach; rank 0 hosts it, unless the launcher does.
 
@@ -55,14 +64,14 @@ def open_store(place: Place, url: str, timeout_s: float, *, again: bool = False)
         return dist.FileStore(rest, -1)
     if scheme == "tcp":
         host, _, port = rest.rstrip("/").rpartition(":")
-        host, hosted = host.strip("[]"), False
+        host = host.strip("[]")
     else:
-        host, port, hosted = place.host, str(place.port), place.hosted
+        host, port = place.host, str(place.port)
     if scheme == "env" and (not host or port == "0"):
         raise ValueError("MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use torchrun")
     if not 0 < int(port) < 65536:
         raise ValueError(f"{host} port {port}: a port lies between 1 and 65535")
-    serves, timeout = place.rank == 0 and not hosted and not again, timedelta(seconds=timeout_s)
+    serves, timeout = hosts_store(place, url) and not again, timedelta(seconds=timeout_s)
     try:
         if not serves:
             _await_host(host, int(port), timeout_s)
