@@ -1,0 +1,28 @@
+"""Archives made in memory, with headers changed as a test likes."""
+
+import io
+import tarfile
+import zipfile
+
+
+def zipped(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile.ZIP_DEFLATED) -> bytes:
+    """A zip of these files. prepare: changes a header before it is written."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, data in files.items():
+            info = zipfile.ZipInfo(name)
+            info.compress_type = method
+            prepare(info)
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def tarred(files: dict[str, bytes], *, prepare=lambda info: None, form=tarfile.PAX_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            prepare(info)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
