@@ -115,9 +115,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
     # Data, model, loss
-    spec = open_data(cfg.data)
     labels, reports = {}, {}
-    with world.one_per_machine_first():  # the others find what it has read in the cache
+    with world.one_per_machine_first():  # the others find what it has fetched, and what it has read in the cache
+        spec = open_data(cfg.data, download=cfg.download)
         for split in ("train", "val"):
             labels[split], reports[split] = read_split(
                 spec, split, single=cfg.single_cls, cache_dir=cfg.cache_dir, progress=world.is_main
@@ -566,7 +566,7 @@ def resumed_config(cfg: TrainConfig, saved: dict[str, Any], log: RunLog) -> Trai
         raise ValueError(f"{cfg.resume}: its settings ({unknown}) are unknown to this version of Kestrel")
     if saved["done"] and (run_folder(cfg.resume) / "metrics.json").exists():
         raise ValueError(f"{cfg.resume}: its run is done after {saved['epoch'] + 1} epochs; there is nothing to resume")
-    ours = {"workers": cfg.workers, "resume": cfg.resume}
+    ours = {"workers": cfg.workers, "resume": cfg.resume, "download": cfg.download}
     values = saved["config"] | ours | {"data": saved["data"]}
     given = {k for k, v in cfg.as_dict().items() if v != default[k]} - ours.keys() - {"project"}
     unheard = ", ".join(f"--{k.replace('_', '-')}" for k in default if k in given and cfg.as_dict()[k] != values[k])
@@ -581,6 +581,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--weights", help="checkpoint to start from; '' trains from scratch")
     add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
     add("--data", help="data set YAML, as a path or a name in data/")
+    add("--download", action="store_true", help="fetch the data set if it is not there, from where its YAML says")
     add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
     add("--epochs", type=int, help="passes over the training images")
     add("--batch-size", "--batch", type=int, help="images per batch, over all processes; -1: what memory holds")

@@ -295,6 +295,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
     add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
+    add("--download", action="store_true", help="fetch the data set if it is not there, from where its YAML says")
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
     add("--conf-thres", "--conf", type=float, default=0.001, help="lowest score that counts")
@@ -362,7 +363,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     data = args.data or saved.get("data", "")
     if not data:
         raise ValueError(f"{started_as[0]}: does not say what it was trained on; give --data")
-    spec = open_data(data)
+    with world.one_per_machine_first():  # the others find what it has fetched
+        spec = open_data(data, download=args.download)
     single = args.single_cls or config.get("single_cls", False)
     if not single and list(spec.names) != names:
         raise ValueError(f"{spec.file}: its names ({listed(spec.names)}) are not the checkpoint's ({listed(names)})")

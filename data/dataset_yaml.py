@@ -1,6 +1,7 @@
 """The data YAML: where the images of each split are, and what the classes are called."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from data.report import excerpt, shown
+from utils.download import Source, check_url
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
 PASSED_OVER = ("roboflow",)  # stands in every export of that site and says where the set came from
@@ -26,7 +28,8 @@ class DataSpec:
     val: tuple[Path, ...] | None
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
-    download: dict[str, str] | str | None = None
+    download: tuple[Source, ...] = ()
+    unusable: str = ""  # why the `download` entry is not one, if it is there
 
     def sources(self, split: str) -> tuple[Path, ...]:
         """The existing folders and files of `split`. Raises ValueError if the YAML or the disk lacks one."""
@@ -38,9 +41,18 @@ class DataSpec:
             raise ValueError(f"{shown(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
         for path in paths:
             if not os.path.exists(path):
-                hint = "; it can be fetched with --download" if self.download else ""
+                fetchable = self.download and not self.is_there()
+                hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}" if fetchable else ""
                 raise ValueError(f"{shown(self.file)}: '{split}' is {shown(path)}, which does not exist{hint}")
         return paths
+
+    def needed(self) -> tuple[Path, ...]:
+        """The sources of training and validation; of a set for tests alone, those."""
+        return (*(self.train or ()), *(self.val or ())) or self.test or ()
+
+    def is_there(self) -> bool:
+        """Whether all that is needed exists."""
+        return all(os.path.exists(path) for path in self.needed())
 
 
 def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
@@ -68,7 +80,8 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     if (path := entries.get("path")) is not None and not _is_absent(path):
         root = _join(root, file, "path", path)
     splits = {split: _split(root, file, split, entries.get(split)) for split in SPLITS}
-    return DataSpec(file=file, root=root, names=names, download=_download(file, entries.get("download")), **splits)
+    download, unusable = _download(file, entries.get("download"))
+    return DataSpec(file=file, root=root, names=names, download=download, unusable=unusable, **splits)
 
 
 def _entries(file: Path) -> dict[str, Node]:
@@ -218,10 +231,28 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
         raise ValueError(f"{_where(file, node)}: 'nc' is {got}, but 'names' has {len(names)} classes")
 
 
-def _download(file: Path, node: Node | None) -> dict[str, str] | str | None:
-    """The `download` entry as plain text; nothing here acts on it."""
+def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
+    """The `download` entry, or what is wrong with it: that is no reason to refuse data that are there."""
     if node is None or _is_absent(node):
-        return None
-    if isinstance(node, MappingNode):
-        return {key: _text(file, f"download: {excerpt(key)}", value) for key, value in _pairs(file, node, "'download'")}
-    return _text(file, "download", node)
+        return (), ""
+    try:
+        return tuple(_source(file, entry) for entry in (node.value if isinstance(node, SequenceNode) else [node])), ""
+    except ValueError as error:
+        return (), str(error)
+
+
+def _source(file: Path, node: Node) -> Source:
+    """What a URL, or a mapping of `url` and `sha256`, names."""
+    given = dict(_pairs(file, node, "'download'")) if isinstance(node, MappingNode) else {"url": node}
+    if not {"url"} <= given.keys() <= {"url", "sha256"}:
+        keys = excerpt(", ".join(given))
+        raise ValueError(f"{_where(file, node)}: 'download' has the keys '{keys}', allowed are url and sha256")
+    url = _text(file, "download", given["url"])
+    digest = _text(file, "sha256", given["sha256"]) if "sha256" in given else ""
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ValueError(f"{_where(file, node)}: 'download' is '{excerpt(url)}': {error}") from None
+    if digest and not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
+        raise ValueError(f"{_where(file, node)}: 'sha256' is '{excerpt(digest, 64)}', not 64 hexadecimal digits")
+    return Source(url, digest.lower())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data import shapes
 from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
+from data.fetching import fetch_data, require_finished
 from data.labels import Labels
 from data.report import Report
 from data.scan import scan
@@ -13,12 +14,18 @@ from data.scan import scan
 FOLDER = Path(__file__).parent
 
 
-def open_data(name: str) -> DataSpec:
-    """The data set of a YAML given by its path or by its name in data/; the generated one is drawn if need be."""
+def open_data(name: str, *, download: bool = False) -> DataSpec:
+    """The data set of a YAML given by its path or by its name in data/; the generated one is drawn if need be.
+
+    download: fetch what is not there from where the YAML says. Nothing else may use the network.
+    """
     file = find_yaml(name, FOLDER, "data set")
     spec = read_data_yaml(file)
     if file.samefile(FOLDER / "shapes.yaml"):
         shapes.generate(spec.root)
+    if download:
+        fetch_data(spec)
+    require_finished(spec)
     return spec
 
 

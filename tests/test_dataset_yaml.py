@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from data.dataset_yaml import MAX_BYTES, find_yaml, read_data_yaml
+from utils.download import Source
 
 
 def write(folder: Path, text: str, name: str = "data.yaml") -> Path:
@@ -46,10 +47,18 @@ def test_ten_thousand_classes(tmp_path: Path) -> None:
     assert spec.names[9_999] == "class 9999"
 
 
-def test_download_is_kept_as_text(tmp_path: Path) -> None:
-    spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: 00ff\n"))
-    assert spec.download == {"url": "https://x.org/a.zip", "sha256": "00ff"}
-    assert read_data_yaml(write(tmp_path, "names: [a]\ndownload: |\n  import os\n")).download == "import os\n"
+def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
+    """What is refused of it, and in which words: tests/test_fetching.py."""
+    digest = "00fF" * 16
+    spec = read_data_yaml(write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n"))
+    assert (spec.download, spec.unusable) == ((Source("https://x.org/a.zip", digest.lower()),), "")
+    spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: [https://x.org/a.zip, {url: file:///b.zip}]\n"))
+    assert spec.download == (Source("https://x.org/a.zip"), Source("file:///b.zip"))
+    assert [str(source) for source in spec.download] == ["a.zip from x.org", "b.zip from this machine"]
+    spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: |\n  import os\n"))
+    assert spec.download == ()
+    assert "line 2: 'download' is 'import os\\n': it is no https:// or file:// URL" in spec.unusable
+    assert read_data_yaml(write(tmp_path, "names: [a]\ndownload:\n")).unusable == ""
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,19 @@ def test_loading_is_always_safe(file):
         assert "shell" not in safe
 
 
+NETWORK = r"(urllib\.request|http\.client|ssl|ftplib|smtplib|xmlrpc|socketserver|asyncio)(\..*)?"
+
+
+@each_source
+def test_one_module_asks_the_network(file):
+    """And one calls it, which a flag leads to. How processes meet is another matter: utils/meeting.py."""
+    asks = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
+    assert not asks or file == ROOT / "utils" / "download.py"
+    called = {name.rpartition(".")[2] for name, _ in calls(file)}
+    assert "fetch" not in called or file == ROOT / "data" / "fetching.py"
+    assert "fetch_data" not in called or file == ROOT / "data" / "splits.py"
+
+
 @each_source
 def test_no_assert(file):
     assert not [node.lineno for node in nodes(file) if isinstance(node, ast.Assert)]

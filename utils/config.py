@@ -10,7 +10,7 @@ import yaml
 
 MOST_HYP_BYTES = 64 * 1024
 # Flags that may differ from machine to machine of one run
-PLACES = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers")
+PLACES = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers", "download")
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -55,6 +55,7 @@ class TrainConfig:
     amp: str = "auto"
     close_mosaic: int = 0
     cache_dir: str = ""
+    download: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):  # a checkpoint's values have not passed the command line
