@@ -5,17 +5,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from data.report import excerpt, shown
 from utils.download import Source, check_url
+from utils.printable import excerpt, shown
+from utils.yaml_tree import is_absent, pairs, read_tree, where
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
 PASSED_OVER = ("roboflow",)  # stands in every export of that site and says where the set came from
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
-MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     names = _names(file, entries.get("names"))
     _check_class_count(file, entries.get("nc"), names)
     root = file.parent
-    if (path := entries.get("path")) is not None and not _is_absent(path):
+    if (path := entries.get("path")) is not None and not is_absent(path):
         root = _join(root, file, "path", path)
     splits = {split: _split(root, file, split, entries.get(split)) for split in SPLITS}
     download, unusable = _download(file, entries.get("download"))
@@ -86,96 +85,39 @@ def read_data_yaml(file: str | Path) -> DataSpec:
 
 def _entries(file: Path) -> dict[str, Node]:
     """The top-level values by key, still as YAML nodes: a node's text is what the user wrote, and it knows its line."""
-    document = _compose(file, _read_text(file))
+    document = read_tree(file, file, "data YAML", MAX_BYTES)
     if not isinstance(document, MappingNode):
         raise ValueError(f"{shown(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
     entries = {}
-    for key, value in _pairs(file, document, "the file"):
+    for key, value in pairs(document, file, "the file"):
         if key in PASSED_OVER:
             continue
         if key not in ALLOWED_KEYS:
             problem = f"unknown key '{excerpt(key)}', allowed are {', '.join(ALLOWED_KEYS)}"
-            raise ValueError(f"{_where(file, value)}: {problem}")
+            raise ValueError(f"{where(file, value)}: {problem}")
         entries[key] = value
     return entries
 
 
-def _read_text(file: Path) -> str:
-    try:
-        with open(file, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"{shown(file)} is larger than {MAX_BYTES:,} bytes, the most a data YAML may have")
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{shown(file)} line {line}: not UTF-8 text") from None
-
-
-def _compose(file: Path, text: str) -> Node | None:
-    """The document's node tree, refusing what could make it anything but a small tree of text."""
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C reader takes 10,000 names in milliseconds
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise ValueError(f"{_where(file, event)}: nested more than {MAX_DEPTH} deep")
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"{_where(file, event)}: aliases (*{excerpt(event.anchor or '')}) are not allowed")
-            if (tag := getattr(event, "tag", None)) is not None:
-                raise ValueError(f"{_where(file, event)}: tags ({excerpt(tag)}) are not allowed")
-        return yaml.compose(text, Loader=loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" line {mark.line + 1}"
-        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
-        raise ValueError(f"{shown(file)}{line}: not YAML: {shown(reason)}") from None
-
-
-def _where(file: Path, place: Node | yaml.Event) -> str:
-    mark = place.start_mark
-    return shown(file) if mark is None else f"{shown(file)} line {mark.line + 1}"
-
-
-def _pairs(file: Path, mapping: MappingNode, what: str) -> list[tuple[str, Node]]:
-    """The keys and values of `mapping`. Raises ValueError if a key is not plain text or comes twice."""
-    seen: set[str] = set()
-    for key, _ in mapping.value:
-        if not isinstance(key, ScalarNode):
-            raise ValueError(f"{_where(file, key)}: a key of {what} must be plain text")
-        if key.value in seen:
-            raise ValueError(f"{_where(file, key)}: the key '{excerpt(key.value)}' comes twice in {what}")
-        seen.add(key.value)
-    return [(key.value, value) for key, value in mapping.value]
-
-
-def _is_absent(node: Node) -> bool:
-    """True for nothing, ~ and null; a quoted "null" is a name."""
-    return isinstance(node, ScalarNode) and not node.style and node.value in ("", "~", "null", "Null", "NULL")
-
-
 def _text(file: Path, key: str, node: Node) -> str:
     if not isinstance(node, ScalarNode) or not node.value:
-        raise ValueError(f"{_where(file, node)}: '{key}' must be text that is not empty")
+        raise ValueError(f"{where(file, node)}: '{key}' must be text that is not empty")
     return node.value
 
 
 def _join(root: Path, file: Path, key: str, node: Node) -> Path:
     text = _text(file, key, node)
     if "\0" in text:
-        raise ValueError(f"{_where(file, node)}: '{key}' holds a NUL character, which no path has")
+        raise ValueError(f"{where(file, node)}: '{key}' holds a NUL character, which no path has")
     return Path(os.path.abspath(os.path.join(root, text)))
 
 
 def _split(root: Path, file: Path, key: str, node: Node | None) -> tuple[Path, ...] | None:
-    if node is None or _is_absent(node):
+    if node is None or is_absent(node):
         return None
     if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
         raise ValueError(
-            f"{_where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list of these"
+            f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list of these"
         )
     entries = node.value if isinstance(node, SequenceNode) else [node]
     return tuple(_join(root, file, key, entry) for entry in entries)
@@ -189,24 +131,24 @@ def _names(file: Path, node: Node | None) -> tuple[str, ...]:
     elif isinstance(node, MappingNode):
         entries = _in_order_of_id(file, node)
     else:
-        raise ValueError(f"{_where(file, node)}: 'names' must be a list, or a mapping from 0, 1, ... to names")
+        raise ValueError(f"{where(file, node)}: 'names' must be a list, or a mapping from 0, 1, ... to names")
     if not entries:
-        raise ValueError(f"{_where(file, node)}: 'names' is empty; it must name at least one class")
+        raise ValueError(f"{where(file, node)}: 'names' is empty; it must name at least one class")
     names = tuple(_text(file, "names", entry) for entry in entries)
     first_id: dict[str, int] = {}
     for index, name in enumerate(names):
         if (first := first_id.setdefault(name, index)) != index:
-            raise ValueError(f"{_where(file, entries[index])}: classes {first} and {index} are both '{excerpt(name)}'")
+            raise ValueError(f"{where(file, entries[index])}: classes {first} and {index} are both '{excerpt(name)}'")
     return names
 
 
 def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
     by_id: dict[int, Node] = {}
-    for key, value in _pairs(file, mapping, "'names'"):
+    for key, value in pairs(mapping, file, "'names'"):
         index = _whole_number(key)
         if index is None or index in by_id:
             problem = f"class id '{excerpt(key)}' in 'names'; the ids must be 0, 1, 2, ..."
-            raise ValueError(f"{_where(file, value)}: {problem}")
+            raise ValueError(f"{where(file, value)}: {problem}")
         by_id[index] = value
     for index in range(len(by_id)):
         if index not in by_id:
@@ -214,7 +156,7 @@ def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
             problem = (
                 f"'names' has {len(by_id)} names up to id {last}, but none for {index}; the ids must be 0, 1, 2, ..."
             )
-            raise ValueError(f"{_where(file, mapping)}: {problem}")
+            raise ValueError(f"{where(file, mapping)}: {problem}")
     return [by_id[index] for index in range(len(by_id))]
 
 
@@ -224,16 +166,16 @@ def _whole_number(text: str) -> int | None:
 
 
 def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) -> None:
-    if node is None or _is_absent(node):
+    if node is None or is_absent(node):
         return
     if not isinstance(node, ScalarNode) or _whole_number(node.value) != len(names):
         got = excerpt(node.value) if isinstance(node, ScalarNode) else "not a number"
-        raise ValueError(f"{_where(file, node)}: 'nc' is {got}, but 'names' has {len(names)} classes")
+        raise ValueError(f"{where(file, node)}: 'nc' is {got}, but 'names' has {len(names)} classes")
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
     """The `download` entry, or what is wrong with it: that is no reason to refuse data that are there."""
-    if node is None or _is_absent(node):
+    if node is None or is_absent(node):
         return (), ""
     try:
         return tuple(_source(file, entry) for entry in (node.value if isinstance(node, SequenceNode) else [node])), ""
@@ -243,16 +185,16 @@ def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
 
 def _source(file: Path, node: Node) -> Source:
     """What a URL, or a mapping of `url` and `sha256`, names."""
-    given = dict(_pairs(file, node, "'download'")) if isinstance(node, MappingNode) else {"url": node}
+    given = dict(pairs(node, file, "'download'")) if isinstance(node, MappingNode) else {"url": node}
     if not {"url"} <= given.keys() <= {"url", "sha256"}:
         keys = excerpt(", ".join(given))
-        raise ValueError(f"{_where(file, node)}: 'download' has the keys '{keys}', allowed are url and sha256")
+        raise ValueError(f"{where(file, node)}: 'download' has the keys '{keys}', allowed are url and sha256")
     url = _text(file, "download", given["url"])
     digest = _text(file, "sha256", given["sha256"]) if "sha256" in given else ""
     try:
         check_url(url)
     except ValueError as error:
-        raise ValueError(f"{_where(file, node)}: 'download' is '{excerpt(url)}': {error}") from None
+        raise ValueError(f"{where(file, node)}: 'download' is '{excerpt(url)}': {error}") from None
     if digest and not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
-        raise ValueError(f"{_where(file, node)}: 'sha256' is '{excerpt(digest, 64)}', not 64 hexadecimal digits")
+        raise ValueError(f"{where(file, node)}: 'sha256' is '{excerpt(digest, 64)}', not 64 hexadecimal digits")
     return Source(url, digest.lower())

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from os import PathLike, fspath
 from typing import Any, NamedTuple
+
+from utils.printable import excerpt as excerpt  # with which reports are written: imported from here too
+from utils.printable import shown as shown
 
 LISTED_PROBLEMS = 1000  # more are counted, not listed: a wrong export can have one per box
 
@@ -25,28 +27,6 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
-
-
-def shown(text: str | bytes | PathLike[str]) -> str:
-    r"""`text` on one printable line: newlines, control characters and undecodable bytes are escaped.
-
-    >>> shown("a\nb \u00e9")
-    'a\\nb é'
-    """
-    plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else fspath(text)
-    if plain.isprintable():
-        return plain
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
-
-
-def excerpt(text: str | bytes, length: int = 40) -> str:
-    """The first `length` characters of `text`, printable, for use inside a sentence.
-
-    >>> excerpt("abcdef", 3)
-    'abc...'
-    """
-    cut = shown(text[:length])
-    return cut + "..." if len(text) > length else cut
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ class Conv(Layer):
         groups: int = 1,
     ) -> None:
         super().__init__()
+        if out_channels < 1:  # of a layer's inner maps too, whose number is a share of what a row says
+            raise ValueError(f"a convolution to {out_channels} channels")
         self.out_channels, self.reduction = out_channels, whole_stride(stride)
         padding = kernel // 2 if padding is None else padding
         self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
@@ -190,7 +192,7 @@ class Upsample(Layer):
 
     widens = False
 
-    def __init__(self, in_channels: int, size: None, factor: int, mode: str = "nearest") -> None:
+    def __init__(self, in_channels: int, size: None, factor: float, mode: str = "nearest") -> None:
         super().__init__()
         if size is not None or factor != int(factor) or factor < 1 or mode not in {"nearest", "bilinear"}:
             raise ValueError("arguments must be None, a whole factor, and nearest or bilinear")

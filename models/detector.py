@@ -7,6 +7,7 @@ B images, L levels, A anchors per level, C classes, H W pixels of the images, N 
 """
 
 import inspect
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -18,9 +19,29 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.blocks import LAYERS, Conv, Layer, Stack
 from models.heads import HEADS, Detect, order_anchors
 from models.recompute import recomputed
-from models.table import Anchors, Row, is_whole, parse_rows, plain_anchors, resolve, scale_channels, scale_number
+from models.table import (
+    MAX_CHANNELS,
+    Anchors,
+    Row,
+    is_whole,
+    parse_rows,
+    plain_anchors,
+    resolve,
+    scale_channels,
+    scale_number,
+)
+from utils.printable import excerpt
 
 MODULES: dict[str, type[Layer]] = {**LAYERS, **HEADS}
+KINDS: dict[Any, set[type]] = {
+    bool: {bool},
+    int: {int},
+    float: {int, float},
+    str: {str},
+}  # of what a layer's argument may be
+MAX_STRIDE = 4096  # half of the largest image
+MAX_PARAMETERS = 1_000_000_000
+MAX_ELEMENTS = 1 << 28  # of a map of an image of two cells of the coarsest level
 
 
 class LayerInfo(NamedTuple):
@@ -156,10 +177,10 @@ def build_layer(
     Raises: ValueError that names the row.
     """
     if row.module not in MODULES:
-        raise row.error(f"no module {row.module!r}; allowed are {', '.join(MODULES)}")
+        raise row.error(f"no module '{excerpt(row.module)}'; allowed are {', '.join(MODULES)}")
     kind = MODULES[row.module]
     args, number = scale_args(row, kind, table), scale_number(row.number, table["depth_multiple"])
-    check_count(row, kind)
+    check_arguments(row, kind, args)
     if not kind.joins and len(in_channels) != 1:
         raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
     if kind.joins and number != 1:
@@ -193,14 +214,14 @@ def scale_args(row: Row, kind: type[Layer], table: Mapping[str, Any]) -> list[An
     words = {"nc": table["nc"], "anchors": table["anchors"], "None": None}
     args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
     if kind.widens and args:
-        if not is_whole(args[0], 1):
-            raise row.error("the first argument must be a number of channels, 1 or more")
+        if not is_whole(args[0], 1) or args[0] > MAX_CHANNELS:
+            raise row.error(f"the first argument must be a number of channels, 1 to {MAX_CHANNELS:,}")
         args[0] = scale_channels(args[0], table["width_multiple"])
     return args
 
 
-def check_count(row: Row, kind: type[Layer]) -> None:
-    """Raises ValueError that names the row, and the arguments there are, if their number is wrong."""
+def check_arguments(row: Row, kind: type[Layer], args: Sequence[Any]) -> None:
+    """Raises ValueError that names the row if its arguments are too few, too many, or one is of the wrong kind."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     allowed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     needed = sum(parameter.default is parameter.empty for parameter in allowed)
@@ -208,6 +229,11 @@ def check_count(row: Row, kind: type[Layer]) -> None:
         counts = f"{needed}" if needed == len(allowed) else f"{needed} to {len(allowed)}"
         names = ", ".join(parameter.name for parameter in allowed)
         raise row.error(f"{row.module} takes {counts} arguments ({names}), got {len(row.args)}")
+    for parameter, value in zip(allowed, args, strict=False):
+        kinds = KINDS.get(parameter.annotation)
+        if kinds and type(value) not in kinds:  # not isinstance: True would pass for 1, and "False" for true
+            wanted = parameter.annotation.__name__
+            raise row.error(f"an argument is of the wrong kind: {parameter.name} is {reprlib.repr(value)}, no {wanted}")
 
 
 def last_uses(rows: Sequence[Row]) -> list[list[int]]:
@@ -242,17 +268,29 @@ def check_shapes(table: Mapping[str, Any]) -> None:
     """
     with torch.device("meta"):
         model = Detector(table).eval()  # in training BatchNorm refuses a single cell
+        check_size(model)
         side = 2 * max(model.strides)
         maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
     for row in model.rows:
         try:
             maps[row.position] = model._run(row, maps)
-        except (RuntimeError, ValueError, TypeError) as error:
+            if isinstance(maps[row.position], Tensor) and maps[row.position].numel() > MAX_ELEMENTS:
+                raise ValueError(f"their result {list(maps[row.position].shape)} would fill the memory")
+        except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
             shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
     sides = [raw.shape[2] for raw in maps[len(model.rows) - 1]]
     if sides != [side // stride for stride in model.strides]:
         raise model.rows[-1].error(f"strides must be {model.strides}, but {side} pixels give {sides} cells")
+
+
+def check_size(model: Detector) -> None:
+    """Raises ValueError for a model, built without memory, that no machine could train."""
+    source, parameters = model.table["source"], count_parameters(model)
+    if parameters > MAX_PARAMETERS:
+        raise ValueError(f"{source}: a model of {parameters:,} parameters, at most {MAX_PARAMETERS:,} are allowed")
+    if max(model.strides) > MAX_STRIDE:
+        raise ValueError(f"{source}: a stride of {max(model.strides)} pixels, at most {MAX_STRIDE} is allowed")
 
 
 def count_gflops(table: Mapping[str, Any], image_size: int) -> float:

@@ -6,16 +6,26 @@ values that a checkpoint can store and `Detector` can be built from.
 """
 
 import math
+import os
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from utils.printable import excerpt, one_line, shown
+from utils.yaml_tree import is_absent, pairs, read_tree
 
 MODELS_DIR = Path(__file__).parent
 MAX_BYTES = 1 << 18
-MAX_NUMBER = 1000
+MAX_NUMBER = 1000  # of rows, of layers, of anchor sizes, and of what a row asks for
+MAX_MULTIPLE = 100
+MAX_CHANNELS = 1_000_000
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1
+WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)  # not 007, which is 7 to some and octal to others
+FRACTION = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 KEYS = ("source", "nc", "ch", "scales", "depth_multiple", "width_multiple", "anchors", "backbone", "head")
 
 Anchors = int | Sequence[Sequence[float]]
@@ -33,7 +43,7 @@ class Row(NamedTuple):
 
     def error(self, message: object) -> ValueError:
         """A ValueError that names this row."""
-        return ValueError(f"{self.where}: {message}")
+        return ValueError(f"{self.where}: {one_line(message)}")
 
 
 def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
@@ -45,20 +55,20 @@ def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
     Raises: ValueError if there is no such model, or if its file cannot be read.
     """
     path = Path(name)
-    if path.is_file():
+    if os.path.isfile(path):  # False for what can be no path at all
         return read_table(path), None
     stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
     # YOLOv5's command lines say models/yolov5s.yaml and models/hub/yolov5s6.yaml; other folders mean a user's own file.
     if str(path.parent) in {".", "models", "models/hub"}:
         file = MODELS_DIR / f"{stem}.yaml"
-        if file.is_file():
+        if os.path.isfile(file):
             return read_table(file), None
         for file in sorted(MODELS_DIR.glob("*.yaml")):
             table, family = read_table(file), family_of(file)
             for scale in table.get("scales", {}):
                 if stem == family + scale:
                     return table, scale
-    raise ValueError(f"no model {str(name)!r}: give a YAML file or one of {', '.join(model_names())}")
+    raise ValueError(f"no model '{excerpt(str(name), 300)}': give a YAML file or one of {', '.join(model_names())}")
 
 
 def model_names() -> list[str]:
@@ -86,20 +96,32 @@ def family_of(file: Path) -> str:
 def read_table(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, with `source`: the file's name as errors shall say it.
 
-    Raises: ValueError if the file is too large, no YAML, or no table.
+    Raises: ValueError if the file cannot be read, is too large, no YAML, or no table.
     """
-    source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else str(path)
-    with path.open("rb") as file:
-        text = file.read(MAX_BYTES + 1)
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"{source}: larger than {MAX_BYTES} bytes, too large for a model table")
-    try:
-        table = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{source}: no readable YAML: {error}") from error
-    if not isinstance(table, dict):
+    source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else shown(path)
+    tree = read_tree(path, source, "model table", MAX_BYTES)
+    if not isinstance(tree, MappingNode):
         raise ValueError(f"{source}: a model table is a mapping with the keys {', '.join(KEYS[1:])}")
-    return {**table, "source": source}
+    return {**plain_values(tree, source), "source": source}
+
+
+def plain_values(node: Node, source: str) -> Any:
+    """A YAML node as dicts, lists, numbers, True and False, None and text. What is quoted is text.
+
+    Raises: ValueError for a key that comes twice.
+    """
+    if isinstance(node, MappingNode):
+        return {key: plain_values(value, source) for key, value in pairs(node, source, "one mapping")}
+    if isinstance(node, SequenceNode):
+        return [plain_values(value, source) for value in node.value]
+    text: str = node.value
+    if isinstance(node, ScalarNode) and node.style:
+        return text
+    if WHOLE.fullmatch(text):
+        return int(text)
+    if FRACTION.fullmatch(text):
+        return float(text)
+    return None if is_absent(node) else BOOLEANS.get(text.lower(), text)
 
 
 def resolve(
@@ -123,6 +145,8 @@ def resolve(
         raise ValueError(
             f"{source}: a model needs 1 or more classes and image channels, got {num_classes} and {channels}"
         )
+    if table.get("ch") not in (None, channels):
+        raise ValueError(f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} channels")
     resolved = {
         "source": source,
         "nc": num_classes,
@@ -133,15 +157,28 @@ def resolve(
         "backbone": table["backbone"],
         "head": table["head"],
     }
-    parse_rows(resolved)
+    check_depth(resolved)
     return resolved
+
+
+def check_depth(resolved: Mapping[str, Any]) -> None:
+    """Raises ValueError for a row of wrong form, and for more rows and layers than any detector has."""
+    source, rows = resolved["source"], len(resolved["backbone"]) + len(resolved["head"])
+    if rows > MAX_NUMBER:
+        raise ValueError(f"{source}: {rows:,} rows, at most {MAX_NUMBER} are allowed")
+    layers = sum(scale_number(row.number, resolved["depth_multiple"]) for row in parse_rows(resolved))
+    if layers > MAX_NUMBER:
+        raise ValueError(f"{source}: {layers:,} layers with all repeats, at most {MAX_NUMBER} are allowed")
 
 
 def check_keys(table: Mapping[str, Any], source: str) -> None:
     """Raises ValueError for a key that no table has, or a missing list of rows."""
-    unknown = [str(key) for key in table if key not in KEYS]
+    unknown = [excerpt(str(key)) for key in table if key not in KEYS]
     if unknown:
-        raise ValueError(f"{source}: unknown keys {', '.join(unknown)}; a model table has {', '.join(KEYS[1:])}")
+        raise ValueError(f"{source}: unknown keys {', '.join(unknown[:10])}; a model table has {', '.join(KEYS[1:])}")
+    for key in ("nc", "ch"):
+        if table.get(key) is not None and not is_whole(table[key], 1):
+            raise ValueError(f"{source}: `{key}` is {reprlib.repr(table[key])}, must be a number of 1 or more")
     for key in ("backbone", "head"):
         if not isinstance(table.get(key), list):
             raise ValueError(f"{source}: `{key}` must be a list of rows [from, number, module, args]")
@@ -160,12 +197,15 @@ def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple
             raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
         if scale not in scales:
             wanted = "name one, as in yolov5s" if scale is None else f"got {scale!r}"
-            raise ValueError(f"{source}: a family with the scales {', '.join(map(str, scales))}; {wanted}")
+            known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
+            raise ValueError(f"{source}: a family with the scales {known}; {wanted}")
         pair = scales[scale]
     else:
         pair = [table.get("depth_multiple"), table.get("width_multiple")]
     if not isinstance(pair, list) or len(pair) != 2 or not all(is_positive(value) for value in pair):
         raise ValueError(f"{source}: depth and width multiple must be two positive numbers, got {reprlib.repr(pair)}")
+    if max(pair) > MAX_MULTIPLE:
+        raise ValueError(f"{source}: depth and width multiple are {pair}, at most {MAX_MULTIPLE} is allowed")
     return float(pair[0]), float(pair[1])
 
 
@@ -178,6 +218,8 @@ def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
     [[10.0, 13.0, 16.0, 30.0], [30.0, 61.0, 62.0, 45.0]]
     """
     if is_whole(anchors, 1):
+        if anchors > MAX_NUMBER:
+            raise ValueError(f"{source}: {reprlib.repr(anchors)} anchors per level, at most {MAX_NUMBER} are allowed")
         return int(anchors)
     levels = list(anchors) if isinstance(anchors, Sequence) and not isinstance(anchors, str) else []
     if not levels or not all(isinstance(level, Sequence) and not isinstance(level, str) for level in levels):
@@ -229,7 +271,7 @@ def format_row(row: Sequence[Any]) -> str:
     >>> format_row([-1, 6, "C3", [256]])
     '[-1, 6, C3, [256]]'
     """
-    return f"[{', '.join(value if isinstance(value, str) else reprlib.repr(value) for value in row)}]"
+    return f"[{', '.join(excerpt(value) if isinstance(value, str) else reprlib.repr(value) for value in row)}]"
 
 
 def scale_channels(channels: int, width: float) -> int:

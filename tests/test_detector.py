@@ -2,9 +2,13 @@
 
 import copy
 import json
+import math
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 import torch
@@ -383,7 +387,21 @@ def test_repeated_rows_stack(small_table):
         (1, [-1, 1, "Conv", [16, "big"]], r"row 1 \[-1, 1, Conv, \[16, 'big'\]\]: an argument is of the wrong kind"),
         (1, [-1, 1, "Conv", [16, 3, 1, 1, 3]], r"row 1 .*: .*divisible by groups"),
         (1, [-1, 1, "Conv", [16, 3, 0]], r"row 1 .*: stride must be 1 or more, got 0"),
-        (1, [-1, 1, "Conv", [16, 3, 1.0]], r"row 1 .*: cannot run on maps of \[1, 8, 4, 4\]"),
+        (1, [-1, 1, "Conv", [16, 3, 1.0]], r"row 1 .*: an argument is of the wrong kind: stride is 1.0, no int"),
+        (1, [-1, 1, "Conv", [16, True]], r"row 1 .*: an argument is of the wrong kind: kernel is True, no int"),
+        (1, [-1, 3, "C3", [16, "False"]], r"row 1 .*: an argument is of the wrong kind: shortcut is 'False', no bool"),
+        (1, [-1, 3, "C3", [16, 3]], r"row 1 .*: an argument is of the wrong kind: shortcut is 3, no bool"),
+        (1, [-1, 3, "C3", [16, True, 1, 0]], r"row 1 .*: a convolution to 0 channels"),
+        (1, [-1, 1, "Conv", [10**9]], r"row 1 .*: the first argument must be a number of channels, 1 to 1,000,000"),
+        (1, [-1, 1, "Conv", [10**400]], r"row 1 .*: the first argument must be a number of channels"),
+        (0, [-1, 1, "Conv", [8, 3, 10**9]], r"a stride of 2000000000 pixels, at most 4096 is allowed"),
+        (1, [-1, 1, "Conv", [16, 10**6 + 1]], r"Storage size calculation overflowed|a model of [\d,]* parameters"),
+        (
+            1,
+            [-1, 1, "Conv", [16, 1, 1, 10**6]],
+            r"row 1 .*: cannot run on maps .* would fill the memory",
+        ),
+        (1, [-1, 1, "a\nb\x1b[2J", [16]], r"row 1 \[-1, 1, a\\nb\\x1b\[2J, \[16\]\]: no module 'a\\nb"),
         (1, [[-1, 0], 1, "Conv", [16]], r"row 1 .*: Conv takes one input, got 2"),
         (1, [1, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above this one, 0 to 0"),
         (1, [-3, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above"),
@@ -454,28 +472,68 @@ def test_unknown_models(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1", "no readable YAML"),
-        ("!!python/object/apply:os.system ['true']", "no readable YAML"),
+        ("a: [1", "not YAML"),
+        ("!!python/object/apply:os.system ['true']", "tags .* are not allowed"),
+        ("a: 1\na: 2", "line 2: the key 'a' comes twice"),
+        ("a: " + "[" * 50_000, "nested more than 20 deep"),
+        ('"a\\nb\\e[2J": 1', r"unknown keys a\\nb\\x1b\[2J; a model table"),
         ("[1, 2]", "a model table is a mapping"),
         ("", "a model table is a mapping"),
-        ("#" * (1 << 18) + "!", "too large for a model table"),
+        ("#" * (1 << 18) + "!", "larger than 262,144 bytes, the most a model table may have"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"bad.yaml: .*{message}"):
+    with pytest.raises(ValueError, match=rf"bad.yaml.*{message}"):
         build_model(path, 80)
 
 
-def test_nested_aliases_stay_small(tmp_path):
-    lines = ["a: &a [1, 1]"] + [
-        f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-    ]
+@pytest.mark.parametrize("unfold", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merged mappings"])
+def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path, unfold):
+    lines = [f"{b}: &{b} {unfold.format(f'*{a}, *{a}')}" for a, b in pairwise(ascii_lowercase)]
     path = tmp_path / "bomb.yaml"
-    path.write_text("\n".join([*lines, "anchors: *i"]))
-    with pytest.raises(ValueError, match="unknown keys a, b, c"):
+    path.write_text("\n".join(["a: &a {k: 1}", *lines]))
+    with pytest.raises(ValueError, match=r"bomb.yaml line 2: aliases \(\*a\) are not allowed"):
         build_model(path, 80)
+
+
+def test_values_of_a_table_mean_what_is_written(tmp_path):
+    text = "ch: [3, -1, 1e-3, .5, True, no, None, null, ~, '5', 007, 0x10, 1_0, 1:30, 2024-13-45, .inf, 9e999, ٣]"
+    path = tmp_path / "values.yaml"
+    path.write_text(text)
+    numbers = [3, -1, 0.001, 0.5]
+    words = [True, False, "None", None, None, "5", "007", "0x10", "1_0", "1:30", "2024-13-45", ".inf"]
+    found = read_table(path)["ch"]
+    assert found == [*numbers, *words, math.inf, "٣"]
+    assert [type(value) for value in found[:4]] == [int, int, float, float]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"anchors": 10**9}, "1000000000 anchors per level, at most 1000"),
+        ({"depth_multiple": 1e300}, r"depth and width multiple are \[1e\+300, 1.0\], at most 100"),
+        ({"width_multiple": 101}, "at most 100 is allowed"),
+        ({"backbone": [[-1, 1, "Conv", [8]]] * 2000}, r"2,003 rows, at most 1000"),
+        (
+            {"depth_multiple": 90, "backbone": [[-1, 9, "Conv", [8]]] * 3},
+            r"2,433 layers with all repeats, at most 1000",
+        ),
+        ({"ch": 1}, "`ch` is 1, but the images have 3 channels"),
+        ({"nc": "0x_"}, "`nc` is '0x_', must be a number of 1 or more"),
+    ],
+)
+def test_a_model_too_large_for_any_machine_is_refused_at_once(small_table, change, message):
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=message):
+        build_model(small_table | change, 2)
+    assert time.perf_counter() - began < 5
+
+
+def test_a_head_of_too_many_classes_is_refused_before_it_takes_memory():
+    with pytest.raises(ValueError, match=r"a model of [\d,]{13,} parameters, at most 1,000,000,000 are allowed"):
+        build_model("yolov5x", 300_000)
 
 
 # The command
