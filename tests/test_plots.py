@@ -11,7 +11,17 @@ import pytest
 
 from utils import plots
 
-ODD_NAMES = ["日本語", "Ünïcode", "$x_1^{$", "_hidden", "two\nlines", "", "a very long name " * 9, "star🙂"]
+ODD_NAMES = [
+    "日本語",
+    "Ünïcode",
+    "$x_1^{$",
+    "_hidden",
+    "two\nlines",
+    "",
+    "a very long name " * 9,
+    "star🙂",
+    "\x1b[2J\0\u202e\udcff",
+]
 HEADER = (
     "epoch,time,train/box_loss,train/obj_loss,train/cls_loss,metrics/precision,metrics/recall,metrics/mAP_0.5,"
     "metrics/mAP_0.5:0.95,val/box_loss,val/obj_loss,val/cls_loss,lr"
@@ -222,6 +232,16 @@ def test_confusion(tmp_path, count):
 @pytest.mark.parametrize("matrix", [np.zeros((0, 0), int), np.zeros((4, 4), int)])
 def test_confusion_of_nothing(tmp_path, matrix):
     plots.plot_confusion(matrix, names_of(3), tmp_path / "confusion.png")
+    read(tmp_path / "confusion.png")
+
+
+def test_confusion_of_more_classes_than_pixels(tmp_path):
+    matrix = np.zeros((1202, 1202), int)
+    matrix[7, 7], matrix[-1, 1200] = 3, 5
+    kept = plots._most_frequent(matrix, 1000)
+    assert kept.shape == (1001, 1001)
+    assert (kept[7, 7], kept[-1, -2], kept.sum()) == (3, 5, 8)
+    plots.plot_confusion(matrix, names_of(1201), tmp_path / "confusion.png")
     read(tmp_path / "confusion.png")
 
 

@@ -49,6 +49,7 @@ WIDE_FONTS = (
 MOST_NAMED_LINES = 20  # classes in the legend of a curve
 MOST_NAMED_TICKS = 80  # classes named along an axis
 MOST_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
+MOST_CONFUSED_CLASSES = 1000  # classes in a confusion matrix: more are less than a pixel each, and gigabytes
 MOSAIC_SIDE = 1920  # pixels at most
 
 
@@ -518,7 +519,9 @@ def _draw_class_lines(
         return axes.plot([], [], color=BLUE, linewidth=0.8, alpha=0.5), [f"each of {len(shown)} classes"]
     order = shown[np.argsort(values[shown], kind="stable")]
     handles = [axes.plot(x, rows[k], color=_hex(int(k)), linewidth=1.2, alpha=0.8)[0] for k in order]
-    return handles, [f"{short_name(names, int(k))}  {values[k]:.3f}" for k in order]
+    labels = [f"{short_name(names, int(k))}  {values[k]:.3f}" for k in order]
+    # matplotlib before 3.10 leaves out of the legend what begins with an underscore
+    return handles, [" " + label if label.startswith("_") else label for label in labels]
 
 
 # confusion_matrix.png
@@ -531,14 +534,16 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
         matrix: int [K + 1, K + 1], rows predicted, columns true; last is background: its row holds the objects that
             were missed, its column the false alarms.
 
+    Of more than 1000 classes those with the most boxes are drawn. Ticks then name none of them.
     A column's shares are of the objects of that class. Background has no objects, so a false alarm's share is of the
     boxes predicted for its class.
     """
-    matrix = np.asarray(matrix, np.float64)
+    classes = max(len(matrix) - 1, 0)
+    matrix = _most_frequent(np.asarray(matrix), MOST_CONFUSED_CLASSES).astype(np.float64)
     count = max(len(matrix) - 1, 0)
     with _picture(path, *_confusion_size(count)) as figure:
         axes = figure.subplots()
-        axes.set_title("Confusion matrix")
+        axes.set_title("Confusion matrix" + (f" of the {count:,} most frequent classes" if count < classes else ""))
         if count < 1 or not matrix.any():
             _say_no_data(axes)
             return
@@ -555,6 +560,19 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
             fontsize=8,
             color=FAINT,
         )
+
+
+def _most_frequent(matrix: np.ndarray, most: int) -> np.ndarray:
+    """The rows and columns of the `most` classes with the most boxes, in their order, and of background.
+
+    >>> _most_frequent(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), 1)
+    array([[5, 0], [2, 0]])
+    """
+    if len(matrix) - 1 <= most:
+        return matrix
+    boxes = matrix[:-1].sum(1) + matrix[:, :-1].sum(0)
+    chosen = np.append(np.sort(np.argsort(-boxes, kind="stable")[:most]), len(matrix) - 1)
+    return matrix[np.ix_(chosen, chosen)]
 
 
 def _confusion_size(count: int) -> tuple[float, float]:
