@@ -1,6 +1,7 @@
 """Image files: which they are, and their pixels as uint8 BGR. Nothing is ever written."""
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ IMAGE_SUFFIXES = frozenset(
 )
 
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
+BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2  # kinds of JPEG frames, coded by Huffman
+MOST_PIXELS_PER_BYTE = 1000  # of these: a block of 64 pixels takes no less than a bit, which makes 512
+FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever their suffix says
 
 
 class Listing(NamedTuple):
@@ -61,8 +65,10 @@ def read_image(path: str | Path) -> np.ndarray:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The contents of a file. Raises ValueError, naming it, if it cannot be read."""
+    """The contents of a file. Raises ValueError, naming it, if it cannot be read, as a pipe, which may have no end."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is no regular file")
         with open(path, "rb") as stream:
             return stream.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -74,8 +80,10 @@ def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
 
     EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16 bits keep their high byte
     (65535 -> 255), CMYK is converted, of several pages the first is read. A JPEG that lacks no more than its end marker
-    is whole. Raises ValueError with `name` if the image is damaged or cut short.
+    is whole. Raises ValueError with `name` if the image is damaged, cut short or of floating-point values.
     """
+    if data.startswith(FLOAT_STARTS):
+        raise ValueError(f"{shown(name)} holds floating-point values, whose range nobody told")
     image = _decode(data) if has_end(data) else _decode_without_end(data)
     if image is None:
         problem = "is damaged, cut short or no image that OpenCV can decode" if data else "is empty"
@@ -89,16 +97,8 @@ def has_end(data: bytes) -> bool:
     >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
     (False, True)
     """
-    if not data.startswith(JPEG_START):
-        return True
-    position = 2
-    # From segment to segment, because a thumbnail inside the header has an end marker of its own.
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        if data[position + 1] == JPEG_SCAN:
-            return data.find(JPEG_END, position) >= 0
-        length = int.from_bytes(data[position + 2 : position + 4], "big")
-        position += 1 if data[position + 1] == 0xFF else 2 + length
-    return True
+    scan = _jpeg_frame(data)[2]
+    return not scan or data.find(JPEG_END, scan) >= 0
 
 
 @contextmanager
@@ -113,7 +113,26 @@ def quiet_decoder() -> Iterator[None]:
         log.setLogLevel(level)
 
 
+def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
+    """(kind of the frame, pixels, where the first scan begins) as a JPEG's header says; 0 for what is not there.
+
+    From segment to segment, because a thumbnail inside the header has a frame and an end marker of its own.
+    """
+    kind, pixels, position = 0, 0, 2 if data.startswith(JPEG_START) else len(data)
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == JPEG_SCAN:
+            return kind, pixels, position
+        if marker in (BASELINE, EXTENDED, PROGRESSIVE):
+            sides = data[position + 5 : position + 9]
+            kind, pixels = marker, int.from_bytes(sides[:2], "big") * int.from_bytes(sides[2:], "big")
+        position += 1 if marker == 0xFF else 2 + length
+    return kind, pixels, 0
+
+
 def _decode(data: bytes) -> np.ndarray | None:
+    if _jpeg_frame(data)[1] > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
+        return None
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error:  # no bytes, or more pixels than OpenCV allows
@@ -124,7 +143,13 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
     """The picture of a JPEG without end marker, or None if pixels are missing too.
 
     Decoded with two different fillings: bytes after the last pixel are skipped, missing pixels would show the filling.
+    Not so if the JPEG is progressive: without its last scans it is whole, but coarse.
     """
+    if _jpeg_frame(data)[0] == PROGRESSIVE:
+        return None
+    if data.endswith(bytes(16)):  # as of a file that was given its length before its contents
+        data = data.rstrip(b"\0")
+    data = data.rstrip(b"\xff")  # half of the end marker, or of a byte that takes two
     first, second = (_decode(data + 16 * filling + JPEG_END) for filling in (b"\x00", b"\x55"))
     if first is None or second is None or not np.array_equal(first, second):
         return None
@@ -151,6 +176,8 @@ def _images_in_folder(folder: Path) -> Listing:
             path = Path(place, name)
             if is_image_name(name) and os.path.isfile(path):
                 images.append(path)
+            elif is_image_name(name):
+                problems.append(Problem(IMAGE_DROPPED, shown(path), "is no file, or a link to none"))
             else:
                 others[excerpt(path.suffix.lower() or name)] += 1
     if others:
@@ -182,11 +209,13 @@ def _images_in_list(file: Path) -> Listing:
 
 def _lines(file: Path) -> list[str]:
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        data = file.read_bytes()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{shown(file)} is not UTF-8 text: byte {error.start} is no character") from None
+        line = data[: error.start].count(b"\n") + 1
+        raise ValueError(f"{shown(file)} is not UTF-8 text: line {line} holds what is no character") from None
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 

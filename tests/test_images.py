@@ -1,6 +1,7 @@
 """Image files: found, decoded to upright 8-bit BGR whatever they are, refused in one sentence if they are broken."""
 
 import os
+import time
 from pathlib import Path
 
 import cv2
@@ -89,6 +90,65 @@ def test_broken_images_are_refused_with_their_name(tmp_path: Path) -> None:
         read_image("a\0b.jpg")
 
 
+def test_a_jpeg_cut_inside_a_byte_or_filled_up_with_zeros_is_cut_short(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    data, file = save(tmp_path / "a.jpg", noise).read_bytes(), tmp_path / "b.jpg"
+    inside = [i + 1 for i in range(len(data) // 2, len(data) - 2) if data[i : i + 2] == b"\xff\x00"]
+    assert inside  # 0xFF is written as two bytes, of which the first alone looks like the beginning of a marker
+    for cut in (data[: inside[0]], data[: inside[-1]], data[:-100] + bytes(100)):
+        file.write_bytes(cut)
+        with pytest.raises(ValueError, match=r"b.jpg is damaged, cut short"):
+            read_image(file)
+    for whole in (data[:-1], data[:-2] + bytes(500)):
+        file.write_bytes(whole)
+        assert np.array_equal(read_image(file), read_image(tmp_path / "a.jpg"))
+
+
+def test_a_progressive_jpeg_without_end_may_lack_scans_and_is_refused(tmp_path: Path) -> None:
+    progressive = cv2.imencode(".jpg", picture(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    scans = [i for i in range(len(progressive)) if progressive[i : i + 2] == b"\xff\xda"]
+    assert len(scans) > 3
+    for cut in (progressive[: scans[-1]], progressive[:-2]):
+        (tmp_path / "a.jpg").write_bytes(cut)
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short"):
+            read_image(tmp_path / "a.jpg")
+
+
+def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(tmp_path: Path) -> None:
+    data = bytearray(save(tmp_path / "a.jpg", picture()).read_bytes())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = (65500).to_bytes(2, "big") + (16000).to_bytes(2, "big")  # 3 GB of grey
+    (tmp_path / "a.jpg").write_bytes(data)
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short"):
+        read_image(tmp_path / "a.jpg")
+    assert time.perf_counter() - began < 0.5
+    flat = save(tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8))  # the emptiest picture there is
+    assert read_image(flat).shape == (4000, 4000, 3)
+
+
+@pytest.mark.parametrize("suffix", [".hdr", ".pfm"])
+def test_floating_point_values_are_refused_under_any_suffix(tmp_path: Path, suffix: str) -> None:
+    data = cv2.imencode(suffix, picture().astype(np.float32) / 255)[1].tobytes()
+    (tmp_path / "a.png").write_bytes(data)
+    with pytest.raises(ValueError, match=r"a.png holds floating-point values"):
+        read_image(tmp_path / "a.png")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
+def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "endless.jpg").symlink_to("/dev/zero")
+    (tmp_path / "broken.jpg").symlink_to("nowhere")
+    for name in ("pipe.jpg", "endless.jpg", "."):
+        with pytest.raises(ValueError, match="cannot be read: it is no regular file"):
+            read_image(tmp_path / name)
+    images, problems = find_images(tmp_path)
+    assert images == []
+    reason = "is no file, or a link to none"
+    assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
+
+
 def test_folders_are_searched_through(tmp_path: Path) -> None:
     for name in ("b.JPG", "a.png", "sub/c d.jpeg", "._a.png", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -131,10 +191,10 @@ def test_one_image_is_a_source_too(tmp_path: Path) -> None:
 
 def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
-    (tmp_path / "b.txt").write_bytes(b"\xff\n")
+    (tmp_path / "b.txt").write_bytes(b"a.jpg\n\xff\n")
     with pytest.raises(ValueError, match="does not exist"):
         find_images(tmp_path / "none")
     with pytest.raises(ValueError, match=r"a.csv is not a folder"):
         find_images(tmp_path / "a.csv")
-    with pytest.raises(ValueError, match=r"b.txt is not UTF-8"):
+    with pytest.raises(ValueError, match=r"b.txt is not UTF-8 text: line 2"):
         find_images(tmp_path / "b.txt")
