@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def rows_inside(rows: list[Row], size: tuple[int, int], where: str) -> tuple[lis
 
 def _load(file: Path) -> dict[str, list]:
     try:
-        document = json.loads(read_bytes(file))
+        document = json.loads(read_bytes(file), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"{shown(file)} line {error.lineno}: not JSON: {error.msg}") from None
     except RecursionError:
@@ -96,6 +97,15 @@ def _load(file: Path) -> dict[str, list]:
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
             raise ValueError(f"{shown(file)} is no COCO JSON: it has no list '{key}'")
     return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError if a key comes twice, of which every reader would keep another value."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the object with the id {_brief(entries.get('id'))} has the key '{excerpt(twice)}' twice")
+    return entries
 
 
 def _whole_number(value: Any) -> int | None:
@@ -265,8 +275,10 @@ def _polygon(segmentation: Any, box_xywh: tuple[float, float, float, float]) -> 
     if not isinstance(segmentation, list) or len(segmentation) != 1:
         return None, ""
     try:
-        values = np.array(segmentation[0], np.float64)
-    except (ValueError, TypeError, OverflowError):
+        values = np.array(segmentation[0])
+    except ValueError:
+        return None, "segmentation holds lists of different lengths"
+    if values.dtype.kind not in "iuf":  # not texts either, though NumPy reads numbers in them
         return None, "segmentation holds what is no number"
     if values.ndim != 1 or len(values) < 6 or len(values) % 2 or not (np.abs(values) < MAX_PIXELS).all():
         return None, "segmentation is not x, y of at least 3 points, all finite"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from utils.printable import excerpt as excerpt  # with which reports are written: imported from here too
@@ -86,6 +86,16 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     return Report(**fields)
 
 
-def count_problems(problems: Iterable[Problem]) -> tuple[tuple[str, int], ...]:
-    """How many problems there are of each kind, the most frequent first."""
-    return tuple(Counter(problem.kind for problem in problems).most_common())
+@dataclass
+class ProblemLog:
+    """The first problems, and how many there are of each kind: a wrong export has millions, which would fill memory."""
+
+    first: list[Problem] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        """Count more problems, and keep them while there is room."""
+        for problem in problems:
+            self.counts[problem.kind] += 1
+            if len(self.first) < LISTED_PROBLEMS:
+                self.first.append(problem)

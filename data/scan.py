@@ -15,7 +15,7 @@ from data import scan_cache
 from data.coco_json import CocoFile, CocoImage, read_coco, rows_inside
 from data.images import decode_bgr, find_images, has_end, quiet_decoder, read_bytes
 from data.labels import Labels, LabelsBuilder, Row
-from data.report import IMAGE_DROPPED, LISTED_PROBLEMS, NOTE, Problem, Report, count_problems, excerpt, shown
+from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, excerpt, shown
 from data.yolo_txt import label_path, parse_label_file
 
 MIN_SIDE = 2  # pixels; a smaller image is left out
@@ -94,6 +94,7 @@ def _list_files(sources: Sequence[Path]) -> Listed:
     """The images of folders and .txt lists; each once."""
     listed = Listed()
     seen: set[str] = set()
+    image_of: dict[str, str] = {}
     for source in sources:
         if _is_coco(source):
             continue
@@ -105,6 +106,8 @@ def _list_files(sources: Sequence[Path]) -> Listed:
                 continue
             seen.add(path)
             listed.items.append(Item(path, 0, None, None, path))
+            if (other := image_of.setdefault(label_path(path), path)) != path:
+                listed.problems.append(Problem(NOTE, shown(path), f"has the same label file as {shown(other)}"))
     return listed
 
 
@@ -129,7 +132,8 @@ def _check_all(
     listed: Listed, names: Sequence[str], category_ids: list[int], keep_ids: bool, threads: int, progress: bool
 ) -> tuple[Labels, Report]:
     builder = LabelsBuilder()
-    problems = list(listed.problems)
+    problems = ProblemLog()
+    problems.extend(listed.problems)
     unreadable: list[str] = []
     without_file: list[str] = []
     checked = _check_in_threads(listed.items, len(names), threads)
@@ -144,7 +148,7 @@ def _check_all(
         builder.add_image(item.path, result.size, item.image_id if keep_ids else len(builder.paths) + 1, result.rows)
     problems.extend(_missing_label_files(without_file))
     labels = builder.build(category_ids)
-    _require_labels(labels, listed, problems)
+    _require_labels(labels, listed, problems.first)
     return labels, _report(labels, names, unreadable, len(without_file), problems)
 
 
@@ -215,7 +219,7 @@ def _missing_label_files(images: Sequence[str]) -> Iterable[Problem]:
 
 
 def _report(
-    labels: Labels, names: Sequence[str], unreadable: list[str], without_file: int, problems: list[Problem]
+    labels: Labels, names: Sequence[str], unreadable: list[str], without_file: int, problems: ProblemLog
 ) -> Report:
     counts = np.bincount(labels.classes[~labels.crowd], minlength=len(names)).tolist()
     return Report(
@@ -227,8 +231,8 @@ def _report(
         polygons=int((np.diff(labels.point_offsets) > 0).sum()),
         instances_per_class=tuple(zip(names, counts, strict=True)),
         unreadable=tuple(unreadable),
-        problem_counts=count_problems(problems),
-        problems=tuple(problems[:LISTED_PROBLEMS]),
+        problem_counts=tuple(problems.counts.most_common()),
+        problems=tuple(problems.first),
     )
 
 

@@ -4,9 +4,9 @@ import hashlib
 import io
 import json
 import os
+import stat
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,10 @@ import numpy as np
 from data.labels import Labels
 from data.report import Report, report_from_dict
 from utils.opencv import cv2
+from utils.printable import one_line
 
-VERSION = 1  # raise it when the meaning of a stored array or a rule of reading changes
+VERSION = 2  # raise it when the meaning of a stored array or a rule of reading changes
 DIGEST_BYTES = 32
-UNFIT = (KeyError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError)
 
 
 class Stored(NamedTuple):
@@ -72,6 +72,8 @@ def store(file: Path, stored: Stored) -> None:
 def load(file: Path) -> Stored | None:
     """What `store` wrote, or None if there is no such file. Raises ValueError if the file is damaged."""
     try:
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise ValueError("no regular file")
         content = file.read_bytes()
     except FileNotFoundError:
         return None
@@ -81,10 +83,19 @@ def load(file: Path) -> Stored | None:
     if hashlib.sha256(data).digest() != digest:
         raise ValueError("the checksum is wrong")
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        texts = {name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")}
-        report = report_from_dict(json.loads(texts["report"]))
-        return Stored(Labels(**arrays), report, texts["fingerprint"], json.loads(texts["listed"]))
-    except (*UNFIT, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"not a stored scan: {error}") from None
+        return _unpacked(data)
+    except Exception as error:  # a foreign file can make the readers of archives and arrays raise nearly anything
+        raise ValueError(f"not a stored scan: {one_line(error)}") from None
+
+
+def _unpacked(data: bytes) -> Stored:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > len(data):  # `store` does not compress
+            raise ValueError("it would unpack to more than it holds")
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    texts = {name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")}
+    listed = json.loads(texts["listed"])
+    if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
+        raise ValueError("its list of images is none")
+    return Stored(Labels(**arrays), report_from_dict(json.loads(texts["report"])), texts["fingerprint"], listed)

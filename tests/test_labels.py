@@ -166,13 +166,15 @@ def test_a_polygon_that_spans_its_box_is_kept(tmp_path: Path) -> None:
         annotation(6, segmentation=[["x"] * 6]),
         annotation(7, segmentation=[]),
         annotation(8, segmentation=[[[10**30, 0]] * 3]),
+        annotation(9, segmentation=[[str(value) for value in outline]]),
+        annotation(10, segmentation=[[10, 20, [40.5], 20, 40.5, 60]]),
     ]
     part = read_coco(coco(tmp_path, entries), ["cat", "dog"])
     assert part.rows[0][0].points is not None
     assert part.rows[0][0].points.tolist() == [[10, 20], [40.5, 20], [40.5, 60]]
     assert all(row.points is None for row in part.rows[0][1:])
-    assert [p.kind for p in part.problems] == [POLYGON_DROPPED] * 5
-    assert [p.where.split()[-1] for p in part.problems] == ["3", "4", "5", "6", "8"]
+    assert [p.kind for p in part.problems] == [POLYGON_DROPPED] * 7
+    assert [p.where.split()[-1] for p in part.problems] == ["3", "4", "5", "6", "8", "9", "10"]
 
 
 @pytest.mark.parametrize(
@@ -260,6 +262,8 @@ def test_a_broken_json_is_refused(tmp_path: Path, changes: dict, sentence: str) 
         (b'{"a": ' + b"1" * 5000 + b"}", "no"),
         (b"\xff\xff{", "not JSON"),
         (b"[]", "is no COCO JSON"),
+        (b'{"images": [], "images": [{"id": 1}]}', "the object with the id None has the key 'images' twice"),
+        (b'{"a": [{"id": 5, "b\\u001b[2J": 0, "b\\u001b[2J": 1}]}', r"id 5 has the key 'b\x1b[2J' twice"),
     ],
 )
 def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, sentence: str) -> None:

@@ -1,6 +1,7 @@
 """A whole split: counted, reported, cached, refused; and the users' files as they were."""
 
 import hashlib
+import io
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from data.dataset_yaml import read_data_yaml
-from data.report import report_from_dict
+from data.report import Problem, ProblemLog, report_from_dict
 from data.scan import scan
 from tests.test_labels import assert_same
 
@@ -75,6 +76,32 @@ def test_the_listed_problems_are_bounded(tmp_path: Path) -> None:
     assert len(report.problems) == 1000
     assert report.problem_counts == (("row dropped", 1500),)
     assert report.as_dict()["not_listed"] == 500
+
+
+def test_millions_of_bad_rows_are_counted_and_not_kept(tmp_path: Path) -> None:
+    kept = ProblemLog()
+    kept.extend(Problem("row dropped", str(number), "") for number in range(5000))
+    kept.extend([Problem("note", "x", "")])
+    assert (len(kept.first), kept.first[-1].where) == (1000, "999")
+    assert kept.counts == {"row dropped": 5000, "note": 1}
+
+
+def test_two_images_with_one_label_file_are_told(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .5 .5"})
+    cv2.imwrite(str(source / "a.bmp"), np.zeros((9, 9, 3), np.uint8))
+    labels, report = scan([source], NAMES)
+    assert len(labels) == 2
+    assert [str(p) for p in report.problems] == [f"{source}/a.png: has the same label file as {source}/a.bmp"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes in the file system")
+def test_pipes_for_labels_and_json_are_not_waited_for(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .5 .5", "b": None})
+    os.mkfifo(tmp_path / "labels" / "b.txt")
+    assert scan([source], NAMES)[1].unreadable == (f"{source}/b.png",)
+    os.mkfifo(tmp_path / "all.json")
+    with pytest.raises(ValueError, match=r"all.json cannot be read: it is no regular file"):
+        scan([tmp_path / "all.json"], NAMES)
 
 
 def test_folder_and_list_and_both_give_the_same_images_once(tmp_path: Path) -> None:
@@ -226,7 +253,50 @@ def test_a_cache_that_holds_objects_is_not_opened(tmp_path: Path) -> None:
     np.savez(file, report=np.array([{"a": 1}], dtype=object))
     data = file.read_bytes()
     file.write_bytes(data + hashlib.sha256(data).digest())
-    assert scan([source], NAMES, cache_dir=cache)[1].cache.startswith("damaged cache rebuilt: Object arrays cannot be")
+    assert scan([source], NAMES, cache_dir=cache)[1].cache.startswith(
+        "damaged cache rebuilt: not a stored scan: Object arrays cannot be"
+    )
+
+
+def sealed(data: bytes) -> bytes:
+    """A stored scan's bytes with the check sum that they should have."""
+    return data + hashlib.sha256(data).digest()
+
+
+def test_a_cache_that_would_unpack_to_more_than_it_holds_is_not_unpacked(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    first, _ = scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    np.savez_compressed(file, report=np.zeros(10**8, np.uint8))
+    file.write_bytes(sealed(file.read_bytes()))
+    labels, report = scan([source], NAMES, cache_dir=cache)
+    assert_same(first, labels)
+    assert report.cache == "damaged cache rebuilt: not a stored scan: it would unpack to more than it holds"
+
+
+@pytest.mark.parametrize("listed", ["5", "[5]", '{"a": 1}', "[", '"text"'])
+def test_a_cache_with_a_right_check_sum_but_wrong_contents_is_rebuilt(tmp_path: Path, listed: str) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    first, _ = scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    with np.load(io.BytesIO(file.read_bytes()[:-32])) as archive:
+        arrays = dict(archive)
+    np.savez(file, **(arrays | {"listed": np.frombuffer(listed.encode(), np.uint8)}))
+    file.write_bytes(sealed(file.read_bytes()))
+    labels, report = scan([source], NAMES, cache_dir=cache)
+    assert_same(first, labels)
+    assert report.cache.startswith("damaged cache rebuilt: not a stored scan: ")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes in the file system")
+def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    file.unlink()
+    os.mkfifo(file)
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == "damaged cache rebuilt: no regular file"
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
 
 
 def test_a_cache_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:

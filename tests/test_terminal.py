@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from utils.terminal import show
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys
@@ -31,6 +33,7 @@ def end_of(body: str, **environment: str) -> tuple[int, str]:
             2,
             "error: --epochs 0: train for 1 epoch or more\n",
         ),
+        (r"raise ValueError('a\nerror: b \x1b[2J\udcff.txt: no')", 2, "error: a\\nerror: b \\x1b[2J\\udcff.txt: no\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
         ("sys.exit(3)", 3, ""),
     ],
@@ -38,6 +41,11 @@ def end_of(body: str, **environment: str) -> tuple[int, str]:
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
 def test_ends(body, code, text, environment):
     assert end_of(body, **environment) == (code, text)
+
+
+def test_what_is_shown_steers_no_terminal(capsys):
+    show("two lines\nof \x1b[31ma.yaml\r, é")
+    assert capsys.readouterr().out == "two lines\nof \\x1b[31ma.yaml\\r, é\n"
 
 
 def test_one_of_several_leaves_nothing_behind():

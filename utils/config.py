@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from utils.printable import excerpt, one_line, shown
+
 MOST_HYP_BYTES = 64 * 1024
 # Flags that may differ from machine to machine of one run
 PLACES = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers", "download")
@@ -151,7 +153,7 @@ _UNUSED = {"iou_t"}  # stands in YOLOv5's files and steers nothing, there or her
 
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        found = repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
+        found = f"'{excerpt(value)}'" if isinstance(value, str) else f"a {type(value).__name__}"
         raise ValueError(f"{name} is {found}, expected a number")
     low, high = _LIMITS.get(name, (0.0, _HIGHEST))
     _require(low <= value <= high, f"{name} is {value:g}, allowed are {low:g} to {high:g}")
@@ -166,8 +168,8 @@ def read_hyp(path: Path) -> Hyp:
     known = {field.name for field in fields(Hyp)}
     given: dict[str, Any] = {}
     for line, key, value in _flat_yaml(path):
-        where = f"{path} line {line}"
-        _require(key in known | _UNUSED, f"{where}: unknown key {key[:40]!r}; known are {', '.join(sorted(known))}")
+        where = f"{shown(path)} line {line}"
+        _require(key in known | _UNUSED, f"{where}: unknown key '{excerpt(key)}'; known are {', '.join(sorted(known))}")
         _require(key not in given, f"{where}: {key} is given twice")
         try:
             _check_number(key, value)
@@ -185,18 +187,18 @@ def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
     """
     events = _yaml_events(path)
     opening = [type(event) for event in islice(events, 3)]  # of the stream, the document and its mapping
-    _require(opening[2:] == [yaml.MappingStartEvent], f"{path}: expected `key: number` lines")
+    _require(opening[2:] == [yaml.MappingStartEvent], f"{shown(path)}: expected `key: number` lines")
     inside: list[Any] = []
     for event in events:
         if isinstance(event, yaml.MappingEndEvent):
             break
         if not isinstance(event, yaml.ScalarEvent):
-            after = f"{inside[-1].value[:40]} holds" if inside else "here is"
-            found = f"{path} line {event.start_mark.line + 1}: {after} a list, a mapping or an alias"
+            after = f"{excerpt(inside[-1].value)} holds" if inside else "here is"
+            found = f"{shown(path)} line {event.start_mark.line + 1}: {after} a list, a mapping or an alias"
             raise ValueError(f"{found}; expected `key: number` lines")
         inside.append(event)
     closing = [type(event) for event in islice(events, 2)]  # of the document and the stream
-    _require(closing[1:] == [yaml.StreamEndEvent], f"{path}: holds more than one document")
+    _require(closing[1:] == [yaml.StreamEndEvent], f"{shown(path)}: holds more than one document")
     return [
         (key.start_mark.line + 1, key.value, _number(value))
         for key, value in zip(inside[::2], inside[1::2], strict=True)
@@ -208,12 +210,12 @@ def _yaml_events(path: Path) -> Iterator[Any]:
         with open(path, "rb") as file:
             data = file.read(MOST_HYP_BYTES + 1)
         if len(data) > MOST_HYP_BYTES:
-            raise ValueError(f"{path}: larger than {MOST_HYP_BYTES:,} bytes, the most such a file may have")
+            raise ValueError(f"{shown(path)}: larger than {MOST_HYP_BYTES:,} bytes, the most such a file may have")
         yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ValueError(f"{shown(path)}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: is not YAML: {' '.join(str(error).split())[:300]}") from error
+        raise ValueError(f"{shown(path)}: is not YAML: {one_line(error)}") from error
 
 
 def _number(event: yaml.ScalarEvent) -> float | str:

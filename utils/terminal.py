@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from utils.printable import shown
+
 # The machine's faults, not the program's: a sentence says all that a traceback would.
 OUTSIDE = {
     getattr(errno, name, None)
@@ -24,9 +26,12 @@ class FaultError(Exception):
 
 
 def show(text: str) -> None:
-    """Print a line, past a progress bar if there is one, and at once even into a file."""
+    """Print lines, past a progress bar if there is one, and at once even into a file.
+
+    What a name of a file brings along to steer a terminal is escaped.
+    """
     with tqdm.external_write_mode():
-        print(text, flush=True)
+        print("\n".join(map(shown, text.split("\n"))), flush=True)
 
 
 def stops_with_a_sentence(run: Callable[[], object]) -> int:
@@ -89,5 +94,5 @@ def _end(sentence: str, code: int) -> int:
     """Say why; also where it was raised, if that was asked for."""
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()
-    print(sentence, file=sys.stderr)
+    print(shown(sentence), file=sys.stderr)
     return code
