@@ -22,6 +22,7 @@ IMAGE_SUFFIXES = frozenset(
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2  # kinds of JPEG frames, coded by Huffman
 MOST_PIXELS_PER_BYTE = 1000  # of these: a block of 64 pixels takes no less than a bit, which makes 512
+MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less would end before it shows a pixel
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever their suffix says
 
 
@@ -142,15 +143,16 @@ def _decode(data: bytes) -> np.ndarray | None:
 def _decode_without_end(data: bytes) -> np.ndarray | None:
     """The picture of a JPEG without end marker, or None if pixels are missing too.
 
-    Decoded with two different fillings: bytes after the last pixel are skipped, missing pixels would show the filling.
+    Decoded with two fillings that differ from the first bit on: bytes after the last pixel are skipped, missing pixels
+    would show the filling.
     Not so if the JPEG is progressive: without its last scans it is whole, but coarse.
     """
     if _jpeg_frame(data)[0] == PROGRESSIVE:
         return None
-    if data.endswith(bytes(16)):  # as of a file that was given its length before its contents
+    if data.endswith(b"\0\0"):  # as of a file that was given its length before its contents
         data = data.rstrip(b"\0")
     data = data.rstrip(b"\xff")  # half of the end marker, or of a byte that takes two
-    first, second = (_decode(data + 16 * filling + JPEG_END) for filling in (b"\x00", b"\x55"))
+    first, second = (_decode(data + MOST_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
     if first is None or second is None or not np.array_equal(first, second):
         return None
     return first
