@@ -1,6 +1,7 @@
 """COCO's files by hand, and our twelve numbers against pycocotools through them."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -45,6 +46,14 @@ def test_ground_truth_by_hand():
         ],
         "categories": [{"id": 18, "name": "cat"}, {"id": 90, "name": "dog"}],
     }
+
+
+def test_a_name_of_bytes_that_are_no_text_can_be_written(tmp_path):
+    name = os.fsdecode(b"a/\xff \xc3\xa9\n.jpg")
+    truth = GroundTruth([], [], np.zeros((0, 4)), [], [])
+    document = coco_ground_truth(truth, IMAGE_IDS[:1], SIZES[:1], [name], NAMES, CATEGORY_IDS)
+    write_json(tmp_path / "truth.json", document)
+    assert json.loads((tmp_path / "truth.json").read_text())["images"][0]["file_name"] == "\\xff é\n.jpg"
 
 
 def test_results_by_hand():

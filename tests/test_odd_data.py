@@ -97,6 +97,7 @@ def test_odd_pictures_and_names_train_and_are_measured(odd_data, tiny_model, tmp
 
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0", "--verbose"]
     arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--save-txt"]
+    arguments += ["--save-json", "--task", "train"]
     with unchanged(odd_data.parent):
         val.main(val.parse_args(arguments)[0], CPU)
     assert_printable(capfd.readouterr().out)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def coco_ground_truth(
 ) -> dict[str, Any]:
     """COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id of each class."""
     images = [
-        {"id": int(i), "width": int(w), "height": int(h), "file_name": Path(p).name}
+        {"id": int(i), "width": int(w), "height": int(h), "file_name": _text(Path(p).name)}
         for i, (w, h), p in zip(image_ids, sizes, paths, strict=True)
     ]
     annotations = [
@@ -38,6 +39,11 @@ def coco_ground_truth(
     ]
     categories = [{"id": int(i), "name": name} for i, name in zip(category_ids, names, strict=True)]
     return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
+
+
+def _text(name: str) -> str:
+    """A file's name as JSON can hold it: its bytes that are no text are spelled out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def coco_results(detections: Detections, category_ids: NDArray[np.int64]) -> list[dict[str, Any]]:
