@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from utils.printable import shown
+
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 RECALL_POINTS = tuple(np.linspace(0.0, 1.0, 101).tolist())
 AREA_RANGES = ((0.0, 1e10), (0.0, 1024.0), (1024.0, 9216.0), (9216.0, 1e10))  # all, small, medium, large; ends included
@@ -677,7 +679,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         stats = read_coco(options.truth, options.detections).evaluate().stats
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(shown(str(error)), file=sys.stderr)
         return 2
     write: Callable[[Mapping[str, float]], str] = json.dumps if options.json else format_summary
     print(write(stats))
