@@ -23,6 +23,7 @@ MAX_BYTES = 1 << 18
 MAX_NUMBER = 1000  # of rows, of layers, of anchor sizes, and of what a row asks for
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
+SMALLEST_ANCHOR, LARGEST_ANCHOR = 1e-3, 100_000  # pixels; far from what float32 takes for 0 and infinity
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1
 WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)  # not 007, which is 7 to some and octal to others
 FRACTION = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -227,8 +228,9 @@ def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
     if sum(len(level) for level in levels) > MAX_NUMBER:
         raise ValueError(f"{source}: more than {MAX_NUMBER} anchor sizes")
     sizes = [value for level in levels for value in level]
-    if not all(is_positive(value) for value in sizes):
-        raise ValueError(f"{source}: anchor sizes must be positive numbers of pixels, got {reprlib.repr(anchors)}")
+    if not all(is_positive(value) and SMALLEST_ANCHOR <= value <= LARGEST_ANCHOR for value in sizes):
+        wanted = f"positive numbers of pixels, up to {LARGEST_ANCHOR:,}"
+        raise ValueError(f"{source}: anchor sizes must be {wanted}, got {reprlib.repr(anchors)}")
     if len(levels[0]) % 2 or len({len(level) for level in levels}) > 1 or not sizes:
         raise ValueError(f"{source}: every level needs the same number of anchors w, h, got {reprlib.repr(anchors)}")
     return [[float(value) for value in level] for level in levels]

@@ -445,6 +445,8 @@ def test_the_error_names_the_file(tmp_path, small_table):
         ({"anchors": [[1, 2, 3]]}, "every level needs the same number of anchors"),
         ({"anchors": [[1, 2], [1, 2, 3, 4]]}, "every level needs the same number of anchors"),
         ({"anchors": [[1, -2], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
+        ({"anchors": [[1, 1e300], [3, 4]]}, "anchor sizes must be positive numbers of pixels, up to 100,000, got"),
+        ({"anchors": [[1, 1e-300], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
         ({"anchors": "auto"}, "anchors must be one list w, h, w, h, ... per level, got 'auto'"),
         ({"scales": {"a": [1, 1]}}, "a family with the scales a; name one"),
         ({"scales": 3}, "`scales` must be a mapping"),

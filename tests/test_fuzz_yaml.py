@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from data.dataset_yaml import DataSpec, read_data_yaml
+from data.dataset_yaml import read_data_yaml
 from data.images import find_images
 from models import build_model
 from models.detector import Detector, check_shapes
@@ -89,7 +89,7 @@ def means_the_same(kind: str, value: Any, file: Path) -> bool:
     except yaml.YAMLError:  # which knows fewer places for a tab
         return True
     if kind == "data":
-        return _names(value) == _texts(written["names"])
+        return list(value.names) == _texts(written["names"]) and _train_folder(written, file) in (value.train or ("",))
     if kind == "hyp":
         return all(getattr(value, field.name) == float(written.get(field.name, field.default)) for field in fields(Hyp))
     rows = [*written["backbone"], *written["head"]]
@@ -97,8 +97,13 @@ def means_the_same(kind: str, value: Any, file: Path) -> bool:
     return all(row[2] == mine[2] and int(row[1]) == mine[1] for row, mine in zip(rows, read, strict=True))
 
 
-def _names(spec: DataSpec) -> list[str]:
-    return list(spec.names)
+def _train_folder(written: dict[str, Any], file: Path) -> Path | str:
+    """Where the first source of `train` lies; "" if there is none."""
+    nothing = ("", "~", "null", "Null", "NULL")
+    source = written.get("train", "")
+    source = source[0] if isinstance(source, list) else source
+    root = "." if written.get("path", "") in nothing else written["path"]
+    return "" if source in nothing else Path(os.path.abspath(file.parent / root / source))
 
 
 def _texts(names: Any) -> list[str]:

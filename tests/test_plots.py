@@ -99,7 +99,7 @@ def test_results_of_another_family_share_panels():
 
 
 @pytest.mark.parametrize(
-    ("count", "boxes"), [(0, 0), (3, 0), (1, 1), (1, 500), (3, 50), (12, 500), (80, 5000), (1000, 9000)]
+    ("count", "boxes"), [(0, 0), (3, 0), (1, 1), (1, 500), (3, 50), (12, 500), (80, 5000), (1000, 9000), (10_000, 9000)]
 )
 def test_labels(tmp_path, count, boxes):
     random = np.random.default_rng(0)

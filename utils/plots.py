@@ -49,7 +49,7 @@ WIDE_FONTS = (
 MOST_NAMED_LINES = 20  # classes in the legend of a curve
 MOST_NAMED_TICKS = 80  # classes named along an axis
 MOST_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
-MOST_CONFUSED_CLASSES = 1000  # classes in a confusion matrix: more are less than a pixel each, and gigabytes
+MOST_DRAWN_CLASSES = 1000  # classes drawn one by one: of more each is less than a pixel, and they take gigabytes
 MOSAIC_SIDE = 1920  # pixels at most
 
 
@@ -266,7 +266,10 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
         axes.set_xlabel(
             "classes, the most frequent first: " + ", ".join(short_name(names, k) for k in order[:8]) + " …"
         )
-    axes.bar(np.arange(len(counts)), counts[order], width=0.8, color=[_hex(int(k)) for k in order])
+    if len(counts) > MOST_DRAWN_CLASSES:  # one outline instead of a bar and a colour for each
+        axes.stairs(counts[order], np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
+    else:
+        axes.bar(np.arange(len(counts)), counts[order], width=0.8, color=[_hex(int(k)) for k in order])
     axes.set_title(f"{len(classes):,} boxes, {len(counts):,} class{'' if len(counts) == 1 else 'es'}")
     axes.set_ylabel("boxes")
     axes.grid(True, axis="y")
@@ -539,7 +542,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
     boxes predicted for its class.
     """
     classes = max(len(matrix) - 1, 0)
-    matrix = _most_frequent(np.asarray(matrix), MOST_CONFUSED_CLASSES).astype(np.float64)
+    matrix = _most_frequent(np.asarray(matrix), MOST_DRAWN_CLASSES).astype(np.float64)
     count = max(len(matrix) - 1, 0)
     with _picture(path, *_confusion_size(count)) as figure:
         axes = figure.subplots()
