@@ -108,6 +108,23 @@ def test_labels(tmp_path, count, boxes):
     read(tmp_path / "labels.png", 1200, 800)
 
 
+def test_labels_of_a_long_tail_are_counted_in_plain_numbers(tmp_path, monkeypatch):
+    said = []
+    real = plots._draw_boxes
+
+    def look(axes, *arguments):
+        real(axes, *arguments)
+        axes.figure.canvas.draw()
+        said.extend(label.get_text() for label in axes.figure.axes[0].get_yticklabels())
+
+    monkeypatch.setattr(plots, "_draw_boxes", look)
+    plots.plot_labels(
+        np.repeat([0, 1, 2], [5000, 3, 3]), np.full((5006, 4), 0.5), ["a", "b", "c"], tmp_path / "labels.png"
+    )
+    assert "1,000" in said
+    assert not [text for text in said if "$" in text]
+
+
 def test_labels_of_classes_without_a_name(tmp_path):
     plots.plot_labels(np.array([5, -1]), np.full((2, 4), 0.5), ["only one"], tmp_path / "labels.png")
     read(tmp_path / "labels.png")

@@ -277,6 +277,7 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
     axes.set_xlim(-margin, len(counts) - 1 + margin)
     if counts.max() > 100 * max(1, np.median(counts)):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,.0f}")  # the scale's own are formulas, which names must not be read as
     _name_ticks(axes, names, len(counts), "x")
     if len(counts) <= 25:
         for k, count in enumerate(counts):
