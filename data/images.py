@@ -2,6 +2,7 @@
 
 import os
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ IMAGE_SUFFIXES = frozenset(
     + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
+PNG_START = b"\x89PNG\r\n\x1a\n"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2  # kinds of JPEG frames, coded by Huffman
 MOST_PIXELS_PER_BYTE = 1000  # of these: a block of 64 pixels takes no less than a bit, which makes 512
@@ -131,8 +133,25 @@ def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
     return kind, pixels, 0
 
 
+def _is_torn_animation(data: bytes) -> bool:
+    """True for an animated PNG of which a check sum is wrong: OpenCV asks for them in still ones alone."""
+    if not data.startswith(PNG_START) or data.find(b"acTL", 0, data.find(b"IDAT")) < 0:
+        return False
+    view, position = memoryview(data), len(PNG_START)
+    while position < len(data):
+        end = position + 8 + int.from_bytes(view[position : position + 4], "big")  # length, name, content, check sum
+        if zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big") or end + 4 > len(data):
+            return True
+        if view[position + 4 : position + 8] == b"IEND":
+            return False
+        position = end + 4
+    return True
+
+
 def _decode(data: bytes) -> np.ndarray | None:
     if _jpeg_frame(data)[1] > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
+        return None
+    if _is_torn_animation(data):
         return None
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)

@@ -127,6 +127,23 @@ def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(
     assert read_image(flat).shape == (4000, 4000, 3)
 
 
+def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    first = Image.fromarray(picture()[..., ::-1])
+    file = tmp_path / "a.png"
+    first.save(file, save_all=True, append_images=[first.rotate(180)])
+    data = file.read_bytes()
+    assert np.array_equal(read_image(file), picture())
+    for place in (data.index(b"IDAT") + 20, data.index(b"fdAT") + 20, data.index(b"acTL") + 5):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ValueError, match=r"a.png is damaged"):  # OpenCV shows what lay in memory
+            read_image(file)
+    for length in (len(data) - 4, len(data) - 12, data.index(b"fdAT")):
+        file.write_bytes(data[:length])
+        with pytest.raises(ValueError, match=r"a.png is damaged"):
+            read_image(file)
+
+
 @pytest.mark.parametrize("suffix", [".hdr", ".pfm"])
 def test_floating_point_values_are_refused_under_any_suffix(tmp_path: Path, suffix: str) -> None:
     data = cv2.imencode(suffix, picture().astype(np.float32) / 255)[1].tobytes()
