@@ -22,8 +22,9 @@ IMAGE_SUFFIXES = frozenset(
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
-BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2  # kinds of JPEG frames, coded by Huffman
-MOST_PIXELS_PER_BYTE = 1000  # of these: a block of 64 pixels takes no less than a bit, which makes 512
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # each for another kind of coding
+PROGRESSIVE = (0xC2, 0xCA)
+MOST_PIXELS_PER_BYTE = 1000  # of a JPEG: Huffman codes take a bit or more for a block of 64 pixels, which makes 512
 MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less would end before it shows a pixel
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever their suffix says
 
@@ -126,7 +127,7 @@ def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
         marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
         if marker == JPEG_SCAN:
             return kind, pixels, position
-        if marker in (BASELINE, EXTENDED, PROGRESSIVE):
+        if marker in FRAMES:
             sides = data[position + 5 : position + 9]
             kind, pixels = marker, int.from_bytes(sides[:2], "big") * int.from_bytes(sides[2:], "big")
         position += 1 if marker == 0xFF else 2 + length
@@ -166,7 +167,7 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
     would show the filling.
     Not so if the JPEG is progressive: without its last scans it is whole, but coarse.
     """
-    if _jpeg_frame(data)[0] == PROGRESSIVE:
+    if _jpeg_frame(data)[0] in PROGRESSIVE:
         return None
     if data.endswith(b"\0\0"):  # as of a file that was given its length before its contents
         data = data.rstrip(b"\0")
