@@ -134,14 +134,20 @@ def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
     return kind, pixels, 0
 
 
-def _is_torn_animation(data: bytes) -> bool:
-    """True for an animated PNG of which a check sum is wrong: OpenCV asks for them in still ones alone."""
-    if not data.startswith(PNG_START) or data.find(b"acTL", 0, data.find(b"IDAT")) < 0:
+def _is_torn_png(data: bytes) -> bool:
+    """True for a PNG with a chunk that reaches past the file's end, or an animated one with a wrong check sum.
+
+    OpenCV takes as much memory as a chunk claims to need, and asks for check sums in still pictures alone.
+    """
+    if not data.startswith(PNG_START):
         return False
+    animated = data.find(b"acTL", 0, data.find(b"IDAT")) >= 0
     view, position = memoryview(data), len(PNG_START)
     while position < len(data):
         end = position + 8 + int.from_bytes(view[position : position + 4], "big")  # length, name, content, check sum
-        if zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big") or end + 4 > len(data):
+        if end + 4 > len(data):
+            return True
+        if animated and zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
             return True
         if view[position + 4 : position + 8] == b"IEND":
             return False
@@ -152,7 +158,7 @@ def _is_torn_animation(data: bytes) -> bool:
 def _decode(data: bytes) -> np.ndarray | None:
     if _jpeg_frame(data)[1] > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
         return None
-    if _is_torn_animation(data):
+    if _is_torn_png(data):
         return None
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)

@@ -10,6 +10,7 @@ import pytest
 
 from data.images import find_images, has_end, read_image
 from data.report import IMAGE_DROPPED, NOTE
+from tests.fuzzing import outcome
 
 HEIGHT, WIDTH = 24, 40
 
@@ -127,6 +128,14 @@ def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(
         assert time.perf_counter() - began < 0.5
     flat = save(tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8))  # the emptiest picture there is
     assert read_image(flat).shape == (4000, 4000, 3)
+
+
+def test_a_png_with_a_chunk_longer_than_the_file_takes_no_memory(tmp_path: Path) -> None:
+    data = save(tmp_path / "a.png", picture()).read_bytes()
+    end = data.index(b"IEND") - 4
+    for length in (1, 2**20, 2**30, 2**31 - 1, 2**32 - 1):
+        (tmp_path / "a.png").write_bytes(data[:end] + length.to_bytes(4, "big") + data[end + 4 :])
+        assert isinstance(outcome(lambda: read_image(tmp_path / "a.png"), tmp_path / "a.png"), str)
 
 
 def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> None:
