@@ -20,11 +20,11 @@ IMAGE_SUFFIXES = frozenset(
     + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-PNG_START = b"\x89PNG\r\n\x1a\n"
+GIF_STARTS, PNG_START = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # each for another kind of coding
 PROGRESSIVE = (0xC2, 0xCA)
-MOST_PIXELS_PER_BYTE = 1000  # of a JPEG: Huffman codes take a bit or more for a block of 64 pixels, which makes 512
+MOST_PIXELS_PER_BYTE = 4000  # JPEG: 64 for a bit or more, which is 512; GIF: 4095 for 12 bits, which is 2730
 MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less would end before it shows a pixel
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever their suffix says
 
@@ -134,6 +134,11 @@ def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
     return kind, pixels, 0
 
 
+def _gif_pixels(data: bytes) -> int:
+    """The pixels of the canvas that the frames of a GIF are drawn on."""
+    return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
+
+
 def _is_torn_png(data: bytes) -> bool:
     """True for a PNG with a chunk that reaches past the file's end, or an animated one with a wrong check sum.
 
@@ -156,7 +161,8 @@ def _is_torn_png(data: bytes) -> bool:
 
 
 def _decode(data: bytes) -> np.ndarray | None:
-    if _jpeg_frame(data)[1] > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
+    claimed = _gif_pixels(data) if data.startswith(GIF_STARTS) else _jpeg_frame(data)[1]
+    if claimed > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
         return None
     if _is_torn_png(data):
         return None

@@ -138,6 +138,7 @@ def claims() -> dict[str, bytes]:
         "pgm without end": b"P5\n" + b"9" * 10_000,
         "pgm of 30000": b"P5\n30000 30000\n255\n" + bytes(1000),
         "gif": b"GIF89a" + b"\xff" * 1000,
+        "gif of 30000": b"GIF89a" + struct.pack("<HH", 30_000, 30_000) + stored("GIF")[10:],
     }
 
 
