@@ -261,7 +261,7 @@ def _from_cache(
 ) -> tuple[scan_cache.Stored | None, str]:
     """The stored scan if it is whole and of the files as they are `current`ly; and a word on what was found."""
     if cache_dir is None:
-        return None, "not cached"
+        return None, "not cached: no home folder, and no --cache-dir"
     try:
         stored = scan_cache.load(scan_cache.cache_file(cache_dir, sources, names))
     except ValueError as error:

@@ -37,9 +37,15 @@ def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, prog
     return labels.with_single_class() if single else labels, report
 
 
-def users_cache() -> Path:
-    """Where scans of labels are kept, unless another place is given."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
+def users_cache() -> Path | None:
+    """Where scans of labels are kept, unless another place is given; None for a user without a home folder.
+
+    Containers run as users that the system has never heard of.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
+    except RuntimeError:
+        return None
 
 
 def class_names(names: Sequence[str], *, single: bool) -> list[str]:
