@@ -4,8 +4,8 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import stat
-import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,14 +59,13 @@ def store(file: Path, stored: Stored) -> None:
     np.savez(buffer, allow_pickle=False, **stored.labels.arrays(), **arrays)
     data = buffer.getvalue()
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")  # process numbers repeat among containers
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data + hashlib.sha256(data).digest())
         os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load(file: Path) -> Stored | None:

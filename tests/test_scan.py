@@ -1,15 +1,18 @@
 """A whole split: counted, reported, cached, refused; and the users' files as they were."""
 
+import errno
 import hashlib
 import io
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from data import scan_cache
 from data.dataset_yaml import read_data_yaml
 from data.report import Problem, ProblemLog, report_from_dict
 from data.scan import scan
@@ -297,6 +300,44 @@ def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
     os.mkfifo(file)
     assert scan([source], NAMES, cache_dir=cache)[1].cache == "damaged cache rebuilt: no regular file"
     assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_a_cache_can_be_read_by_all_who_may_read_files(tmp_path: Path) -> None:
+    """A folder that a group shares: a file of mode 0600 would be one that each member but one takes for damaged."""
+    source, before = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), os.umask(0o027)
+    try:
+        scan([source], NAMES, cache_dir=tmp_path / "cache")
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "cache").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_of_many_who_write_a_cache_at_once_one_remains(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    stored = scan_cache.load(file)
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(scan_cache.store, file, stored) for _ in range(200)]:
+            done.result()
+            assert_same(scan_cache.load(file).labels, stored.labels)
+    assert list(cache.iterdir()) == [file]
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    file.write_bytes(b"")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == f"not cached: {cache}: No space left on device"
+    assert list(cache.iterdir()) == [file]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
