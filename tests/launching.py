@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -44,6 +44,19 @@ def until(true: Callable[[], object], seconds: float, what: str) -> None:
     while not true():
         assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
         time.sleep(0.05)
+
+
+def way_into(*namespaces: str) -> list[str]:
+    """The words that start a command in the first of these namespaces, each flags of unshare, that we may make here.
+
+    None if we may make none of them.
+    """
+    for flags in namespaces:
+        way = ["unshare", *flags.split()]
+        with suppress(FileNotFoundError):
+            if subprocess.run([*way, "true"], capture_output=True).returncode == 0:
+                return way
+    return []
 
 
 # ---------------------------------------------------------------------- as users start them
