@@ -1,0 +1,175 @@
+"""Eight runs at once in one project folder, a cache that is damaged meanwhile, and data that nobody may write to."""
+
+import csv
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import Rank, forked, small, way_into
+
+from data.dataset_yaml import read_data_yaml
+from data.scan import scan
+from tests.test_scan import tree
+
+COUNT = 8
+PRIVATE = ("--mount", "--user --map-root-user --mount")  # ways to a view of the file system of one's own
+
+
+def live(arguments: Sequence[str], folder: Path, script: str = "train") -> list[Rank]:
+    """Eight runs of the same command at once, when all have ended well."""
+    with forked([{}] * COUNT, arguments, folder, script=script) as runs:
+        for run in runs:
+            assert run.end(100) == 0, run.err
+    return runs
+
+
+def evaluating(run: Path, data: Path, project: Path) -> list[str]:
+    """The command line of a validation that writes into the project's folder `val`."""
+    words = f"--weights {run}/weights/best.pt --img 64 --batch 4 --workers 0 --name val --cache-dir {project}/cache"
+    return [*words.split(), "--data", str(data), "--project", str(project), "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny set in a place where nobody has scanned it."""
+    return shutil.copytree(tiny_data.parent, tmp_path_factory.mktemp("eight") / "data") / tiny_data.name
+
+
+@pytest.fixture(scope="module")
+def project(data: Path) -> Path:
+    return data.parents[1] / "runs"
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tiny_model: str, project: Path) -> list[Rank]:
+    return live(small(data, tiny_model, project), project.parent / "io")
+
+
+@pytest.fixture(scope="module")
+def folders(trained: list[Rank], project: Path) -> list[Path]:
+    return sorted(folder for folder in project.iterdir() if folder.name != "cache")
+
+
+def contents(folder: Path) -> Any:
+    """What a run has written, by file: read whole, and without what is of this one run."""
+    found: dict[str, Any] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(file.relative_to(folder))
+        if file.suffix == ".pt":
+            found[name] = torch.load(file, weights_only=True)
+        elif file.suffix == ".csv":
+            found[name] = list(csv.DictReader(file.open()))
+        else:
+            found[name] = json.loads(file.read_text()) if file.suffix == ".json" else file.read_bytes()
+    return without_times(found)
+
+
+def without_times(value: Any) -> Any:
+    """The value without what a clock, or the word on the cache, says in it."""
+    if isinstance(value, Mapping):
+        return {k: without_times(v) for k, v in value.items() if k not in ("time", "seconds", "milliseconds", "cache")}
+    return [without_times(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are equal, tensors to the bit."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and (one == other).all().item()
+    return one == other
+
+
+def the_one_cache(project: Path, data: Path) -> Path:
+    """The only file that scans have left. Raises AssertionError if it is not valid."""
+    (file,) = (project / "cache").iterdir()
+    spec = read_data_yaml(data)
+    assert scan(spec.sources("train"), spec.names, cache_dir=project / "cache")[1].cache == "from cache"
+    return file
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+@pytest.mark.slow
+def test_each_run_has_a_folder_of_its_own(trained, folders):
+    told = [re.search(r"writing to (\S+)", run.out).group(1) for run in trained]
+    assert sorted(told) == [str(folder) for folder in folders]
+    assert [folder.name for folder in folders] == ["exp", *(f"exp{number}" for number in range(2, COUNT + 1))]
+
+
+@pytest.mark.slow
+def test_each_run_writes_all_that_a_run_writes_and_the_same(folders):
+    first, *others = map(contents, folders)
+    assert {"results.csv", "metrics.json", "args.yaml", "weights/last.pt", "weights/best.pt"} <= first.keys()
+    assert len(first["results.csv"]) == 1
+    for other in others:
+        assert {name for name in first | other if not alike(first.get(name), other.get(name))} == set()
+
+
+@pytest.mark.slow
+def test_one_cache_and_nothing_temporary_is_left(trained, project, data):
+    the_one_cache(project, data)
+    assert not list(project.rglob("*tmp*"))
+
+
+# ---------------------------------------------------------------------- validations, on a damaged cache
+
+
+@pytest.mark.slow
+def test_validations_at_once_rebuild_a_damaged_cache(folders, data, project):
+    cache = the_one_cache(project, data)
+    whole = cache.read_bytes()
+    cache.write_bytes(whole[:1000] + b"damaged" + whole[1007:])
+    runs = live(evaluating(folders[0], data, project), project.parent / "val-io", "val")
+    told = [re.search(r"\[(.*)\]\)", run.out).group(1) for run in runs]
+    assert set(told) <= {"damaged cache rebuilt: the checksum is wrong", "from cache"}
+    assert told.count("from cache") < COUNT
+    assert cache.read_bytes() != whole[:1000] + b"damaged" + whole[1007:]
+    the_one_cache(project, data)
+    first, *others = (contents(project / f"val{number}") for number in ("", *range(2, COUNT + 1)))
+    assert "PR_curve.png" in first
+    assert all(alike(first, other) for other in others)
+    assert not list(project.rglob("*tmp*"))
+
+
+# ---------------------------------------------------------------------- data that cannot be written
+
+
+@pytest.fixture
+def closed(data: Path) -> Iterator[dict[str, str]]:
+    """The variables of a process that cannot write to the data's folder."""
+    folder = {"KESTREL_READ_ONLY": str(data.parent)}
+    if way_into(*PRIVATE):
+        yield folder | {"KESTREL_FAULT": "read_only:mount"}
+    elif os.getuid() == 0:
+        pytest.skip("root writes everywhere, and this machine lets us mount nothing (unshare --mount)")
+    else:
+        folders = [data.parent, *(path for path in data.parent.rglob("*") if path.is_dir())]
+        for path in folders:
+            path.chmod(0o555)
+        yield folder | {"KESTREL_FAULT": "read_only:check"}
+        for path in folders:
+            path.chmod(0o755)
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_written(closed, folders, data, tiny_model, tmp_path):
+    before = tree(data.parent)
+    flags = small(data, tiny_model, tmp_path, "--workers", "1", "--name", "train")
+    training = forked([closed], flags, tmp_path / "train-io")
+    validation = forked([closed], evaluating(folders[0], data, tmp_path), tmp_path / "val-io", script="val")
+    with training as (train,), validation as (val,):
+        for run in (train, val):
+            assert run.end(100) == 0, run.err
+    assert tree(data.parent) == before
+    assert (tmp_path / "train" / "metrics.json").exists()
+    assert (tmp_path / "val" / "metrics.json").exists()
