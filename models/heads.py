@@ -54,9 +54,13 @@ class Detect(Layer):
         Added to torch's own random start. Source: focal loss, arXiv 1708.02002, section 3.3.
         """
         for conv, stride in zip(self.m, self.strides, strict=True):
-            bias = conv.get_parameter("bias").view(self.anchors_px.shape[1], -1)  # [A, 5 + C]
+            bias = self.by_output(conv.get_parameter("bias"))
             bias[:, 4] += log(8 / (640 / stride) ** 2)
             bias[:, 5:] += log(0.6 / (self.num_classes - 0.99999))
+
+    def by_output(self, values: Tensor) -> Tensor:
+        """A weight or bias of a last convolution as a view [A, 5 + C, ...]: box, objectness, classes."""
+        return values.view(self.anchors_px.shape[1], 5 + self.num_classes, *values.shape[1:])
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -189,7 +190,7 @@ def refusal(file: Path) -> str:
 
 def test_no_file(tmp_path):
     assert refusal(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
-    assert refusal(tmp_path) == "cannot be read as a checkpoint: Is a directory"
+    assert refusal(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is no file)"
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\0" * 1000, b"\x93NUMPY"])
@@ -216,7 +217,7 @@ def test_a_changed_byte_is_noticed(tmp_path):
     data[at] ^= 1
     file.write_bytes(data)
     assert torch.load(file, weights_only=True)["x"].shape == (1000,)  # torch itself sees nothing
-    assert "damaged (the check sum of" in refusal(file)
+    assert "damaged (Bad CRC-32 for file" in refusal(file)
 
 
 def test_a_zip_that_is_no_checkpoint(tmp_path):
@@ -249,7 +250,7 @@ def test_loading_runs_nothing(tmp_path, zipped):
     reason = refusal(file)
     assert not trace.exists()
     if zipped:
-        assert reason == "is not a checkpoint of Kestrel, or is damaged (it holds more than tensors and plain values)"
+        assert reason == "is not a checkpoint of Kestrel, or is damaged (names posix.system)"
     file.write_bytes(pickle.dumps(Trap(trace)))
     refusal(file)
     assert not trace.exists()
@@ -257,7 +258,7 @@ def test_loading_runs_nothing(tmp_path, zipped):
 
 def test_a_pickled_module_is_refused(tmp_path):
     torch.save({"model": nn.Linear(1, 1)}, tmp_path / "a.pt")
-    assert "(it holds more than tensors and plain values)" in refusal(tmp_path / "a.pt")
+    assert "(it holds more than tensors and plain values: " in refusal(tmp_path / "a.pt")
 
 
 # ---------------------------------------------------------------------- the newest
@@ -277,3 +278,24 @@ def test_no_newest(tmp_path, folder):
     with pytest.raises(ValueError) as caught:
         checkpoint.newest(tmp_path / folder, "*/weights/last.pt")
     assert str(caught.value) == f"no */weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
+
+
+def test_what_asks_for_memory_is_refused_before_it_gets_any(tmp_path):
+    """A zip bomb, a pickle that would make a gigabyte of nothing, and a file that claims tensors it does not hold."""
+    bomb, empty, claim = tmp_path / "bomb.pt", tmp_path / "empty.pt", tmp_path / "claim.pt"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(60_000_000))
+    pickled = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."  # bytearray(2**30)
+    with zipfile.ZipFile(empty, "w") as archive:
+        archive.writestr("a/data.pkl", pickled)
+    checkpoint.save(claim, NEEDED | {"x": torch.zeros(10)})
+    content = claim.read_bytes()
+    claim.write_bytes(content.replace(b"K\x00K\n\x85", b"K\x00K\xff\x85"))
+    tracemalloc.start()
+    said = [refusal(file) for file in (bomb, empty, claim)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "its entries are compressed" in said[0]
+    assert "it holds more than tensors and plain values: builtins.bytearray" in said[1]
+    assert "is damaged" in said[2]
+    assert peak < 10_000_000

@@ -1,13 +1,20 @@
 """Writing that fails."""
 
 import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from launching import small
 
+import train
 from utils import checkpoint
 from utils.files import naming, remove_torn_files, written_whole
+from utils.terminal import FaultError, stops_with_a_sentence
 
 
 def test_the_error_says_which_file(tmp_path):
@@ -57,3 +64,69 @@ def test_written_whole_or_not_at_all(tmp_path):
         stopped_in_the_middle()
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    told = r"gone/a\.txt: its folder is gone"
+    with pytest.raises(FaultError, match=told), written_whole(tmp_path / "gone" / "a.txt") as file:
+        file.write_text("a")
+    with pytest.raises(FaultError, match="its folder is gone"):
+        checkpoint.save(tmp_path / "gone" / "last.pt", {})
+    with pytest.raises(FileNotFoundError), written_whole(tmp_path / "a.txt"):
+        (tmp_path / "other").read_text()
+
+
+# ---------------------------------------------------------------------- a run on such a disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 14 MB: the tiny model's checkpoints have 5.8 and 1.9 MB, and a new one lies beside the old one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=14m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("mounting a small disk takes root")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(run: Path) -> None:
+    (run.parent / "others").write_bytes(bytes(shutil.disk_usage(run).free - 2_000_000))
+
+
+def close_for_writing(run: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", run.parent], check=True)
+
+
+@pytest.mark.parametrize(
+    ("befalls", "sentence", "left"),
+    [
+        (fill, r"error: \S+/exp/weights/last\.pt: No space left on device\n", True),
+        (close_for_writing, r"error: \S+/exp/results\.csv: Read-only file system\n", True),
+        (shutil.rmtree, r"error: \S+/exp/results\.csv: its folder is gone\n", False),
+    ],
+    ids=["full", "read-only", "gone"],
+)
+def test_a_run_ends_with_a_sentence_and_its_old_checkpoint(
+    small_disk, tiny_data, tiny_model, tmp_path, monkeypatch, capsys, befalls, sentence, left
+):
+    run = small_disk / "exp"
+    real, epochs = train.train_one_epoch, iter(range(1, 9))
+
+    def work(*arguments, **keywords):
+        if next(epochs) == 3:
+            befalls(run)
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(train, "train_one_epoch", work)
+    monkeypatch.setattr(train, "hold_alone", lambda folder: None)  # with its file open the disk cannot be remounted
+    flags = small(tiny_data, tiny_model, small_disk, "--epochs", "9", "--noval", "--cache-dir", str(tmp_path / "cache"))
+    assert stops_with_a_sentence(lambda: train.run(flags)) == 1
+    assert re.fullmatch(sentence, capsys.readouterr().err)
+    if left:
+        assert checkpoint.load(run / "weights" / "last.pt")["epoch"] == 2
+        assert checkpoint.load(run / "weights" / "best.pt")["epoch"] == 2
+        assert sorted(file.name for file in (run / "weights").iterdir()) == ["best.pt", "last.pt"]

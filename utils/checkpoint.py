@@ -1,8 +1,7 @@
 """Checkpoints: tensors and plain values only, written whole and atomically, read without running anything."""
 
 import os
-import pickle
-import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,6 +9,8 @@ import numpy as np
 import torch
 
 from utils.files import written_whole
+from utils.pickled import read_plain
+from utils.printable import one_line
 
 NUMPY_CODES = "?bBhHiIlLqQefdU"  # booleans, integers, floats and texts that have a like in Python
 
@@ -38,8 +39,8 @@ def plain(value: Any) -> Any:
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` so that at every instant `path` holds the old or the new checkpoint, whole.
 
-    Raises TypeError if something in it is neither a tensor nor plain, and OSError if the disk takes no more; the old
-    checkpoint then stays.
+    Raises TypeError if something in it is neither a tensor nor plain, OSError if the disk takes no more, and FaultError
+    if the folder is gone; the old checkpoint then stays.
     """
     values = plain(state)
     with written_whole(path) as temporary, open(temporary, "wb") as file:
@@ -65,7 +66,8 @@ def _flush_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with suppress(OSError):  # some network disks know of no such thing
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -76,31 +78,14 @@ def load(path: Path) -> dict[str, Any]:
     Raises ValueError if there is no such file, if it is damaged, or if it holds anything but tensors and plain values.
     """
     try:
-        _check_sums(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_plain(path)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
     except Exception as error:  # a foreign or damaged file can make an unpickler raise nearly anything
-        raise ValueError(f"{path}: is not a checkpoint of Kestrel, or is damaged ({_reason(error)})") from error
+        raise ValueError(f"{path}: is not a checkpoint of Kestrel, or is damaged ({one_line(error)})") from error
     if not isinstance(state, dict) or not {"model", "table", "names"} <= state.keys():
         raise ValueError(f"{path}: is not a checkpoint of Kestrel (no model, table and names in it)")
     return state
-
-
-def _check_sums(path: Path) -> None:
-    """Raises an error if a byte of the file has changed since it was written, which torch itself does not notice."""
-    with zipfile.ZipFile(path) as archive:
-        broken = archive.testzip()
-    if broken is not None:
-        raise ValueError(f"the check sum of {broken} is wrong")
-
-
-def _reason(error: Exception) -> str:
-    """An error in a few words, without torch's advice to load the file unsafely."""
-    if isinstance(error, pickle.UnpicklingError):
-        return "it holds more than tensors and plain values"
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
 
 
 def newest(folder: Path, pattern: str) -> Path:

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from utils.terminal import FaultError
 
 
 @contextmanager
@@ -19,14 +21,22 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary file to write: it takes the place of `path` when the block ends well, and is removed if not."""
+    """A temporary file to write: it takes the place of `path` when the block ends well, and is removed if not.
+
+    Raises FaultError if its folder is gone.
+    """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
         with naming(path):
             yield temporary
             os.replace(temporary, path)
+    except (FileNotFoundError, NotADirectoryError):
+        if path.parent.is_dir():
+            raise
+        raise FaultError(f"{path}: its folder is gone") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # that is told already, or it is on a disk that can no longer be written
+            temporary.unlink(missing_ok=True)
 
 
 def remove_torn_files(folder: Path) -> None:

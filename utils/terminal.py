@@ -21,6 +21,10 @@ OUTSIDE = {
 }
 
 
+class AgreedExit(SystemExit):  # as SystemExit itself
+    """An end before the end, with an exit code, that all processes come to together."""
+
+
 class FaultError(Exception):
     """A fault of the machine or the network of which a sentence says all that a traceback would."""
 
