@@ -13,10 +13,10 @@ whole story. What it names is one short file away.
 """
 
 import copy
-import os
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
 from data.balance import image_weights
@@ -32,64 +32,42 @@ from data.dataset_yaml import find_yaml
 from data.labels import Labels
 from data.loader import Batch
 from data.multi_scale import MultiScale
-from data.sampler import TrainSampler, whole_strides
-from data.splits import class_names, open_data, read_split
+from data.report import shown
+from data.sampler import EvaluationSampler, TrainSampler, whole_strides
+from data.splits import class_names, find_data, open_data, read_split
 from models import Detector, build_model
 from models.anchors import check_anchors
 from models.losses import AnchorLoss
-from models.saved import load_detector, transfer
+from models.saved import fitting_detector, load_detector, transfer
 from utils import checkpoint
-from utils.autobatch import choose_batch, fill_state
+from utils.autobatch import choose_batch, fill_state, memory_advice
 from utils.config import Hyp, TrainConfig, read_hyp
 from utils.devices import choose_precision, describe, loader_workers, memory_gib, pins_memory, processes_for, widened
+from utils.disk import hold_alone
 from utils.distributed import World, together
 from utils.ema import EMA, averaging
 from utils.files import remove_torn_files
+from utils.finite import FiniteSteps, spreading
 from utils.flags import FlagParser
+from utils.keeper import PREEMPTED, Keeper
 from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.plateau import Plateau
-from utils.replica import DistributedReplica, Replica, align
+from utils.replica import DistributedReplica, Replica, align, running_statistics
 from utils.restart import MARKS, find_earlier_life
+from utils.resume import damaged_if_it_fails, find_last, moved_batch, resumed_config, run_folder
+from utils.run_state import Course, Learner, LossTally
+from utils.save_points import SavePoints
 from utils.sharding import ShardedReplica
 from utils.sync_bn import synchronize_batch_norm
-from utils.terminal import end
+from utils.terminal import FaultError, end
 from val import Evaluation, Pictures, class_table, evaluate, to_device
 
+MOST_NAMED = 16  # files in an error's text
 ROOT = Path(__file__).parent
 MOST_PER_VAL_BATCH = 32  # images; a validation batch is one process's
 FETCH_EVERY = 50  # batches between looks at the losses: a look makes the host wait for the device
-
-
-@dataclass
-class Learner:
-    """All that training changes: with the epoch it is what a checkpoint must hold to go on exactly from there.
-
-    Every process has the whole of it: each averages its own copy, which with it can then validate its share.
-    """
-
-    replica: Replica[Detector]
-    ema: EMA[Detector]
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.replica.state_dict(),
-            "ema": self.ema.state_dict(),
-            "ema_updates": self.ema.updates,
-            "optimizer": self.replica.optimizer_state(self.optimizer),
-            "scaler": self.scaler.state_dict(),
-        }
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.replica.load_state_dict(saved["model"])
-        self.ema.model.load_state_dict(saved["ema"])
-        self.ema.updates = saved["ema_updates"]
-        self.replica.load_optimizer_state(self.optimizer, saved["optimizer"])
-        if saved["scaler"]:  # of a run in float16; another one has nothing to scale
-            self.scaler.load_state_dict(saved["scaler"])
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
@@ -101,13 +79,18 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         raise SystemExit(0)
     if life.checkpoint:
         cfg = replace(cfg, resume=life.checkpoint)
-        log.say(f"started again by the launcher: going on with {cfg.resume}")
+        log.say("started again by the launcher")
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
-    if len(set(world.exchange(str([saved.get("epoch"), saved.get("results")])))) > 1:
+    if len(set(world.exchange(str([saved.get(part) for part in ("epoch", "batch", "results")])))) > 1:
         raise ValueError(f"{cfg.resume}: on other machines it is of another run or epoch; all must see the same file")
     if saved:
-        cfg, hyp = resumed_config(cfg, saved, log), Hyp(**saved["hyp"])
-        log.rows = saved["results"]
+        if "data" in cfg.given:
+            cfg = replace(cfg, data=str(find_data(cfg.data)))
+        cfg, changes = resumed_config(cfg, saved)
+        with damaged_if_it_fails(cfg.resume):
+            hyp = Hyp(**saved["hyp"])
+        for line in (f"going on with {cfg.resume}", *changes):
+            log.say(line)
     else:
         hyp = read_hyp(find_yaml(cfg.hyp, ROOT / "data" / "hyps", "hyper-parameters"))
     check_batch(cfg.batch_size, world)
@@ -128,7 +111,12 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     names = class_names(spec.names, single=cfg.single_cls)
     if saved and names != saved["names"]:
         raise ValueError(f"{cfg.resume}: it was trained on other classes than {spec.file} names")
-    model = Detector(saved["table"]) if saved else make_model(cfg, hyp, labels["train"], names, world, log)
+    if saved and labels["train"].digest() != saved["images"]:
+        log.say(f"{spec.file}: since {cfg.resume} was written the training images or their labels have changed")
+    if saved:
+        model = fitting_detector(Path(cfg.resume), saved["table"], saved["model"])
+    else:
+        model = make_model(cfg, hyp, labels["train"], names, world, log)
     model.recompute = cfg.checkpoint_activations
     precision = choose_precision(cfg.amp, world.device)
     world.require_alike(f"--amp {cfg.amp}", str(precision))
@@ -221,26 +209,31 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    learner = Learner(replica, ema, optimizer, scaler)
+    steps = FiniteSteps(optimizer, running_statistics(model), world.device, searching=scaler.is_enabled())
+    learner = Learner(replica, ema, optimizer, scaler, steps, world)
     scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
-    plateau = Plateau(cfg.patience)
-    first_epoch, result, metrics = 0, None, {}
+    plateau = Plateau(0 if cfg.noval else cfg.patience)
+    course = Course(plateau, LossTally(criterion.terms, world, widened(precision)))
     if saved:
-        learner.load_state_dict(saved)
-        plateau.load_state_dict(saved["best"])
-        first_epoch, metrics = saved["epoch"] + 1, saved["metrics"]
+        with damaged_if_it_fails(cfg.resume):
+            learner.load_state_dict(saved)
+            course.load_state_dict(saved)
+            sizes = {"before": saved["config"]["batch_size"], "now": batch_size}
+            course.batch = moved_batch(course.batch, epoch=course.epoch, images=len(labels["train"]), **sizes)
 
     # The run folder: made last, when nothing is left to refuse
     if world.is_main:
         resumed = run_folder(cfg.resume) if saved else life.run
         folder = Path(resumed or new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok))
     folder = Path(world.share(str(folder) if world.is_main else ""))
-    weights = folder / "weights"
     pictures = Pictures(folder, names, active=world.is_main and not cfg.noplots)
+    held = hold_alone(folder) if world.is_main else None
     if world.is_main:
-        weights.mkdir(exist_ok=True)
+        (folder / "weights").mkdir(exist_ok=True)
         remove_torn_files(folder)
-        (folder / "metrics.json").unlink(missing_ok=True)  # it says that a run is done
+        for finished in ("metrics.json", PREEMPTED):  # they say how a run has ended
+            (folder / finished).unlink(missing_ok=True)
+        log.results(course.rows, folder)
         write_yaml(folder / "args.yaml", cfg.as_dict())
         write_yaml(folder / "hyp.yaml", hyp.as_dict())
         write_json(folder / "data_report.json", {split: report.as_dict() for split, report in reports.items()})
@@ -260,112 +253,106 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     )
     world.wait_for_main()
 
-    started = time.perf_counter()
-    for epoch in range(first_epoch, first_epoch if saved.get("done") else cfg.epochs):
-        began = time.perf_counter()
-        sampler.set_epoch(epoch)
-        if cfg.image_weights:
-            sampler.weights = image_weights(labels["train"], len(names), ap_per_class(metrics, names))
-        set_training(model, frozen)
-        losses, pace = train_one_epoch(
-            learner,
-            train_loader,
-            criterion,
-            schedule,
-            autocast,
-            world,
-            title=f"{epoch + 1}/{cfg.epochs}",
-            scale=scale,
-            watch=pictures.train_batch if epoch == 0 else None,
-        )
-        replica.align(world, synchronised=synchronised)
-        align(ema.model, world, synchronised=synchronised)
-        if not cfg.noval or epoch == cfg.epochs - 1:
-            result = evaluate(ema.model, val_loader, world, criterion=criterion, active=log.active)
-            metrics = world.share(result.as_dict(names))  # to the last bit: machines may differ in it
-            plateau.update(epoch, metrics["fitness"])
-        done = plateau.over(epoch) or epoch == cfg.epochs - 1  # all ranks hold the same metrics: all stop alike
-
-        state = learner.state_dict()  # where it is sharded, all take part
-        row = {"epoch": epoch + 1, "time": time.perf_counter() - began}
-        row |= results_row(losses, result, lr=schedule.lr(sampler.batches_before(epoch + 1) - 1))
-        log.epoch(row, folder)
-        left = (time.perf_counter() - started) / (epoch + 1 - first_epoch) * (cfg.epochs - epoch - 1)
-        log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
-
-        if world.is_main and (done or not cfg.nosave):
-            about = {
-                "table": model.table,
-                "names": names,
-                "data": str(spec.file),
-                "config": cfg.as_dict(),
-                "hyp": hyp.as_dict(),
-                "epoch": epoch,
-                "done": done,
-                "best": plateau.state_dict(),
-                "metrics": metrics,
-                "results": log.rows,
-                "versions": {"torch": torch.__version__},
-            }
-            state = about | state
-            if plateau.best_epoch in (epoch, None) or cfg.nosave:
-                checkpoint.save(weights / "best.pt", about | {"model": learner.ema.state_dict()})
-            if cfg.save_period > 0 and (epoch + 1) % cfg.save_period == 0:
-                checkpoint.save(weights / f"epoch{epoch + 1}.pt", state)
-            checkpoint.save(weights / "last.pt", state)  # last: killed before, a run does this epoch once more
-        world.wait_for_main()
-        if plateau.over(epoch):
-            log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
-        if done:
-            break
-
-    # The number that val.py will give for best.pt
-    best_model, best_epoch = Detector(model.table), -1
-    if world.is_main:  # the other machines need not see the folder
-        best_model, kept = load_detector(weights / "best.pt")
-        best_epoch = kept["epoch"]
-    best_model.to(memory_format=torch.channels_last).to(world.device)
-    world.wait_for_main()
-    world.spread_([*best_model.parameters(), *best_model.buffers()])
-    best = evaluate(best_model, val_loader, world, title="best", active=log.active)
-    log.say(class_table(best, names, verbose=len(names) <= 100))
+    about = {
+        "table": model.table,
+        "names": names,
+        "data": str(spec.file),
+        "images": labels["train"].digest(),
+        "config": cfg.as_dict(),
+        "hyp": hyp.as_dict(),
+        "versions": {"torch": torch.__version__},
+    }
+    with (
+        SavePoints(world, 0 if cfg.nosave else cfg.save_minutes) as points,
+        memory_advice(batch_size, image_size, world.device, world.size, stride),
+    ):
+        keeper = Keeper(folder, learner, course, points, about, sparing=cfg.nosave, period=cfg.save_period)
+        if saved and (sentence := keeper.go_on()):
+            log.say(sentence)
+        started, first_epoch, result = time.perf_counter(), course.epoch, None
+        while not course.over(cfg.epochs):
+            epoch = course.epoch
+            sampler.set_epoch(epoch, course.batch)
+            if cfg.image_weights:
+                sampler.weights = image_weights(labels["train"], len(names), ap_per_class(course.metrics, names))
+            set_training(model, frozen)
+            pace = train_one_epoch(
+                learner,
+                train_loader,
+                criterion,
+                schedule,
+                autocast,
+                keeper,
+                title=f"{epoch + 1}/{cfg.epochs}",
+                scale=scale,
+                watch=pictures.train_batch if epoch == 0 else None,
+            )
+            replica.align(world, synchronised=synchronised)
+            align(ema.model, world, synchronised=synchronised)
+            steps.begin()
+            if not cfg.noval or epoch == cfg.epochs - 1:
+                with keeper.interruptible():
+                    result = evaluate(
+                        ema.model,
+                        val_loader,
+                        world,
+                        criterion=criterion,
+                        active=log.active,
+                        interrupted=points.asked,
+                    )
+                course.metrics = world.agree(result.as_dict(names))  # to the last bit: machines may differ in it
+                course.plateau.update(epoch, course.metrics["fitness"])
+            row = {"epoch": epoch + 1, "time": course.seconds}
+            row |= results_row(course.tally.means(), result, lr=schedule.lr(sampler.batches_before(epoch + 1) - 1))
+            course.rows.append(row)
+            course.next_epoch()
+            done = course.over(cfg.epochs)  # all ranks hold the same metrics: all stop alike
+            log.results(course.rows, folder)
+            left = (time.perf_counter() - started) / (course.epoch - first_epoch) * (cfg.epochs - course.epoch)
+            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
+            keeper.end_of_epoch(done=done)
+            if course.plateau.over(epoch):
+                log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
+        best, best_epoch = measure_best(keeper, model.table, val_loader, active=log.active)
+    log.table(class_table(best, names, verbose=len(names) <= 100))
     pictures.results(best, val_loader)
     if world.is_main:
-        write_json(folder / "metrics.json", {"last": metrics, "best": best.as_dict(names)})
-    log.say(f"best.pt is of epoch {best_epoch + 1}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
+        write_json(folder / "metrics.json", {"last": course.metrics, "best": best.as_dict(names)})
+    log.say(f"best.pt is of epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see {folder}")
+    if held:
+        held.let_go()
     world.wait_for_main()
     return best
 
 
 def train_one_epoch(
-    learner: Learner,
+    learner: Learner[Detector],
     loader: Loader[TrainSampler],
     criterion: AnchorLoss,
     schedule: Schedule,
     autocast: torch.autocast,
-    world: World,
+    keeper: Keeper,
     *,
     title: str,
     scale: MultiScale | None = None,
     watch: Callable[[int, Batch], None] | None = None,
-) -> tuple[dict[str, float], str]:
-    """One pass over loader: the mean of each loss term over all batches and ranks, and the pace in words.
+) -> str:
+    """One pass over loader, from the sampler's first batch on: the pace in words. The losses go to the keeper's course.
 
     scale: changes the images' size. watch: is shown each batch with its number.
     """
-    replica, optimizer, scaler, sampler = learner.replica, learner.optimizer, learner.scaler, loader.sampler
+    replica, sampler, world, tally = learner.replica, loader.sampler, learner.world, keeper.course.tally
     model = replica.model
     before = sampler.batches_before(sampler.epoch)
-    first = before + sampler.first_batch
     closing = schedule.closing_batches(before, before + sampler.batches_in(sampler.epoch))
-    total: dict[str, Tensor] = {}
     progress = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
-    for i, batch in enumerate(progress):
-        step = first + i
-        schedule.apply(optimizer, step)
+    skipped = learner.steps.skipped
+    for number, batch in enumerate(progress, sampler.first_batch):
+        step = before + number
+        schedule.apply(learner.optimizer, step)
         if watch is not None:
-            watch(i, batch)
+            watch(number, batch)
 
         images = to_device(batch.images, world.device, model.dtype)  # [B, 3, H, W], uint8 to [0, 1]
         targets = batch.targets.to(world.device, non_blocking=True)  # [T, 6]: image, class, x1, y1, x2, y2
@@ -374,25 +361,55 @@ def train_one_epoch(
         with replica.gradients(last=step in closing):  # ranks exchange gradients once for each optimizer step
             with autocast:
                 maps = replica(images)
-            losses = criterion(maps, targets, world.sum)  # {"box": scalar, ...}, weighted: this rank's share
+            losses = criterion(maps, targets, keeper.points.sum)  # {"box": scalar, ...}, weighted: this rank's share
             # Gradients are a sum over the images of the global batch; the mean over ranks is taken of them.
-            scaler.scale(sum(losses.values()) * sampler.batch_size * world.size).backward()
+            loss = sum(losses.values()) * sampler.batch_size * world.size
+            learner.scaler.scale(loss).backward(spreading(loss))
+        tally.add(losses)
 
         if step in closing:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            learner.ema.update(replica.state_dict())
+            learner.step()  # clipped; where the gradients are not finite, skipped by all ranks
+            if learner.steps.stuck:
+                raise FaultError(no_numbers(keeper, loader, batch, number))
+            keeper.between_steps(number + 1)
+        if number % fetch_every == 0:
+            so_far = " ".join(f"{name} {value:.4f}" for name, value in tally.so_far().items())
+            trained = (number + 1 - sampler.first_batch) * sampler.batch_size
+            progress.text(f"{so_far}, {pace_of(progress, trained, world.device)}")
+    keeper.course.batch = sampler.batches_in(sampler.epoch)
+    pace = pace_of(progress, len(loader) * sampler.batch_size, world.device) if len(loader) else "trained before"
+    lost = learner.steps.state_dict()["skipped"] - skipped
+    taken = sum(step >= before + sampler.first_batch for step in closing)
+    return f"{pace}, {lost} of {taken} steps skipped: not finite" if lost else pace
 
-        for name, value in losses.items():
-            total[name] = total.get(name, 0) + value.detach()  # on the device: no sync per step
-        if i % fetch_every == 0:
-            so_far = " ".join(f"{name} {value.item() * world.size / (i + 1):.4f}" for name, value in total.items())
-            progress.text(f"{so_far}, {pace_of(progress, (i + 1) * sampler.batch_size, world.device)}")
-    means = {name: world.sum(value).item() / len(loader) for name, value in total.items()}
-    return means, pace_of(progress, len(loader) * sampler.batch_size, world.device)
+
+def measure_best(
+    keeper: Keeper, table: dict[str, Any], loader: Loader[EvaluationSampler], *, active: bool
+) -> tuple[Evaluation, int]:
+    """What val.py will find for best.pt, and the epoch that it is of, counted from 1."""
+    model, epoch, world = Detector(table), 0, keeper.world
+    if world.is_main:  # the other machines need not see the folder
+        model, kept = load_detector(keeper.best)
+        epoch = kept["epoch"]
+    model.to(memory_format=torch.channels_last).to(world.device)
+    world.wait_for_main()
+    world.spread_([*model.parameters(), *model.buffers()])
+    with keeper.interruptible(saved=True):
+        found = evaluate(model, loader, world, title="best", active=active, interrupted=keeper.points.asked)
+    return found, epoch
+
+
+def no_numbers(keeper: Keeper, loader: Loader[TrainSampler], batch: Batch, number: int) -> str:
+    """What to say where training cannot go on: with the images of the last batch, of all processes."""
+    learner, epoch = keeper.learner, loader.sampler.epoch
+    seen = learner.world.gather(batch.indices).tolist()
+    files = ", ".join(shown(loader.labels.path(index)) for index in seen[:MOST_NAMED])
+    more = f" and {len(seen) - MOST_NAMED} more" if len(seen) > MOST_NAMED else ""
+    return (
+        f"loss or gradient was not finite in {learner.steps.in_a_row} optimizer steps in a row, up to epoch "
+        f"{epoch + 1}, batch {number + 1}; nothing of them is in the weights or in last.pt. Begin another run with "
+        f"--weights {keeper.last}, a lower lr0 in --hyp, or --amp fp32. The last batch: images {seen} ({files}{more})"
+    )
 
 
 def pace_of(progress: Progress[Batch], images: int, device: torch.device) -> str:
@@ -466,14 +483,14 @@ def trial_step(
 
 def make_model(cfg: TrainConfig, hyp: Hyp, labels: Labels, names: Sequence[str], world: World, log: RunLog) -> Detector:
     """The model to start from, its anchors fitted to the data where its own do not reach the boxes."""
-    given = load_detector(Path(cfg.weights))[0] if cfg.weights else None
+    given, about = load_detector(Path(cfg.weights)) if cfg.weights else (None, {})
     cfg_name = cfg.cfg or ("" if given else "yolov5n.yaml")
     table = given.table if given and not cfg_name else cfg_name
     model = build_model(table, len(names), anchors=round(hyp.anchors) or None)
     started = "from scratch"
     if given:
-        copied, of = transfer(model, given.state_dict())
-        started = f"{copied} of {of} entries from {cfg.weights}"
+        copied, of, known = transfer(model, names, given, about["names"])
+        started = f"{copied} of {of} entries from {cfg.weights}, which knows {known} of the classes"
     size = sum(p.numel() for p in model.parameters())
     log.say(f"{cfg_name or cfg.weights}: {size:,} parameters, {len(names)} classes, {started}")
     if hyp.anchors or not cfg.noautoanchor:
@@ -542,41 +559,8 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     return f"{row['epoch']:>{len(str(epochs))}}/{epochs}  {losses}  {metrics if validated else 'not validated'}"
 
 
-def run_folder(resume: str) -> Path:
-    """The folder of the run that a checkpoint belongs to.
-
-    Raises ValueError if the checkpoint does not lie in a run's weights folder.
-    """
-    weights = Path(os.path.abspath(resume)).parent
-    if weights.name != "weights":
-        raise ValueError(f"{resume}: --resume goes on in the run's own folder, RUN/weights/last.pt; it lies elsewhere")
-    return weights.parent
-
-
-def resumed_config(cfg: TrainConfig, saved: dict[str, Any], log: RunLog) -> TrainConfig:
-    """The run's own settings, with the workers of the command line.
-
-    Raises ValueError if the checkpoint cannot be gone on with, or the run is done.
-    """
-    if "optimizer" not in saved:
-        raise ValueError(f"{cfg.resume}: holds no training state to resume; fine-tune from it with --weights")
-    default = TrainConfig().as_dict()
-    unknown = ", ".join(sorted(saved["config"].keys() - default.keys()))
-    if unknown:
-        raise ValueError(f"{cfg.resume}: its settings ({unknown}) are unknown to this version of Kestrel")
-    if saved["done"] and (run_folder(cfg.resume) / "metrics.json").exists():
-        raise ValueError(f"{cfg.resume}: its run is done after {saved['epoch'] + 1} epochs; there is nothing to resume")
-    ours = {"workers": cfg.workers, "resume": cfg.resume, "download": cfg.download}
-    values = saved["config"] | ours | {"data": saved["data"]}
-    given = {k for k, v in cfg.as_dict().items() if v != default[k]} - ours.keys() - {"project"}
-    unheard = ", ".join(f"--{k.replace('_', '-')}" for k in default if k in given and cfg.as_dict()[k] != values[k])
-    if unheard:
-        log.say(f"--resume goes on with the run's own settings; of no effect: {unheard}")
-    return TrainConfig(**values | {"freeze": tuple(values["freeze"])})
-
-
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
-    parser = FlagParser(__doc__)
+    parser = FlagParser(__doc__, argument_default=SUPPRESS)  # to tell what was given from what was not
     add = parser.add_argument
     add("--weights", help="checkpoint to start from; '' trains from scratch")
     add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
@@ -588,7 +572,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--imgsz", "--img", "--img-size", type=int, help="training and validation size in pixels")
     add("--rect", action="store_true", help="batches of like shape instead of squares; no mosaic")
     add("--resume", nargs="?", const="newest", help="go on with a run: its last.pt, or the newest one")
-    add("--nosave", action="store_true", help="write checkpoints at the end only")
+    add("--nosave", action="store_true", help="write checkpoints at the end only, and where a signal asks for it")
     add("--noval", action="store_true", help="validate at the end only")
     add("--noautoanchor", action="store_true", help="keep the model's anchors")
     add("--noplots", action="store_true", help="draw no pictures")
@@ -608,17 +592,20 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--patience", type=int, help="epochs without improvement before stopping; 0 never stops")
     add("--freeze", nargs="+", type=int, help="N: the first N layers; several numbers: those layers")
     add("--save-period", type=int, help="keep a checkpoint every so many epochs")
+    add("--save-minutes", type=float, help="save in the midst of an epoch too, every so many minutes; 0: after epochs")
     add("--seed", type=int, help="of weights, order and augmentation")
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
     add("--cache-dir", help="where scans of labels are kept (default: the user's cache folder)")
     parser.without_effect("--cache", "images are not cached yet; each is read when it is needed")
     parser.not_built("--quad", "--evolve")
-    parser.set_defaults(**TrainConfig().as_dict())
-    launch, values = read_launch(parser, arguments)
-    if values["resume"] == "newest":
-        values["resume"] = str(checkpoint.newest(Path(values["project"]), "**/weights/last.pt"))
-    return TrainConfig(**values | {"freeze": tuple(values["freeze"])}), launch
+    launch, given = read_launch(parser, arguments)
+    if "freeze" in given:
+        given["freeze"] = tuple(given["freeze"])
+    cfg = TrainConfig(**given, given=frozenset(given))
+    if cfg.resume:
+        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
+    return cfg, launch
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

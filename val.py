@@ -12,7 +12,8 @@
 import os
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ from models import Detector
 from models.losses import AnchorLoss
 from models.nms import suppress
 from models.predict import Predict, ensemble, one_class, plain, with_views
-from models.saved import digest, load_detector
+from models.saved import digest, load_detector, reorder_classes
 from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.config import PLACES
@@ -44,6 +45,7 @@ from utils.flags import FlagParser
 from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
+from utils.save_points import InterruptedRunError
 from utils.terminal import end
 
 SHOWN_CONFIDENCE = 0.25  # of the detections drawn in pictures
@@ -97,11 +99,13 @@ def evaluate(
     max_detections: int = 300,
     title: str = "val",
     active: bool = True,
+    interrupted: Callable[[], bool] | None = None,
 ) -> Evaluation:
     """Detections of `model` on every image of `loader`, and what they are worth.
 
     precision: of the forward pass; boxes and scores are always formed in float32. criterion: adds the losses. predict:
     stands in for the plain forward pass and decoding. max_detections: kept per image, of all classes together.
+    Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
     """
     model.eval()
     found = [np.zeros((0, 7))]
@@ -110,6 +114,8 @@ def evaluate(
     losses: list[list[float]] = []  # a row for each batch: its number, its terms times its images
     batches = Progress(loader, total=len(loader), title=title, active=active)
     for number, batch in zip(loader.sampler.numbers, batches, strict=True):
+        if interrupted is not None and interrupted():
+            break
         started = time.perf_counter()
         images = to_device(batch.images, world.device, model.dtype)
         with torch.autocast(world.device.type, precision, enabled=precision != torch.float32):
@@ -126,6 +132,8 @@ def evaluate(
         clock["model"] += modelled - started
         clock["nms"] += time.perf_counter() - modelled
     clock["load"] = batches.waited
+    if interrupted is not None and world.gather(torch.tensor([interrupted()])).any():
+        raise InterruptedRunError
 
     detections = _as_detections(world.gather(torch.from_numpy(np.concatenate(found))).numpy(), loader.labels)
     by_batch = world.gather(torch.tensor(losses, dtype=torch.float64).view(-1, 1 + len(terms)))
@@ -265,13 +273,15 @@ def write_txt(evaluation: Evaluation, labels: Labels, folder: Path, *, scores: b
     d = evaluation.detections
     paths = [Path(labels.path(i)) for i in range(len(labels))]
     root = os.path.commonpath([path.parent for path in paths])
+    taken = Counter(path.with_suffix("") for path in paths)  # a.jpg and a.png are two files, a.jpg.txt and a.png.txt
     for path, image_id, size in zip(paths, labels.image_ids, labels.sizes.astype(np.float64), strict=True):
         rows = np.flatnonzero(d.image_ids == image_id)
         corners, extents = d.boxes_xywh[rows, :2], d.boxes_xywh[rows, 2:]
         columns = np.concatenate([(corners + extents / 2) / size, extents / size, d.scores[rows, None]], 1)
         columns = columns if scores else columns[:, :4]
         lines = [f"{d.class_ids[r]} {' '.join(f'{v:.6g}' for v in c)}\n" for r, c in zip(rows, columns, strict=True)]
-        file = folder / path.relative_to(root).with_suffix(".txt")
+        stem = path if taken[path.with_suffix("")] > 1 else path.with_suffix("")
+        file = folder / f"{stem.relative_to(root)}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, "".join(lines))
 
@@ -319,16 +329,6 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     return Namespace(**values), launch
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first names in words.
-
-    >>> listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def check_flags(args: Namespace) -> None:
     """Raises ValueError for a flag out of range."""
     wholes = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
@@ -352,12 +352,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     started_as = args.weights or [str(checkpoint.newest(Path("runs"), "**/weights/best.pt"))]
     loaded = [load_detector(Path(path)) for path in started_as]
     model, saved = loaded[0]
-    names = list(saved["names"])
-    for path, (other, state) in zip(started_as, loaded, strict=True):
-        if list(state["names"]) != names:
-            raise ValueError(f"{path}: its classes differ from those of {started_as[0]}; an ensemble needs the same")
+    for path, (other, _) in zip(started_as, loaded, strict=True):
         world.require_alike(path, digest(other))
-        other.to(memory_format=torch.channels_last).to(world.device).fuse()
 
     config = saved.get("config", {})
     data = args.data or saved.get("data", "")
@@ -366,13 +362,17 @@ def main(args: Namespace, world: World) -> Evaluation:
     with world.one_per_machine_first():  # the others find what it has fetched
         spec = open_data(data, download=args.download)
     single = args.single_cls or config.get("single_cls", False)
-    if not single and list(spec.names) != names:
-        raise ValueError(f"{spec.file}: its names ({listed(spec.names)}) are not the checkpoint's ({listed(names)})")
+    names = class_names(spec.names, single=single)
+    for path, (other, state) in zip(started_as, loaded, strict=True):
+        try:
+            reorder_classes(other, state["names"], state["names"] if single else names)
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit {spec.file}: {error}") from None
+        other.to(memory_format=torch.channels_last).to(world.device).fuse()
     split = "val" if args.task == "speed" else args.task
     with world.one_per_machine_first():
         labels, report = read_split(spec, split, single=single, cache_dir=args.cache_dir, progress=world.is_main)
     world.require_alike(f"{spec.file}, {split}", labels.digest())
-    names = class_names(names, single=single)
 
     made = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
     folder = Path(world.share(made))
@@ -407,8 +407,8 @@ def main(args: Namespace, world: World) -> Evaluation:
         max_detections=args.max_det,
         active=world.is_main,
     )
-    log.say(class_table(result, names, verbose=args.verbose or len(names) <= 20))
-    log.say(format_summary(result.coco.stats))
+    log.table(class_table(result, names, verbose=args.verbose or len(names) <= 20))
+    log.table(format_summary(result.coco.stats))
     times = ", ".join(f"{part} {value:.2f} ms" for part, value in result.milliseconds.items())
     log.say(f"{times} per image, in batches of {args.batch_size}")
     Pictures(folder, names, active=world.is_main).results(result, loader)
@@ -417,7 +417,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         if args.save_txt:
             write_txt(result, labels, folder / "labels", scores=args.save_conf)
         if args.save_json:
-            log.say(write_coco(result, labels, names, folder))
+            log.table(write_coco(result, labels, names, folder))
     log.say(f"written to {folder}")
     world.wait_for_main()
     return result

@@ -56,15 +56,21 @@ from data.sampler import TrainSampler, whole_strides
 from data.splits import open_data, read_split
 from models import build_model
 from models.losses import AnchorLoss
-from train import Learner, build_replica, train_one_epoch
+from train import build_replica, train_one_epoch
 from utils.config import Hyp
 from utils.devices import choose_precision, describe, loader_workers, pins_memory, wait_for, widened
 from utils.distributed import World, together
 from utils.ema import EMA, averaging
+from utils.finite import FiniteSteps
 from utils.flags import FlagParser
+from utils.keeper import Keeper
 from utils.launch import Launch
 from utils.log import Progress, write_json, write_text
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
+from utils.plateau import Plateau
+from utils.replica import running_statistics
+from utils.run_state import Course, Learner, LossTally
+from utils.save_points import SavePoints
 from utils.sync_bn import synchronize_batch_norm
 from utils.terminal import end
 
@@ -375,11 +381,15 @@ def train_through(
     criterion = AnchorLoss(model.anchors_px, model.strides, model.num_classes).to(widened(precision))
     autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    learner = Learner(replica, ema, optimizer, scaler)
+    steps = FiniteSteps(optimizer, running_statistics(model), world.device)
+    learner = Learner(replica, ema, optimizer, scaler, steps, world)
+    course = Course(Plateau(0), LossTally(criterion.terms, world, widened(precision)))
     loader: Any = batches  # all that is asked of one
-    losses, _ = train_one_epoch(learner, loader, criterion, schedule, autocast, world, title="", watch=watch)
-    if not np.isfinite(list(losses.values())).all():
-        raise ValueError(f"the losses did not stay finite: {losses}")
+    with SavePoints(world, 0) as points:
+        keeper = Keeper(Path(), learner, course, points, {}, sparing=True, period=0)
+        train_one_epoch(learner, loader, criterion, schedule, autocast, keeper, title="", watch=watch)
+    if not np.isfinite(list(course.tally.means().values())).all():
+        raise ValueError(f"the losses did not stay finite: {course.tally.means()}")
 
 
 def exchange_always(replica: Any) -> None:

@@ -23,6 +23,7 @@ from data.images import read_image
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
 from utils.opencv import cv2
+from utils.printable import shown
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
 
@@ -47,8 +48,17 @@ class Samples(Dataset[Batch]):
         return len(self.planner.labels)
 
     def base_image(self, index: int) -> NDArray[np.uint8]:
-        """The image with its long side at the training size, uint8 [h, w, 3] BGR."""
-        return resized(read_image(self.planner.labels.path(index)), *self.planner.base_size(index))
+        """The image with its long side at the training size, uint8 [h, w, 3] BGR.
+
+        Raises ValueError if it is not the one any more that its boxes were read for.
+        """
+        labels = self.planner.labels
+        image = read_image(labels.path(index))
+        size, known = (image.shape[1], image.shape[0]), tuple(labels.sizes[index].tolist())
+        if size != known:
+            was = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
+            raise ValueError(f"{shown(labels.path(index))}: has changed since its labels were read: it had {was}")
+        return resized(image, *self.planner.base_size(index))
 
     def __getitem__(self, key: Key) -> Batch:
         size = (key.height, key.width)
@@ -93,6 +103,8 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
+    if hasattr(signal, "SIGUSR1"):  # the other word for a machine that is about to be taken away
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.excepthook = quiet_about_parent
     if sys.platform == "linux":
         set_parent_death_signal = 1

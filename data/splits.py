@@ -14,12 +14,17 @@ from data.scan import scan
 FOLDER = Path(__file__).parent
 
 
+def find_data(name: str) -> Path:
+    """A data set's YAML, given by its path or by its name in data/."""
+    return find_yaml(name, FOLDER, "data set")
+
+
 def open_data(name: str, *, download: bool = False) -> DataSpec:
-    """The data set of a YAML given by its path or by its name in data/; the generated one is drawn if need be.
+    """The data set of a YAML that `find_data` finds; the generated one is drawn if need be.
 
     download: fetch what is not there from where the YAML says. Nothing else may use the network.
     """
-    file = find_yaml(name, FOLDER, "data set")
+    file = find_data(name)
     spec = read_data_yaml(file)
     if file.samefile(FOLDER / "shapes.yaml"):
         shapes.generate(spec.root)

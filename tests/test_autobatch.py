@@ -14,9 +14,18 @@ from torch import nn
 from models import build_model
 from models.losses import AnchorLoss
 from utils import autobatch
-from utils.autobatch import choose_batch, fill_state, in_words, largest_batch, memory_budget, step_memory
+from utils.autobatch import (
+    choose_batch,
+    fill_state,
+    in_words,
+    largest_batch,
+    memory_advice,
+    memory_budget,
+    step_memory,
+)
 from utils.ema import EMA
 from utils.optim import build_optimizer
+from utils.terminal import FaultError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MIB, GIB = 2**20, 2**30
@@ -365,3 +374,35 @@ def test_a_gpu_is_filled_to_its_share():
     assert 0.7 * free * 8 / 9 <= batch * 256 * MIB <= 0.8 * free
     assert step_memory(lambda: step(100_000), GPU) is None
     assert autobatch.free_memory(GPU) > 0.95 * free
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "processes", "advice"),
+    [
+        (64, 640, 1, "--batch-size 64 and --imgsz 640: try --batch-size 32, --imgsz 480, --checkpoint-activations;"),
+        (6, 100, 3, "--batch-size 6 and --imgsz 100: try --batch-size 3, --imgsz 64, --checkpoint-activations;"),
+        (2, 32, 2, "--batch-size 2 and --imgsz 32: try --checkpoint-activations;"),
+    ],
+)
+def test_advice_where_memory_runs_out(batch, size, processes, advice):
+    errors = [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"),
+        RuntimeError("can't allocate memory: 9"),
+    ]
+    for error in errors:
+        with pytest.raises(FaultError) as said, memory_advice(batch, size, CPU, processes):
+            raise error
+        first = " ".join(str(error).split())
+        assert str(said.value) == f"out of memory on cpu with {advice} --batch-size -1 measures what fits ({first})"
+
+
+def test_advice_for_an_error_without_words():
+    with pytest.raises(FaultError, match=r"\(MemoryError\)$"), memory_advice(4, 64, CPU, 1):
+        raise MemoryError
+
+
+def test_other_errors_get_no_advice():
+    with pytest.raises(RuntimeError, match=r"^shape$"), memory_advice(2, 64, CPU, 1):
+        raise RuntimeError("shape")
+    with memory_advice(2, 64, CPU, 1):
+        pass

@@ -10,7 +10,6 @@ import pytest
 from lying_server import Server, honest, raw, says
 
 from utils import download
-from utils.disk import _locked, amount, require_room, sole_worker
 from utils.download import Source, check_url, fetch, host_of
 from utils.terminal import FaultError
 
@@ -352,27 +351,3 @@ def test_urls_that_are_not(url, problem, tmp_path):
         check_url(url)
     with pytest.raises(ValueError, match=problem):
         fetch(Source(url), tmp_path / "a")
-
-
-# ---------------------------------------------------------------------- utils/disk.py
-
-
-def test_one_process_at_a_time(tmp_path):
-    folder = tmp_path / "a" / "work"
-    with sole_worker(folder):
-        inside = os.open(folder / "lock", os.O_RDWR)
-        assert not _locked(inside, folder / "lock")
-        (folder / "kept").touch()
-    assert _locked(inside, folder / "lock")
-    os.close(inside)
-    assert sorted(os.listdir(folder)) == ["kept", "lock"]
-    with sole_worker(folder):
-        (folder / "kept").unlink()
-    assert os.listdir(tmp_path / "a") == []
-
-
-def test_room(tmp_path):
-    require_room(tmp_path, 0)
-    with pytest.raises(FaultError, match=r"1.00 EB are needed there, .* are free"):
-        require_room(tmp_path, 10**18)
-    assert [amount(n) for n in (0, 999, 1000, 2**31)] == ["0 bytes", "999 bytes", "1.00 kB", "2.15 GB"]

@@ -242,14 +242,22 @@ def spawned(flags: list[str], tmp_path: Path) -> Iterator[Callable[..., Spawned]
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["rank_1_is_killed_while_rank_0_computes", "rank_1_is_terminated"])
-def test_spawn_when_a_process_is_killed(spawned, stamp, name):
-    """The launcher ends the other one, perhaps before that has noticed; and it does so by SIGTERM, as others may."""
-    job = spawned(name, "--spawn", "2")
+def test_spawn_when_a_process_is_killed(spawned, stamp):
+    """The launcher ends the other one, perhaps before that has noticed."""
+    job = spawned("rank_1_is_killed_while_rank_0_computes", "--spawn", "2")
     until(stamp.exists, 120, "the fault")
     assert job.end(SOON) == 1
     assert len(ours(job.parent.err)) == 1, job.parent.err
     assert re.search("was killed|without a word", ours(job.parent.err)[0])
+
+
+def test_spawn_when_a_process_is_told_to_end(spawned, stamp, tmp_path):
+    """Both save and leave; see test_resume.py."""
+    job = spawned("rank_1_is_terminated", "--spawn", "2")
+    until(stamp.exists, 120, "the fault")
+    assert job.end(SOON) == 128 + signal.SIGTERM
+    assert ours(job.parent.err) == []
+    assert (tmp_path / "exp" / "preempted.json").exists()
 
 
 def test_spawn_interrupted(spawned, tmp_path):

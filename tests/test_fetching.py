@@ -217,13 +217,13 @@ def test_of_two_at_once_one_fetches(serve, yaml, capsys):
     file = yaml(f"{server.url}/a.zip")
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(there(open_data(str(file), download=True).root))) for _ in range(3)
+        threading.Thread(target=lambda: found.append(open_data(str(file), download=True).root)) for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert found == [FILES] * 3
+    assert [there(root) for root in found] == [FILES] * 3
     assert len(server.asked) == 1
     assert capsys.readouterr().out.count("another process is at work there") == 2
 

@@ -10,7 +10,10 @@ import torch.distributed as dist
 
 import train
 from models import build_model
+from utils.devices import Later
 from utils.distributed import World
+from utils.finite import FiniteSteps
+from utils.optim import build_optimizer
 from utils.replica import DistributedReplica, Replica
 from utils.sync_bn import synchronize_batch_norm
 
@@ -73,3 +76,56 @@ def test_ddp_over_nccl_with_torchs_sync_bn_has_the_gradients_of_a_bare_model(gro
     other = dict(wrapped.named_parameters())
     for name, parameter in bare.named_parameters():
         torch.testing.assert_close(other[name].grad, parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_values_come_when_two_more_have_been_passed_on():
+    later = Later(GPU.device)
+    arrived = [[int(value) for value in later.pass_on(torch.tensor(number, device=GPU.device))] for number in range(5)]
+    assert arrived == [[], [], [0], [1], [2]]
+    assert [int(value) for value in later.rest()] == [3, 4]
+    assert later.rest() == []
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
+    """Without a look of the host: torch's fused optimizers heed the flag, in their very first step too."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(3, 2).to(GPU.device)]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models]
+    steps = [FiniteSteps(optimizer, [], GPU.device) for optimizer in optimizers]
+    assert optimizers[0].defaults["fused"]
+    for number in range(4):
+        torch.cuda.set_sync_debug_mode("error")
+        for model, own, bad in zip(models, steps, (number % 2 == 0, False), strict=True):
+            if bad:  # of the first model alone
+                model(torch.full((4, 3), float("nan"), device=GPU.device)).sum().backward()
+                own.step(torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0))
+                model.zero_grad()
+            model(torch.full((4, 3), 1.0 + number, device=GPU.device)).sum().backward()
+            own.step(torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0))
+            model.zero_grad()
+        torch.cuda.set_sync_debug_mode("default")
+    assert steps[0].state_dict() == {"skipped": 2, "in_a_row": 0}
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_a_run_on_a_gpu_goes_on(losses, monkeypatch, tmp_path):
+    """To rounding: not all of a GPU's sums have one order."""
+    straight = losses(GPU, "--amp", "fp32")
+    real, calls = train.Learner.step, iter(range(1, 100))
+
+    def step(self: train.Learner) -> None:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(train.Learner, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        losses(GPU, "--amp", "fp32", "--save-minutes", "1e-9", "--name", "broken")
+    monkeypatch.setattr(train.Learner, "step", real)
+    train.main(train.parse_args(["--resume", str(tmp_path / "broken")])[0], GPU)
+    with open(tmp_path / "broken" / "results.csv") as file:
+        resumed = [[float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)]
+    torch.testing.assert_close(resumed, straight, rtol=1e-2, atol=1e-4)

@@ -67,10 +67,8 @@ def test_results_to_the_byte(tmp_path):
     )
 
 
-def test_the_log_adds_a_row_per_epoch(tmp_path):
-    log = RunLog(active=True)
-    log.rows = [{"epoch": 1, "lr": 0.5}]  # of the run that is resumed
-    log.epoch({"epoch": 2, "lr": 0.25}, tmp_path)
+def test_the_log_writes_the_results(tmp_path):
+    RunLog(active=True).results([{"epoch": 1, "lr": 0.5}, {"epoch": 2, "lr": 0.25}], tmp_path)
     assert (tmp_path / "results.csv").read_bytes() == b"epoch,lr\n1,0.5\n2,0.25\n"
     assert [file.name for file in tmp_path.iterdir()] == ["results.csv"]
 
@@ -78,8 +76,7 @@ def test_the_log_adds_a_row_per_epoch(tmp_path):
 def test_a_silent_log_says_and_writes_nothing(tmp_path, capsys):
     log = RunLog(active=False)
     log.say("hello")
-    log.epoch({"epoch": 1}, tmp_path)
-    assert log.rows == [{"epoch": 1}]  # all ranks hold the same
+    log.results([{"epoch": 1}], tmp_path)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().out == ""
     RunLog(active=True).say("hello")

@@ -366,7 +366,7 @@ def test_one_of_each_machine_goes_first(three):
     found = three["takes_turns"]
     assert [result["first"] for result in found] == [True, False, True]
     assert [result["found"] for result in found] == [False, True, False]
-    assert all(result["waited"] >= 0.5 for result in found)
+    assert all(result["waited"] >= 0.5 for result in found if result["first"])  # which takes so long on purpose
 
 
 def test_processes_that_differ_are_refused_by_all(three):

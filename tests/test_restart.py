@@ -167,7 +167,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(flags, live, tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
     with launched(command, tmp_path / "io", KESTREL_FAULT="test_restart:dies_once") as job:
         assert job.end(120) == 0, job.err
-        assert job.out.count("started again by the launcher: going on with") == 1
+        assert job.out.count("started again by the launcher\ngoing on with") == 1
     assert runs(tmp_path) == ["exp"]
     assert live(2, launcher=False) == [0, 0]  # a launch of its own, uninterrupted
     assert runs(tmp_path) == ["exp", "exp2"]
@@ -195,7 +195,7 @@ def test_three_processes_keep_the_bits_where_the_graph_is_static(live, tmp_path)
     wide = ("--data", str(data), "--batch", "66", "--save-period", "1")
     assert live(3, *wide, launcher=False) == live(3, *wide, launcher=False) == [0, 0, 0]
     second = tmp_path / "exp2" / "weights" / "epoch2.pt"
-    assert live(3, "--resume", str(second), launcher=False) == [0, 0, 0]
+    assert live(3, *wide, "--resume", str(second), launcher=False) == [0, 0, 0]
     assert runs(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
@@ -209,21 +209,3 @@ def test_a_run_that_is_done_is_not_trained_again(live, tmp_path):
     assert live(2) == [0, 0]
     assert runs(tmp_path) == ["exp"]
     assert (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns == written
-
-
-@linux
-def test_fewer_processes_go_on_with_the_same_training(live, tmp_path):
-    """Four processes, then two, by a launcher; then two by hand; in float64 like one that nothing befalls."""
-    exact = ("--amp", "fp64", "--batch", "4")
-    assert live(4, *exact, fault="dies_in_the_second_epoch") == [1, 1, 1, -9]
-    assert live(2, *exact, fault="dies_in_the_second_epoch") == [1, -9]
-    last = str(tmp_path / "exp" / "weights" / "last.pt")
-    assert checkpoint.load(Path(last))["epoch"] == 1
-    assert live(2, *exact, "--resume", last, launcher=False) == [0, 0]
-    assert live(1, *exact, launcher=False) == [0]
-    assert runs(tmp_path) == ["exp", "exp2"]
-    first, second = (checkpoint.load(tmp_path / run / "weights" / "last.pt") for run in runs(tmp_path))
-    assert first["epoch"] == second["epoch"] == 2
-    for part in ("model", "ema"):
-        for key, weights in second[part].items():
-            assert torch.allclose(first[part][key], weights, rtol=1e-6, atol=1e-9), f"{part} {key}"

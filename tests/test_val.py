@@ -1,6 +1,7 @@
 """val.py: evaluate() against known numbers, its other ways to predict, its files."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,20 @@ def measure(trained, tmp_path):
         return val.main(val.parse_args([*given, *places, *flags])[0], CPU), tmp_path / "v"
 
     return run
+
+
+def test_classes_are_matched_by_name(measure, tiny_data, tmp_path):
+    """Data whose YAML lists them in another order: the numbers are the same."""
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_data.parent, copy)
+    for file in (copy / "labels").iterdir():
+        rows = (line.split(" ", 1) for line in file.read_text().splitlines())
+        file.write_text("".join(f"{(int(kind) + 1) % 3} {box}\n" for kind, box in rows))
+    yaml = copy / tiny_data.name
+    yaml.write_text(re.sub("names: .*", "names: [bar, disc, square]", yaml.read_text()))
+    (own, _), (other, _) = measure(), measure("--data", str(yaml))
+    assert own.coco.stats == other.coco.stats
+    assert own.as_dict(["disc", "square", "bar"]) == other.as_dict(["bar", "disc", "square"])
 
 
 def truth_as_predictions(loader):
@@ -147,7 +162,7 @@ def test_flags_measure(measure, flags):
         (["--batch-size", "0"], "--batch-size 0: choose 1 or more"),
         (["--imgsz", "8"], "--imgsz 8: choose 32 to 8192 pixels"),
         (["--task", "test"], "test"),
-        (["--data", "shapes.yaml"], "are not the checkpoint's (disc, square, bar)"),
+        (["--data", "shapes.yaml"], "the classes are disc, square, bar, wanted are circle"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

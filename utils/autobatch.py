@@ -6,6 +6,7 @@ of crowded images come on top of a forward pass, and do not grow in proportion t
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.devices import free_memory, release_memory, reserved_by
+from utils.printable import one_line
+from utils.terminal import FaultError
 
 SHARE = 0.8  # of a GPU's free memory; the rest is for fragments, and for batches more crowded than those tried
 CPU_BUDGET = 2 * 2**30  # bytes for a process: RAM is not there to be filled, and caches the images
@@ -129,6 +132,25 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out: some of those that do are plain RuntimeErrors."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+@contextmanager
+def memory_advice(
+    batch_size: int, image_size: int, device: torch.device, processes: int, stride: int = 32
+) -> Iterator[None]:
+    """Says in one sentence what to try where memory runs out in the block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        batch, size = batch_size // 2 // processes * processes, image_size * 3 // 4 // stride * stride
+        smaller = [f"--batch-size {batch}"] * (batch > 0) + [f"--imgsz {size}"] * (size >= 2 * stride)
+        raise FaultError(
+            f"out of memory on {device} with --batch-size {batch_size} and --imgsz {image_size}: try "
+            f"{', '.join([*smaller, '--checkpoint-activations'])}; --batch-size -1 measures what fits "
+            f"({one_line(error, 200) or type(error).__name__})"
+        ) from error
 
 
 def tensors_of(step: Callable[[], None], device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """What a run is asked to do, checked once at the door. Both records are frozen, and stored as plain values."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,19 @@ class TrainConfig:
     patience: int = 100
     freeze: tuple[int, ...] = (0,)
     save_period: int = -1
+    save_minutes: float = 10.0
     seed: int = 0
     amp: str = "auto"
     close_mosaic: int = 0
     cache_dir: str = ""
     download: bool = False
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # no flag: names of those on the command line
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # a checkpoint's values have not passed the command line
-            kind, found = type(field.default), type(getattr(self, field.name))
+        for name, default in _DEFAULTS.items():  # a checkpoint's values have not passed the command line
+            kind, found = type(default), type(getattr(self, name))
             fits = found is kind or (found is int and kind is float)
-            _require(fits, f"--{field.name.replace('_', '-')} is a {found.__name__}, expected {kind.__name__}")
+            _require(fits, f"--{name.replace('_', '-')} is a {found.__name__}, expected {kind.__name__}")
         whole = all(type(number) is int for number in self.freeze)
         _require(whole, "--freeze holds something else than whole numbers")
         _require(self.epochs >= 1, f"--epochs {self.epochs}: train for 1 epoch or more")
@@ -74,6 +76,8 @@ class TrainConfig:
         _require(self.patience >= 0, f"--patience {self.patience}: choose a number of epochs, or 0 for no early stop")
         _require(0 <= self.label_smoothing < 1, f"--label-smoothing {self.label_smoothing}: choose 0 to below 1")
         _require(all(n >= 0 for n in self.freeze), f"--freeze {list(self.freeze)}: layer numbers start at 0")
+        minutes = f"--save-minutes {self.save_minutes}: choose a number of minutes, or 0 to save after epochs only"
+        _require(0 <= self.save_minutes < float("inf"), minutes)
         _require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         _require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 or more")
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
@@ -84,11 +88,15 @@ class TrainConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for YAML files and checkpoints."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        values = {name: getattr(self, name) for name in _DEFAULTS}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def training(self) -> dict[str, Any]:
         """What the processes of a run must have alike."""
         return {name: value for name, value in self.as_dict().items() if name not in PLACES}
+
+
+_DEFAULTS = {field.name: field.default for field in fields(TrainConfig) if field.name != "given"}
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from utils.launch import Place
 
@@ -156,6 +158,53 @@ def _cpu_has_bf16() -> bool:
     except OSError:
         return False
     return bool({"avx512_bf16", "amx_bf16"} & set(flags))
+
+
+class Later:
+    """Hands values of a device to the host: on a CPU at once, from a GPU when two more have been passed on.
+
+    By then it has computed them long since, so that the host waits for nothing, and all processes learn of a value at
+    the same step.
+    """
+
+    BEHIND = 2
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device.type == "cuda"
+        self._under_way: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def pass_on(self, value: Tensor) -> list[Tensor]:
+        """Those that have come by now, on the CPU, in their order: one at most."""
+        if not self._gpu:
+            return [value.cpu()]
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        host.copy_(value, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._under_way.append((host, event))
+        return [self._next()] if len(self._under_way) > self.BEHIND else []
+
+    def rest(self) -> list[Tensor]:
+        """All that are still under way; waits for them."""
+        return [self._next() for _ in range(len(self._under_way))]
+
+    def _next(self) -> Tensor:
+        host, event = self._under_way.popleft()
+        event.synchronize()
+        return host
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's random numbers stand, of the CPU and of the device."""
+    own = {"device": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **own}
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Go on with random numbers where `random_state` was taken, as far as the device is of the same kind."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "device" in state:
+        torch.cuda.set_rng_state(state["device"], device)
 
 
 def free_memory(device: torch.device) -> int:

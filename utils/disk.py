@@ -32,6 +32,38 @@ def require_room(folder: Path, size: int) -> None:
         raise FaultError(f"{folder}: {amount(size)} are needed there, {amount(free)} are free")
 
 
+class Held:
+    """A lock, until it is let go or nobody knows of it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def let_go(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    __del__ = let_go
+
+
+def hold_alone(folder: Path, patience_s: float = 5.0) -> Held:
+    """Hold a folder that one run at a time may write, or raise ValueError if another one does.
+
+    The lock is this process's own: loader processes do not inherit it, and it ends with the process however that ends.
+    A launcher that starts processes anew may be quicker than the end of the old ones: that is waited for. Where the
+    disk knows no locks the folder counts as free.
+    """
+    until = time.monotonic() + patience_s
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    with suppress(OSError):  # this disk knows no locks
+        while not _locked(descriptor, inherited=False):
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise ValueError(f"{folder}: another run is writing there; wait for its end, or choose another --name")
+            time.sleep(POLL_S)
+    return Held(descriptor)
+
+
 @contextmanager
 def sole_worker(folder: Path) -> Iterator[None]:
     """A block that one process at a time goes through, of all machines that share the disk; the others wait.
@@ -59,7 +91,12 @@ def _take(file: Path) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # who had the lock has just removed the folder
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-            if _locked(descriptor, file) and os.path.samestat(os.fstat(descriptor), os.stat(file)):
+            try:
+                own = _locked(descriptor)
+            except OSError as error:
+                os.close(descriptor)
+                raise FaultError(f"{file}: this disk cannot keep two processes apart: {error.strerror}") from error
+            if own and os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 return descriptor
             os.close(descriptor)
         if not told:
@@ -68,8 +105,11 @@ def _take(file: Path) -> int:
         time.sleep(POLL_S)
 
 
-def _locked(descriptor: int, file: Path) -> bool:
-    """Whether this process has the lock now. Raises FaultError if the disk knows no locks."""
+def _locked(descriptor: int, *, inherited: bool = True) -> bool:
+    """Whether this process has the lock of a file now; inherited: with it the processes that it forks.
+
+    Raises OSError if the disk knows no locks.
+    """
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -78,9 +118,7 @@ def _locked(descriptor: int, file: Path) -> bool:
         else:
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (fcntl.flock if inherited else fcntl.lockf)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except (BlockingIOError, PermissionError):  # another process has it, in the words of each system
         return False
-    except OSError as error:
-        raise FaultError(f"{file}: this disk cannot keep two processes apart: {error.strerror}") from error

@@ -1,6 +1,7 @@
 """The processes that train together. One process is a world of size one, and every caller treats it like any other."""
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from torch import Tensor
 from utils.devices import pick_devices
 from utils.launch import LOST, SPAWNED, Launch, Place, find_place, rough_place, rough_url
 from utils.meeting import GONE, Meeting, PeerFailedError, Watch, hosts_store, meet, of_generation, open_store
-from utils.terminal import FaultError, exit_code, is_first_process
+from utils.terminal import AgreedExit, FaultError, exit_code, is_first_process
 
 GRACE_S = 10.0  # for a process to end by itself when another one has failed
 PATIENCE_S = 5.0  # of processes that end together, with each other
@@ -60,10 +61,16 @@ class World:
         return total
 
     def average_(self, values: Iterable[Tensor]) -> None:
-        """Replace floating-point tensors by their means over all processes."""
+        """Replace floating-point tensors by their means over all processes; to do it again changes no bit.
+
+        Means of differences to rank 0's: the sum of seven equal numbers, divided by seven, may be another one.
+        """
         for flat, parts in self._by_type(values):
-            dist.all_reduce(flat)
-            _scatter(flat / self.size, parts)
+            first = flat.clone()
+            dist.broadcast(first, 0)
+            apart = flat - first
+            dist.all_reduce(apart)
+            _scatter(first + apart / self.size, parts)
 
     def spread_(self, values: Iterable[Tensor]) -> None:
         """Replace tensors by those of rank 0."""
@@ -92,6 +99,13 @@ class World:
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded, group=self.host_group)
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value for all, of what JSON can hold. A collective, for where all come at about the same time."""
+        if self.size == 1:
+            return value
+        text = json.dumps(value).encode() if self.is_main else b""
+        return json.loads(self.gather(torch.tensor(list(text), dtype=torch.uint8)).numpy().tobytes())
 
     def share(self, value: Any) -> Any:
         """Rank 0's value for all, of what JSON can hold. Not a collective: the others wait as long as rank 0 takes."""
@@ -208,7 +222,7 @@ class Connection:
 
         A refusal is left to rank 0 to tell, and then all processes end at once, with the same exit code.
         """
-        if isinstance(error, SystemExit) and not error.code:
+        if isinstance(error, AgreedExit) or (isinstance(error, SystemExit) and not error.code):
             self.part()
             return error
         if not launched_as_several(os.environ):

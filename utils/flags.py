@@ -15,9 +15,12 @@ class FlagParser(argparse.ArgumentParser):
     A fault raises ValueError with a sentence, in place of a page of usage and an exit.
     """
 
-    def __init__(self, description: str | None) -> None:
+    def __init__(self, description: str | None, *, argument_default: object = None) -> None:
         super().__init__(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            argument_default=argument_default,
         )
 
     def error(self, message: str) -> NoReturn:

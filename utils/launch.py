@@ -229,8 +229,10 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     settings: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     settings["local_addr"] = "127.0.0.1"  # the machine's own name may lead nowhere
+    handled = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]  # which it passes on
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's wish, over which the launcher's handler would go
-        settings["signals_to_handle"] = "SIGTERM,SIGINT,SIGQUIT"
+        handled.remove("SIGHUP")
+    settings["signals_to_handle"] = ",".join(handled)
     config = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **settings)
     words = without_spawn(sys.argv[1:] if arguments is None else arguments)
     try:

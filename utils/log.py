@@ -15,6 +15,7 @@ import yaml
 from tqdm import tqdm
 
 from utils.files import written_whole
+from utils.printable import shown
 from utils.terminal import show
 
 T = TypeVar("T")
@@ -42,9 +43,9 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: readers see the old text or the new one."""
+    """Write a file whole: readers see the old text or the new one. What UTF-8 has not is escaped as JSON does it."""
     with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def write_yaml(path: Path, values: dict[str, Any]) -> None:
@@ -78,18 +79,21 @@ class RunLog:
 
     def __init__(self, *, active: bool) -> None:
         self.active = active
-        self.rows: list[dict[str, float]] = []  # of results.csv, one for each epoch
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print one line, whatever a path or a name in it holds."""
+        if self.active:
+            show(shown(text))
+
+    def table(self, text: str) -> None:
+        """Print lines."""
         if self.active:
             show(text)
 
-    def epoch(self, row: dict[str, float], folder: Path) -> None:
-        """Add an epoch to the folder's results.csv."""
-        self.rows.append(row)
+    def results(self, rows: list[dict[str, float]], folder: Path) -> None:
+        """Write the folder's results.csv, a row for each epoch."""
         if self.active:
-            write_csv(folder / "results.csv", self.rows)
+            write_csv(folder / "results.csv", rows)
 
 
 class Progress(Iterable[T]):

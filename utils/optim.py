@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 NOMINAL_BATCH = 64  # gradients of about this many images make one optimizer step
 SHORTEST_WARMUP = 100  # batches
@@ -30,9 +32,14 @@ def build_optimizer(
         {"params": parameters, "name": group, "weight_decay": weight_decay if group == "weight" else 0.0}
         for group, parameters in groups.items()
     ]
-    fused = next(model.parameters()).is_cuda
+    first = next(model.parameters())
+    fused = first.is_cuda and not isinstance(first, DTensor)  # whose slices do not mix with a flag to skip a step
     if name == "SGD":
-        return torch.optim.SGD(settings, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused)
+        optimizer = torch.optim.SGD(settings, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused)
+        for parameter in chain(*groups.values()) if momentum > 0 else ():
+            # Where the first step is skipped on the device, torch would leave it uninitialised.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     if name in ("Adam", "AdamW"):
         kind = torch.optim.Adam if name == "Adam" else torch.optim.AdamW
         return kind(settings, lr=lr, betas=(momentum, 0.999), fused=fused)

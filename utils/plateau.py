@@ -6,10 +6,16 @@ from typing import Any
 class Plateau:
     """Remembers the best epoch, and says when `patience` epochs have passed without a better one (0: never)."""
 
+    best_fitness: float
+    best_epoch: int | None
+
     def __init__(self, patience: int) -> None:
         self.patience = patience
-        self.best_fitness = float("-inf")
-        self.best_epoch: int | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: the next epoch is the best so far."""
+        self.best_fitness, self.best_epoch = float("-inf"), None
 
     def update(self, epoch: int, fitness: float) -> None:
         """Take in an epoch's fitness; only a higher one than all before is better.
@@ -27,4 +33,5 @@ class Plateau:
         return {"fitness": self.best_fitness, "epoch": self.best_epoch}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.best_fitness, self.best_epoch = saved["fitness"], saved["epoch"]
+        epoch = saved["epoch"]
+        self.best_fitness, self.best_epoch = float(saved["fitness"]), None if epoch is None else int(epoch)

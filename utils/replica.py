@@ -52,6 +52,10 @@ class Replica(Generic[Model]):
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
 
+    def clip_gradients(self, most: float) -> Tensor:
+        """Scale all gradients together to a norm of at most `most`: what it was before, the same on all processes."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), most)
+
     def align(self, world: World, *, synchronised: bool) -> None:
         """Make the copies of all processes one, as `align` does."""
         align(self.model, world, synchronised=synchronised)
@@ -95,13 +99,17 @@ class DistributedReplica(Replica[Model]):
         return nullcontext() if last else self.wrapped.no_sync()
 
 
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """The means and variances of a model's BatchNorm layers, which forward passes in training change in place."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+
+
 def align(model: nn.Module, world: World, *, synchronised: bool) -> None:
     """Make the model one and the same on all processes: weights from rank 0, BatchNorm's statistics too.
 
     synchronised: whether BatchNorm is; if not, each process has its own running statistics, and their mean over the
     processes takes their place.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
-    world.average_([] if synchronised else statistics)
+    world.average_([] if synchronised else running_statistics(model))
     world.spread_([*model.parameters(), *model.buffers()])

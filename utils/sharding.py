@@ -62,6 +62,9 @@ class ShardedReplica(Replica[Model]):
         }
         optimizer.load_state_dict(state | {"state": sliced})
 
+    def clip_gradients(self, most: float) -> Tensor:
+        return whole(super().clip_gradients(most))  # type: ignore[no-any-return]
+
     def align(self, world: World, *, synchronised: bool) -> None:
         world.spread_(self.model.buffers())
 

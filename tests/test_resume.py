@@ -1,0 +1,546 @@
+"""A run that is killed, stopped or changed goes on: to the bit where it may, and never with a row lost or doubled."""
+
+import csv
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
+from processes import ALONE, draw_data
+
+import train
+import val
+from utils import checkpoint, distributed, files, optim, plots, run_state
+from utils.config import TrainConfig
+from utils.resume import STATE, find_last, resumed_config
+from utils.run_state import FORMAT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes")
+
+# ---------------------------------------------------------------------- faults
+
+
+def many_steps() -> None:
+    """Have epochs of several optimizer steps, with few images; wait and draw no longer than tests want to last."""
+    val.Pictures.labels = lambda *_: None
+    checkpoint.os.fsync = lambda *_: None  # a kill leaves to the system what is written; a power cut does not
+    optim.NOMINAL_BATCH = train.NOMINAL_BATCH = 8
+    distributed.PATIENCE_S = distributed.JOIN_S = 1.0
+
+
+def killed() -> None:
+    """Have this process killed at KESTREL_INSTANT, "place number": when it comes there for the number-th time."""
+    many_steps()
+    place, _, number = os.environ["KESTREL_INSTANT"].rpartition(" ")
+    rank, _, place = place.partition(" ")
+    if rank == os.environ.get("RANK", "0"):
+        INSTANTS[place](float(number))
+
+
+def die() -> None:
+    os.kill(os.getpid(), getattr(signal, os.environ.get("KESTREL_SIGNAL", "SIGKILL")))
+
+
+def calls(owner: Any, name: str, number: float, *, after: bool = False) -> None:
+    """Die before or after the number-th call of a function."""
+    real, left = getattr(owner, name), iter(range(int(number), 0, -1))
+
+    def work(*arguments: Any, **keywords: Any) -> Any:
+        last = next(left, 0) == 1
+        if last and not after:
+            die()
+        result = real(*arguments, **keywords)
+        if last:
+            die()
+        return result
+
+    setattr(owner, name, work)
+
+
+def torn(number: float) -> None:
+    """Die when half of a checkpoint is on the disk."""
+    real, left = checkpoint._write, iter(range(int(number), 0, -1))
+
+    def write(values: Any, file: Any) -> None:
+        real(values, file)
+        if next(left, 0) == 1:
+            file.truncate(file.tell() // 2)
+            die()
+
+    checkpoint._write = write
+
+
+def after_a_while(number: float) -> None:
+    """Die some time after the processes have met: before, the others would wait for one that never comes."""
+    real = train.main
+
+    def main(*arguments: Any) -> Any:
+        threading.Timer(number / 4, die).start()
+        return real(*arguments)
+
+    train.main = main
+
+
+INSTANTS: dict[str, Callable[[float], None]] = {
+    "before a step": lambda number: calls(run_state.Learner, "step", number),
+    "after a step": lambda number: calls(run_state.Learner, "step", number, after=True),
+    "in validation": lambda number: calls(val, "suppress", number),
+    "after validation": lambda number: calls(val, "evaluate_boxes", number),
+    "in a picture": lambda number: calls(plots, "plot_batch", number),
+    "in the last pictures": lambda number: calls(plots, "plot_curves", 1),
+    "in a checkpoint": torn,
+    "before a file is there": lambda number: calls(files.os, "replace", number),
+    "when a file is there": lambda number: calls(files.os, "replace", number, after=True),
+    "some time": after_a_while,
+    "nowhere": lambda number: None,
+}
+WRITING = {"in the last pictures", "in a picture", "in a checkpoint", "before a file is there", "when a file is there"}
+
+
+def instants(size: int, count: int) -> list[str]:
+    """Where each of `count` lives of a run ends: a rank, a place, a number. The last ones end in the last pictures."""
+    chosen = random.Random(size)
+    late = ("nowhere", "in the last pictures", "in a picture")
+    places = [place for place in INSTANTS if place not in late]
+    early = [places[number % len(places)] for number in range(count - 2)]
+    chosen.shuffle(early)
+    return [
+        f"{0 if place in WRITING else chosen.randrange(size)} {place} {chosen.randint(1, 3)}"
+        for place in [*early, "in the last pictures", "in a picture"]
+    ]
+
+
+# ---------------------------------------------------------------------- lives
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_data(tmp_path_factory.mktemp("data") / "set", 18)
+
+
+Live = Callable[..., list[int]]
+
+
+@pytest.fixture
+def live(data: Path, tiny_model: str, tmp_path: Path) -> Live:
+    """live(processes, name, flags, at=instant, by=signal): a life of a run, which goes on if it can; the exit codes."""
+
+    def one(
+        size: int, name: str, *flags: str, at: str = "0 nowhere 1", by: str = "SIGKILL", pictures: bool = False
+    ) -> list[int]:
+        own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", *flags]
+        words = [word for word in small(data, tiny_model, tmp_path, *own) if word != "--noplots" or not pictures]
+        last = tmp_path / name / "weights" / "last.pt"
+        if last.exists():
+            words += ["--resume", str(last)]
+        faults = {"KESTREL_FAULT": "test_resume:killed", "KESTREL_INSTANT": at, "KESTREL_SIGNAL": by}
+        port = free_port()
+        places = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
+        with forked([place | faults for place in places], words, tmp_path / "io") as ranks:
+            return [rank.end(60) for rank in ranks]
+
+    return one
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """results.csv without the times."""
+    with open(run / "results.csv") as file:
+        return [{name: value for name, value in row.items() if name != "time"} for row in csv.DictReader(file)]
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two nested records hold the same bits, times aside."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        ours, theirs = first.keys() - {"time", "seconds"}, second.keys() - {"time", "seconds"}
+        return ours == theirs and all(same(first[key], second[key]) for key in ours)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second or (first != first and second != second)
+
+
+def assert_same_bits(run: Path, other: Path) -> None:
+    assert rows(run) == rows(other)
+    for file in ("last.pt", "best.pt"):
+        first, second = (checkpoint.load(folder / "weights" / file) for folder in (run, other))
+        assert first.keys() == second.keys()
+        for part in first.keys() - {"config", "seconds"}:
+            assert same(first[part], second[part]), f"{file}: {part}"
+    assert (run / "metrics.json").read_text() == (other / "metrics.json").read_text()
+
+
+# ---------------------------------------------------------------------- killed
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(live, tmp_path, size):
+    drawn: dict[str, Any] = {"pictures": True}
+    epochs = ("--epochs", "16")
+    assert live(size, "straight", *epochs, **drawn) == [0] * size
+    lives = [live(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)]
+    assert [min(codes) for codes in lives] == [-9] * 20
+    assert live(size, "broken", *epochs, **drawn) == [0] * size
+    assert_same_bits(tmp_path / "straight", tmp_path / "broken")
+
+
+def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_path):
+    exact = ("--epochs", "3", "--amp", "fp64", "--sync-bn")
+    assert live(1, "straight", *exact) == [0]
+    assert live(2, "broken", *exact, at="1 before a step 2") == [1, -9]
+    assert live(1, "broken", *exact, at="0 before a step 4") == [-9]
+    halfway = checkpoint.load(tmp_path / "broken" / "weights" / "last.pt")
+    assert (halfway["epoch"], halfway["batch"], len(halfway["statistics"])) == (1, 1, 1)
+    assert live(2, "broken", *exact) == [0, 0]
+    first, second = (checkpoint.load(tmp_path / run / "weights" / "last.pt") for run in ("straight", "broken"))
+    for part in ("model", "ema"):
+        for key, weights in first[part].items():
+            assert torch.allclose(second[part][key], weights, rtol=1e-6, atol=1e-9), f"{part} {key}"
+    for row, other in zip(rows(tmp_path / "straight"), rows(tmp_path / "broken"), strict=True):
+        assert {k: float(v) for k, v in other.items()} == pytest.approx({k: float(v) for k, v in row.items()}, rel=1e-4)
+
+
+# ---------------------------------------------------------------------- told to end
+
+
+@pytest.mark.parametrize(
+    ("size", "at", "by"),
+    [
+        (1, "0 before a step 4", "SIGTERM"),
+        (1, "0 in validation 7", "SIGUSR1"),
+        (2, "1 before a step 4", "SIGUSR1"),
+        (2, "0 in validation 5", "SIGTERM"),
+        (1, "0 in validation 16", "SIGTERM"),  # of the last epoch
+        (1, "0 in validation 20", "SIGTERM"),  # of best.pt
+    ],
+)
+def test_told_to_end_a_run_is_saved_and_leaves(live, tmp_path, size, at, by):
+    """Only one process hears it. With --save-minutes 0 and --nosave there is no other checkpoint."""
+    rare = ("--epochs", "3", "--save-minutes", "0", "--nosave")
+    assert live(size, "straight", *rare) == [0] * size
+    assert live(size, "broken", *rare, at=at, by=by) == [128 + getattr(signal, by)] * size
+    run = tmp_path / "broken"
+    told, saved = json.loads((run / "preempted.json").read_text()), checkpoint.load(run / "weights" / "last.pt")
+    assert (told["signal"], told["checkpoint"]) == (by, str(run / "weights" / "last.pt"))
+    assert (told["epoch"], told["batch"]) == (saved["epoch"] + 1, saved["batch"])
+    said = (tmp_path / "io" / "rank0" / "stdout").read_text().splitlines()[-1]
+    assert (
+        said
+        == f"{by}: saved in epoch {told['epoch']} after batch {told['batch']}; go on with --resume {told['checkpoint']}"
+    )
+    assert [(tmp_path / "io" / f"rank{rank}" / "stderr").read_text() for rank in range(size)] == [""] * size
+    assert live(size, "broken", *rare) == [0] * size
+    assert not (run / "preempted.json").exists()
+    assert_same_bits(tmp_path / "straight", run)
+
+
+def test_told_to_end_when_the_epoch_is_validated(live, tmp_path):
+    """With --nosave too there is a checkpoint of what the marker says."""
+    rare = ("--epochs", "3", "--nosave")
+    assert live(1, "straight", *rare) == [0]
+    assert live(1, "broken", *rare, at="0 after validation 2", by="SIGTERM") == [143]
+    saved = checkpoint.load(tmp_path / "broken" / "weights" / "last.pt")
+    told = json.loads((tmp_path / "broken" / "preempted.json").read_text())
+    assert (told["epoch"], told["batch"]) == (saved["epoch"] + 1, saved["batch"]) == (3, 0)
+    assert live(1, "broken", *rare) == [0]
+    assert_same_bits(tmp_path / "straight", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+def test_a_launcher_that_is_told_to_end_leaves_a_checkpoint_and_no_process(data, tiny_model, tmp_path, number):
+    """SIGTERM it passes on to all processes, loaders included; of SIGUSR1 it dies, and its processes notice."""
+    flags = small(data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval")
+    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "launching.py"), *flags, "--nosave"]
+    with launched(command, tmp_path / "io", KESTREL_FAULT="test_failures:many_cores") as job:
+        until(lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch")
+        assert len(job.alive()) >= 7  # the launcher, two processes, two loaders for each
+        job.process.send_signal(number)
+        assert job.end(30) != 0
+    told = json.loads((tmp_path / "exp" / "preempted.json").read_text())
+    saved = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")
+    assert (told["signal"], told["epoch"], told["batch"]) == ("SIGTERM", saved["epoch"] + 1, saved["batch"])
+    assert saved["epoch"] > 0
+    assert not re.search("^error", job.err, re.MULTILINE), job.err
+
+
+# ---------------------------------------------------------------------- with other flags
+
+
+def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) -> dict[str, Any]:
+    """What a checkpoint of a run of 3 epochs says; the folder of a run that is done."""
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").write_text("{}") if done else None
+    made: dict[str, Any] = {name: kind() for name, kind in STATE.items() if kind is not torch.Tensor}
+    made |= {"format": FORMAT, "data": "/data/a.yaml", "epoch": 3, "results": [{}, {}, {}]}
+    made |= {"losses": torch.zeros(1, 4), "statistics": torch.zeros(1, 2), "best": {"fitness": 0.5, "epoch": best}}
+    return made | {"config": TrainConfig().as_dict() | {"epochs": 3} | config}
+
+
+def asked(folder: Path, **given: Any) -> TrainConfig:
+    return TrainConfig(**given, resume=str(folder / "weights" / "last.pt"), given=frozenset(given))
+
+
+def test_without_flags_a_run_keeps_its_own(tmp_path):
+    saved = saved_run(tmp_path, done=False, epochs=7, optimizer="AdamW", freeze=[1, 2], workers=3)
+    cfg, said = resumed_config(asked(tmp_path), saved)
+    assert (cfg.epochs, cfg.optimizer, cfg.freeze, cfg.workers, cfg.data) == (7, "AdamW", (1, 2), 3, "/data/a.yaml")
+    assert said == []
+
+
+def test_flags_that_may_change(tmp_path):
+    saved = saved_run(tmp_path, done=False, epochs=300, patience=5)
+    given = {"epochs": 100, "patience": 100, "batch_size": 8, "workers": 0, "data": "/data/b.yaml"}  # some are defaults
+    cfg, said = resumed_config(asked(tmp_path, **given), saved)
+    assert {name: getattr(cfg, name) for name in given} == given
+    assert said == [
+        "--resume changes --batch-size from 16 to 8",
+        "--resume changes --data from /data/a.yaml to /data/b.yaml",
+        "--resume changes --epochs from 300 to 100",
+        "--resume changes --patience from 5 to 100",
+        "--resume changes --workers from 8 to 0",
+    ]
+
+
+def test_flags_that_are_not_heard(tmp_path):
+    saved = saved_run(tmp_path, done=False, imgsz=320)
+    cfg, said = resumed_config(asked(tmp_path, imgsz=640, seed=1, epochs=3, batch_size=-1, project="x"), saved)
+    assert (cfg.imgsz, cfg.seed, cfg.batch_size) == (320, 0, 16)
+    assert said == ["--resume goes on with the run's own settings; of no effect: --batch-size, --imgsz, --seed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "sentence"),
+    [
+        ({}, {}, "its run is done after 3 epochs; --epochs above that makes it longer, --patience above 100 stops it"),
+        ({"epochs": 2}, {}, "--epochs 2, but 3 epochs are behind it"),
+        ({"epochs": 9, "patience": 1}, {"best": 1}, "its run is done after 3 epochs"),
+        ({}, {"done": False, "config": {"bogus": 1}}, "its settings (bogus) are unknown to this version of Kestrel"),
+        ({}, {"format": 1}, "another version of Kestrel has written it; fine-tune from it with --weights"),
+        ({}, {"format": None}, "another version of Kestrel has written it"),
+        ({}, {"optimizer": None}, "holds no training state to resume; fine-tune from it with --weights"),
+    ],
+)
+def test_refused(tmp_path, given, made, sentence):
+    own = made.pop("config", {}) | {name: made.pop(name) for name in ("best", "done") if name in made}
+    saved = {name: value for name, value in (saved_run(tmp_path, **own) | made).items() if value is not None}
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        resumed_config(asked(tmp_path, **given), saved)
+
+
+def test_a_run_that_is_done_may_have_lost_its_last_word(tmp_path):
+    """Killed between its last checkpoint and metrics.json: what is missing is made up for."""
+    cfg, _ = resumed_config(asked(tmp_path), saved_run(tmp_path, done=False))
+    assert cfg.epochs == 3
+
+
+def test_which_checkpoint_is_meant(tmp_path):
+    for number, name in enumerate(("new", "old", "older")):
+        last = tmp_path / name / "weights" / "last.pt"
+        last.parent.mkdir(parents=True)
+        last.touch()
+        os.utime(last, (9 - number, 9 - number))
+    (tmp_path / "empty").mkdir()
+    assert find_last("newest", tmp_path) == str(tmp_path / "new" / "weights" / "last.pt")
+    assert find_last(str(tmp_path / "old"), tmp_path) == str(tmp_path / "old" / "weights" / "last.pt")
+    assert find_last("any/file.pt", tmp_path) == "any/file.pt"
+    with pytest.raises(ValueError, match=r"empty: there is no weights/last\.pt in it; its run has not come so far"):
+        find_last(str(tmp_path / "empty"), tmp_path)
+    with pytest.raises(ValueError, match=r"no \*\*/weights/last\.pt under .*empty: train first"):
+        find_last("newest", tmp_path / "empty")
+
+
+def test_a_finished_run_is_made_longer(live, tmp_path):
+    """The learning rate goes on along the curve of the new length: here 1 - 0.99 * step / steps."""
+    assert live(1, "exp", "--epochs", "2") == [0]
+    two = rows(tmp_path / "exp")
+    assert live(1, "exp", "--epochs", "4") == [0]
+    four = rows(tmp_path / "exp")
+    assert [row["epoch"] for row in four] == ["1", "2", "3", "4"]
+    assert four[:2] == two
+    # 18 images in batches of 4 make 18 of them in 4 epochs; the last of the third epoch is number 12, counted from 0
+    assert float(four[2]["lr"]) == pytest.approx(0.01 * (1 - 0.99 * 12 / 18), rel=1e-5)
+    assert (tmp_path / "exp" / "metrics.json").exists()
+    assert live(1, "exp", "--epochs", "4") == [2]
+
+
+def test_another_batch_size_in_the_midst_of_an_epoch(live, tmp_path):
+    assert live(1, "exp", "--epochs", "3", at="0 before a step 5") == [-9]
+    before = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")
+    assert (before["epoch"], before["batch"]) == (1, 1)
+    assert live(1, "exp", "--epochs", "3", "--batch", "2", "--workers", "2") == [0]
+    said = (tmp_path / "io" / "rank0" / "stdout").read_text()
+    assert "--resume changes --batch-size from 4 to 2\n" in said
+    assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
+    after = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")
+    decays = [{group["weight_decay"] for group in saved["optimizer"]["param_groups"]} for saved in (before, after)]
+    assert decays[0] == decays[1] == {0.0, 0.0005}  # 4 x 2 and 2 x 4 images to a step
+
+
+@pytest.mark.parametrize("lost", ["best.pt", "of another epoch"])
+def test_a_best_checkpoint_that_is_not_there_is_sought_anew(live, tmp_path, lost):
+    assert live(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
+    best = tmp_path / "exp" / "weights" / "best.pt"
+    if lost == "best.pt":
+        best.unlink()
+    else:
+        checkpoint.save(best, checkpoint.load(best) | {"epoch": 99})
+    assert live(1, "exp", "--epochs", "4") == [0]
+    said = (tmp_path / "io" / "rank0" / "stdout").read_text()
+    assert re.search(r"best\.pt is not of epoch \d, the best so far: the best is sought anew from here\n", said)
+    assert 2 <= checkpoint.load(best)["epoch"] <= 4
+    assert (tmp_path / "exp" / "metrics.json").exists()
+
+
+def test_fewer_images_than_before(live, data, tmp_path):
+    assert live(1, "exp", "--epochs", "3", at="0 before a step 6") == [-9]
+    assert checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")["batch"] > 1
+    copy = tmp_path / "copy"
+    shutil.copytree(data.parent, copy)
+    for file in sorted((copy / "images").iterdir())[6:]:
+        file.unlink()
+    assert live(1, "exp", "--epochs", "3", "--data", str(copy / data.name)) == [0]
+    assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
+
+
+def test_a_second_run_in_a_folder_is_refused(live, data, tiny_model, tmp_path):
+    assert live(1, "exp", "--epochs", "2", at="0 before a step 2") == [-9]
+    last = str(tmp_path / "exp" / "weights" / "last.pt")
+    with hold_elsewhere(tmp_path / "exp"):
+        assert live(1, "exp", "--epochs", "2") == [2]
+        assert "another run is writing there" in (tmp_path / "io" / "rank0" / "stderr").read_text()
+    assert live(1, "exp", "--epochs", "2", "--resume", last) == [0]
+
+
+@contextmanager
+def hold_elsewhere(folder: Path) -> Iterator[None]:
+    """Another process that holds a run's folder."""
+    words = (
+        "import sys; from pathlib import Path; from utils.disk import hold_alone; held = hold_alone(Path(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", f"{words}; print(1, flush=True); sys.stdin.read()", str(folder)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, cwd=ROOT) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        yield
+        other.kill()
+
+
+def test_changed_images_are_told_of(live, data, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(data.parent, copy)
+    moved = ("--data", str(copy / data.name), "--epochs", "2")
+    assert live(1, "exp", *moved, at="0 before a step 4") == [-9]
+    (copy / "labels" / "01.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+    assert live(1, "exp", *moved) == [0]
+    said = (tmp_path / "io" / "rank0" / "stdout").read_text()
+    assert (
+        f"{copy / data.name}: since {tmp_path}/exp/weights/last.pt was written the training images or their labels "
+        in said
+    )
+
+
+# ---------------------------------------------------------------------- checkpoints that hold anything
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped in its second epoch."""
+    folder = tmp_path_factory.mktemp("whole")
+    words = [*small(data, tiny_model, folder), "--epochs", "3", "--batch", "4", "--save-minutes", "1e-9"]
+    with pytest.MonkeyPatch.context() as patch:
+        many_steps_here(patch)
+        steps, real = iter(range(1, 99)), run_state.Learner.step
+        patch.setattr(run_state.Learner, "step", lambda self: real(self) if next(steps) < 5 else die_here())
+        with pytest.raises(KeyboardInterrupt):
+            train.main(train.parse_args(words)[0], ALONE)
+    return folder / "exp"
+
+
+def many_steps_here(patch: pytest.MonkeyPatch) -> None:
+    for module in (optim, train):
+        patch.setattr(module, "NOMINAL_BATCH", 8)
+
+
+def die_here() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Has a checkpoint hold something else at a path; "" leaves it out."""
+
+    def change(state: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        for name in parents:
+            state = state[int(name) if name.isdecimal() else name]
+        if isinstance(value, str) and not value:
+            del state[last]
+        else:
+            state[last] = value
+
+    return change
+
+
+NAN = torch.tensor([float("nan")])
+HOSTILE = [
+    *((name, value) for name in STATE for value in ("", torch.zeros(2))),
+    *(("epoch", value) for value in (-3, 0, 2, 10**9, True)),
+    *(("batch", value) for value in (-1, 1 << 50, 2.5)),
+    *((f"config.{name}", value) for name, value in (("epochs", "9"), ("patience", None), ("freeze", 3), ("lr", 1))),
+    *((f"config.{name}", value) for name, value in (("batch_size", 0), ("epochs", torch.zeros(1)), ("imgsz", 10**9))),
+    *((f"hyp.{name}", value) for name, value in (("lr0", "x"), ("bogus", 1.0), ("box", NAN))),
+    *((f"best.{name}", value) for name, value in (("epoch", ""), ("fitness", "x"), ("epoch", "x"))),
+    *((f"table.{name}", value) for name, value in (("nc", 3_000_000), ("width_multiple", 8.0), ("backbone", 3))),
+    *((f"{part}.layers.0.conv.weight", v) for part in ("model", "ema") for v in ("", torch.zeros(1), "x")),
+    ("optimizer.state", {0: {"momentum_buffer": torch.zeros(99)}}),
+    ("optimizer.state", {10**6: {"momentum_buffer": torch.zeros(1)}}),
+    ("optimizer.param_groups", []),
+    ("optimizer", {}),
+    ("statistics", torch.zeros(0, 3)),
+    ("statistics", torch.zeros(1, 3)),
+    ("statistics", torch.zeros(1)),
+    ("losses", torch.zeros(1, 99)),
+    ("losses", torch.full((1, 4), float("nan"))),
+    ("random", {"cpu": torch.zeros(3)}),
+    ("random.cpu", torch.zeros(3, dtype=torch.uint8)),
+    ("steps", {"skipped": "x"}),
+    ("results", [{"epoch": 1}, {"other": 2}]),
+    ("results", []),
+    ("names", ["blue", "green\n", "red"]),
+]
+
+
+@pytest.mark.parametrize(("where", "value"), HOSTILE, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
+def test_what_a_checkpoint_should_not_hold_is_one_sentence(whole, monkeypatch, where, value):
+    """And the run's folder is as it was."""
+    many_steps_here(monkeypatch)
+    last, kept = whole / "weights" / "last.pt", (whole / "weights" / "last.pt").read_bytes()
+    state = checkpoint.load(last)
+    if "layers" in where:
+        part, _, name = where.partition(".")
+        state[part] |= {name: value}
+        if isinstance(value, str) and not value:
+            del state[part][name]
+    else:
+        put(where, value)(state)
+    try:
+        checkpoint.save(last, state)
+        before = {file: file.read_bytes() for file in whole.rglob("*") if file.is_file()}
+        cfg, _ = train.parse_args(["--resume", str(whole), "--workers", "0"])
+        with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
+            train.main(cfg, ALONE)
+        assert str(last) in str(refused.value)
+        assert {file: file.read_bytes() for file in whole.rglob("*") if file.is_file()} == before
+    finally:
+        last.write_bytes(kept)

@@ -1,0 +1,129 @@
+"""A run's checkpoint files: last.pt to go on from, best.pt to use, epochN.pt to keep."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from utils import checkpoint
+from utils.log import write_json
+from utils.run_state import FORMAT, Course, Learner
+from utils.save_points import InterruptedRunError, PreemptedExit, SavePoints
+from utils.terminal import show
+
+PREEMPTED = "preempted.json"
+
+
+class Keeper:
+    """Saves a run at the points that `points` names and at the end of each epoch. All processes call it alike.
+
+    folder: the run's. about: what a checkpoint says beside the state: names, table, settings. sparing: write at the
+    end of the run only, the last epoch as the best one, and where a signal asks for it. period: keep the state of every
+    so many epochs; 0 or less: of none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        learner: Learner[Any],
+        course: Course,
+        points: SavePoints,
+        about: dict[str, Any],
+        *,
+        sparing: bool,
+        period: int,
+    ) -> None:
+        self.folder, self.learner, self.course, self.points, self.about = folder, learner, course, points, about
+        self.sparing, self.period, self.world = sparing, period, points.world
+        self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
+
+    def between_steps(self, batch: int) -> None:
+        """Save if it is time to. batch: those of the epoch that are trained; no gradient of theirs is left over.
+
+        Raises PreemptedExit, on all processes, when it has saved because of a signal.
+        """
+        if self.points.reached():
+            self.course.batch = batch
+            self.pause()
+
+    def pause(self) -> None:
+        """Save in the midst of an epoch. Raises PreemptedExit if a signal asked for it."""
+        name, state = self.points.signal(), self._state()
+        if self.world.is_main:
+            checkpoint.save(self.last, state)
+        self._go_on_or_leave(name)
+
+    @contextmanager
+    def interruptible(self, *, saved: bool = False) -> Iterator[None]:
+        """A validation, which a signal may cut short. Raises PreemptedExit, when it has saved, if one does.
+
+        saved: there is nothing that last.pt does not hold.
+        """
+        try:
+            yield
+        except InterruptedRunError:
+            if saved:
+                self._go_on_or_leave(self.points.signal())
+            self.pause()
+            raise
+
+    def end_of_epoch(self, *, done: bool) -> None:
+        """Save, when the course has come to the next epoch. done: there is none.
+
+        best.pt follows last.pt: a run that was killed between the two finds in last.pt what best.pt is to hold.
+        """
+        name = "" if done else self.points.signal()
+        if done or name or not self.sparing:
+            state = self._state()
+            if self.world.is_main:
+                if self.period > 0 and self.course.epoch % self.period == 0:
+                    checkpoint.save(self.last.with_name(f"epoch{self.course.epoch}.pt"), state)
+                checkpoint.save(self.last, state)
+                if self._is_best() or (done and self.sparing):
+                    self._keep_best()
+        self._go_on_or_leave(name)
+
+    def go_on(self) -> str:
+        """Have best.pt be what a resumed course says of it; a sentence if that cannot be.
+
+        A run's folder may have lost it, or have one of a later epoch than the checkpoint that was named.
+        """
+        at, known = self.course, 0
+        if self.world.is_main:
+            if self._is_best():
+                self._keep_best()
+            known = checkpoint.load(self.best)["epoch"] if self.best.exists() else 0
+        known, best = self.world.share(known), at.plateau.best_epoch
+        if self.sparing or best in (known - 1, None):
+            return ""
+        at.plateau.forget()
+        if self.world.is_main and self._is_best():
+            self._keep_best()
+        return f"{self.best} is not of epoch {best + 1}, the best so far: the best is sought anew from here"
+
+    def _is_best(self) -> bool:
+        """Whether the last epoch is the best so far, and the weights are still its."""
+        at = self.course
+        return not self.sparing and at.epoch > 0 and at.batch == 0 and at.plateau.best_epoch in (at.epoch - 1, None)
+
+    def _keep_best(self) -> None:
+        found = {"epoch": self.course.epoch, "metrics": self.course.metrics, "results": self.course.rows}
+        checkpoint.save(self.best, self.about | found | {"model": self.learner.ema.state_dict()})
+
+    def _state(self) -> dict[str, Any]:
+        return {"format": FORMAT} | self.about | self.course.state_dict() | self.learner.state_dict()
+
+    def _go_on_or_leave(self, name: str) -> None:
+        """name: of a signal, or ""."""
+        if not name:
+            self.points.passed()
+            return
+        if self.world.is_main:
+            epoch, batch = self.course.epoch + 1, self.course.batch
+            told = {"signal": name, "epoch": epoch, "batch": batch, "checkpoint": str(self.last), "time": time.time()}
+            write_json(self.folder / PREEMPTED, told)
+            show(f"{name}: saved in epoch {epoch} after batch {batch}; go on with --resume {self.last}")
+        self.points.meet()  # a launcher that sees one process leave ends the others
+        raise PreemptedExit(128 + signal.Signals[name].value)

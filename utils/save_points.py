@@ -1,0 +1,96 @@
+"""When a run is saved in the midst of an epoch: by the clock, and when a signal announces that it will be killed.
+
+Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill. Only one process may hear it, or the
+clock of one may strike, but all must save after the same step: what one wishes travels with the counts that the loss
+sums over all processes anyway.
+"""
+
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.devices import Later
+from utils.distributed import World
+from utils.terminal import AgreedExit
+
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+
+
+class InterruptedRunError(Exception):
+    """A signal was heard where nothing can be saved."""
+
+
+class PreemptedExit(AgreedExit):  # not an error: what was asked for is done
+    """The end of a run that was saved because a signal asked for it."""
+
+
+class SavePoints:
+    """Says at which steps to save. As a context it hears the signals, and only notes them.
+
+    minutes: between two times; 0: only signals count.
+    """
+
+    def __init__(self, world: World, minutes: float) -> None:
+        self.world, self.seconds = world, minutes * 60 if minutes else float("inf")
+        self.heard = 0  # the signal that this process was sent
+        self._saved = time.monotonic()
+        self._wishes: Tensor | None = None  # of all processes, since the last step
+        self._later = Later(world.device)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "SavePoints":
+        if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: one that was not set by Python
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        self.heard = number
+
+    def asked(self) -> bool:
+        """Whether this process was sent a signal."""
+        return bool(self.heard)
+
+    def _wanted(self) -> bool:
+        return self.asked() or (self.world.is_main and time.monotonic() - self._saved >= self.seconds)
+
+    def sum(self, counts: Tensor) -> Tensor:
+        """As World.sum of a tensor of one dimension; takes this process's wish along."""
+        if self.world.size == 1:
+            return counts
+        both = self.world.sum(torch.cat([counts, counts.new_full((1,), self._wanted())]))
+        self._wishes = both[-1] if self._wishes is None else self._wishes + both[-1]
+        return both[:-1]
+
+    def reached(self) -> bool:
+        """Whether to save after this step. All processes are told the same."""
+        if self.world.size == 1:
+            return self._wanted()
+        wishes, self._wishes = self._wishes, None
+        return any(bool(wish) for wish in self._later.pass_on(wishes if wishes is not None else torch.zeros(())))
+
+    def passed(self) -> None:
+        """Note that all is saved, and wait for rank 0, which has written it."""
+        self._later.rest()
+        with suppress(dist.DistError):  # the launcher is gone; it has asked for the end, which the next step brings
+            self.world.wait_for_main()
+        self._saved = time.monotonic()
+
+    def signal(self) -> str:
+        """The name of the signal that any process was sent, or "". A collective, for the launcher may be gone."""
+        heard = int(self.world.gather(torch.tensor([self.heard])).max())
+        return signal.Signals(heard).name if heard else ""
+
+    def meet(self) -> None:
+        """Wait for all processes. A collective too."""
+        self.world.gather(torch.zeros(1))
