@@ -116,10 +116,11 @@ def instants(size: int, count: int) -> list[str]:
     places = [place for place in INSTANTS if place not in late]
     early = [places[number % len(places)] for number in range(count - 2)]
     chosen.shuffle(early)
-    return [
-        f"{0 if place in WRITING else chosen.randrange(size)} {place} {chosen.randint(1, 3)}"
-        for place in [*early, "in the last pictures", "in a picture"]
-    ]
+    found = []
+    for place in [*early, "in the last pictures", "in a picture"]:
+        rank = 0 if place in WRITING else chosen.randrange(size)
+        found.append(f"{rank} {place} {1 if place == 'after validation' else chosen.randint(1, 3)}")
+    return found
 
 
 # ---------------------------------------------------------------------- lives
@@ -188,7 +189,7 @@ def assert_same_bits(run: Path, other: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(live, tmp_path, size):
     drawn: dict[str, Any] = {"pictures": True}
-    epochs = ("--epochs", "16")
+    epochs = ("--epochs", "12")
     assert live(size, "straight", *epochs, **drawn) == [0] * size
     lives = [live(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)]
     assert [min(codes) for codes in lives] == [-9] * 20
