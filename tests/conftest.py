@@ -1,11 +1,13 @@
 """What several tests need: a tiny drawn data set, a tiny model, and one CPU thread so that sums have one order."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from lying_server import Answer, Server
 
 NAMES = ("disc", "square", "bar")
 SIDE = 96
@@ -25,6 +27,20 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model() -> str:
     return str(Path(__file__).parent / "tables" / "tiny.yaml")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    """serve(answer, ...) starts a server that gives these answers in turn."""
+    servers = []
+
+    def start(*answers: Answer) -> Server:
+        servers.append(Server(*answers))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
 
 
 def draw_tiny_data(root: Path) -> Path:

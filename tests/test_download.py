@@ -20,19 +20,6 @@ NO_PAUSES = (0.0, 0.0)
 
 
 @pytest.fixture
-def serve():
-    servers = []
-
-    def start(*answers):
-        servers.append(Server(*answers))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
-
-
-@pytest.fixture
 def get(tmp_path):
     """get(server) fetches to tmp_path/a.zip, checks that nothing else is left there, and returns the bytes."""
 

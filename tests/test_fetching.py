@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from launching import by_hand, forked, free_port, small
-from lying_server import Server, honest, says, slowly
+from lying_server import honest, says, slowly
 from packing import tarred, zipped
 
 import train
@@ -31,19 +31,6 @@ OTHERS = {"data.yaml": b"names: [z]", "run.py": b"print()", ".git/hooks.txt": b"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
     monkeypatch.setattr(download.fetch, "__kwdefaults__", download.fetch.__kwdefaults__ | {"pauses_s": (0.0,)})
-
-
-@pytest.fixture
-def serve():
-    servers = []
-
-    def start(*answers):
-        servers.append(Server(*answers))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 @pytest.fixture
