@@ -32,7 +32,6 @@ from data.dataset_yaml import find_yaml
 from data.labels import Labels
 from data.loader import Batch
 from data.multi_scale import MultiScale
-from data.report import shown
 from data.sampler import EvaluationSampler, TrainSampler, whole_strides
 from data.splits import class_names, find_data, open_data, read_split
 from models import Detector, build_model
@@ -53,10 +52,10 @@ from utils.keeper import PREEMPTED, Keeper
 from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
-from utils.plateau import Plateau
+from utils.printable import shown
 from utils.replica import DistributedReplica, Replica, align, running_statistics
 from utils.restart import MARKS, find_earlier_life
-from utils.resume import damaged_if_it_fails, find_last, moved_batch, resumed_config, run_folder
+from utils.resume import damaged_if_it_fails, find_last, moved_batch, plateau_of, resumed_config, run_folder
 from utils.run_state import Course, Learner, LossTally
 from utils.save_points import SavePoints
 from utils.sharding import ShardedReplica
@@ -106,12 +105,13 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                 spec, split, single=cfg.single_cls, cache_dir=cfg.cache_dir, progress=world.is_main
             )
             log.say(f"{split}: {reports[split].summary()}")
-    for split, own in labels.items():
-        world.require_alike(f"{spec.file}, {split}", own.digest())
+    digests = {split: own.digest() for split, own in labels.items()}
+    for split, digest in digests.items():
+        world.require_alike(f"{spec.file}, {split}", digest)
     names = class_names(spec.names, single=cfg.single_cls)
     if saved and names != saved["names"]:
         raise ValueError(f"{cfg.resume}: it was trained on other classes than {spec.file} names")
-    if saved and labels["train"].digest() != saved["images"]:
+    if saved and digests["train"] != saved["images"]:
         log.say(f"{spec.file}: since {cfg.resume} was written the training images or their labels have changed")
     if saved:
         model = fitting_detector(Path(cfg.resume), saved["table"], saved["model"])
@@ -212,8 +212,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     steps = FiniteSteps(optimizer, running_statistics(model), world.device, searching=scaler.is_enabled())
     learner = Learner(replica, ema, optimizer, scaler, steps, world)
     scale = MultiScale(cfg.seed, stride) if cfg.multi_scale else None
-    plateau = Plateau(0 if cfg.noval else cfg.patience)
-    course = Course(plateau, LossTally(criterion.terms, world, widened(precision)))
+    course = Course(plateau_of(cfg), LossTally(criterion.terms, world, widened(precision)))
     if saved:
         with damaged_if_it_fails(cfg.resume):
             learner.load_state_dict(saved)
@@ -257,7 +256,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         "table": model.table,
         "names": names,
         "data": str(spec.file),
-        "images": labels["train"].digest(),
+        "images": digests["train"],
         "config": cfg.as_dict(),
         "hyp": hyp.as_dict(),
         "versions": {"torch": torch.__version__},

@@ -27,7 +27,6 @@ from torch import Tensor
 from data import Loader, build_evaluation_loader
 from data.labels import Labels
 from data.loader import Batch
-from data.report import shown
 from data.sampler import EvaluationSampler, whole_strides
 from data.splits import class_names, open_data, read_split
 from models import Detector
@@ -45,6 +44,7 @@ from utils.flags import FlagParser
 from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
+from utils.printable import shown
 from utils.save_points import InterruptedRunError
 from utils.terminal import end
 

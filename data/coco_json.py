@@ -11,7 +11,8 @@ import numpy as np
 
 from data.images import read_bytes
 from data.labels import MIN_BOX_SIDE, BadRowError, Row
-from data.report import IMAGE_DROPPED, NOTE, POLYGON_DROPPED, ROW_DROPPED, Problem, excerpt, shown
+from data.report import IMAGE_DROPPED, NOTE, POLYGON_DROPPED, ROW_DROPPED, Problem
+from utils.printable import excerpt, shown
 
 MAX_PIXELS = 1e7  # along one side; beyond it is no image
 POLYGON_SLACK = (2.0, 0.02)  # pixels, and share of the side: how far a polygon's extent may be off its bbox

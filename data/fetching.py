@@ -10,10 +10,10 @@ from pathlib import Path
 
 from data.dataset_yaml import DataSpec
 from data.images import IMAGE_SUFFIXES
-from data.report import excerpt, shown
 from utils.archives import ArchiveError, unpack
 from utils.disk import sole_worker
 from utils.download import Source, fetch, sha256_of
+from utils.printable import excerpt, shown
 from utils.terminal import FaultError, show
 
 WORK = ".kestrel-download"  # in the data set's folder as long as it is being fetched; holds nothing of the user's

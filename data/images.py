@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.report import IMAGE_DROPPED, NOTE, Problem, excerpt, shown
+from data.report import IMAGE_DROPPED, NOTE, Problem
 from utils.opencv import cv2
+from utils.printable import excerpt, shown
 
 # What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: their meaning would change.
 IMAGE_SUFFIXES = frozenset(

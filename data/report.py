@@ -5,9 +5,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from utils.printable import excerpt as excerpt  # with which reports are written: imported from here too
-from utils.printable import shown as shown
-
 LISTED_PROBLEMS = 1000  # more are counted, not listed: a wrong export can have one per box
 
 ROW_DROPPED = "row dropped"

@@ -15,8 +15,9 @@ from data import scan_cache
 from data.coco_json import CocoFile, CocoImage, read_coco, rows_inside
 from data.images import decode_bgr, find_images, has_end, quiet_decoder, read_bytes
 from data.labels import Labels, LabelsBuilder, Row
-from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, excerpt, shown
+from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report
 from data.yolo_txt import label_path, parse_label_file
+from utils.printable import excerpt, shown
 
 MIN_SIDE = 2  # pixels; a smaller image is left out
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from data.labels import MIN_BOX_SIDE, BadRowError, Row
-from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem, excerpt, shown
+from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from utils.printable import excerpt, shown
 
 TOLERANCE = 0.01  # of the image side: how far a coordinate may lie outside and is clipped
 ROUNDING = 1e-5  # of the image side: what six written digits may overshoot; left as it is

@@ -261,8 +261,8 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def check_shapes(table: Mapping[str, Any]) -> None:
-    """Run a resolved table without memory or arithmetic, on an image of two cells of the coarsest level.
+def check_shapes(table: Mapping[str, Any]) -> Detector:
+    """The detector of a resolved table without memory, in eval mode, run on two cells of the coarsest level.
 
     Raises: ValueError that names the row whose maps do not fit, or if a level's stride is not what the rows say.
     """
@@ -282,6 +282,16 @@ def check_shapes(table: Mapping[str, Any]) -> None:
     sides = [raw.shape[2] for raw in maps[len(model.rows) - 1]]
     if sides != [side // stride for stride in model.strides]:
         raise model.rows[-1].error(f"strides must be {model.strides}, but {side} pixels give {sides} cells")
+    return model
+
+
+def misfits(model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False) -> list[str]:
+    """The entries that only one of both has, or that differ in shape; types: or in type."""
+    wanted, given = (
+        {key: (value.shape, value.dtype if types else None) for key, value in entries.items()}
+        for entries in (model.state_dict(), state)
+    )
+    return sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
 
 
 def check_size(model: Detector) -> None:

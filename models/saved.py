@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.detector import Detector, check_shapes
+from models.detector import Detector, check_shapes, misfits
 from models.heads import Detect
 from models.weights import is_foreign, load_foreign
 from utils import checkpoint
@@ -21,10 +21,13 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     Of another project's checkpoint that is the names of the classes. Raises ValueError if the file is no checkpoint, or
     its weights do not fit its table.
     """
-    if is_foreign(path):
+    try:
+        saved = checkpoint.load(path)
+    except ValueError:
+        if not is_foreign(path):
+            raise
         model, theirs = load_foreign(path)
         return model, {"names": theirs}
-    saved = checkpoint.load(path)
     model = fitting_detector(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"])
     names = saved["names"]
     if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
@@ -38,12 +41,7 @@ def fitting_detector(path: Path, table: Any, state: Any) -> Detector:
     Nothing is allocated for the model before its shapes are found to be those of the state.
     """
     try:
-        check_shapes(table)
-        with torch.device("meta"):
-            wanted = {key: value.shape for key, value in Detector(table).state_dict().items()}
-        given = {key: value.shape for key, value in state.items()}
-        unfit = sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
-        if unfit:
+        if unfit := misfits(check_shapes(table), state):
             raise ValueError(f"{len(unfit)} of its tensors, such as {unfit[0]}")
         model = Detector(table)
         model.load_state_dict(state)

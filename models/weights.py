@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.detector import Detector, check_shapes
+from models.detector import Detector, check_shapes, misfits
 from models.table import KEYS, resolve
 from utils.pickled import MOST_DEPTH, Archive, Kind, Record, TensorReader, is_args, open_narrow
 from utils.printable import one_line
@@ -269,18 +269,13 @@ def as_detector(foreign: Foreign) -> Detector:
     """
     table = _table(foreign)
     state = _renamed(foreign)
-    check_shapes(table)
-    with torch.device("meta"):
-        model = Detector(table)
+    model = check_shapes(table)
     if list(model.strides) != foreign.strides:
         raise ValueError(f"its strides are {foreign.strides}, but those of its table {list(model.strides)}")
-    wanted = {key: (value.shape, value.dtype) for key, value in model.state_dict().items()}
-    given = {key: (value.shape, value.dtype) for key, value in state.items()}
-    unfit = sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
-    if unfit:
+    if unfit := misfits(model, state, types=True):
         raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
     model.load_state_dict(state, assign=True)
-    return model.eval()
+    return model
 
 
 def _table(foreign: Foreign) -> dict[str, Any]:

@@ -90,13 +90,15 @@ class Keeper:
 
         A run's folder may have lost it, or have one of a later epoch than the checkpoint that was named.
         """
-        at, known = self.course, 0
-        if self.world.is_main:
-            if self._is_best():
+        at, best = self.course, self.course.plateau.best_epoch
+        if self._is_best():
+            if self.world.is_main:
                 self._keep_best()
-            known = checkpoint.load(self.best)["epoch"] if self.best.exists() else 0
-        known, best = self.world.share(known), at.plateau.best_epoch
-        if self.sparing or best in (known - 1, None):
+            return ""
+        if self.sparing or best is None:
+            return ""
+        known = checkpoint.load(self.best)["epoch"] if self.world.is_main and self.best.exists() else 0
+        if self.world.share(known) == best + 1:
             return ""
         at.plateau.forget()
         if self.world.is_main and self._is_best():

@@ -122,11 +122,16 @@ def resumed_config(cfg: TrainConfig, saved: dict[str, Any]) -> tuple[TrainConfig
     with damaged_if_it_fails(cfg.resume):
         values = own | changed
         new = replace(TrainConfig(**values | {"freeze": tuple(values["freeze"])}), given=cfg.given)
-        plateau = Plateau(0 if new.noval else new.patience)
+        plateau = plateau_of(new)
         plateau.load_state_dict(saved["best"])
         over = plateau.over(saved["epoch"] - 1)
     refuse_if_done(new, saved["epoch"], over=over)
     return new, said
+
+
+def plateau_of(cfg: TrainConfig) -> Plateau:
+    """When a run stops early: never, where nothing is validated that could be better."""
+    return Plateau(0 if cfg.noval else cfg.patience)
 
 
 def refuse_if_done(cfg: TrainConfig, behind: int, *, over: bool) -> None:

@@ -147,7 +147,7 @@ class Course:
 
     def over(self, epochs: int) -> bool:
         """Whether a run of so many epochs is done."""
-        return self.epoch >= epochs or (self.epoch > 0 and self.plateau.over(self.epoch - 1))
+        return self.epoch >= epochs or self.plateau.over(self.epoch - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """All processes must ask alike."""

@@ -41,7 +41,7 @@ class SavePoints:
         self.world, self.seconds = world, minutes * 60 if minutes else float("inf")
         self.heard = 0  # the signal that this process was sent
         self._saved = time.monotonic()
-        self._wishes: Tensor | None = None  # of all processes, since the last step
+        self._wishes = torch.zeros((), dtype=torch.int64, device=world.device)  # of all processes, since the last step
         self._later = Later(world.device)
         self._before: dict[int, Any] = {}
 
@@ -69,15 +69,15 @@ class SavePoints:
         if self.world.size == 1:
             return counts
         both = self.world.sum(torch.cat([counts, counts.new_full((1,), self._wanted())]))
-        self._wishes = both[-1] if self._wishes is None else self._wishes + both[-1]
+        self._wishes = self._wishes + both[-1]
         return both[:-1]
 
     def reached(self) -> bool:
         """Whether to save after this step. All processes are told the same."""
         if self.world.size == 1:
             return self._wanted()
-        wishes, self._wishes = self._wishes, None
-        return any(bool(wish) for wish in self._later.pass_on(wishes if wishes is not None else torch.zeros(())))
+        wishes, self._wishes = self._wishes, torch.zeros_like(self._wishes)
+        return any(bool(wish) for wish in self._later.pass_on(wishes))
 
     def passed(self) -> None:
         """Note that all is saved, and wait for rank 0, which has written it."""
