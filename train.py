@@ -28,12 +28,13 @@ from torch import nn
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
 from data.balance import image_weights
+from data.cache import open_images
 from data.dataset_yaml import find_yaml
 from data.labels import Labels
 from data.loader import Batch
 from data.multi_scale import MultiScale
 from data.sampler import EvaluationSampler, TrainSampler, whole_strides
-from data.splits import class_names, find_data, open_data, read_split
+from data.splits import cache_folder, class_names, find_data, open_data, read_split
 from models import Detector, build_model
 from models.anchors import check_anchors
 from models.losses import AnchorLoss
@@ -41,7 +42,7 @@ from models.saved import fitting_detector, load_detector, transfer
 from utils import checkpoint
 from utils.autobatch import choose_batch, fill_state, memory_advice
 from utils.config import Hyp, TrainConfig, read_hyp
-from utils.devices import choose_precision, describe, loader_workers, memory_gib, pins_memory, processes_for, widened
+from utils.devices import choose_precision, describe, loader_workers, memory_gib, processes_for, widened
 from utils.disk import hold_alone
 from utils.distributed import World, together
 from utils.ema import EMA, averaging
@@ -167,11 +168,13 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         log.say("--sync-bn: DataParallel normalises on each GPU by itself all the same")
 
     # Loaders: this rank's share of each global batch
+    folder = cache_folder(cfg.cache_dir)
+    images = open_images(labels, image_size, where=cfg.cache, folder=folder, world=world, say=log.say)
     shared: dict[str, Any] = {
         "image_size": image_size,
         "stride": stride,
         "workers": loader_workers(cfg.workers, batch_size // world.size, world.device, world.local_size),
-        "pin": pins_memory(world.device),
+        "device": world.device,
         "rank": world.rank,
         "size": world.size,
     }
@@ -184,9 +187,12 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         seed=cfg.seed,
         rect=cfg.rect,
         mosaic_until=mosaic_until,
+        read=images["train"],
         **shared,
     )
-    val_loader = build_evaluation_loader(labels["val"], batch_size=min(batch_size, MOST_PER_VAL_BATCH), **shared)
+    val_loader = build_evaluation_loader(
+        labels["val"], batch_size=min(batch_size, MOST_PER_VAL_BATCH), read=images["val"], **shared
+    )
     sampler = train_loader.sampler
 
     # Optimization
@@ -595,8 +601,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--seed", type=int, help="of weights, order and augmentation")
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
-    add("--cache-dir", help="where scans of labels are kept (default: the user's cache folder)")
-    parser.without_effect("--cache", "images are not cached yet; each is read when it is needed")
+    add("--cache", nargs="?", const="ram", help="keep decoded images: ram, disk, off, or auto: in ram if they are few")
+    add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
     parser.not_built("--quad", "--evolve")
     launch, given = read_launch(parser, arguments)
     if "freeze" in given:

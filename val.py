@@ -38,7 +38,7 @@ from utils import checkpoint, plots
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.config import PLACES
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
-from utils.devices import choose_precision, describe, loader_workers, pins_memory, processes_for, wait_for
+from utils.devices import choose_precision, describe, loader_workers, processes_for, wait_for
 from utils.distributed import World, together
 from utils.flags import FlagParser
 from utils.launch import Launch, read_launch, spawn
@@ -387,7 +387,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         image_size=size,
         stride=stride,
         workers=loader_workers(args.workers, args.batch_size, world.device, world.local_size),
-        pin=pins_memory(world.device),
+        device=world.device,
         rank=world.rank,
         size=world.size,
     )

@@ -58,7 +58,7 @@ from models import build_model
 from models.losses import AnchorLoss
 from train import build_replica, train_one_epoch
 from utils.config import Hyp
-from utils.devices import choose_precision, describe, loader_workers, pins_memory, wait_for, widened
+from utils.devices import choose_precision, describe, loader_workers, wait_for, widened
 from utils.distributed import World, together
 from utils.ema import EMA, averaging
 from utils.finite import FiniteSteps
@@ -437,7 +437,7 @@ def feed(setting: Setting, world: World, labels: Labels) -> tuple[list[float], f
         augmentation=Augmentation(**{each.name: getattr(hyp, each.name) for each in fields(Augmentation)}),
         seed=0,
         workers=workers,
-        pin=pins_memory(world.device),
+        device=world.device,
         rank=world.rank,
         size=world.size,
     )

@@ -1,9 +1,14 @@
 """Files to batches: labels, augmentation plans, drawing, sampling, loading."""
 
+import torch
+
 from data.augment import Augmentation, Planner
+from data.base_images import Reader
 from data.labels import Labels
 from data.loader import Loader, Samples
 from data.sampler import BatchShapes, EvaluationSampler, TrainSampler
+
+CPU = torch.device("cpu")
 
 __all__ = ["Augmentation", "Loader", "build_evaluation_loader", "build_train_loader"]
 
@@ -19,15 +24,17 @@ def build_train_loader(
     rect: bool = False,
     mosaic_until: int = 2**31,
     workers: int = 0,
-    pin: bool = False,
+    device: torch.device = CPU,
+    read: Reader | None = None,
     rank: int = 0,
     size: int = 1,
 ) -> Loader[TrainSampler]:
     """Batches to train on, this process's share. batch_size is the total over `size` processes.
 
     rect: batches of images of like shape, without mosaic, instead of square canvases. mosaic_until: the first epoch
-    without mosaic, mixup and copy-paste. The loader's sampler takes what changes as training goes on: the epoch, its
-    first batch and the weights of the images. Raises ValueError as TrainSampler does.
+    without mosaic, mixup and copy-paste. read: gives base images, by default from their files. The loader's sampler
+    takes what changes as training goes on: the epoch, its first batch and the weights of the images. Raises ValueError
+    as TrainSampler does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = TrainSampler(
@@ -40,8 +47,8 @@ def build_train_loader(
         shapes=BatchShapes(image_size, stride) if rect else None,
         mosaic_until=mosaic_until,
     )
-    samples = Samples(Planner(labels, image_size, augmentation, seed), augment=True)
-    return Loader(samples, sampler, workers=workers, pin=pin)
+    samples = Samples(Planner(labels, image_size, augmentation, seed), read, augment=True)
+    return Loader(samples, sampler, workers=workers, device=device)
 
 
 def build_evaluation_loader(
@@ -52,7 +59,8 @@ def build_evaluation_loader(
     stride: int,
     pad: float = 0.5,
     workers: int = 0,
-    pin: bool = False,
+    device: torch.device = CPU,
+    read: Reader | None = None,
     rank: int = 0,
     size: int = 1,
 ) -> Loader[EvaluationSampler]:
@@ -60,5 +68,5 @@ def build_evaluation_loader(
     shapes = BatchShapes(image_size, stride, pad)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
-    samples = Samples(Planner(labels, image_size, Augmentation(), 0), augment=False)
-    return Loader(samples, sampler, workers=workers, pin=pin)
+    samples = Samples(Planner(labels, image_size, Augmentation(), 0), read, augment=False)
+    return Loader(samples, sampler, workers=workers, device=device)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import polygons
+from data.base_images import base_sizes
 from data.labels import Labels
 
 Matrix = NDArray[np.float64]  # [3, 3]
@@ -104,21 +105,12 @@ def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.rand
     return np.random.Generator(np.random.Philox(counter=repeat << 64, key=key))
 
 
-def base_size(width: int, height: int, image_size: int) -> tuple[int, int]:
-    """(width, height) with the long side resized to `image_size`, at least 1 px each.
-
-    >>> base_size(640, 480, 320), base_size(20000, 10, 320)
-    ((320, 240), (320, 1))
-    """
-    ratio = image_size / max(width, height)
-    return max(1, round(width * ratio)), max(1, round(height * ratio))
-
-
 class Planner:
     """Plans samples of one data set. Holds flat arrays only; a call changes nothing."""
 
     def __init__(self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int) -> None:
         self.labels, self.image_size, self.augmentation, self.seed = labels, image_size, augmentation, seed
+        self._base_sizes = base_sizes(labels.sizes, image_size)
 
     def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool, repeat: int = 0) -> Plan:
         """The plan of sample `index` in `epoch` on a canvas of `size` (height, width).
@@ -147,7 +139,7 @@ class Planner:
     def plain(self, index: int, size: tuple[int, int]) -> Plan:
         """The letterboxed image on a canvas of `size`, nothing random: as validation sees it."""
         tile = self._letterboxed(index, size)
-        return Plan(size, (Layer((tile,)),), self._targets(tile, size, self.labels.rows(index)).astype(np.float32))
+        return Plan(size, (Layer((tile,)),), self._targets([tile], [self.labels.rows(index)], size).astype(np.float32))
 
     # ------------------------------------------------------------------ geometry
 
@@ -186,14 +178,14 @@ class Planner:
     ) -> tuple[Layer, NDArray[np.float64]]:
         """The tiles and copies that can be seen, and their targets [T, 5]."""
         shown = tuple(t for t in tiles if t is not None)
-        targets = [self._targets(t, size, self.labels.rows(t.index)) for t in shown]
+        targets = [self._targets(shown, [self.labels.rows(t.index) for t in shown], size)]
         pastes = []
         for row, tile in copies:
-            target = self._targets(tile, size, slice(row, row + 1))
+            target = self._targets([tile], [slice(row, row + 1)], size)
             if len(target):  # what is not worth a target is not drawn either
                 targets.append(target)
                 pastes.append(Paste(tile.index, tile.region, self._outline(row, tile.index), tile.matrix))
-        return Layer(shown, tuple(pastes)), np.concatenate([np.zeros((0, 5)), *targets])
+        return Layer(shown, tuple(pastes)), np.concatenate(targets)
 
     def _quadrant(self, index: int, quadrant: int, x: int, y: int) -> Tile:
         """The image with a corner at (x, y) of the double canvas, cut at its borders."""
@@ -252,41 +244,67 @@ class Planner:
 
     def base_size(self, index: int) -> tuple[int, int]:
         """(width, height) of the base image."""
-        width, height = self.labels.sizes[index].tolist()
-        return base_size(width, height, self.image_size)
+        width, height = self._base_sizes[index].tolist()
+        return width, height
 
-    def base_scale(self, index: int) -> NDArray[np.float64]:
-        """Base over source pixels across and down, [2]."""
-        return np.array(self.base_size(index)) / self.labels.sizes[index]
+    def base_scale(self, index: int | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Base over source pixels across and down, [2], or [N, 2] for N images."""
+        return self._base_sizes[index] / self.labels.sizes[index]
 
-    def _base_boxes(self, rows: slice, index: int) -> NDArray[np.float64]:
-        """[T, 4] x1, y1, x2, y2 in base pixels."""
+    def _base_boxes(self, rows: slice | NDArray[np.int64], index: int | NDArray[np.int64]) -> NDArray[np.float64]:
+        """[T, 4] x1, y1, x2, y2 in base pixels; index: the image of all rows, or [T] of each."""
         xywh = self.labels.boxes_xywh[rows]
-        return np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1) * np.tile(self.base_scale(index), 2)
+        scale = self.base_scale(index)
+        return np.concatenate([xywh[:, :2] * scale, (xywh[:, :2] + xywh[:, 2:]) * scale], 1)
 
     def _outline(self, row: int, index: int) -> NDArray[np.float64]:
         """[P, 2] in base pixels, empty for a box."""
         return self.labels.row_points(row) * self.base_scale(index)
 
-    def _targets(self, tile: Tile, size: tuple[int, int], rows: slice) -> NDArray[np.float64]:
-        """[T, 5] what the tile shows of `rows` on the canvas; boxes of polygons are taken anew from what is left."""
-        window = _window(tile, size)
-        if rows.start == rows.stop or len(window) == 0:
+    def _targets(self, tiles: Sequence[Tile], of: Sequence[slice], size: tuple[int, int]) -> NDArray[np.float64]:
+        """[T, 5] what each tile shows of its rows on the canvas; boxes of polygons are taken anew from what is left."""
+        owner = np.repeat(np.arange(len(tiles)), [rows.stop - rows.start for rows in of])  # [N] tile of each row
+        if not len(owner):
             return np.zeros((0, 5))
-        base = self._base_boxes(rows, tile.index)
-        outlined = np.diff(self.labels.point_offsets[rows.start : rows.stop + 1]) > 0
-        after = _seen_boxes(base, tile, window)
-        for k in np.flatnonzero(outlined & (_areas(after) > 0)).tolist():
-            outline = transformed(self._outline(rows.start + k, tile.index), tile.matrix)
-            after[k] = polygons.box_seen(outline, window)
+        rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in of])
+        base = self._base_boxes(rows, np.array([tile.index for tile in tiles])[owner])
+        upright = all(tile.target is not None for tile in tiles)
+        after, stretch = (_moved_upright if upright else _moved)(base, tiles, owner, size)
+        outlined = self.labels.point_offsets[rows + 1] > self.labels.point_offsets[rows]
+        if outlined.any():
+            for k in np.flatnonzero(outlined & (_areas(after) > 0)).tolist():
+                tile = tiles[owner[k]]
+                outline = transformed(self._outline(int(rows[k]), tile.index), tile.matrix)
+                after[k] = polygons.box_seen(outline, _window(tile, size))
         after = _clipped(after, (0, 0, size[1], size[0]))  # of what rounding left outside
 
         crowd = self.labels.crowd[rows]
         share = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        whole = _areas(base) * _stretch(base, tile.matrix)
-        kept = np.where(crowd, _areas(after) > 0, _worth_keeping(whole, after, share))
+        kept = np.where(crowd, _areas(after) > 0, _worth_keeping(_areas(base) * stretch, after, share))
         classes = np.where(crowd, IGNORE_CLASS, self.labels.classes[rows])
         return np.concatenate([classes[kept, None], after[kept]], 1)
+
+
+Moved = tuple[NDArray[np.float64], NDArray[np.float64]]  # the upright boxes seen [N, 4]; how much larger areas got [N]
+
+
+def _moved_upright(boxes: NDArray[np.float64], tiles: Sequence[Tile], owner: NDArray[np.int64], _: object) -> Moved:
+    """What upright tiles show of their boxes [N, 4] on the canvas. owner: the tile of each box, [N]."""
+    matrices = np.array([[*tile.matrix.diagonal()[:2], *tile.matrix[:2, 2]] for tile in tiles])[owner]
+    scale, shift = matrices[:, [0, 1, 0, 1]], matrices[:, [2, 3, 2, 3]]
+    targets = np.array([tile.target for tile in tiles], np.float64)[owner]
+    low, high = targets[:, [0, 1, 0, 1]], targets[:, [2, 3, 2, 3]]
+    return np.minimum(np.maximum(boxes * scale + shift, low), high), scale[:, 0] * scale[:, 1]
+
+
+def _moved(boxes: NDArray[np.float64], tiles: Sequence[Tile], owner: NDArray[np.int64], size: tuple[int, int]) -> Moved:
+    """As `_moved_upright`, of tiles with any matrix."""
+    after, stretch = np.zeros_like(boxes), np.ones(len(boxes))
+    for number, tile in enumerate(tiles):
+        own, window = owner == number, _window(tile, size)
+        if own.any() and len(window):
+            after[own], stretch[own] = _seen_boxes(boxes[own], tile, window), _stretch(boxes[own], tile.matrix)
+    return after, stretch
 
 
 def _worth_keeping(
@@ -331,8 +349,6 @@ def _seen_boxes(boxes: NDArray[np.float64], tile: Tile, window: NDArray[np.float
     """The upright boxes around what `window` shows of boxes moved with their tile, [N, 4]; zeros for nothing."""
     corners = transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2), tile.matrix).reshape(-1, 4, 2)
     around = np.concatenate([corners.min(1), corners.max(1)], 1)
-    if tile.target is not None:
-        return _clipped(around, tile.target)
     inside = polygons.depths(corners.reshape(-1, 2), window).reshape(len(boxes), 4, -1)  # [N, 4, sides]
     hidden = inside.max(1).min(1) < 0  # all four corners beyond one side
     around[hidden] = 0

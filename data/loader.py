@@ -4,28 +4,31 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from data.augment import Planner, Tile
-from data.draw import draw, resized
-from data.images import read_image
+from data.augment import Plan, Planner
+from data.base_images import DecodedImages, Reader
+from data.draw import Drawer
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
+from utils.devices import Uploads, page_lock
 from utils.opencv import cv2
-from utils.printable import shown
+from utils.shared_memory import SharedBytes
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
+AHEAD = 2  # batches that each loader process has been asked for
 
 
 class Batch(NamedTuple):
@@ -37,56 +40,51 @@ class Batch(NamedTuple):
     placement: Tensor  # float64 [B, 4]: scale x, scale y, shift x, shift y from source pixels (plain samples only)
 
 
-class Samples(Dataset[Batch]):
+class Drawn(NamedTuple):
+    """A Batch between processes: as arrays, which travel as they are, where each tensor would be shared by itself."""
+
+    pixels: NDArray[np.uint8]  # empty: they are in the ring
+    shape: tuple[int, int, int, int]
+    targets: NDArray[np.float32]
+    indices: NDArray[np.int64]
+    placement: NDArray[np.float64]
+
+
+class Samples:
     """Samples of one data set by key. A sample depends on its key alone, not on who draws it or when."""
 
-    def __init__(self, planner: Planner, *, augment: bool) -> None:
-        """augment: random plans, else plain ones."""
+    def __init__(self, planner: Planner, read: Reader | None = None, *, augment: bool) -> None:
+        """read: gives base images, by default from their files. augment: random plans, else plain ones."""
         self.planner, self.augment = planner, augment
+        self._drawer = Drawer(read or DecodedImages(planner.labels, planner.image_size))
 
-    def __len__(self) -> int:
-        return len(self.planner.labels)
-
-    def base_image(self, index: int) -> NDArray[np.uint8]:
-        """The image with its long side at the training size, uint8 [h, w, 3] BGR.
-
-        Raises ValueError if it is not the one any more that its boxes were read for.
-        """
-        labels = self.planner.labels
-        image = read_image(labels.path(index))
-        size, known = (image.shape[1], image.shape[0]), tuple(labels.sizes[index].tolist())
-        if size != known:
-            was = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
-            raise ValueError(f"{shown(labels.path(index))}: has changed since its labels were read: it had {was}")
-        return resized(image, *self.planner.base_size(index))
-
-    def __getitem__(self, key: Key) -> Batch:
-        size = (key.height, key.width)
-        if self.augment:
-            plan = self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat)
-            placement = np.full(4, np.nan)
-        else:
-            plan = self.planner.plain(key.index, size)
-            placement = self._placement(plan.layers[0].tiles[0])
-        return Batch(
-            torch.from_numpy(draw(plan, self.base_image)),
-            torch.from_numpy(np.insert(plan.targets, 0, 0, axis=1)),
-            torch.tensor(key.index),
-            torch.from_numpy(placement),
+    def draw(self, keys: Sequence[Key], memory: NDArray[np.uint8] | None = None) -> Drawn:
+        """The batch of these keys, all of one canvas, its pixels in `memory` (B * H * W * 3 bytes or more) if given."""
+        shape = (len(keys), keys[0].height, keys[0].width, 3)
+        pixels = np.empty(shape, np.uint8) if memory is None else memory[: prod(shape)].reshape(shape)
+        plans = [self._plan(key) for key in keys]
+        for plan, image in zip(plans, pixels, strict=True):
+            self._drawer.draw(plan, image)
+        return Drawn(
+            pixels if memory is None else np.empty(0, np.uint8),
+            shape,
+            np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
+            np.array([key.index for key in keys]),
+            np.stack([self._placement(plan) for plan in plans]),
         )
 
-    def _placement(self, tile: Tile) -> NDArray[np.float64]:
+    def _plan(self, key: Key) -> Plan:
+        size = (key.height, key.width)
+        if self.augment:
+            return self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat)
+        return self.planner.plain(key.index, size)
+
+    def _placement(self, plan: Plan) -> NDArray[np.float64]:
+        if self.augment:
+            return np.full(4, np.nan)
+        tile = plan.layers[0].tiles[0]
         scale = self.planner.base_scale(tile.index) * tile.matrix.diagonal()[:2]
         return np.concatenate([scale, tile.matrix[:2, 2]])
-
-
-def collate(samples: list[Batch]) -> Batch:
-    """One batch of single samples, targets numbered by their image."""
-    targets = torch.cat([s.targets for s in samples])
-    counts = torch.tensor([len(s.targets) for s in samples])
-    targets[:, 0] = torch.arange(len(samples)).repeat_interleave(counts)
-    images, _, indices, placement = zip(*samples, strict=True)
-    return Batch(torch.stack(images), targets, torch.stack(indices), torch.stack(placement))
 
 
 def start_worker(closing: ctypes.c_bool, _: int) -> None:
@@ -118,19 +116,26 @@ def quiet_about_parent(kind: type[BaseException], error: BaseException, trace: T
 
 
 class Loader(Generic[S]):
-    """Batches in the sampler's order, from `workers` processes, or from this one if 0."""
+    """Batches in the sampler's order, on `device`, from `workers` processes, or from this one if 0.
 
-    def __init__(self, samples: Samples, sampler: S, *, workers: int, pin: bool) -> None:
-        self.samples = samples
+    The processes start with the first pass and stay. They draw into memory that is used over and over: a new piece for
+    each batch would cost as much as what is drawn there. What is handed over is copied from it, and the caller's own.
+    """
+
+    def __init__(self, samples: Samples, sampler: S, *, workers: int, device: torch.device) -> None:
+        self.samples: Samples = samples
         self.sampler: S = sampler
+        self._uploads: Uploads = Uploads(device)
+        self._ring: Ring | None = Ring(workers * AHEAD + 2, sampler.largest, device) if workers else None
         closing = RawValue(ctypes.c_bool, False)
         Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its children
         self._loader = DataLoader(
-            samples,
-            batch_sampler=sampler,
+            _Orders(samples, self._ring),
+            batch_size=None,
+            sampler=_Numbered(sampler, self._uploads, self._ring.places if self._ring else 0),
             num_workers=workers,
-            collate_fn=collate,
-            pin_memory=pin,
+            collate_fn=_as_it_is,
+            prefetch_factor=AHEAD if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=partial(start_worker, closing),
             generator=torch.Generator(),  # else each pass would draw from torch's global one, which the training saves
@@ -144,7 +149,70 @@ class Loader(Generic[S]):
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
+        self._uploads.wait()
         try:
-            yield from self._loader
+            for number, drawn in enumerate(self._loader):
+                yield self._delivered(number, drawn)
         except ValueError as error:  # a loader process sends its whole traceback as the text; the last line is ours
+            error.__traceback__ = None  # it would keep the processes alive, by way of torch's frames
             raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
+
+    def _delivered(self, number: int, drawn: Drawn) -> Batch:
+        if self._ring:
+            images = self._uploads.send(self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number)
+        else:
+            images = self._uploads.send(torch.from_numpy(drawn.pixels))
+        return Batch(
+            images,
+            self._uploads.send(torch.from_numpy(drawn.targets)),
+            torch.from_numpy(drawn.indices),
+            torch.from_numpy(drawn.placement),
+        )
+
+
+class Ring:
+    """Memory for the pixels of batches on their way from loader processes: batch k of a pass lies in place k % places.
+
+    A DataLoader asks for one more batch just before it hands one over. With as many places as batches are asked for and
+    two more, a place is free again when its batch has been handed over and so has the next one.
+    """
+
+    def __init__(self, places: int, size: int, device: torch.device) -> None:
+        self._shared = SharedBytes(places * size)
+        self.places, self._size = places, size
+        page_lock(self._shared.tensor, device)
+
+    def place(self, number: int) -> Tensor:
+        """The memory of a batch, uint8 [size]."""
+        start = number % self.places * self._size
+        return self._shared.tensor[start : start + self._size]
+
+
+class _Orders(Dataset[Drawn]):
+    """What loader processes draw, by the number of a batch in its pass and the keys of its samples."""
+
+    def __init__(self, samples: Samples, ring: Ring | None) -> None:
+        self.samples, self.ring = samples, ring
+
+    def __getitem__(self, order: tuple[int, list[Key]]) -> Drawn:
+        number, keys = order
+        return self.samples.draw(keys, self.ring.place(number).numpy() if self.ring else None)
+
+
+class _Numbered(Sampler[tuple[int, list[Key]]]):
+    """The batches of a pass with their numbers, each asked for when the batch in its place has left the memory."""
+
+    def __init__(self, batches: TrainSampler | EvaluationSampler, uploads: Uploads, places: int) -> None:
+        self.batches, self.uploads, self.places = batches, uploads, places
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[int, list[Key]]]:
+        for number, keys in enumerate(self.batches):
+            self.uploads.wait(number - self.places)
+            yield number, keys
+
+
+def _as_it_is(drawn: Any) -> Any:
+    return drawn

@@ -61,6 +61,12 @@ class BatchShapes:
         height, width = (max(1, int(np.ceil(s - 1e-9 + self.pad))) * self.stride for s in sides)
         return height, width
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """(height, width) that no shape exceeds."""
+        side = max(1, int(np.ceil(self.image_size / self.stride + self.pad))) * self.stride
+        return side, side
+
 
 class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     """This process's share of each batch of an epoch, as lists of keys.
@@ -91,6 +97,12 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
         self.shapes, self.mosaic_until, self.first_batch = shapes, mosaic_until, 0
         self._weights: NDArray[np.float64] | None = None
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the pixels of this process's share of a batch, at most."""
+        height, width = self.shapes.largest if self.shapes else (self.image_size, self.image_size)
+        return self.batch_size // self.num_replicas * height * width * 3
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
@@ -209,6 +221,7 @@ class EvaluationSampler:
         batches = [(run[i : i + batch_size], shape) for run, shape in runs for i in range(0, len(run), batch_size)]
         self.rank, self.size, self.numbers = rank, size, range(rank, len(batches), size)
         self.batches = [batches[number] for number in self.numbers]
+        self.largest = max((len(batch) * height * width * 3 for batch, (height, width) in batches), default=0)  # bytes
 
     def __len__(self) -> int:
         return len(self.batches)

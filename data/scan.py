@@ -1,10 +1,8 @@
 """Read a split: every image opened once, every label row checked, the result stored for the next run."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from data.labels import Labels, LabelsBuilder, Row
 from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report
 from data.yolo_txt import label_path, parse_label_file
 from utils.printable import excerpt, shown
+from utils.threads import in_threads
 
 MIN_SIDE = 2  # pixels; a smaller image is left out
 
@@ -137,29 +136,23 @@ def _check_all(
     problems.extend(listed.problems)
     unreadable: list[str] = []
     without_file: list[str] = []
-    checked = _check_in_threads(listed.items, len(names), threads)
+    checked = in_threads(lambda item: _check(item, len(names)), listed.items, threads)  # OpenCV holds no lock
     hidden = None if progress else True  # None: unless there is a terminal
-    for item, result in tqdm(checked, total=len(listed.items), desc="images", disable=hidden, leave=False):
-        problems.extend(result.problems)
-        if result.size is None:
-            unreadable.append(shown(item.path))
-            continue
-        if not result.has_labels:
-            without_file.append(item.path)
-        builder.add_image(item.path, result.size, item.image_id if keep_ids else len(builder.paths) + 1, result.rows)
+    with quiet_decoder():
+        shown_on = tqdm(checked, total=len(listed.items), desc="images", disable=hidden, leave=False)
+        for item, result in zip(listed.items, shown_on, strict=True):
+            problems.extend(result.problems)
+            if result.size is None:
+                unreadable.append(shown(item.path))
+                continue
+            if not result.has_labels:
+                without_file.append(item.path)
+            image_id = item.image_id if keep_ids else len(builder.paths) + 1
+            builder.add_image(item.path, result.size, image_id, result.rows)
     problems.extend(_missing_label_files(without_file))
     labels = builder.build(category_ids)
     _require_labels(labels, listed, problems.first)
     return labels, _report(labels, names, unreadable, len(without_file), problems)
-
-
-def _check_in_threads(items: Sequence[Item], num_classes: int, threads: int) -> Iterator[tuple[Item, Checked]]:
-    """The items in order, each with what its check found; decoding runs in `threads` threads, OpenCV holds no lock."""
-    remaining = iter(items)
-    with quiet_decoder(), ThreadPoolExecutor(max(1, threads)) as pool:
-        # In blocks, so that an error at the first file does not wait for the last.
-        while block := list(islice(remaining, 64 * max(1, threads))):
-            yield from zip(block, pool.map(lambda item: _check(item, num_classes), block), strict=True)
 
 
 def _check(item: Item, num_classes: int) -> Checked:

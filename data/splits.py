@@ -36,17 +36,19 @@ def open_data(name: str, *, download: bool = False) -> DataSpec:
 
 def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
     """The labels of a split, all of one class if `single`, and what was found in reading them."""
-    cache = Path(cache_dir) if cache_dir else users_cache()
+    cache = cache_folder(cache_dir)
     threads = os.cpu_count() or 1
     labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
     return labels.with_single_class() if single else labels, report
 
 
-def users_cache() -> Path | None:
-    """Where scans of labels are kept, unless another place is given; None for a user without a home folder.
+def cache_folder(given: str) -> Path | None:
+    """Where scans of labels and decoded images are kept: the place given, else the user's own.
 
-    Containers run as users that the system has never heard of.
+    None for a user without a home folder: containers run as users that the system has never heard of.
     """
+    if given:
+        return Path(given)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
     except RuntimeError:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from data.augment import Layer, Paste, Plan, Tile, translation
-from data.draw import GREY, draw, resized
+from data.base_images import resized
+from data.draw import GREY, draw
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)
@@ -48,7 +49,7 @@ def test_flips(up: bool, left: bool) -> None:
 def slow_colours(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[int]:
     """Red, green, blue of one pixel (blue, green, red) by plain numbers; OpenCV only converts."""
     hue, saturation, value = (int(v) for v in cv2.cvtColor(pixel[None, None], cv2.COLOR_BGR2HSV)[0, 0])
-    new = [int(hue * gains[0] % 180), int(min(saturation * gains[1], 255)), int(min(value * gains[2], 255))]
+    new = [round(hue * gains[0]) % 180, min(round(saturation * gains[1]), 255), min(round(value * gains[2]), 255)]
     return cv2.cvtColor(np.array([[new]], np.uint8), cv2.COLOR_HSV2RGB)[0, 0].tolist()
 
 
@@ -69,7 +70,7 @@ def test_gains_of_one_are_the_conversion_there_and_back() -> None:
 
 
 def test_hue_is_a_circle() -> None:
-    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 1: red with a little green.
+    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little green.
     image = cv2.cvtColor(np.full((2, 2, 3), (178, 255, 255), np.uint8), cv2.COLOR_HSV2BGR)
     red, green, blue = draw(*whole(image, hsv=(1.02, 1.0, 1.0)))[0, 0].tolist()
     assert red == 255

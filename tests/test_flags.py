@@ -11,7 +11,6 @@ def parser():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--cache-dir", default="")
     parser.add_argument("--task", choices=["val", "test"])
-    parser.without_effect("--cache", "not yet")
     parser.not_built("--evolve", "--Evolve")
     return parser
 
@@ -19,14 +18,6 @@ def parser():
 def test_values(parser):
     assert vars(parser.read(["--epochs", "5"])) == {"epochs": 5, "cache_dir": "", "task": None}
     assert parser.read([]).epochs == 3
-
-
-@pytest.mark.parametrize("words", [["--cache"], ["--cache", "ram"], ["--epochs", "5", "--cache"]])
-def test_a_flag_without_effect_says_so(parser, words, capsys):
-    values = parser.read(words)
-    assert capsys.readouterr().out == "--cache: not yet\n"
-    assert values.cache_dir == ""  # not taken for the start of --cache-dir
-    assert not hasattr(values, "cache")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from data.augment import Augmentation, Planner
-from data.draw import draw, resized
+from data.base_images import resized
+from data.draw import draw
 from data.images import decode_bgr, quiet_decoder, read_image
 from data.labels import LabelsBuilder, Row
 from tests.fuzzing import mutated, outcome, unchanged

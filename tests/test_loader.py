@@ -17,7 +17,7 @@ import torch
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
 from data.images import read_image
 from data.labels import Labels, LabelsBuilder
-from data.loader import Batch, Samples
+from data.loader import Batch, Drawn, Samples
 from data.sampler import Key
 from tests.test_augment import box, labels_of, polygon
 
@@ -59,8 +59,9 @@ def epochs_of(loader: Loader, epochs: int) -> list[Batch]:
     return batches
 
 
-def contents(batch: Batch) -> tuple[object, ...]:
-    return tuple((part.dtype, tuple(part.shape), part.numpy().tobytes()) for part in batch)
+def contents(batch: Batch | Drawn) -> tuple[object, ...]:
+    arrays = [np.asarray(part) for part in batch]
+    return tuple((part.dtype, part.shape, part.tobytes()) for part in arrays)
 
 
 @pytest.mark.parametrize(("make", "rect"), [(train_loader, False), (train_loader, True), (weighted, False)])
@@ -89,7 +90,7 @@ def test_what_is_skipped_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     loader = train_loader(write_data(tmp_path), batch_size=1, mosaic_until=0)
     loader.sampler.set_epoch(0, 4)  # type: ignore[union-attr]
     read: list[str] = []
-    monkeypatch.setattr("data.loader.read_image", lambda path: read.append(path) or read_image(path))
+    monkeypatch.setattr("data.base_images.read_image", lambda path: read.append(path) or read_image(path))
     indices = [int(batch.indices) for batch in loader]
     assert read == [loader.labels.path(index) for index in indices]
     assert len(indices) == 3
@@ -106,20 +107,20 @@ def test_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
     assert [key.index for key in keys] == drawn
     # The first draw of an image is the sample that an epoch without weights has.
     for key, image in zip(keys, batch.images, strict=True):
-        plain = loader.samples[Key(0, key.index, SIDE, SIDE, False)]
-        assert plain.images.equal(image) == (key.repeat == 0)
+        plain = loader.samples.draw([Key(0, key.index, SIDE, SIDE, False)])
+        assert (plain.pixels[0] == image.numpy()).all() == (key.repeat == 0)
 
 
 def test_a_sample_depends_on_its_key_alone(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     keys = [Key(epoch, index, SIDE, SIDE, True) for epoch in (0, 5) for index in range(7)]
     samples = train_loader(labels).samples
-    forward = [contents(samples[key]) for key in keys]
+    forward = [contents(samples.draw([key])) for key in keys]
     other = train_loader(labels).samples
-    assert [contents(other[key]) for key in reversed(keys)] == forward[::-1]
+    assert [contents(other.draw([key])) for key in reversed(keys)] == forward[::-1]
     assert len({part[0] for part in forward}) == len(keys)  # pixels of every epoch and index differ
     again = train_loader(labels, seed=1).samples
-    assert contents(again[keys[0]]) != forward[0]
+    assert contents(again.draw([keys[0]])) != forward[0]
 
 
 def test_ranks_hold_the_images_of_one_process(tmp_path: Path) -> None:

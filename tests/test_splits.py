@@ -25,7 +25,8 @@ def test_the_generated_set_is_drawn_and_no_other(tiny_data, monkeypatch):
 def test_the_users_cache(monkeypatch, variables, folder):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert splits.users_cache() == Path(folder)
+    assert splits.cache_folder("") == Path(folder)
+    assert splits.cache_folder("here") == Path("here")
 
 
 def test_a_user_without_a_home_has_no_cache(tiny_data, monkeypatch):
@@ -34,7 +35,7 @@ def test_a_user_without_a_home_has_no_cache(tiny_data, monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(splits.Path, "home", no_home)
-    assert splits.users_cache() is None
+    assert splits.cache_folder("") is None
     spec = splits.open_data(str(tiny_data))
     labels, report = splits.read_split(spec, "train", single=False, cache_dir="", progress=False)
     assert len(labels) == 8

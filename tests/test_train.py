@@ -312,13 +312,12 @@ def test_a_refusal_ends_the_script_with_2(flags, sentence, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_yolov5_command_line(capsys):
+def test_a_yolov5_command_line():
     words = "--img 320 --batch 8 --data d.yaml --cfg yolov5s.yaml --weights= --cache ram --sync-bn --freeze 10"
     cfg, launch = train.parse_args(words.split())
     assert cfg.sync_bn
     assert launch == train.Launch()
     assert (cfg.imgsz, cfg.batch_size, cfg.weights, cfg.freeze, cfg.cache_dir) == (320, 8, "", (10,), "")
-    assert capsys.readouterr().out.splitlines() == [
-        "--cache: images are not cached yet; each is read when it is needed",
-    ]
-    assert train.parse_args(["--cache"])[0] == train.TrainConfig()
+    assert cfg.cache == "ram"
+    assert train.parse_args(["--cache"])[0].cache == "ram"
+    assert train.parse_args([])[0].cache == "auto"

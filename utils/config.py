@@ -12,7 +12,20 @@ from utils.printable import excerpt, one_line, shown
 
 MOST_HYP_BYTES = 64 * 1024
 # Flags that may differ from machine to machine of one run
-PLACES = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers", "download")
+PLACES = (
+    "data",
+    "weights",
+    "cfg",
+    "hyp",
+    "resume",
+    "project",
+    "name",
+    "exist_ok",
+    "cache",
+    "cache_dir",
+    "workers",
+    "download",
+)
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -57,6 +70,7 @@ class TrainConfig:
     seed: int = 0
     amp: str = "auto"
     close_mosaic: int = 0
+    cache: str = "auto"
     cache_dir: str = ""
     download: bool = False
     given: frozenset[str] = field(default=frozenset(), compare=False)  # no flag: names of those on the command line
@@ -83,6 +97,8 @@ class TrainConfig:
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         _require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
+        caches = ("auto", "ram", "disk", "off")
+        _require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
         _require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")
         _require(not (self.rect and self.multi_scale), "--rect and --multi-scale exclude each other")
 

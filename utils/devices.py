@@ -5,6 +5,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,11 +87,6 @@ def describe(device: torch.device) -> str:
 def widest_float(device: torch.device) -> torch.dtype:
     """float64, or float32 on Metal, which has nothing wider."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def pins_memory(device: torch.device) -> bool:
-    """Whether batches should lie in page-locked memory, from which the device copies by itself."""
-    return device.type == "cuda"
 
 
 def loader_workers(wanted: int, batch_size: int, device: torch.device, local_size: int = 1) -> int:
@@ -192,6 +188,43 @@ class Later:
         host, event = self._under_way.popleft()
         event.synchronize()
         return host
+
+
+class Uploads:
+    """Copies of host memory on a device. Those to a GPU are made beside what it computes, and the host goes on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._under_way: dict[int, torch.cuda.Event] = {}
+
+    def send(self, host: Tensor, key: int | None = None) -> Tensor:
+        """The tensor on the device. key: for memory that will be written to again, but not before `wait(key)`."""
+        if self._stream is None:
+            return host.to(self._device, copy=key is not None)
+        with torch.cuda.stream(self._stream):
+            copied = host.to(self._device, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(done)
+        copied.record_stream(computing)
+        if key is not None:
+            self._under_way[key] = done
+        return copied
+
+    def wait(self, key: int | None = None) -> None:
+        """Until the memory that was sent with this key, or with any, may be written to again."""
+        for one in list(self._under_way) if key is None else [key]:
+            if done := self._under_way.pop(one, None):
+                done.synchronize()
+
+
+def page_lock(memory: Tensor, device: torch.device) -> None:
+    """Let a GPU copy from host memory by itself. Where the system does not allow that, copies make the host wait."""
+    if device.type == "cuda" and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
+        with suppress(RuntimeError):  # CUDA tells of the refusal once more, at the next call
+            torch.zeros(1, device=device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

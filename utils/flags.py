@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from utils.terminal import is_first_process, show
+from utils.terminal import is_first_process
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -45,22 +45,12 @@ class FlagParser(argparse.ArgumentParser):
         like = difflib.get_close_matches(flag, [name for name in self._option_string_actions if name != "-h"], 1)
         return f"no flag {flag}" + (f" (did you mean {like[0]}?)" if like else "")
 
-    def without_effect(self, flag: str, sentence: str) -> None:
-        """Take a flag of YOLOv5, with or without a value, and say that it does nothing."""
-        self.add_argument(flag, nargs="?", action=_Noted, const=sentence, **_NOWHERE)
-
     def not_built(self, *flags: str) -> None:
         """Refuse a flag of YOLOv5 that has no like here yet."""
         self.add_argument(*flags, nargs=0, action=_Refused, **_NOWHERE)
 
 
 _NOWHERE: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-
-
-class _Noted(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if is_first_process(os.environ):
-            show(f"{option_string}: {self.const}")
 
 
 class _Refused(argparse.Action):

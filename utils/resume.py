@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "noval",
     "noplots",
     "data",
+    "cache",
     "cache_dir",
 )
 # What a checkpoint must hold, and of which kind.

@@ -1,0 +1,214 @@
+"""Base images decoded once: a flat uint8 file for each split, which all processes of a machine map into their memory.
+
+Image i lies at `offsets[i]`, [h, w, 3]; a mark of what the file was made from ends it. In `ram` it is a file without a
+name, gone with the last process that maps it; on `disk` it lies in the cache folder, where later runs find it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from data.base_images import DecodedImages, Image, Reader
+from data.images import quiet_decoder
+from data.labels import Labels
+from data.scan_cache import fingerprint
+from utils.devices import free_ram
+from utils.disk import amount, sole_worker
+from utils.distributed import World
+from utils.opencv import cv2
+from utils.shared_memory import SharedBytes, has_nameless_files
+from utils.terminal import FaultError
+from utils.threads import in_threads
+
+VERSION = 1  # raise it when the same files would give other bytes
+RAM, DISK, OFF, AUTO = "ram", "disk", "off", "auto"
+SHARE_OF_FREE = 0.8  # of memory or disk; training needs some too
+UNASKED_SHARE, UNASKED_BYTES = 0.1, 2**30  # of free memory, and at most, what `auto` takes
+
+
+class CachedImages:
+    """Base images of a mapped file by index: views of it, which cannot be written to."""
+
+    def __init__(self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None) -> None:
+        """sizes: [M, 2] width, height. owner: what keeps a file without a name alive.
+
+        Raises OSError or ValueError if the file is not there or has another mark.
+        """
+        self.path, self.sizes, self.mark, self.owner = path, sizes, mark, owner
+        self.offsets = offsets_of(sizes)
+        self.pixels = np.memmap(path, np.uint8, "r")
+        if len(self.pixels) != self.offsets[-1] + len(mark) or self.pixels[self.offsets[-1] :].tobytes() != mark:
+            raise ValueError(f"{path}: holds other images")
+
+    def __call__(self, index: int) -> Image:
+        width, height = self.sizes[index].tolist()
+        return self.pixels[self.offsets[index] : self.offsets[index + 1]].reshape(height, width, 3)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedImages, (self.path, self.sizes, self.mark)
+
+
+def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
+    """[M + 1] where each image of `sizes` [M, 2] begins, and the end of the last.
+
+    >>> offsets_of(np.array([[2, 1], [4, 3]])).tolist()
+    [0, 6, 42]
+    """
+    return np.concatenate([[0], np.cumsum(sizes.prod(1, dtype=np.int64) * 3)])
+
+
+def open_images(
+    labels: Mapping[str, Labels],
+    image_size: int,
+    *,
+    where: str,
+    folder: Path | None,
+    world: World,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Reader]:
+    """What gives the base images of each split: a cache (`where`: auto, ram, disk, or off), else their files.
+
+    folder: of caches on disk, None if there is none. The first process of each machine makes what is not there, the
+    others map it. Where the room does not suffice the next best place is taken; `say` is told.
+    Raises ValueError as DecodedImages does, for an image that is damaged or was exchanged.
+    """
+    splits = [_Split(name, DecodedImages(own, image_size)) for name, own in labels.items()]
+    made = _make(splits, where, folder, world.is_main, say) if world.local_rank == 0 else {}
+    paths = world.exchange({name: images.path for name, images in made.items()})
+    if world.local_rank > 0:
+        found = {split.name: split.found([own.get(split.name, "") for own in paths]) for split in splits}
+        made = {name: images for name, images in found.items() if images}
+    return {split.name: made.get(split.name, split.source) for split in splits}
+
+
+def _make(
+    splits: Sequence["_Split"], where: str, folder: Path | None, progress: bool, say: Callable[[str], None]
+) -> dict[str, CachedImages]:
+    """The caches of this machine; none if there is no room."""
+    free = {RAM: free_ram() if has_nameless_files() else 0, DISK: _free_disk(folder) if folder else 0}
+    there = [split for split in splits if where == DISK and folder and split.found([str(split.file(folder))])]
+    missing = sum(split.size for split in splits if split not in there)
+    place = choose_place(where, missing, free)
+    if sentence := _in_words(where, place, sum(split.size for split in splits), free):
+        say(sentence)
+    try:
+        if place == RAM:
+            return {split.name: split.in_ram(progress) for split in splits}
+        if place == DISK and folder is not None:
+            return {split.name: split.on_disk(folder, progress) for split in splits}
+    except (OSError, FaultError) as error:  # the room was taken by somebody else, or cannot be written to
+        say(f"--cache {where}: {error}; images are decoded for each batch")
+    return {}
+
+
+def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
+    """Where `size` bytes are kept if `where` is asked for and so many bytes are free: ram, disk or off.
+
+    >>> choose_place("ram", 10**9, {"ram": 10**10, "disk": 0}), choose_place("ram", 10**9, {"ram": 0, "disk": 10**10})
+    ('ram', 'disk')
+    >>> choose_place("auto", 10**9, {"ram": 2 * 10**9, "disk": 10**10}), choose_place("off", 0, {"ram": 1, "disk": 1})
+    ('off', 'off')
+    """
+    if where == AUTO:
+        return RAM if size <= min(UNASKED_SHARE * free[RAM], UNASKED_BYTES) else OFF
+    wanted = {RAM: (RAM, DISK), DISK: (DISK,), OFF: ()}[where]
+    return next((place for place in wanted if size <= SHARE_OF_FREE * free[place]), OFF)
+
+
+def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str:
+    if where == OFF:
+        return ""
+    each, once = "decoded for each batch", f"decoded once: {amount(size)} {'on disk' if place == DISK else 'in memory'}"
+    if place == where or (where, place) == (AUTO, RAM):
+        return f"images are {once}"
+    if where == AUTO:
+        return f"images are {each}; --cache ram or disk keeps them decoded: {amount(size)}"
+    short = " and ".join(
+        f"{amount(free[name])} of {name}" for name in dict.fromkeys((where, *([DISK] * (place == OFF))))
+    )
+    told = f"--cache {where}: decoded images take {amount(size)}, but {short} are free"
+    return f"{told}; they are {each if place == OFF else once}"
+
+
+def _free_disk(folder: Path) -> int:
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+class _Split:
+    """The images of a split, and the ways to keep them."""
+
+    def __init__(self, name: str, source: DecodedImages) -> None:
+        self.name, self.source = name, source
+        self.size = int(offsets_of(source.sizes)[-1])
+        paths = [source.labels.path(index) for index in range(len(source.labels))]
+        self._paths = hashlib.sha256(json.dumps(paths).encode()).hexdigest()
+        made_of = [VERSION, cv2.__version__, source.image_size, fingerprint(paths)]
+        self.mark = hashlib.sha256(json.dumps(made_of).encode()).digest()
+
+    def file(self, folder: Path) -> Path:
+        """Where they are kept on disk: the only file of its folder, named for what it holds."""
+        return folder / f"images-{self._paths[:16]}-{self.source.image_size}" / self.mark.hex()[:16]
+
+    def found(self, paths: Sequence[str]) -> CachedImages | None:
+        """The first of these files that holds them. Another machine's path leads nowhere here."""
+        for path in filter(None, paths):
+            with suppress(OSError, ValueError):
+                return CachedImages(path, self.source.sizes, self.mark)
+        return None
+
+    def in_ram(self, progress: bool) -> CachedImages:
+        shared = SharedBytes(self.size + len(self.mark))
+        self._fill(shared.path, progress)
+        return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
+
+    def on_disk(self, folder: Path, progress: bool) -> CachedImages:
+        """In a file that is there whole or not at all. That of images which have changed since is removed."""
+        file = self.file(folder)
+        part = file.with_name("part")
+        with sole_worker(file.parent):
+            if found := self.found([str(file)]):
+                return found
+            for old in file.parent.iterdir():
+                if old.name != "lock":
+                    old.unlink()
+            try:
+                _reserve(part, self.size + len(self.mark))
+                self._fill(str(part), progress)
+                os.replace(part, file)
+            finally:
+                part.unlink(missing_ok=True)
+            return CachedImages(str(file), self.source.sizes, self.mark)
+
+    def _fill(self, path: str, progress: bool) -> None:
+        """Write the images into a file of the right size, and the mark once they are safely there."""
+        pixels, offsets = np.memmap(path, np.uint8, "r+"), offsets_of(self.source.sizes)
+
+        def write(index: int) -> None:
+            pixels[offsets[index] : offsets[index + 1]] = self.source(index).reshape(-1)
+
+        numbers = range(len(self.source.labels))
+        written = in_threads(write, numbers, os.cpu_count() or 1)
+        hidden = None if progress else True  # None: unless there is a terminal
+        with quiet_decoder():
+            for _ in tqdm(written, total=len(numbers), desc=f"{self.name} images", disable=hidden, leave=False):
+                pass
+        pixels.flush()
+        pixels[offsets[-1] :] = np.frombuffer(self.mark, np.uint8)
+
+
+def _reserve(file: Path, size: int) -> None:
+    """A new file of so many bytes, its room on the disk taken: a write to a mapped file that finds none kills."""
+    with file.open("xb") as stream:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(stream.fileno(), 0, size)
+        stream.truncate(size)

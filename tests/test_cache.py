@@ -1,0 +1,243 @@
+"""Decoded images kept: the same bytes as the files give, found again, made anew when they change, never in the way."""
+
+import os
+import pickle
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data import cache
+from data.base_images import DecodedImages, base_sizes
+from data.cache import CachedImages, choose_place, offsets_of, open_images
+from data.images import read_image
+from data.labels import Labels
+from tests.test_loader import SIDE, SIZES, contents, epochs_of, train_loader, write_data
+from utils.distributed import World
+
+ALONE = World(torch.device("cpu"))
+GIB = 2**30
+
+
+def opened(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
+    """What gives the images of one split, and what was said."""
+    said: list[str] = []
+    images = open_images({"train": labels}, SIDE, where=where, folder=folder, world=ALONE, say=said.append)
+    return images["train"], said
+
+
+@pytest.mark.parametrize("where", ["ram", "disk", "auto", "off"])
+def test_the_same_bytes_as_without(tmp_path: Path, where: str) -> None:
+    labels = write_data(tmp_path)
+    images, said = opened(labels, where, tmp_path / "cache")
+    plain = DecodedImages(labels, SIDE)
+    assert isinstance(images, DecodedImages) == (where == "off")
+    for index in range(len(labels)):
+        assert images(index).shape == plain(index).shape
+        assert images(index).tobytes() == plain(index).tobytes()
+    size = sum(max(1, round(w * SIDE / max(w, h))) * max(1, round(h * SIDE / max(w, h))) * 3 for w, h in SIZES)
+    kept = {"disk": "on disk", "off": None}.get(where, "in memory")
+    assert said == ([f"images are decoded once: {size / 1000:.1f} kB {kept}"] if kept else [])
+
+
+@pytest.mark.parametrize("where", ["ram", "disk"])
+def test_batches_are_the_same_from_a_cache(tmp_path: Path, where: str) -> None:
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, where, tmp_path / "cache")
+    plain = [contents(batch) for batch in epochs_of(train_loader(labels), 2)]
+    for workers in (0, 2):
+        assert [contents(b) for b in epochs_of(train_loader(labels, read=images, workers=workers), 2)] == plain
+
+
+def test_cached_images_cannot_be_written_to(tmp_path: Path) -> None:
+    images, _ = opened(write_data(tmp_path), "ram")
+    with pytest.raises(ValueError, match="read-only"):
+        images(0)[:] = 0
+
+
+@pytest.mark.parametrize("where", ["ram", "disk"])
+def test_a_cache_travels_as_its_path(tmp_path: Path, where: str) -> None:
+    """As to loader processes that are not forked: no copy of the pixels."""
+    images, _ = opened(write_data(tmp_path), where, tmp_path / "cache")
+    pickled = pickle.dumps(images)
+    assert len(pickled) < 2000
+    assert (pickle.loads(pickled)(1) == images(1)).all()  # noqa: S301
+
+
+def test_a_file_on_disk_is_found_again_and_made_anew_when_an_image_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = write_data(tmp_path)
+    reads: Counter[str] = Counter()
+    monkeypatch.setattr("data.base_images.read_image", lambda path: reads.update([path]) or read_image(path))
+    folder = tmp_path / "cache"
+    opened(labels, "disk", folder)
+    assert reads == Counter(labels.path(i) for i in range(len(labels)))
+    opened(labels, "disk", folder)
+    assert sum(reads.values()) == len(labels)
+
+    path = labels.path(2)
+    cv2.imwrite(path, 255 - cv2.imread(path))
+    os.utime(path, ns=(1, 2))
+    images, _ = opened(labels, "disk", folder)
+    assert sum(reads.values()) == 2 * len(labels)
+    assert (images(2) == DecodedImages(labels, SIDE)(2)).all()
+    (place,) = folder.iterdir()
+    assert sorted(file.name for file in place.iterdir()) == sorted([Path(images.path).name, "lock"])  # the old is gone
+    open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=ALONE)
+    assert len(list(folder.iterdir())) == 2  # each size for itself
+
+
+def test_what_a_killed_run_left_is_overwritten(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "disk", tmp_path / "cache")
+    file = Path(images.path)
+    file.with_name("part").write_bytes(b"half")
+    file.unlink()
+    images, _ = opened(labels, "disk", tmp_path / "cache")
+    assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
+    assert not file.with_name("part").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None])
+def test_a_damaged_file_is_not_used(tmp_path: Path, damage: bytes | None) -> None:
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "disk", tmp_path / "cache")
+    file = Path(images.path)
+    file.write_bytes(file.read_bytes()[:-1] + b"x" if damage is None else damage)
+    again, said = opened(labels, "disk", tmp_path / "cache")
+    assert (again(1) == DecodedImages(labels, SIDE)(1)).all()
+    assert len(said) == 1
+
+
+def test_an_exchanged_image_is_named(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
+    for where in ("ram", "disk"):
+        with pytest.raises(ValueError, match=r"0\.png: has changed since its labels were read"):
+            opened(labels, where, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
+
+
+def test_no_images(tmp_path: Path) -> None:
+    none = write_data(tmp_path).subset([])
+    assert offsets_of(base_sizes(none.sizes, SIDE)).tolist() == [0]
+    for where in ("ram", "disk"):
+        assert isinstance(opened(none, where, tmp_path / "cache")[0], CachedImages)
+
+
+@pytest.mark.parametrize(
+    ("where", "size", "ram", "disk", "place"),
+    [
+        # 0.8 of what is free may be taken.
+        ("ram", 8 * GIB, 10 * GIB, 0, "ram"),
+        ("ram", 9 * GIB, 10 * GIB, 100 * GIB, "disk"),
+        ("ram", 9 * GIB, 10 * GIB, 11 * GIB, "off"),
+        ("disk", 1 * GIB, 10 * GIB, 1 * GIB, "off"),
+        ("disk", 1 * GIB, 10 * GIB, 2 * GIB, "disk"),
+        # auto: a tenth, and a GiB at most.
+        ("auto", GIB, 10 * GIB, 0, "ram"),
+        ("auto", GIB + 1, 100 * GIB, 100 * GIB, "off"),
+        ("auto", GIB, 9 * GIB, 100 * GIB, "off"),
+        ("off", 0, 10 * GIB, 10 * GIB, "off"),
+    ],
+)
+def test_places(where: str, size: int, ram: int, disk: int, place: str) -> None:
+    assert choose_place(where, size, {"ram": ram, "disk": disk}) == place
+
+
+@pytest.mark.parametrize(
+    ("where", "ram", "disk", "said"),
+    [
+        ("ram", 50_000, 10**6, "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; "
+         "they are decoded once: 57.6 kB on disk"),
+        ("ram", 50_000, 60_000, "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram and 60.0 kB of disk are "
+         "free; they are decoded for each batch"),
+        ("disk", 10**6, 60_000, "--cache disk: decoded images take 57.6 kB, but 60.0 kB of disk are free; "
+         "they are decoded for each batch"),
+        ("auto", 10**5, 10**6, "images are decoded for each batch; --cache ram or disk keeps them decoded: 57.6 kB"),
+    ],
+)  # fmt: skip
+def test_without_room_there_is_a_sentence_and_the_next_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, ram: int, disk: int, said: str
+) -> None:
+    labels = write_data(tmp_path, [(64, 60)] * 5)
+    monkeypatch.setattr(cache, "free_ram", lambda: ram)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, disk))
+    images, told = opened(labels, where, tmp_path / "cache")
+    assert told == [said]
+    assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    (tmp_path / "file").touch()
+    images, said = opened(labels, "disk", tmp_path / "file" / "cache")
+    assert isinstance(images, DecodedImages)
+    assert said[-1].startswith(f"--cache disk: [Errno 20] Not a directory: '{tmp_path}/file/cache/images-")
+    assert said[-1].endswith("; images are decoded for each batch")
+    images, said = opened(labels, "disk", None)
+    assert isinstance(images, DecodedImages)
+
+
+def test_runs_that_make_the_same_file_at_once(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(opened(labels, "disk", tmp_path / "cache")[0])) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [images(1).tobytes() for images in found] == [DecodedImages(labels, SIDE)(1).tobytes()] * 4
+
+
+def test_other_processes_of_the_machine_map_what_the_first_has_made(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    first, _ = opened(labels, "ram")
+    monitor = _Second(torch.device("cpu"), rank=1, local_rank=1, size=2, local_size=2)
+    for paths, mapped in (([{"train": "/proc/1/fd/987"}, {"train": first.path}, {}], True), ([{}, {}], False)):
+        monitor.told = paths
+        images = open_images({"train": labels}, SIDE, where="ram", folder=None, world=monitor)["train"]
+        assert isinstance(images, CachedImages) == mapped
+        assert (images(1) == first(1)).all()
+
+
+class _Second(World):
+    """The second process of a machine, which hears from the others what it is `told`."""
+
+    told: list[dict[str, str]]
+
+    def exchange(self, value: object) -> list[object]:
+        return list(self.told)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="looks at /proc")
+def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "ram")
+    loader = train_loader(labels, read=images, workers=2, image_size=SIDE)
+
+    def private_kb() -> list[int]:
+        own = [os.getpid(), *(worker.pid for worker in loader._loader._iterator._workers)]
+        lines = [Path(f"/proc/{number}/smaps_rollup").read_text().splitlines() for number in own]
+        return [sum(int(line.split()[1]) for line in one if line.startswith("Private_")) for one in lines]
+
+    def run(epochs: range) -> None:
+        for epoch in epochs:
+            loader.sampler.set_epoch(epoch)
+            for _ in loader:
+                pass
+
+    run(range(40))
+    before = private_kb()
+    run(range(40, 200))
+    growth = np.subtract(private_kb(), before)
+    # A sample of 64 x 64 pixels kept of each of 160 epochs of 7 images would be 13.8 MB, half of it in each worker.
+    assert growth.max() < 4000, growth
