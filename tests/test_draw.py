@@ -9,7 +9,7 @@ import pytest
 
 from data.augment import Layer, Paste, Plan, Tile, translation
 from data.base_images import resized
-from data.draw import GREY, draw
+from data.draw import GREY, _scaled, colour_tables, draw
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)
@@ -35,6 +35,14 @@ def test_blue_green_red_becomes_red_green_blue() -> None:
 def test_nothing_is_grey() -> None:
     plan = Plan((4, 6), (Layer(()),), NO_TARGETS)
     assert (draw(plan, lambda _: noise(1, 1)) == np.full((4, 6, 3), GREY)).all()
+
+
+@pytest.mark.parametrize("gains", [(1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.4, 1.0, 0.0), (0.0, 2.5, 1.5)])
+def test_a_matrix_scales_as_tables_do(gains: tuple[float, float, float]) -> None:
+    hsv = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
+    scaled = _scaled(hsv, gains, np.empty_like(hsv)).astype(int)
+    scaled[..., 0] %= 180
+    assert (scaled.reshape(256, 3)[:180] == colour_tables(gains)[:180]).all()
 
 
 @pytest.mark.parametrize("up", [False, True])
