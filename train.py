@@ -169,6 +169,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
 
     # Loaders: this rank's share of each global batch
     folder = cache_folder(cfg.cache_dir)
+    if cfg.cache == "device" and hyp.copy_paste:
+        raise ValueError("--cache device: GPUs draw no copy-paste (copy_paste in --hyp); choose --cache ram")
     images = open_images(labels, image_size, where=cfg.cache, folder=folder, world=world, say=log.say)
     shared: dict[str, Any] = {
         "image_size": image_size,
@@ -187,11 +189,11 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         seed=cfg.seed,
         rect=cfg.rect,
         mosaic_until=mosaic_until,
-        read=images["train"],
+        images=images["train"],
         **shared,
     )
     val_loader = build_evaluation_loader(
-        labels["val"], batch_size=min(batch_size, MOST_PER_VAL_BATCH), read=images["val"], **shared
+        labels["val"], batch_size=min(batch_size, MOST_PER_VAL_BATCH), images=images["val"], **shared
     )
     sampler = train_loader.sampler
 
@@ -601,7 +603,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--seed", type=int, help="of weights, order and augmentation")
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
-    add("--cache", nargs="?", const="ram", help="keep decoded images: ram, disk, off, or auto: in ram if they are few")
+    add(
+        "--cache",
+        nargs="?",
+        const="ram",
+        help="decode images once: ram, disk, device (GPUs draw), off; auto: ram for few",
+    )
     add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
     parser.not_built("--quad", "--evolve")
     launch, given = read_launch(parser, arguments)

@@ -1,27 +1,32 @@
 """Base images decoded once: a flat uint8 file for each split, which all processes of a machine map into their memory.
 
 Image i lies at `offsets[i]`, [h, w, 3]; a mark of what the file was made from ends it. In `ram` it is a file without a
-name, gone with the last process that maps it; on `disk` it lies in the cache folder, where later runs find it.
+name, gone with the last process that maps it; on `disk` it lies in the cache folder, where later runs find it. `device`
+copies the training images from there into the memory of each process's GPU, which then draws them itself.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 from data.base_images import DecodedImages, Image, Reader
+from data.draw_device import SPARE
 from data.images import quiet_decoder
 from data.labels import Labels
 from data.scan_cache import fingerprint
-from utils.devices import free_ram
+from utils.devices import free_memory, free_ram
 from utils.disk import amount, sole_worker
 from utils.distributed import World
 from utils.opencv import cv2
@@ -29,9 +34,11 @@ from utils.shared_memory import SharedBytes, has_nameless_files
 from utils.terminal import FaultError
 from utils.threads import in_threads
 
+UPLOAD_BYTES = 2**26  # at a time
 VERSION = 1  # raise it when the same files would give other bytes
-RAM, DISK, OFF, AUTO = "ram", "disk", "off", "auto"
+RAM, DISK, DEVICE, OFF, AUTO = "ram", "disk", "device", "off", "auto"
 SHARE_OF_FREE = 0.8  # of memory or disk; training needs some too
+SHARE_OF_GPU = 0.5  # of its free memory
 UNASKED_SHARE, UNASKED_BYTES = 0.1, 2**30  # of free memory, and at most, what `auto` takes
 
 
@@ -57,6 +64,26 @@ class CachedImages:
         return CachedImages, (self.path, self.sizes, self.mark)
 
 
+class DeviceImages:
+    """Base images in a GPU's memory, to be drawn there (data/draw_device.py)."""
+
+    def __init__(self, images: CachedImages, device: torch.device) -> None:
+        self._sizes, self._offsets = images.sizes, images.offsets
+        size = int(self._offsets[-1])
+        self.pool: Tensor | None = torch.zeros(size + SPARE, dtype=torch.uint8, device=device)  # loader processes: None
+        for start in range(0, size, UPLOAD_BYTES):
+            part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])  # torch warns of what is read-only
+            self.pool[start : start + len(part)].copy_(torch.from_numpy(part))
+
+    def locate(self, index: int) -> tuple[int, int, int]:
+        """The first byte of an image in the pool, its height and width."""
+        width, height = self._sizes[index].tolist()
+        return int(self._offsets[index]), height, width
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"pool": None}
+
+
 def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
     """[M + 1] where each image of `sizes` [M, 2] begins, and the end of the last.
 
@@ -74,8 +101,8 @@ def open_images(
     folder: Path | None,
     world: World,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Reader]:
-    """What gives the base images of each split: a cache (`where`: auto, ram, disk, or off), else their files.
+) -> dict[str, Reader | DeviceImages]:
+    """What gives the base images of each split: a cache (`where`: auto, ram, disk, device or off), else their files.
 
     folder: of caches on disk, None if there is none. The first process of each machine makes what is not there, the
     others map it. Where the room does not suffice the next best place is taken; `say` is told.
@@ -87,7 +114,25 @@ def open_images(
     if world.local_rank > 0:
         found = {split.name: split.found([own.get(split.name, "") for own in paths]) for split in splits}
         made = {name: images for name, images in found.items() if images}
-    return {split.name: made.get(split.name, split.source) for split in splits}
+    readers: dict[str, Reader | DeviceImages] = {split.name: made.get(split.name, split.source) for split in splits}
+    if where == DEVICE and _fits_on_device(made, world, say):
+        readers["train"] = DeviceImages(made["train"], world.device)
+    return readers
+
+
+def _fits_on_device(made: Mapping[str, CachedImages], world: World, say: Callable[[str], None]) -> bool:
+    """Whether the training images go onto the GPUs of all processes."""
+    size = int(made["train"].offsets[-1]) if "train" in made else sys.maxsize
+    free = free_memory(world.device) if world.device.type == "cuda" else 0
+    fits = all(world.exchange(size <= SHARE_OF_GPU * free))
+    stay = "images stay where they are"
+    if world.device.type != "cuda":
+        say(f"--cache device: there is no GPU; {stay}")
+    elif fits:
+        say(f"training images are drawn by the GPU: {amount(size)} in its memory")
+    elif made:
+        say(f"--cache device: {amount(size)} are too much for a GPU with {amount(free)} free; {stay}")
+    return fits
 
 
 def _make(
@@ -120,7 +165,7 @@ def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
     """
     if where == AUTO:
         return RAM if size <= min(UNASKED_SHARE * free[RAM], UNASKED_BYTES) else OFF
-    wanted = {RAM: (RAM, DISK), DISK: (DISK,), OFF: ()}[where]
+    wanted = {DEVICE: (RAM, DISK), RAM: (RAM, DISK), DISK: (DISK,), OFF: ()}[where]
     return next((place for place in wanted if size <= SHARE_OF_FREE * free[place]), OFF)
 
 
@@ -128,7 +173,7 @@ def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str
     if where == OFF:
         return ""
     each, once = "decoded for each batch", f"decoded once: {amount(size)} {'on disk' if place == DISK else 'in memory'}"
-    if place == where or (where, place) == (AUTO, RAM):
+    if place == where or (where, place) in ((AUTO, RAM), (DEVICE, RAM)):
         return f"images are {once}"
     if where == AUTO:
         return f"images are {each}; --cache ram or disk keeps them decoded: {amount(size)}"

@@ -20,7 +20,7 @@ Legend: B samples, M of them mixed, N = B + M canvases (every first layer, then 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,10 +50,18 @@ class Packed(NamedTuple):
     width: int
     upright: bool  # whether no tile is warped
 
-    def to(self, device: torch.device) -> "Packed":
-        """The same on `device`, without waiting for the copy where the tensors are pinned."""
-        lines, places, mixes, tables = (part.to(device, non_blocking=True) for part in self[:4])
+    def sent(self, send: Callable[[Tensor], Tensor]) -> "Packed":
+        """The same with each tensor as `send` gives it back, on a device."""
+        lines, places, mixes, tables = map(send, self[:4])
         return self._replace(lines=lines, places=places, mixes=mixes, tables=tables)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes as arrays: torch would share each tensor by itself, which takes longer than a copy."""
+        return _from_arrays, tuple(part.numpy() if isinstance(part, Tensor) else part for part in self)
+
+
+def _from_arrays(*parts: Any) -> Packed:
+    return Packed._make(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in parts)
 
 
 # ---------------------------------------------------------------------- plans to numbers, with numpy

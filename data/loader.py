@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from data.augment import Plan, Planner
 from data.base_images import DecodedImages, Reader
+from data.cache import DeviceImages
 from data.draw import Drawer
+from data.draw_device import Packed, draw_batch, pack
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
 from utils.devices import Uploads, page_lock
@@ -43,30 +45,62 @@ class Batch(NamedTuple):
 class Drawn(NamedTuple):
     """A Batch between processes: as arrays, which travel as they are, where each tensor would be shared by itself."""
 
-    pixels: NDArray[np.uint8]  # empty: they are in the ring
+    pixels: NDArray[np.uint8] | Packed  # empty: they are in the ring; Packed: the device draws them
     shape: tuple[int, int, int, int]
     targets: NDArray[np.float32]
     indices: NDArray[np.int64]
     placement: NDArray[np.float64]
 
 
+class _OnHost:
+    """Draws the pixels of plans, into `memory` if it is given."""
+
+    def __init__(self, read: Reader) -> None:
+        self._drawer = Drawer(read)
+
+    def __call__(
+        self, plans: Sequence[Plan], shape: tuple[int, ...], memory: NDArray[np.uint8] | None
+    ) -> NDArray[np.uint8]:
+        pixels = np.empty(shape, np.uint8) if memory is None else memory[: prod(shape)].reshape(shape)
+        for plan, image in zip(plans, pixels, strict=True):
+            self._drawer.draw(plan, image)
+        return pixels if memory is None else np.empty(0, np.uint8)
+
+
+class _OnDevice:
+    """Leaves the drawing to the device."""
+
+    def __init__(self, images: DeviceImages) -> None:
+        self._images = images
+
+    def __call__(self, plans: Sequence[Plan], *_: object) -> Packed:
+        return pack(plans, self._images.locate)
+
+
 class Samples:
     """Samples of one data set by key. A sample depends on its key alone, not on who draws it or when."""
 
-    def __init__(self, planner: Planner, read: Reader | None = None, *, augment: bool) -> None:
-        """read: gives base images, by default from their files. augment: random plans, else plain ones."""
+    def __init__(self, planner: Planner, images: Reader | DeviceImages | None = None, *, augment: bool) -> None:
+        """images: base images, by default from their files; those of a device are drawn there.
+
+        augment: random plans, else plain ones.
+        """
         self.planner, self.augment = planner, augment
-        self._drawer = Drawer(read or DecodedImages(planner.labels, planner.image_size))
+        self.pool = images.pool if isinstance(images, DeviceImages) else None
+        if isinstance(images, DeviceImages):
+            self._canvases: _OnHost | _OnDevice = _OnDevice(images)
+        else:
+            self._canvases = _OnHost(images or DecodedImages(planner.labels, planner.image_size))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"pool": None}  # loader processes do not draw there
 
     def draw(self, keys: Sequence[Key], memory: NDArray[np.uint8] | None = None) -> Drawn:
         """The batch of these keys, all of one canvas, its pixels in `memory` (B * H * W * 3 bytes or more) if given."""
         shape = (len(keys), keys[0].height, keys[0].width, 3)
-        pixels = np.empty(shape, np.uint8) if memory is None else memory[: prod(shape)].reshape(shape)
         plans = [self._plan(key) for key in keys]
-        for plan, image in zip(plans, pixels, strict=True):
-            self._drawer.draw(plan, image)
         return Drawn(
-            pixels if memory is None else np.empty(0, np.uint8),
+            self._canvases(plans, shape, memory),
             shape,
             np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
             np.array([key.index for key in keys]),
@@ -126,7 +160,9 @@ class Loader(Generic[S]):
         self.samples: Samples = samples
         self.sampler: S = sampler
         self._uploads: Uploads = Uploads(device)
-        self._ring: Ring | None = Ring(workers * AHEAD + 2, sampler.largest, device) if workers else None
+        self._ring: Ring | None = (
+            Ring(workers * AHEAD + 2, sampler.largest, device) if workers and samples.pool is None else None
+        )
         closing = RawValue(ctypes.c_bool, False)
         Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its children
         self._loader = DataLoader(
@@ -158,16 +194,19 @@ class Loader(Generic[S]):
             raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
 
     def _delivered(self, number: int, drawn: Drawn) -> Batch:
-        if self._ring:
-            images = self._uploads.send(self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number)
-        else:
-            images = self._uploads.send(torch.from_numpy(drawn.pixels))
         return Batch(
-            images,
+            self._images(number, drawn),
             self._uploads.send(torch.from_numpy(drawn.targets)),
             torch.from_numpy(drawn.indices),
             torch.from_numpy(drawn.placement),
         )
+
+    def _images(self, number: int, drawn: Drawn) -> Tensor:
+        if isinstance(drawn.pixels, Packed) and self.samples.pool is not None:
+            return draw_batch(drawn.pixels.sent(self._uploads.send), self.samples.pool)
+        if self._ring is not None:
+            return self._uploads.send(self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number)
+        return self._uploads.send(torch.as_tensor(drawn.pixels))
 
 
 class Ring:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from data import cache
+from data import Augmentation, cache
 from data.base_images import DecodedImages, base_sizes
-from data.cache import CachedImages, choose_place, offsets_of, open_images
+from data.cache import CachedImages, DeviceImages, choose_place, offsets_of, open_images
 from data.images import read_image
 from data.labels import Labels
-from tests.test_loader import SIDE, SIZES, contents, epochs_of, train_loader, write_data
+from tests.test_loader import EVERYTHING, SIDE, SIZES, contents, epochs_of, train_loader, write_data
 from utils.distributed import World
 
 ALONE = World(torch.device("cpu"))
@@ -51,7 +51,45 @@ def test_batches_are_the_same_from_a_cache(tmp_path: Path, where: str) -> None:
     images, _ = opened(labels, where, tmp_path / "cache")
     plain = [contents(batch) for batch in epochs_of(train_loader(labels), 2)]
     for workers in (0, 2):
-        assert [contents(b) for b in epochs_of(train_loader(labels, read=images, workers=workers), 2)] == plain
+        assert [contents(b) for b in epochs_of(train_loader(labels, images=images, workers=workers), 2)] == plain
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
+    """Here the device is the CPU: the same boxes, and nearly the same pixels."""
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "ram")
+    on_device = DeviceImages(images, torch.device("cpu"))
+    strong = Augmentation(**vars(EVERYTHING) | {"copy_paste": 0.0})
+    host, device = (
+        epochs_of(train_loader(labels, images=own, workers=workers, augmentation=strong), 3)
+        for own in (None, on_device)
+    )
+    for one, other in zip(host, device, strict=True):
+        assert contents(one)[1:] == contents(other)[1:]
+        away = (one.images.int() - other.images.int()).abs()
+        assert other.images.dtype == torch.uint8
+        assert other.images.shape == one.images.shape
+        assert away.float().mean() < 1.5  # of noise, whose every edge is as sharp as can be
+        assert (away > 8).float().mean() < 0.03
+    assert len(host) == 7
+
+
+def test_images_of_a_device_stay_there(tmp_path: Path) -> None:
+    images, _ = opened(write_data(tmp_path), "ram")
+    on_device = DeviceImages(images, torch.device("cpu"))
+    assert on_device.pool is not None
+    first, height, width = on_device.locate(1)
+    there = on_device.pool[first : first + height * width * 3].view(height, width, 3)
+    assert (there.numpy() == images(1)).all()
+    assert len(pickle.dumps(on_device)) < 2000
+    assert pickle.loads(pickle.dumps(on_device)).locate(1) == (first, height, width)  # noqa: S301
+
+
+def test_without_a_gpu_the_host_draws(tmp_path: Path) -> None:
+    images, said = opened(write_data(tmp_path), "device")
+    assert isinstance(images, CachedImages)
+    assert said[-1] == "--cache device: there is no GPU; images stay where they are"
 
 
 def test_cached_images_cannot_be_written_to(tmp_path: Path) -> None:
@@ -222,7 +260,7 @@ class _Second(World):
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     images, _ = opened(labels, "ram")
-    loader = train_loader(labels, read=images, workers=2, image_size=SIDE)
+    loader = train_loader(labels, images=images, workers=2, image_size=SIDE)
 
     def private_kb() -> list[int]:
         own = [os.getpid(), *(worker.pid for worker in loader._loader._iterator._workers)]

@@ -353,7 +353,7 @@ def test_batches_come_from_a_loader_process() -> None:
     plans = all_kinds()
     forked = {"num_workers": 1, "multiprocessing_context": "fork"}
     (sent,) = DataLoader(plans, len(plans), collate_fn=lambda some: pack(some, locate), **forked)  # type: ignore[arg-type]
-    packed = pack(plans, locate).to(torch.device("cpu"))
+    packed = pack(plans, locate)
     assert type(sent) is type(packed)
     assert all(a.equal(b) for a, b in zip(sent[:4], packed[:4], strict=True))
     assert sent[4:] == packed[4:] == (96, 96, False)
@@ -393,7 +393,9 @@ def test_nothing_waits_for_the_device() -> None:
 def test_no_shape_depends_on_what_is_drawn(kinds: str) -> None:
     pool, locate = pool_of(PICTURES)
     plans = random_plans(4, mosaic=1.0, **COLOURS) if kinds == "upright" else all_kinds()
-    batch = draw_batch(pack(plans, locate).to(torch.device("meta")), pool.to("meta"))  # a device that holds no values
+    batch = draw_batch(
+        pack(plans, locate).sent(lambda part: part.to("meta")), pool.to("meta")
+    )  # a device that holds no values
     assert batch.shape == (len(plans), 96, 96, 3)
 
 
@@ -413,7 +415,7 @@ def test_few_operators_draw_a_batch_of_any_size() -> None:
 def test_a_gpu_draws_like_the_cpu() -> None:
     pool, locate = pool_of(PICTURES)
     packed, device = pack(all_kinds(), locate), torch.device("cuda", 0)
-    there, pool_there = packed.to(device), pool.to(device)
+    there, pool_there = packed.sent(lambda part: part.to(device)), pool.to(device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         batch = draw_batch(there, pool_there)

@@ -97,7 +97,7 @@ class TrainConfig:
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         _require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
-        caches = ("auto", "ram", "disk", "off")
+        caches = ("auto", "ram", "disk", "device", "off")
         _require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
         _require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")
         _require(not (self.rect and self.multi_scale), "--rect and --multi-scale exclude each other")
