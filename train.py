@@ -21,6 +21,60 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from utils.config import Hyp, TrainConfig, read_hyp
+from utils.flags import FlagParser, answer_help
+from utils.launch import Launch, read_launch, spawn
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
+    parser = FlagParser(__doc__, argument_default=SUPPRESS)  # to tell what was given from what was not
+    add = parser.add_argument
+    add("--weights", help="checkpoint to start from; '' trains from scratch")
+    add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
+    add("--data", help="data set YAML, as a path or a name in data/")
+    add("--download", action="store_true", help="fetch the data set if it is not there, from where its YAML says")
+    add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
+    add("--epochs", type=int, help="passes over the training images")
+    add("--batch-size", "--batch", type=int, help="images per batch, over all processes; -1: what memory holds")
+    add("--imgsz", "--img", "--img-size", type=int, help="training and validation size in pixels")
+    add("--rect", action="store_true", help="batches of like shape instead of squares; no mosaic")
+    add("--resume", nargs="?", const="newest", help="go on with a run: its last.pt, or the newest one")
+    add("--nosave", action="store_true", help="write checkpoints at the end only, and where a signal asks for it")
+    add("--noval", action="store_true", help="validate at the end only")
+    add("--noautoanchor", action="store_true", help="keep the model's anchors")
+    add("--noplots", action="store_true", help="draw no pictures")
+    add("--multi-scale", action="store_true", help="change the image size by up to half from batch to batch")
+    add("--single-cls", action="store_true", help="treat all classes as one")
+    add("--optimizer", help="SGD, Adam or AdamW")
+    add("--workers", type=int, help="most loader processes, for each training process")
+    add("--image-weights", action="store_true", help="draw images of rare and badly found classes more often")
+    add("--sync-bn", action="store_true", help="BatchNorm over the batch of all processes")
+    add("--shard", action="store_true", help="experimental: weights and optimizer in slices, one for each process")
+    add("--checkpoint-activations", action="store_true", help="keep fewer activations, compute them again: less memory")
+    add("--project", help="where run folders go")
+    add("--name", help="the run folder's name; a number is added if it is taken")
+    add("--exist-ok", action="store_true", help="write into an existing folder")
+    add("--cos-lr", action="store_true", help="cosine instead of linear learning rate")
+    add("--label-smoothing", type=float, help="epsilon")
+    add("--patience", type=int, help="epochs without improvement before stopping; 0 never stops")
+    add("--freeze", nargs="+", type=int, help="N: the first N layers; several numbers: those layers")
+    add("--save-period", type=int, help="keep a checkpoint every so many epochs")
+    add("--save-minutes", type=float, help="save in the midst of an epoch too, every so many minutes; 0: after epochs")
+    add("--seed", type=int, help="of weights, order and augmentation")
+    add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
+    add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
+    add("--cache", nargs="?", const="ram", help="decode images once: ram, disk, device (GPUs draw), off; auto: ram for few")
+    add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
+    parser.not_built("--quad", "--evolve")
+    launch, given = read_launch(parser, arguments)
+    if "freeze" in given:
+        given["freeze"] = tuple(given["freeze"])
+    return TrainConfig(**given, given=frozenset(given)), launch
+
+
+if __name__ == "__main__":
+    answer_help(parse_args)  # before the imports below take their seconds
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,16 +95,13 @@ from models.losses import AnchorLoss
 from models.saved import fitting_detector, load_detector, transfer
 from utils import checkpoint
 from utils.autobatch import choose_batch, fill_state, memory_advice
-from utils.config import Hyp, TrainConfig, read_hyp
 from utils.devices import choose_precision, describe, loader_workers, memory_gib, processes_for, widened
 from utils.disk import hold_alone
 from utils.distributed import World, together
 from utils.ema import EMA, averaging
 from utils.files import remove_torn_files
 from utils.finite import FiniteSteps, spreading
-from utils.flags import FlagParser
 from utils.keeper import PREEMPTED, Keeper
-from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_yaml
 from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
 from utils.printable import shown
@@ -80,6 +131,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     if life.checkpoint:
         cfg = replace(cfg, resume=life.checkpoint)
         log.say("started again by the launcher")
+    elif cfg.resume:
+        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
     saved = checkpoint.load(Path(cfg.resume)) if cfg.resume else {}
     if len(set(world.exchange(str([saved.get(part) for part in ("epoch", "batch", "results")])))) > 1:
         raise ValueError(f"{cfg.resume}: on other machines it is of another run or epoch; all must see the same file")
@@ -564,60 +617,6 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     metrics = " ".join(f"{name} {row['metrics/' + key]:.4f}" for key, name in short.items())
     validated = row["metrics/mAP_0.5"] == row["metrics/mAP_0.5"]  # not nan
     return f"{row['epoch']:>{len(str(epochs))}}/{epochs}  {losses}  {metrics if validated else 'not validated'}"
-
-
-def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
-    parser = FlagParser(__doc__, argument_default=SUPPRESS)  # to tell what was given from what was not
-    add = parser.add_argument
-    add("--weights", help="checkpoint to start from; '' trains from scratch")
-    add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
-    add("--data", help="data set YAML, as a path or a name in data/")
-    add("--download", action="store_true", help="fetch the data set if it is not there, from where its YAML says")
-    add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
-    add("--epochs", type=int, help="passes over the training images")
-    add("--batch-size", "--batch", type=int, help="images per batch, over all processes; -1: what memory holds")
-    add("--imgsz", "--img", "--img-size", type=int, help="training and validation size in pixels")
-    add("--rect", action="store_true", help="batches of like shape instead of squares; no mosaic")
-    add("--resume", nargs="?", const="newest", help="go on with a run: its last.pt, or the newest one")
-    add("--nosave", action="store_true", help="write checkpoints at the end only, and where a signal asks for it")
-    add("--noval", action="store_true", help="validate at the end only")
-    add("--noautoanchor", action="store_true", help="keep the model's anchors")
-    add("--noplots", action="store_true", help="draw no pictures")
-    add("--multi-scale", action="store_true", help="change the image size by up to half from batch to batch")
-    add("--single-cls", action="store_true", help="treat all classes as one")
-    add("--optimizer", help="SGD, Adam or AdamW")
-    add("--workers", type=int, help="most loader processes, for each training process")
-    add("--image-weights", action="store_true", help="draw images of rare and badly found classes more often")
-    add("--sync-bn", action="store_true", help="BatchNorm over the batch of all processes")
-    add("--shard", action="store_true", help="experimental: weights and optimizer in slices, one for each process")
-    add("--checkpoint-activations", action="store_true", help="keep fewer activations, compute them again: less memory")
-    add("--project", help="where run folders go")
-    add("--name", help="the run folder's name; a number is added if it is taken")
-    add("--exist-ok", action="store_true", help="write into an existing folder")
-    add("--cos-lr", action="store_true", help="cosine instead of linear learning rate")
-    add("--label-smoothing", type=float, help="epsilon")
-    add("--patience", type=int, help="epochs without improvement before stopping; 0 never stops")
-    add("--freeze", nargs="+", type=int, help="N: the first N layers; several numbers: those layers")
-    add("--save-period", type=int, help="keep a checkpoint every so many epochs")
-    add("--save-minutes", type=float, help="save in the midst of an epoch too, every so many minutes; 0: after epochs")
-    add("--seed", type=int, help="of weights, order and augmentation")
-    add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
-    add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
-    add(
-        "--cache",
-        nargs="?",
-        const="ram",
-        help="decode images once: ram, disk, device (GPUs draw), off; auto: ram for few",
-    )
-    add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
-    parser.not_built("--quad", "--evolve")
-    launch, given = read_launch(parser, arguments)
-    if "freeze" in given:
-        given["freeze"] = tuple(given["freeze"])
-    cfg = TrainConfig(**given, given=frozenset(given))
-    if cfg.resume:
-        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
-    return cfg, launch
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -19,6 +19,55 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from utils.flags import FlagParser, answer_help
+from utils.launch import Launch, read_launch, spawn
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:
+    parser = FlagParser(__doc__)
+    add = parser.add_argument
+    add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
+    add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
+    add("--download", action="store_true", help="fetch the data set if it is not there, from where its YAML says")
+    add("--batch-size", "--batch", type=int, default=32, help="images per batch")
+    add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
+    add("--conf-thres", "--conf", type=float, default=0.001, help="lowest score that counts")
+    add("--iou-thres", "--iou", type=float, default=0.6, help="IoU above which of two boxes the surer one stays")
+    add("--max-det", type=int, default=300, help="most detections per image")
+    add("--task", default="val", choices=["train", "val", "test", "speed"], help="the split, or speed on val")
+    add("--workers", type=int, default=8, help="most loader processes")
+    add("--single-cls", action="store_true", help="treat all classes as one")
+    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+    add("--verbose", action="store_true", help="a line for each class")
+    add("--save-txt", action="store_true", help="write labels/*.txt")
+    add("--save-conf", action="store_true", help="with the score in them")
+    add("--save-json", action="store_true", help="write COCO JSON and let pycocotools score it too")
+    add("--project", default="runs/val", help="where run folders go")
+    add("--name", default="exp", help="the run folder's name")
+    add("--exist-ok", action="store_true", help="write into an existing folder")
+    add("--half", action="store_true", help="16-bit forward pass, as the device can")
+    add("--cache-dir", default="", help="where scans of labels are kept (default: the user's cache folder)")
+    parser.not_built("--dnn", "--save-hybrid")
+    launch, values = read_launch(parser, arguments)
+    return Namespace(**values), launch
+
+
+def check_flags(args: Namespace) -> None:
+    """Raises ValueError for a flag out of range."""
+    wholes = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
+    for flag, value, low in wholes:
+        if value < low:
+            raise ValueError(f"{flag} {value}: choose {low} or more")
+    if args.imgsz and not 32 <= args.imgsz <= 8192:
+        raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
+    for flag, share in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{flag} {share}: a threshold lies between 0 and 1")
+
+
+if __name__ == "__main__":
+    answer_help(parse_args)  # before the imports below take their seconds
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -40,8 +89,6 @@ from utils.config import PLACES
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
 from utils.devices import choose_precision, describe, loader_workers, processes_for, wait_for
 from utils.distributed import World, together
-from utils.flags import FlagParser
-from utils.launch import Launch, read_launch, spawn
 from utils.log import Progress, RunLog, new_run_folder, write_json, write_text
 from utils.metrics import CocoResult, Detections, GroundTruth, evaluate_boxes, format_summary
 from utils.printable import shown
@@ -297,49 +344,7 @@ def write_coco(evaluation: Evaluation, labels: Labels, names: Sequence[str], fol
     return check_with_pycocotools(truth, found, evaluation.coco.stats)
 
 
-# ---------------------------------------------------------------------- command line
-
-
-def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:
-    parser = FlagParser(__doc__)
-    add = parser.add_argument
-    add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
-    add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
-    add("--download", action="store_true", help="fetch the data set if it is not there, from where its YAML says")
-    add("--batch-size", "--batch", type=int, default=32, help="images per batch")
-    add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
-    add("--conf-thres", "--conf", type=float, default=0.001, help="lowest score that counts")
-    add("--iou-thres", "--iou", type=float, default=0.6, help="IoU above which of two boxes the surer one stays")
-    add("--max-det", type=int, default=300, help="most detections per image")
-    add("--task", default="val", choices=["train", "val", "test", "speed"], help="the split, or speed on val")
-    add("--workers", type=int, default=8, help="most loader processes")
-    add("--single-cls", action="store_true", help="treat all classes as one")
-    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
-    add("--verbose", action="store_true", help="a line for each class")
-    add("--save-txt", action="store_true", help="write labels/*.txt")
-    add("--save-conf", action="store_true", help="with the score in them")
-    add("--save-json", action="store_true", help="write COCO JSON and let pycocotools score it too")
-    add("--project", default="runs/val", help="where run folders go")
-    add("--name", default="exp", help="the run folder's name")
-    add("--exist-ok", action="store_true", help="write into an existing folder")
-    add("--half", action="store_true", help="16-bit forward pass, as the device can")
-    add("--cache-dir", default="", help="where scans of labels are kept (default: the user's cache folder)")
-    parser.not_built("--dnn", "--save-hybrid")
-    launch, values = read_launch(parser, arguments)
-    return Namespace(**values), launch
-
-
-def check_flags(args: Namespace) -> None:
-    """Raises ValueError for a flag out of range."""
-    wholes = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
-    for flag, value, low in wholes:
-        if value < low:
-            raise ValueError(f"{flag} {value}: choose {low} or more")
-    if args.imgsz and not 32 <= args.imgsz <= 8192:
-        raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
-    for flag, share in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{flag} {share}: a threshold lies between 0 and 1")
+# ---------------------------------------------------------------------- the run
 
 
 def main(args: Namespace, world: World) -> Evaluation:

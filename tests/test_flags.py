@@ -1,8 +1,10 @@
 """A command line whose every fault is one sentence."""
 
+import sys
+
 import pytest
 
-from utils.flags import FlagParser
+from utils.flags import FlagParser, answer_help
 
 
 @pytest.fixture
@@ -46,3 +48,19 @@ def test_help(parser, capsys):
     said = capsys.readouterr().out
     assert "--epochs" in said
     assert "evolve" not in said
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--epochs", "5", "-h"]])
+def test_help_is_answered_early(parser, words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    with pytest.raises(SystemExit) as end:
+        answer_help(parser.read)
+    assert end.value.code == 0
+    assert "--epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--zzz"], ["--epochs", "five", "--help"], ["--cache-dir", "--help"]])
+def test_whatever_is_wrong_is_left_for_later(parser, words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    answer_help(parser.read)
+    assert capsys.readouterr() == ("", "")

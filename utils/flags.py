@@ -3,7 +3,9 @@
 import argparse
 import difflib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from utils.terminal import is_first_process
@@ -48,6 +50,16 @@ class FlagParser(argparse.ArgumentParser):
     def not_built(self, *flags: str) -> None:
         """Refuse a flag of YOLOv5 that has no like here yet."""
         self.add_argument(*flags, nargs=0, action=_Refused, **_NOWHERE)
+
+
+def answer_help(parse: Callable[[], object]) -> None:
+    """End here with the list of flags, if the command line asks for it: a script calls this before it loads torch.
+
+    Whatever else is wrong with the command line is left for later, when all processes can refuse it together.
+    """
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        with suppress(ValueError):
+            parse()
 
 
 _NOWHERE: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
