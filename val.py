@@ -83,7 +83,7 @@ from models.losses import AnchorLoss
 from models.nms import suppress
 from models.predict import Predict, ensemble, one_class, plain, with_views
 from models.saved import digest, load_detector, reorder_classes
-from utils import checkpoint, plots
+from utils import checkpoint
 from utils.coco_files import check_with_pycocotools, coco_ground_truth, coco_results
 from utils.config import PLACES
 from utils.curves import OperatingCurves, confusion_matrix, operating_curves
@@ -235,7 +235,9 @@ def ground_truth(labels: Labels) -> GroundTruth:
 class Pictures:
     """The pictures of a run folder. Draws nothing unless active.
 
-    Those of training are drawn aside, in a thread, since other processes would wait for this one's next step.
+    Those of training are drawn aside, in a thread, since other processes would wait for this one's next step. There
+    matplotlib is loaded too, which takes longer than building a model. Loader processes that are forked meanwhile have
+    it half loaded, which is nothing to them: they import nothing of it.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], *, active: bool = True) -> None:
@@ -245,24 +247,23 @@ class Pictures:
 
     def labels(self, labels: Labels) -> None:
         """labels.png: what there is to learn from."""
-        if not self.active:
-            return
-        size = np.tile(np.repeat(labels.sizes, np.diff(labels.offsets), 0), 2)
-        boxes = labels.boxes_xywh / size
-        boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
-        plots.plot_labels(labels.classes, boxes, self.names, self.folder / "labels.png")
+        if self.active:
+            self._drawn.append(self._aside.submit(self._labels, labels))
 
     def train_batch(self, number: int, batch: Batch) -> None:
-        """train_batch0.jpg to train_batch2.jpg: what the model sees."""
+        """train_batch0.jpg to train_batch2.jpg: what the model sees. Raises what a picture before has failed over."""
+        for drawing in filter(Future.done, self._drawn):
+            drawing.result()
         if self.active and number < 3:
             images, targets = batch.images.numpy().copy(), batch.targets.numpy().copy()
-            file = self.folder / f"train_batch{number}.jpg"
-            self._drawn.append(self._aside.submit(plots.plot_batch, images, targets, self.names, file))
+            self._drawn.append(self._aside.submit(self._batch, f"train_batch{number}.jpg", images, targets))
 
     def results(self, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
         """results.png where there is a results.csv, curves, confusion matrix and validation batches."""
         if not self.active:
             return
+        from utils import plots
+
         for drawing in self._drawn:
             drawing.result()
         if (self.folder / "results.csv").exists():
@@ -286,9 +287,22 @@ class Pictures:
             rows.append(np.concatenate([head, low, low + size, found.scores[chosen, None]], 1))
         predicted, images = np.concatenate(rows), batch.images.numpy()
         titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
-        truth, guess = (self.folder / f"val_batch{number}_{kind}.jpg" for kind in ("labels", "pred"))
-        plots.plot_batch(images, batch.targets.numpy(), self.names, truth, titles=titles)
-        plots.plot_batch(images, predicted[:, :6], self.names, guess, scores=predicted[:, 6], titles=titles)
+        self._batch(f"val_batch{number}_labels.jpg", images, batch.targets.numpy(), titles=titles)
+        guess = f"val_batch{number}_pred.jpg"
+        self._batch(guess, images, predicted[:, :6], scores=predicted[:, 6], titles=titles)
+
+    def _labels(self, labels: Labels) -> None:
+        from utils import plots
+
+        size = np.tile(np.repeat(labels.sizes, np.diff(labels.offsets), 0), 2)
+        boxes = labels.boxes_xywh / size
+        boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
+        plots.plot_labels(labels.classes, boxes, self.names, self.folder / "labels.png")
+
+    def _batch(self, file: str, images: NDArray[np.uint8], targets: NDArray[Any], **more: Any) -> None:
+        from utils import plots
+
+        plots.plot_batch(images, targets, self.names, self.folder / file, **more)
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:

@@ -73,6 +73,24 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, make: Callable
     assert alone == one == three
 
 
+class NoImport:
+    """Kills other processes than its own that import anything but parts of torch."""
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if os.getpid() != self.parent and name.partition(".")[0] != "torch":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="loader processes are not forked")
+def test_loader_processes_import_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are forked while a thread loads matplotlib: for a module that was half loaded they would wait for ever."""
+    monkeypatch.setattr(sys, "meta_path", [NoImport(), *sys.meta_path])
+    assert len(epochs_of(train_loader(write_data(tmp_path), workers=1), 2)) == 4
+
+
 @pytest.mark.parametrize("make", [train_loader, weighted])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_later_start_gives_the_epochs_last_batches(tmp_path: Path, make: Callable[..., Loader], workers: int) -> None:

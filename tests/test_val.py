@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from data import build_evaluation_loader
 from data.dataset_yaml import read_data_yaml
 from data.scan import scan
 from models import build_model
+from utils import plots
 from utils.distributed import World
 from utils.terminal import stops_with_a_sentence
 
@@ -219,3 +221,28 @@ def test_one_class_of_a_model_of_several(measure):
     assert set(found.detections.class_ids.tolist()) <= {0}
     truth = json.loads((folder / "ground_truth.json").read_text())
     assert [category["name"] for category in truth["categories"]] == ["object"]
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def test_pictures_of_training_are_drawn_aside(loader, tmp_path, monkeypatch):
+    wait = threading.Event()
+    real = plots.plot_labels
+    monkeypatch.setattr(plots, "plot_labels", lambda *given: wait.wait(30) and real(*given))
+    pictures = val.Pictures(tmp_path, ["a", "b", "c"])
+    pictures.labels(loader.labels)
+    pictures.train_batch(0, next(iter(loader)))
+    assert not list(tmp_path.iterdir())
+    wait.set()
+    for drawing in pictures._drawn:
+        drawing.result(30)
+    assert {file.name for file in tmp_path.iterdir()} == {"labels.png", "train_batch0.jpg"}
+
+
+def test_a_picture_that_fails_is_told_of_in_the_first_epoch(loader, tmp_path):
+    pictures = val.Pictures(tmp_path / "nowhere", ["a", "b", "c"])
+    pictures.labels(loader.labels)
+    assert pictures._drawn[0].exception(30)
+    with pytest.raises(FileNotFoundError, match=r"labels\.png cannot be written there"):
+        pictures.train_batch(5, next(iter(loader)))
