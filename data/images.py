@@ -4,7 +4,7 @@ import os
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -31,9 +31,9 @@ FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, 
 
 
 class Listing(NamedTuple):
-    """Image files in order, and what was passed over on the way."""
+    """Paths of image files in order, and what was passed over on the way."""
 
-    images: list[Path]
+    images: list[str]
     problems: list[Problem]
 
 
@@ -51,7 +51,7 @@ def find_images(source: str | Path) -> Listing:
     if source.suffix.lower() == ".txt":
         return _images_in_list(source)
     if is_image_name(source.name):
-        return Listing([source], [])
+        return Listing([str(source)], [])
     raise ValueError(f"{shown(source)} is not a folder, a .txt list or an image ({' '.join(sorted(IMAGE_SUFFIXES))})")
 
 
@@ -192,7 +192,7 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
 
 
 def _images_in_folder(folder: Path) -> Listing:
-    images: list[Path] = []
+    images: list[str] = []
     problems: list[Problem] = []
     others: Counter[str] = Counter()
 
@@ -208,28 +208,28 @@ def _images_in_folder(folder: Path) -> Listing:
         visited.add(real)
         folders.sort()
         for name in names:
-            path = Path(place, name)
+            path = os.path.join(place, name)
             if is_image_name(name) and os.path.isfile(path):
                 images.append(path)
             elif is_image_name(name):
                 problems.append(Problem(IMAGE_DROPPED, shown(path), "is no file, or a link to none"))
             else:
-                others[excerpt(path.suffix.lower() or name)] += 1
+                others[excerpt(Path(name).suffix.lower() or name)] += 1
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         problems.append(Problem(NOTE, shown(folder), f"files that are no images, passed over: {kinds}"))
-    return Listing(sorted(images), problems)
+    return Listing(_in_order(images), problems)
 
 
 def _images_in_list(file: Path) -> Listing:
-    images: set[Path] = set()
+    images: set[str] = set()
     problems: list[Problem] = []
     for number, line in enumerate(_lines(file), 1):
         if not line.strip():
             continue
         path = _listed_path(file.parent, line)
         reason = ""
-        if not is_image_name(path.name):
+        if not is_image_name(os.path.basename(path)):
             reason = f"'{excerpt(line, 200)}' is not the name of an image"
         elif not os.path.isfile(path):
             reason = f"there is no {shown(path)}"
@@ -239,7 +239,16 @@ def _images_in_list(file: Path) -> Listing:
             problems.append(Problem(IMAGE_DROPPED, f"{shown(file)} line {number}", reason))
         else:
             images.add(path)
-    return Listing(sorted(images), problems)
+    return Listing(_in_order(images), problems)
+
+
+def _in_order(paths: Iterable[str]) -> list[str]:
+    """Folder by folder, as Path objects compare: of a hundred thousand those alone take a second.
+
+    >>> _in_order(["/a/b.png", "/a/b/c.png", "/a.png"])
+    ['/a/b/c.png', '/a/b.png', '/a.png']
+    """
+    return sorted(paths, key=lambda path: path.split(os.sep))
 
 
 def _lines(file: Path) -> list[str]:
@@ -254,7 +263,7 @@ def _lines(file: Path) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def _listed_path(folder: Path, line: str) -> Path:
+def _listed_path(folder: Path, line: str) -> str:
     """The file of one line: as written if there is one of that name, else without the spaces around it."""
-    path = Path(os.path.abspath(os.path.join(folder, line)))
-    return path if os.path.isfile(path) else Path(os.path.abspath(os.path.join(folder, line.strip())))
+    path = os.path.abspath(os.path.join(folder, line))
+    return path if os.path.isfile(path) else os.path.abspath(os.path.join(folder, line.strip()))

@@ -100,7 +100,7 @@ def _list_files(sources: Sequence[Path]) -> Listed:
             continue
         images, problems = find_images(source)
         listed.problems.extend(problems)
-        for path in map(str, images):
+        for path in images:
             if path in seen:
                 listed.problems.append(Problem(NOTE, shown(source), f"{shown(path)} comes from another source too"))
                 continue

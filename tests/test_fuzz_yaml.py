@@ -117,7 +117,7 @@ def _listed_alike(listing: Any, file: Path) -> bool:
     told = {line_of(problem.where, file) for problem in listing.problems}
     for problem in listing.problems:
         assert_presentable(str(problem))
-    return len(listing.images) + len(told) == len(numbers) and all(path.is_file() for path in listing.images)
+    return len(listing.images) + len(told) == len(numbers) and all(map(os.path.isfile, listing.images))
 
 
 def try_mutated(kind: str, folder: Path, count: int, seed: int) -> int:

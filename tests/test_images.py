@@ -184,11 +184,22 @@ def test_folders_are_searched_through(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "sub" / "round").symlink_to(tmp_path)
     images, problems = find_images(tmp_path)
-    assert images == [tmp_path / "a.png", tmp_path / "b.JPG", tmp_path / "sub" / "c d.jpeg"]
+    assert images == [str(tmp_path / name) for name in ("a.png", "b.JPG", "sub/c d.jpeg")]
     (problem,) = problems
     assert (problem.kind, problem.where) == (NOTE, str(tmp_path))
     assert problem.reason.startswith("files that are no images, passed over: ")
     assert set(problem.reason.split("over: ")[1].split(", ")) == {"1 .txt", "1 .png"}
+
+
+def test_images_are_ordered_as_paths_are(tmp_path: Path) -> None:
+    names = ["a/b.png", "a/b/c.png", "a.png", "a-b/z.png", "a b.png", "B/1.png", "ä.png", "a/ä/1.png", "10.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "list.txt").write_text("\n".join(names), encoding="utf-8")
+    expected = list(map(str, sorted(tmp_path / name for name in names)))
+    assert find_images(tmp_path).images == find_images(tmp_path / "list.txt").images == expected
+    assert expected != sorted(expected)
 
 
 def test_an_empty_folder_has_no_images(tmp_path: Path) -> None:
@@ -203,7 +214,7 @@ def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
     file = tmp_path / "lists" / "train.txt"
     file.write_bytes(b"\xef\xbb\xbf../x/a.jpg\r\n\r\n./b c.jpg  \nb c.jpg\nmissing.jpg\nimages\n")
     images, problems = find_images(file)
-    assert images == [tmp_path / "lists" / "b c.jpg", tmp_path / "x" / "a.jpg"]
+    assert images == [str(tmp_path / name) for name in ("lists/b c.jpg", "x/a.jpg")]
     assert [str(p).removeprefix(str(file)) for p in problems] == [
         f" line 4: {tmp_path}/lists/b c.jpg is listed twice",
         f" line 5: there is no {tmp_path}/lists/missing.jpg",
@@ -214,7 +225,7 @@ def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
 
 def test_one_image_is_a_source_too(tmp_path: Path) -> None:
     file = save(tmp_path / "a.png", picture())
-    assert find_images(file) == ([file], [])
+    assert find_images(file) == ([str(file)], [])
 
 
 def test_other_sources_are_refused(tmp_path: Path) -> None:
