@@ -63,7 +63,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--seed", type=int, help="of weights, order and augmentation")
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
-    add("--cache", nargs="?", const="ram", help="decode images once: ram, disk, device (GPUs draw), off; auto: ram for few")
+    add("--cache", nargs="?", const="ram", help="decode images once: ram, disk, device, off; auto: ram for few")
     add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
     parser.not_built("--quad", "--evolve")
     launch, given = read_launch(parser, arguments)
