@@ -201,7 +201,7 @@ def evaluate(
 
 def to_device(images: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 [B, H, W, 3] to [B, 3, H, W] in [0, 1], channels last in memory."""
-    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).to(dtype) / 255
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).to(dtype).div_(255)
 
 
 def _in_source(kept: Tensor, batch: Batch, i: int, labels: Labels) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ The short attribute names (cv1, cv2, cv3, m, conv, bn) are the file format of YO
 from collections.abc import Sequence
 from fractions import Fraction
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,26 @@ class Conv(Layer):
             self.bn = nn.Identity()
 
 
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *maps: Tensor) -> Tensor:
+        ctx.channels = [x.shape[1] for x in maps]
+        return torch.cat(maps, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(part.contiguous(memory_format=torch.channels_last) for part in gradient.split(ctx.channels, 1))
+
+
+def join(maps: Sequence[Tensor]) -> Tensor:
+    """Maps of one size joined along their channels.
+
+    On a CPU each gets a dense gradient: torch.cat hands back strided views, on which the SiLU before it works three
+    times as slowly (6 % of a bfloat16 step of yolov5n).
+    """
+    return _Join.apply(*maps) if maps[0].device.type == "cpu" else torch.cat(list(maps), dim=1)
+
+
 class Bottleneck(Layer):
     """1x1 convolution to fewer channels, 3x3 back, and the input added where the shapes agree.
 
@@ -129,7 +149,7 @@ class C3(Layer):
         self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), dim=1))
+        return self.cv3(join((self.m(self.cv1(x)), self.cv2(x))))
 
 
 class SPP(Layer):
@@ -148,7 +168,7 @@ class SPP(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cv1(x)
-        return self.cv2(torch.cat([x, *(pool(x) for pool in self.m)], dim=1))
+        return self.cv2(join([x, *(pool(x) for pool in self.m)]))
 
 
 class SPPF(Layer):
@@ -166,7 +186,7 @@ class SPPF(Layer):
         maps = [self.cv1(x)]
         for _ in range(3):
             maps.append(self.m(maps[-1]))
-        return self.cv2(torch.cat(maps, dim=1))
+        return self.cv2(join(maps))
 
 
 class Concat(Layer):
@@ -184,7 +204,7 @@ class Concat(Layer):
         self.out_channels = sum(in_channels)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        return torch.cat(maps, dim=1)
+        return join(maps)
 
 
 class Upsample(Layer):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.blocks import C3, LAYERS, SPP, SPPF, Bottleneck, Concat, Conv, MaxPool, Stack, Upsample, ZeroPad
+from models.blocks import C3, LAYERS, SPP, SPPF, Bottleneck, Concat, Conv, MaxPool, Stack, Upsample, ZeroPad, join
 
 
 def randomise_statistics(module: nn.Module) -> None:
@@ -70,6 +70,21 @@ def test_c3_joins_the_bottleneck_branch_first():
     block, x = C3(8, 8, repeats=2).eval(), torch.randn(1, 8, 4, 4)
     first = block.m[1](block.m[0](block.cv1(x)))
     torch.testing.assert_close(block(x), block.cv3(torch.cat((first, block.cv2(x)), 1)))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_joined_maps_get_dense_gradients(layout):
+    maps = [torch.randn(2, channels, 5, 4).to(memory_format=layout).requires_grad_() for channels in (3, 1, 8)]
+    received = []
+    copies = [x.clone() for x in maps]
+    for x in copies:
+        x.register_hook(received.append)
+    factors = torch.randn(2, 12, 5, 4)
+    joined = join(copies)
+    (joined * factors).sum().backward()
+    assert joined.equal(torch.cat(maps, 1))
+    assert torch.cat([x.grad for x in maps], 1).equal(factors)
+    assert all(part.is_contiguous(memory_format=torch.channels_last) for part in received)
 
 
 def test_sppf_equals_spp():
