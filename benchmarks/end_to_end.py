@@ -37,7 +37,7 @@ from data.splits import open_data, read_split
 from utils.log import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOK_S = 0.25  # between two looks at the memory
+LOOK_S = 2.0  # between two looks at the memory: the kernel counts pages for them
 
 
 class Run(NamedTuple):
