@@ -41,6 +41,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--resume", nargs="?", const="newest", help="go on with a run: its last.pt, or the newest one")
     add("--nosave", action="store_true", help="write checkpoints at the end only, and where a signal asks for it")
     add("--noval", action="store_true", help="validate at the end only")
+    add("--val-period", type=int, help="validate every so many epochs, and at the end")
     add("--noautoanchor", action="store_true", help="keep the model's anchors")
     add("--noplots", action="store_true", help="draw no pictures")
     add("--multi-scale", action="store_true", help="change the image size by up to half from batch to batch")
@@ -329,7 +330,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         keeper = Keeper(folder, learner, course, points, about, sparing=cfg.nosave, period=cfg.save_period)
         if saved and (sentence := keeper.go_on()):
             log.say(sentence)
-        started, first_epoch, result = time.perf_counter(), course.epoch, None
+        started, first_epoch = time.perf_counter(), course.epoch
         while not course.over(cfg.epochs):
             epoch = course.epoch
             sampler.set_epoch(epoch, course.batch)
@@ -350,7 +351,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             replica.align(world, synchronised=synchronised)
             align(ema.model, world, synchronised=synchronised)
             steps.begin()
-            if not cfg.noval or epoch == cfg.epochs - 1:
+            result = None
+            if epoch == cfg.epochs - 1 or not (cfg.noval or (epoch + 1) % cfg.val_period):
                 with keeper.interruptible():
                     result = evaluate(
                         ema.model,
@@ -371,7 +373,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             left = (time.perf_counter() - started) / (course.epoch - first_epoch) * (cfg.epochs - course.epoch)
             log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
             keeper.end_of_epoch(done=done)
-            if course.plateau.over(epoch):
+            if course.plateau.over():
                 log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
         best, best_epoch = measure_best(keeper, model.table, val_loader, active=log.active)
     log.table(class_table(best, names, verbose=len(names) <= 100))

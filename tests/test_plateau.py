@@ -9,7 +9,7 @@ def stopped_after(fitness: list[float], patience: int) -> int | None:
     plateau = Plateau(patience)
     for epoch, value in enumerate(fitness):
         plateau.update(epoch, value)
-        if plateau.over(epoch):
+        if plateau.over():
             return epoch
     return None
 
@@ -33,7 +33,7 @@ def test_stops(fitness, patience, stop):
 def test_the_best_epoch():
     plateau = Plateau(5)
     assert plateau.best_epoch is None
-    assert not plateau.over(99)  # nothing was validated
+    assert not plateau.over()  # nothing was validated
     best = []
     for epoch, fitness in enumerate([0.0, 0.0, 0.2, 0.2, 0.3, 0.0]):
         plateau.update(epoch, fitness)
@@ -49,4 +49,13 @@ def test_resumed_it_stops_where_it_would_have():
     second.load_state_dict(first.state_dict())
     second.update(2, 0.5)
     assert second.best_epoch == 0
-    assert second.over(2)
+    assert second.over()
+
+
+def test_epochs_that_are_not_validated_count_but_do_not_stop():
+    plateau, stopped = Plateau(3), []
+    for epoch in range(12):
+        if epoch % 4 == 3:  # best at 3; 4 to 6 are not validated; at 7, 4 epochs later, it stops
+            plateau.update(epoch, 0.5)
+        stopped.append(plateau.over())
+    assert stopped == [False] * 7 + [True] * 5

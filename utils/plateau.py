@@ -4,10 +4,14 @@ from typing import Any
 
 
 class Plateau:
-    """Remembers the best epoch, and says when `patience` epochs have passed without a better one (0: never)."""
+    """Remembers the best epoch, and says when `patience` epochs have passed without a better one (0: never).
+
+    Epochs that were not validated count, but only after a validation it is said.
+    """
 
     best_fitness: float
     best_epoch: int | None
+    latest_epoch: int  # of those that were validated
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
@@ -15,23 +19,26 @@ class Plateau:
 
     def forget(self) -> None:
         """Begin anew: the next epoch is the best so far."""
-        self.best_fitness, self.best_epoch = float("-inf"), None
+        self.best_fitness, self.best_epoch, self.latest_epoch = float("-inf"), None, -1
 
     def update(self, epoch: int, fitness: float) -> None:
         """Take in an epoch's fitness; only a higher one than all before is better.
 
         Until something is found at all (fitness 0) the latest epoch is the best: it has learned longest.
         """
+        self.latest_epoch = epoch
         if fitness > self.best_fitness or fitness == 0 == self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
 
-    def over(self, epoch: int) -> bool:
-        """Whether to stop after `epoch`."""
-        return self.patience > 0 and self.best_epoch is not None and epoch - self.best_epoch >= self.patience
+    def over(self) -> bool:
+        """Whether to stop."""
+        return (
+            self.patience > 0 and self.best_epoch is not None and self.latest_epoch - self.best_epoch >= self.patience
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"fitness": self.best_fitness, "epoch": self.best_epoch}
+        return {"fitness": self.best_fitness, "epoch": self.best_epoch, "latest": self.latest_epoch}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        epoch = saved["epoch"]
+        epoch, self.latest_epoch = saved["epoch"], int(saved["latest"])
         self.best_fitness, self.best_epoch = float(saved["fitness"]), None if epoch is None else int(epoch)

@@ -25,6 +25,7 @@ MAY_CHANGE = (
     "save_period",
     "nosave",
     "noval",
+    "val_period",
     "noplots",
     "data",
     "cache",
@@ -125,7 +126,7 @@ def resumed_config(cfg: TrainConfig, saved: dict[str, Any]) -> tuple[TrainConfig
         new = replace(TrainConfig(**values | {"freeze": tuple(values["freeze"])}), given=cfg.given)
         plateau = plateau_of(new)
         plateau.load_state_dict(saved["best"])
-        over = plateau.over(saved["epoch"] - 1)
+        over = plateau.over()
     refuse_if_done(new, saved["epoch"], over=over)
     return new, said
 

@@ -21,7 +21,7 @@ from utils.finite import FiniteSteps
 from utils.plateau import Plateau
 from utils.replica import Model, Replica, running_statistics
 
-FORMAT = 2  # of what is saved; counts up when an older one cannot be gone on with
+FORMAT = 3  # of what is saved; counts up when an older one cannot be gone on with
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Course:
 
     def over(self, epochs: int) -> bool:
         """Whether a run of so many epochs is done."""
-        return self.epoch >= epochs or self.plateau.over(self.epoch - 1)
+        return self.epoch >= epochs or self.plateau.over()
 
     def state_dict(self) -> dict[str, Any]:
         """All processes must ask alike."""
