@@ -63,6 +63,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--save-minutes", type=float, help="save in the midst of an epoch too, every so many minutes; 0: after epochs")
     add("--seed", type=int, help="of weights, order and augmentation")
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
+    add("--compile", nargs="?", const="default", help="torch.compile: default, reduce-overhead or max-autotune")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
     add("--cache", nargs="?", const="ram", help="decode images once: ram, disk, device, off; auto: ram for few")
     add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
@@ -278,6 +279,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     if saved:
         with damaged_if_it_fails(cfg.resume):
             learner.load_state_dict(saved)
+    if cfg.compile:
+        replica.compile(cfg.compile)
             course.load_state_dict(saved)
             sizes = {"before": saved["config"]["batch_size"], "now": batch_size}
             course.batch = moved_batch(course.batch, epoch=course.epoch, images=len(labels["train"]), **sizes)

@@ -30,6 +30,16 @@ HYPS = sorted((Path(__file__).parents[1] / "data" / "hyps").glob("*.yaml"))
         ({"seed": -1}, "--seed -1: choose 0 or more"),
         ({"optimizer": "sgd"}, "--optimizer sgd: choose SGD, Adam or AdamW"),
         ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
+        ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
+        ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
+        ({"compile": "fast"}, "--compile fast: choose one of default, reduce-overhead, max-autotune"),
+        *(
+            (
+                {"compile": "default", other: True},
+                "--compile needs images of one shape and whole weights: no --rect, --multi-scale or --shard",
+            )
+            for other in ("rect", "multi_scale", "shard")
+        ),
         ({"rect": True, "multi_scale": True}, "--rect and --multi-scale exclude each other"),
         ({"epochs": "3"}, "--epochs is a str, expected int"),
         ({"epochs": True}, "--epochs is a bool, expected int"),

@@ -70,6 +70,7 @@ class TrainConfig:
     save_minutes: float = 10.0
     seed: int = 0
     amp: str = "auto"
+    compile: str = ""
     close_mosaic: int = 0
     cache: str = "auto"
     cache_dir: str = ""
@@ -99,6 +100,12 @@ class TrainConfig:
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         _require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
+        modes = ("default", "reduce-overhead", "max-autotune")
+        _require(self.compile in ("", *modes), f"--compile {self.compile}: choose one of {', '.join(modes)}")
+        one_shape = not (self.compile and (self.rect or self.multi_scale or self.shard))
+        _require(
+            one_shape, "--compile needs images of one shape and whole weights: no --rect, --multi-scale or --shard"
+        )
         caches = ("auto", "ram", "disk", "device", "off")
         _require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
         _require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")
