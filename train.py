@@ -93,11 +93,21 @@ from data.sampler import EvaluationSampler, TrainSampler, whole_strides
 from data.splits import cache_folder, class_names, find_data, open_data, read_split
 from models import Detector, build_model
 from models.anchors import check_anchors
+from models.assign import filled_up
 from models.losses import AnchorLoss
 from models.saved import fitting_detector, load_detector, transfer
 from utils import checkpoint
 from utils.autobatch import choose_batch, fill_state, memory_advice
-from utils.devices import choose_precision, describe, loader_workers, memory_gib, processes_for, widened
+from utils.devices import (
+    Later,
+    choose_precision,
+    describe,
+    loader_workers,
+    memory_gib,
+    processes_for,
+    tuned_convolutions,
+    widened,
+)
 from utils.disk import hold_alone
 from utils.distributed import World, together
 from utils.ema import EMA, averaging
@@ -120,7 +130,7 @@ from val import Evaluation, Pictures, class_table, evaluate, to_device
 MOST_NAMED = 16  # files in an error's text
 ROOT = Path(__file__).parent
 MOST_PER_VAL_BATCH = 32  # images; a validation batch is one process's
-FETCH_EVERY = 50  # batches between looks at the losses: a look makes the host wait for the device
+FETCH_EVERY = 20  # batches between looks at the losses of a GPU
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
@@ -269,6 +279,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     replica = build_replica(model, world, shard=cfg.shard, accumulates=schedule.accumulate > 1)
     set_training(model, frozen)
     replica.rehearse(torch.zeros(1, 3, 2 * stride, 2 * stride, dtype=widened(precision), device=world.device))
+    if cfg.compile:
+        replica.compile(cfg.compile)
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
@@ -279,8 +291,6 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     if saved:
         with damaged_if_it_fails(cfg.resume):
             learner.load_state_dict(saved)
-    if cfg.compile:
-        replica.compile(cfg.compile)
             course.load_state_dict(saved)
             sizes = {"before": saved["config"]["batch_size"], "now": batch_size}
             course.batch = moved_batch(course.batch, epoch=course.epoch, images=len(labels["train"]), **sizes)
@@ -340,17 +350,18 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             if cfg.image_weights:
                 sampler.weights = image_weights(labels["train"], len(names), ap_per_class(course.metrics, names))
             set_training(model, frozen)
-            pace = train_one_epoch(
-                learner,
-                train_loader,
-                criterion,
-                schedule,
-                autocast,
-                keeper,
-                title=f"{epoch + 1}/{cfg.epochs}",
-                scale=scale,
-                watch=pictures.train_batch if epoch == 0 else None,
-            )
+            with tuned_convolutions(one_shape=not (cfg.rect or cfg.multi_scale)):
+                pace = train_one_epoch(
+                    learner,
+                    train_loader,
+                    criterion,
+                    schedule,
+                    autocast,
+                    keeper,
+                    title=f"{epoch + 1}/{cfg.epochs}",
+                    scale=scale,
+                    watch=pictures.train_batch if epoch == 0 else None,
+                )
             replica.align(world, synchronised=synchronised)
             align(ema.model, world, synchronised=synchronised)
             steps.begin()
@@ -412,6 +423,7 @@ def train_one_epoch(
     closing = schedule.closing_batches(before, before + sampler.batches_in(sampler.epoch))
     progress = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
+    sums_later = Later(world.device)  # no step waits for the device, not even for what is shown of it
     skipped = learner.steps.skipped
     for number, batch in enumerate(progress, sampler.first_batch):
         step = before + number
@@ -420,7 +432,7 @@ def train_one_epoch(
             watch(number, batch)
 
         images = to_device(batch.images, world.device, model.dtype)  # [B, 3, H, W], uint8 to [0, 1]
-        targets = batch.targets.to(world.device, non_blocking=True)  # [T, 6]: image, class, x1, y1, x2, y2
+        targets = filled_up(batch.targets)  # [T, 6]: image, class, x1, y1, x2, y2
         if scale is not None:
             images, targets = scale(step, images, targets)
         with replica.gradients(last=step in closing):  # ranks exchange gradients once for each optimizer step
@@ -437,8 +449,8 @@ def train_one_epoch(
             if learner.steps.stuck:
                 raise FaultError(no_numbers(keeper, loader, batch, number))
             keeper.between_steps(number + 1)
-        if number % fetch_every == 0:
-            so_far = " ".join(f"{name} {value:.4f}" for name, value in tally.so_far().items())
+        for sums in sums_later.pass_on(tally.sums) if number % fetch_every == 0 else ():
+            so_far = " ".join(f"{name} {value:.4f}" for name, value in tally.so_far(sums).items())
             trained = (number + 1 - sampler.first_batch) * sampler.batch_size
             progress.text(f"{so_far}, {pace_of(progress, trained, world.device)}")
     keeper.course.batch = sampler.batches_in(sampler.epoch)

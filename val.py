@@ -79,6 +79,7 @@ from data.loader import Batch
 from data.sampler import EvaluationSampler, whole_strides
 from data.splits import class_names, open_data, read_split
 from models import Detector
+from models.assign import filled_up
 from models.losses import AnchorLoss
 from models.nms import suppress
 from models.predict import Predict, ensemble, one_class, plain, with_views
@@ -171,7 +172,7 @@ def evaluate(
         wait_for(world.device)
         modelled = time.perf_counter()
         if criterion is not None:
-            of_batch = criterion(maps, batch.targets.to(world.device))
+            of_batch = criterion(maps, filled_up(batch.targets))
             row = [of_batch[name].item() * len(images) for name in terms]
             losses.append([number, *row])
         kept = suppress(boxes, scores, confidence=confidence, iou=iou, max_detections=max_detections)
@@ -255,7 +256,7 @@ class Pictures:
         for drawing in filter(Future.done, self._drawn):
             drawing.result()
         if self.active and number < 3:
-            images, targets = batch.images.numpy().copy(), batch.targets.numpy().copy()
+            images, targets = batch.images.cpu().numpy().copy(), batch.targets.cpu().numpy().copy()
             self._drawn.append(self._aside.submit(self._batch, f"train_batch{number}.jpg", images, targets))
 
     def results(self, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
@@ -285,7 +286,7 @@ class Pictures:
             low, size = found.boxes_xywh[chosen, :2] * scale + shift, found.boxes_xywh[chosen, 2:] * scale
             head = np.stack([np.full(chosen.sum(), i), found.class_ids[chosen]], 1)
             rows.append(np.concatenate([head, low, low + size, found.scores[chosen, None]], 1))
-        predicted, images = np.concatenate(rows), batch.images.numpy()
+        predicted, images = np.concatenate(rows), batch.images.cpu().numpy()
         titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
         self._batch(f"val_batch{number}_labels.jpg", images, batch.targets.numpy(), titles=titles)
         guess = f"val_batch{number}_pred.jpg"

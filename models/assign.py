@@ -8,10 +8,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from utils.boxes import to_cxcywh
 
 IGNORE_CLASS = -1  # marks a region whose cells say nothing about objectness
+NO_TARGET = -2  # marks a row that stands for nothing
+FEWEST = 16  # rows
+
+
+def filled_up(targets: Tensor) -> Tensor:
+    """[T, 6] targets with rows that stand for nothing, so that few T occur, four to each doubling: static shapes.
+
+    >>> [len(filled_up(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
+    [16, 16, 20, 20, 24, 112, 512, 640]
+    """
+    number = max(len(targets), FEWEST)
+    step = 2 ** ((number - 1).bit_length() - 3)
+    filled = pad(targets, (0, 0, 0, -(-number // step) * step - len(targets)))
+    filled[len(targets) :, 1] = NO_TARGET
+    return filled
 
 
 @dataclass(frozen=True)

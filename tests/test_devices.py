@@ -9,16 +9,19 @@ import pytest
 import torch
 
 from utils.devices import (
+    Uploads,
     choose_precision,
     describe,
     free_memory,
     free_ram,
     loader_workers,
     memory_gib,
+    page_lock,
     pick_devices,
     processes_for,
     release_memory,
     reserved_by,
+    tuned_convolutions,
     widened,
     widest_float,
 )
@@ -192,6 +195,26 @@ def test_precision_refusals(wanted, sentence):
     with pytest.raises(ValueError) as caught:
         choose_precision(wanted, CPU)
     assert str(caught.value) == sentence
+
+
+def test_what_is_sent_is_ones_own_where_its_memory_will_be_written_to():
+    uploads, host = Uploads(torch.device("cpu")), torch.arange(4)
+    kept, same = uploads.send(host, 0), uploads.send(host)
+    uploads.wait(0)
+    uploads.wait(5)  # never sent
+    uploads.wait()
+    host += 10
+    assert kept.tolist() == [0, 1, 2, 3]
+    assert same.tolist() == [10, 11, 12, 13]
+    page_lock(host, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("one_shape", [True, False])
+def test_convolutions_are_tuned_within_a_block_alone(one_shape):
+    before = torch.backends.cudnn.benchmark
+    with tuned_convolutions(one_shape):
+        assert torch.backends.cudnn.benchmark == one_shape
+    assert torch.backends.cudnn.benchmark == before
 
 
 def test_words_and_numbers(machine, monkeypatch):

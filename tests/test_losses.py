@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.assign import match_anchors
+from models.assign import filled_up, match_anchors
 from models.losses import AnchorLoss
 from utils.boxes import complete_iou
 
@@ -426,3 +426,15 @@ def test_the_device_is_never_waited_for():
         terms = loss(maps, torch.empty(5, 6, device=device), lambda counts: counts)
     assert all(term.device.type == "cuda" for term in terms.values())
     assert not [name for name in recorder.names if "lift" in name]
+
+
+def test_rows_that_stand_for_nothing_change_nothing():
+    for count in (0, 3, 17, 40):
+        maps, targets = random_maps(4), random_targets(count, 4)
+        if count:
+            targets[0, 1] = -1
+        filled = filled_up(targets)
+        assert len(filled) >= max(count, 16)
+        assert filled[:count].equal(targets)
+        wanted = values(make_loss()(maps, targets))
+        assert values(make_loss()(maps, filled)) == pytest.approx(wanted, rel=1e-6, abs=1e-9)

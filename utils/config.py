@@ -94,8 +94,8 @@ class TrainConfig:
         _require(all(n >= 0 for n in self.freeze), f"--freeze {list(self.freeze)}: layer numbers start at 0")
         minutes = f"--save-minutes {self.save_minutes}: choose a number of minutes, or 0 to save after epochs only"
         _require(0 <= self.save_minutes < float("inf"), minutes)
-        _require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         _require(self.val_period >= 1, f"--val-period {self.val_period}: choose a number of epochs, 1 or more")
+        _require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         _require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 or more")
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")

@@ -5,7 +5,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,6 +96,20 @@ def loader_workers(wanted: int, batch_size: int, device: torch.device, local_siz
     """
     cores = (os.cpu_count() or 1) // local_size
     return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
+
+
+@contextmanager
+def tuned_convolutions(one_shape: bool) -> Iterator[None]:
+    """A block in which cuDNN tries its ways to convolve and takes the fastest: where all images have one shape.
+
+    Elsewhere the trying, anew for each shape, would cost more than it saves.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = one_shape
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def wait_for(device: torch.device) -> None:

@@ -91,37 +91,37 @@ class LossTally:
 
     def __init__(self, terms: Sequence[str], world: World, dtype: torch.dtype = torch.float32) -> None:
         self.terms, self.world = list(terms), world
-        self._sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)  # the last one counts batches
+        self.sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)  # the last one counts batches
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Take in a batch's terms, scalars."""
-        row = torch.stack([losses[term].detach() for term in self.terms] + [self._sums.new_ones(())])
-        self._sums += torch.where(row.isfinite().all(), row, 0)
+        row = torch.stack([losses[term].detach() for term in self.terms] + [self.sums.new_ones(())])
+        self.sums += torch.where(row.isfinite().all(), row, 0)
 
-    def so_far(self) -> dict[str, float]:
-        """About what `means` gives, from this process's share alone. Waits for the device."""
-        *sums, batches = self._sums.tolist()
-        return {term: value * self.world.size / max(batches, 1) for term, value in zip(self.terms, sums, strict=True)}
+    def so_far(self, sums: Tensor) -> dict[str, float]:
+        """About what `means` gives, from this process's share alone, as `sums` was at some time."""
+        *values, batches = sums.tolist()
+        return {term: value * self.world.size / max(batches, 1) for term, value in zip(self.terms, values, strict=True)}
 
     def means(self) -> dict[str, float]:
         """The mean of each term over the epoch's batches. All processes must ask alike."""
-        *sums, batches = self.world.sum(self._sums).tolist()
+        *sums, batches = self.world.sum(self.sums).tolist()
         batches = batches / self.world.size or float("nan")
         return {term: value / batches for term, value in zip(self.terms, sums, strict=True)}
 
     def clear(self) -> None:
-        self._sums.zero_()
+        self.sums.zero_()
 
     def state_dict(self) -> Tensor:
         """[processes, terms + 1]. All processes must ask alike."""
-        return self.world.gather(self._sums.double().cpu()[None])
+        return self.world.gather(self.sums.double().cpu()[None])
 
     def load_state_dict(self, rows: Tensor) -> None:
         if len(rows) != self.world.size:  # rank 0 takes over all that was summed
             whole = torch.cat([rows.sum(0)[:-1], rows.mean(0)[-1:] * self.world.size])
             rows = torch.zeros(self.world.size, len(whole)).double()
             rows[0] = whole
-        self._sums.copy_(rows[self.world.rank])
+        self.sums.copy_(rows[self.world.rank])
 
 
 @dataclass

@@ -1,0 +1,99 @@
+"""No training step makes the host wait for the device: counted on the CPU, refused by CUDA itself on a GPU."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import train
+import utils.finite
+import utils.save_points
+from tests.launching import small
+from utils.distributed import World
+
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "bincount")
+
+
+class Watch(TorchDispatchMode):
+    """Counts the operations that would make the host wait for a GPU: those whose values or shapes it has to know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        name = function.overloadpacket.__name__
+        indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+        if name in WAITING or any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
+            self.waits[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class NeverRead:
+    """Later, as it is of a GPU for as long as nothing has come."""
+
+    def __init__(self, _: torch.device) -> None:
+        pass
+
+    def pass_on(self, _: Tensor) -> list[Tensor]:
+        return []
+
+    rest = list
+
+
+@pytest.mark.parametrize(
+    ("function", "waits"),
+    [
+        (lambda x: x.sum().item(), 1),
+        (lambda x: x[x > 0], 1),
+        (lambda x: x[torch.tensor([1])], 0),
+        (lambda x: x.nonzero(), 1),
+        (lambda x: float(x[0]), 1),
+        (lambda x: torch.where(x > 0, x, 0).sum(), 0),
+    ],
+)
+def test_the_watch_sees_what_waits(function: Callable[[Tensor], object], waits: int) -> None:
+    with Watch() as watch:
+        function(torch.ones(3))
+    assert sum(watch.waits.values()) == waits
+
+
+@contextmanager
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Training epochs under a watch, with optimizers and late reading as a GPU has them."""
+    watch, real_epoch, real_optimizer = Watch(), train.train_one_epoch, train.build_optimizer
+
+    def epoch(*args: Any, **kwargs: Any) -> str:
+        with watch:
+            return real_epoch(*args, **kwargs)
+
+    def fused(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer = real_optimizer(*args, **kwargs)
+        for group in (*optimizer.param_groups, optimizer.defaults):
+            group["fused"], group["foreach"] = True, False
+        return optimizer
+
+    for module in (train, utils.finite, utils.save_points):
+        monkeypatch.setattr(module, "Later", NeverRead)
+    monkeypatch.setattr(train, "train_one_epoch", epoch)
+    monkeypatch.setattr(train, "build_optimizer", fused)
+    yield watch
+
+
+@pytest.mark.parametrize("flags", ["", "--multi-scale --optimizer AdamW", "--rect --amp bf16", "--sync-bn --freeze 1"])
+def test_a_step_makes_the_host_wait_for_nothing(
+    tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
+    arguments = small(tiny_data, tiny_model, tmp_path, *flags.split())
+    with as_on_a_gpu(monkeypatch) as watch:
+        train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
+    assert watch.operations > 1000
+    assert not watch.waits
