@@ -23,6 +23,7 @@ from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch

@@ -31,6 +31,7 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch

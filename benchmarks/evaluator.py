@@ -26,6 +26,7 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # before numpy is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 
 import numpy as np  # noqa: E402
 from pycocotools.coco import COCO  # noqa: E402

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 
 import numpy as np
 import torch
@@ -76,7 +77,6 @@ from utils.terminal import end
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CLASSES = 80
-BOXES_PER_IMAGE = 7  # as in COCO
 LEARNING_RATE = 1e-3  # one batch over and over: small enough that it stays finite
 GROUP = 4  # batches to an optimizer step where gradients are accumulated
 DRAWN_IMAGES = 64  # of the generated set; the loader goes through them as often as it takes
@@ -111,6 +111,7 @@ class Setting:
     amp: str = "auto"
     sync_bn: bool = False
     workers: int = 8
+    boxes: int = 7  # in an image, as in COCO
 
 
 @dataclass
@@ -340,9 +341,9 @@ def fixed_batches(setting: Setting, world: World, count: int, seed: int) -> Cloc
 def made_up_batch(setting: Setting, seed: int, device: torch.device) -> Batch:
     """Noise, and boxes of an eighth to half of the side."""
     random = torch.Generator().manual_seed(seed)
-    side, count = setting.img, setting.batch * BOXES_PER_IMAGE
+    side, count = setting.img, setting.batch * setting.boxes
     images = torch.randint(256, (setting.batch, side, side, 3), dtype=torch.uint8, generator=random)
-    owner = torch.arange(setting.batch).repeat_interleave(BOXES_PER_IMAGE)[:, None]
+    owner = torch.arange(setting.batch).repeat_interleave(setting.boxes)[:, None]
     kind = torch.randint(NUM_CLASSES, (count, 1), generator=random)
     sizes = side * (0.125 + 0.375 * torch.rand(count, 2, generator=random))
     corners = torch.rand(count, 2, generator=random) * (side - sizes)
@@ -625,6 +626,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     add("--amp", default=default.amp, help="auto, fp32, bf16 or fp16")
     add("--sync-bn", action="store_true")
     add("--workers", type=int, default=default.workers, help="most loader processes of each process")
+    add("--boxes", type=int, default=default.boxes, help="in a made-up image")
     add("--out", type=Path, default=ROOT / "runs" / "scaling.md", help="file for the report")
     add("--measure", type=Path, help=argparse.SUPPRESS)  # set by this script: where the launch leaves what it finds
     options = parser.read(arguments)

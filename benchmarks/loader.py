@@ -1,0 +1,141 @@
+"""What a training batch costs before the model sees it: images a second and core, from files and from caches.
+
+Claim: mosaics of 640 px with the default hyper-parameters, from cached images: five times the 76 images a second and
+core that YOLOv5's loader gives uncached (facts of another measurement on such a core); with `--cache device`, where
+loader processes plan and the GPU draws, fifteen times.
+
+    python benchmarks/loader.py --data mydata.yaml --img 640 --workers 0 1
+
+Each row is `data.build_train_loader` with the images kept in another place, `--passes` times over the data after one to
+warm up, in turns with the others. *A core*: images by the CPU seconds of all processes together, this one's part
+included, in which batches are copied. *The clock*: images by the time that passed.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+
+import cv2
+import torch
+
+from data import Augmentation, Loader, build_train_loader
+from data.cache import CachedImages, DeviceImages, open_images
+from data.labels import Labels
+from data.splits import open_data, read_split
+from utils.config import Hyp
+from utils.distributed import World
+from utils.log import write_text
+
+YOLOV5_UNCACHED = 76.0  # images a second and core, mosaics of 640 px
+CPU = torch.device("cpu")
+
+
+class Planned(Loader):
+    """A loader whose batches nobody draws: what is left of its work for `--cache device`, where the GPU does."""
+
+    def _images(self, number: int, drawn: object) -> torch.Tensor:
+        return torch.zeros(0)
+
+
+def loaders(labels: Labels, image_size: int, batch_size: int, workers: int) -> dict[str, Loader]:
+    augmentation = Augmentation(**{name: getattr(Hyp(), name) for name in vars(Augmentation())})
+    setting = {
+        "batch_size": batch_size,
+        "image_size": image_size,
+        "stride": 32,
+        "augmentation": augmentation,
+        "seed": 0,
+    }
+    cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))["train"]
+    if not isinstance(cached, CachedImages):
+        raise SystemExit("the images do not fit into the memory")
+    places = {"from files": None, "--cache ram": cached, "--cache device": DeviceImages(cached, CPU)}
+    made = {
+        name: build_train_loader(labels, images=images, workers=workers, **setting) for name, images in places.items()
+    }
+    planned = made["--cache device"]
+    made["--cache device"] = Planned(planned.samples, planned.sampler, workers=workers, device=CPU)
+    return made
+
+
+def cpu_seconds(loader: Loader) -> float:
+    """Of this process and the loader's."""
+    iterator = loader._loader._iterator
+    total = time.process_time()
+    for worker in getattr(iterator, "_workers", []):
+        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def one_pass(loader: Loader, epoch: int) -> tuple[float, float]:
+    """(images by CPU second, images by second) of an epoch after its first batch."""
+    loader.sampler.set_epoch(epoch)
+    batches: Iterator[object] = iter(loader)
+    next(batches)
+    seconds, clock = cpu_seconds(loader), time.perf_counter()
+    images = sum(len(batch.indices) for batch in batches)
+    return images / max(cpu_seconds(loader) - seconds, 1e-9), images / (time.perf_counter() - clock)
+
+
+def measure(labels: Labels, image_size: int, batch_size: int, workers: int, passes: int) -> list[str]:
+    made = loaders(labels, image_size, batch_size, workers)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
+    for epoch in range(passes + 1):
+        for name, loader in made.items():
+            found[name].append(one_pass(loader, epoch))
+    lines = []
+    for name, each in found.items():
+        core, clock = ([run[i] for run in each[1:]] for i in (0, 1))
+        ratio = f"{median(core) / YOLOV5_UNCACHED:.1f}" if image_size == 640 else "-"
+        spread = f"{median(core):.0f} ({min(core):.0f} to {max(core):.0f})"
+        lines.append(f"| {name} | {workers} | {spread} | {ratio} | {median(clock):.0f} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--data", default="shapes.yaml")
+    add("--img", type=int, default=640)
+    add("--batch", type=int, default=16)
+    add("--workers", type=int, nargs="+", default=[0, 1], help="loader processes, 0: this one")
+    add("--passes", type=int, default=5)
+    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, in words")
+    add("--out", type=Path, help="file for the report")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    spec = open_data(options.data)
+    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
+    rows = [row for n in options.workers for row in measure(labels, options.img, options.batch, n, options.passes)]
+    about = f"{options.img} px, batch {options.batch}, {len(labels)} images; {options.about}; OpenCV {cv2.__version__}"
+    lines = [
+        f"# Loader: {about}, {date.today()}",
+        "",
+        f"Medians (least to most) of {options.passes} passes in turns. Ratio: to YOLOv5's {YOLOV5_UNCACHED:.0f} images "
+        f"a second and core, mosaics of 640 px, uncached. Load average at the end {os.getloadavg()[0]:.1f}.",
+        "",
+        "| images | loader processes | images/s and core | ratio | images/s by the clock |",
+        "| --- | --- | --- | --- | --- |",
+        *rows,
+        "",
+    ]
+    text = "\n".join(lines)
+    if options.out:
+        write_text(options.out, text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The training step alone, on a batch that lies on the device: images a second, memory, share of the memory's ceiling.
+
+Claim: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the "eager" ceiling, which is what the memory's
+bandwidth allows if convolution, normalisation, activation and joins are passes of their own (6,200, 3,200 and 1,700
+images a second). On two CPU cores crowded images (500 boxes each) cost a step little, and --compile next to nothing
+but its minutes of compiling (benchmarks/results/).
+
+    python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 --batch 64 128
+    python benchmarks/step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp fp32 bf16 --boxes 10 500
+
+What is timed is train.py's own `train_one_epoch` (benchmarks/scaling.py), an optimizer step for each batch. Rows take
+turns, `--rounds` times. On a GPU achieved GB/s is images a second times the bytes of an image, which are three times
+those of a counted forward pass (552, 1083, 2023 MB for n, s, m at 640 px); the ceiling is --bandwidth by those bytes.
+"""
+
+import argparse
+import os
+import platform
+import sys
+from dataclasses import replace
+from datetime import date
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+
+import torch
+
+from benchmarks.scaling import Setting, fixed_batches, train_through
+from utils.devices import describe, memory_gib, release_memory
+from utils.distributed import World
+from utils.log import write_text
+
+MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023, "yolov5l.yaml": 3236}  # at 640 px
+
+
+def images_per_second(setting: Setting, world: World, compiled: str) -> float:
+    """Of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, "" for none."""
+    batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
+    train_through(batches, setting, world, change=lambda replica: replica.compile(compiled) if compiled else None)
+    return setting.batch / median(batches.seconds(setting.warmup))
+
+
+def peak_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 2**30
+    return memory_gib(device)
+
+
+def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandwidth: float) -> str:
+    speed = median(speeds)
+    megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
+    share = f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}" if bandwidth else "- | -"
+    return (
+        f"| {setting.cfg} | {setting.batch} | {setting.amp} | {setting.boxes} | {compiled or 'no'} | "
+        f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {peak:.2f} | {share} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--device", default="cpu", help="cpu, or a GPU's number")
+    add("--cfg", nargs="+", default=["yolov5n.yaml"])
+    add("--img", type=int, default=320)
+    add("--batch", type=int, nargs="+", default=[16])
+    add("--amp", nargs="+", default=["auto"], help="auto, fp32, bf16, fp16")
+    add("--boxes", type=int, nargs="+", default=[10], help="in an image")
+    add("--compile", nargs="+", default=[""], help="modes of torch.compile; '' for none")
+    add("--steps", type=int, default=10)
+    add("--warmup", type=int, default=3)
+    add("--rounds", type=int, default=3)
+    add("--bandwidth", type=float, default=0.0, help="of the GPU's memory, TB/s: 4.3 is an H200's, measured")
+    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, in words")
+    add("--out", type=Path, help="file for the report")
+    options = parser.parse_args()
+
+    device = torch.device("cuda", int(options.device)) if options.device.isdecimal() else torch.device(options.device)
+    world, common = World(device), Setting(img=options.img, steps=options.steps, warmup=options.warmup)
+    rows = [
+        (replace(common, cfg=cfg, batch=batch, amp=amp, boxes=boxes), compiled)
+        for cfg, batch, amp, boxes, compiled in product(
+            options.cfg, options.batch, options.amp, options.boxes, options.compile
+        )
+    ]
+    speeds: list[list[float]] = [[] for _ in rows]
+    peaks = [0.0] * len(rows)
+    for _ in range(options.rounds):
+        for number, (setting, compiled) in enumerate(rows):
+            release_memory(device)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            speeds[number].append(images_per_second(setting, world, compiled))
+            peaks[number] = max(peaks[number], peak_gib(device))
+    lines = [
+        f"# Step: {options.img} px; {options.about}; {describe(device)}; torch {torch.__version__}, {date.today()}",
+        "",
+        f"A batch on the device, an optimizer step for each; medians (least to most) of {options.rounds} rounds of "
+        f"{options.steps} steps after {options.warmup}, in turns. Load average at the end {os.getloadavg()[0]:.1f}.",
+        "",
+        "| model | batch | --amp | boxes in an image | compiled | images/s | GiB | GB/s | of the ceiling |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(
+            row(setting, compiled, own, peak, options.bandwidth)
+            for (setting, compiled), own, peak in zip(rows, speeds, peaks, strict=True)
+        ),
+        "",
+    ]
+    text = "\n".join(lines)
+    if options.out:
+        write_text(options.out, text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
