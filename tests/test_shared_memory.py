@@ -1,0 +1,48 @@
+"""Memory that processes share: seen by those that are forked and those that it is pickled for, without a name."""
+
+import multiprocessing
+import os
+import pickle
+import sys
+
+import pytest
+import torch
+
+from utils.shared_memory import SharedBytes
+
+
+def fill(shared: SharedBytes, value: int) -> None:
+    shared.tensor[1:3] = value
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_another_process_writes_is_seen(method: str) -> None:
+    shared = SharedBytes(5)
+    assert shared.tensor.tolist() == [0] * 5
+    process = multiprocessing.get_context(method).Process(target=fill, args=(shared, 7))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert shared.tensor.tolist() == [0, 7, 7, 0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a shared tensor of torch")
+def test_it_has_no_name_and_goes_with_its_owner() -> None:
+    shared = SharedBytes(4)
+    path = shared.path
+    assert "memfd" in os.readlink(path)
+    other = pickle.loads(pickle.dumps(shared))  # noqa: S301
+    other.tensor.fill_(9)
+    assert shared.tensor.tolist() == [9] * 4
+    del shared
+    assert other.tensor.tolist() == [9] * 4
+    with pytest.raises(FileNotFoundError):
+        os.readlink(path)
+
+
+def test_torchs_own_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    shared = SharedBytes(3)
+    assert shared.tensor.is_shared()
+    assert shared.tensor.dtype == torch.uint8
+    assert shared.tensor.tolist() == [0, 0, 0]
