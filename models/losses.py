@@ -105,7 +105,8 @@ class AnchorLoss(nn.Module):
         """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [M, C]."""
         if self.num_classes == 1:
             return logits.new_zeros(())
-        wanted = F.one_hot(found.class_id, self.num_classes).to(logits.dtype)
+        classes = torch.arange(self.num_classes, device=logits.device)
+        wanted = (found.class_id[:, None] == classes).to(logits.dtype)  # torch's one_hot looks at the values first
         wanted = wanted * (self.positive - self.negative) + self.negative
         return (self._cross_entropy(logits, wanted, self.cls_pos_weight) * found.valid[:, None]).sum()
 
