@@ -97,6 +97,7 @@ from models.assign import filled_up
 from models.losses import AnchorLoss
 from models.saved import fitting_detector, load_detector, transfer
 from utils import checkpoint
+from utils.aside import Aside
 from utils.autobatch import choose_batch, fill_state, memory_advice
 from utils.devices import (
     Later,
@@ -125,7 +126,7 @@ from utils.save_points import SavePoints
 from utils.sharding import ShardedReplica
 from utils.sync_bn import synchronize_batch_norm
 from utils.terminal import FaultError, end
-from val import Evaluation, Pictures, class_table, evaluate, to_device
+from val import Evaluation, Found, Pictures, class_table, detect, evaluate, to_device
 
 MOST_NAMED = 16  # files in an error's text
 ROOT = Path(__file__).parent
@@ -336,14 +337,35 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         "hyp": hyp.as_dict(),
         "versions": {"torch": torch.__version__},
     }
+    aside = Aside()
     with (
-        SavePoints(world, 0 if cfg.nosave else cfg.save_minutes) as points,
+        SavePoints(world, 0 if cfg.nosave else cfg.save_minutes, aside) as points,
         memory_advice(batch_size, image_size, world.device, world.size, stride),
     ):
         keeper = Keeper(folder, learner, course, points, about, sparing=cfg.nosave, period=cfg.save_period)
+        started, first_epoch = time.perf_counter(), course.epoch
+
+        def validate() -> Found:
+            how: dict[str, Any] = {"criterion": criterion, "active": log.active, "interrupted": points.asked}
+            with keeper.interruptible():
+                return detect(ema.model, val_loader, world, **how)
+
+        def close_epoch(result: Evaluation | None) -> None:
+            """Take in what was found of the last epoch; the next one may have begun."""
+            if result:
+                course.metrics = world.agree(result.as_dict(names))  # to the last bit: machines may differ in it
+                course.plateau.update(course.epoch - 1, course.metrics["fitness"])
+            pace, row = course.close(lambda losses: results_row(losses, result))
+            log.results(course.rows, folder)
+            left = (time.perf_counter() - started) / max(course.epoch - first_epoch, 1) * (cfg.epochs - course.epoch)
+            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
+            keeper.settled()
+
+        if course.open:
+            aside.start(validate().judged, close_epoch)
+            aside.settle()
         if saved and (sentence := keeper.go_on()):
             log.say(sentence)
-        started, first_epoch = time.perf_counter(), course.epoch
         while not course.over(cfg.epochs):
             epoch = course.epoch
             sampler.set_epoch(epoch, course.batch)
@@ -362,31 +384,18 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                     scale=scale,
                     watch=pictures.train_batch if epoch == 0 else None,
                 )
+            aside.settle()
             replica.align(world, synchronised=synchronised)
             align(ema.model, world, synchronised=synchronised)
             steps.begin()
-            result = None
-            if epoch == cfg.epochs - 1 or not (cfg.noval or (epoch + 1) % cfg.val_period):
-                with keeper.interruptible():
-                    result = evaluate(
-                        ema.model,
-                        val_loader,
-                        world,
-                        criterion=criterion,
-                        active=log.active,
-                        interrupted=points.asked,
-                    )
-                course.metrics = world.agree(result.as_dict(names))  # to the last bit: machines may differ in it
-                course.plateau.update(epoch, course.metrics["fitness"])
-            row = {"epoch": epoch + 1, "time": course.seconds}
-            row |= results_row(course.tally.means(), result, lr=schedule.lr(sampler.batches_before(epoch + 1) - 1))
-            course.rows.append(row)
-            course.next_epoch()
-            done = course.over(cfg.epochs)  # all ranks hold the same metrics: all stop alike
-            log.results(course.rows, folder)
-            left = (time.perf_counter() - started) / (course.epoch - first_epoch) * (cfg.epochs - course.epoch)
-            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
-            keeper.end_of_epoch(done=done)
+            last = epoch == cfg.epochs - 1
+            found = validate() if last or not (cfg.noval or (epoch + 1) % cfg.val_period) else None
+            course.next_epoch(pace, schedule.lr(sampler.batches_before(epoch + 1) - 1))
+            aside.start(found.judged if found else lambda: None, close_epoch)
+            # Where what is found decides what comes next, the next epoch waits for it.
+            if last or not found or cfg.image_weights or course.plateau.at_stake(epoch):
+                aside.settle()
+            keeper.end_of_epoch(done=course.over(cfg.epochs))  # all ranks hold the same metrics: all stop alike
             if course.plateau.over():
                 log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
         best, best_epoch = measure_best(keeper, model.table, val_loader, active=log.active)
@@ -613,8 +622,8 @@ def set_training(model: Detector, frozen: Sequence[nn.Module]) -> None:
         layer.eval()
 
 
-def results_row(losses: dict[str, float], result: Evaluation | None, *, lr: float) -> dict[str, float]:
-    """The columns of results.csv after epoch and time; nan where nothing was validated."""
+def results_row(losses: dict[str, float], result: Evaluation | None) -> dict[str, float]:
+    """The columns of results.csv between time and lr; nan where nothing was validated."""
     nan = float("nan")
     metrics = {
         "metrics/precision": result.precision if result else nan,
@@ -624,7 +633,7 @@ def results_row(losses: dict[str, float], result: Evaluation | None, *, lr: floa
     }
     trained = {f"train/{name}_loss": value for name, value in losses.items()}
     validated = {f"val/{name}_loss": result.losses[name] if result else nan for name in losses}
-    return {**trained, **metrics, **validated, "lr": lr}
+    return {**trained, **metrics, **validated}
 
 
 def epoch_line(row: dict[str, float], epochs: int) -> str:

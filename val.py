@@ -133,8 +133,32 @@ class Evaluation:
         return {**self.coco.stats, **operating, "per_class": per_class}
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a model has detected on all images of a split. All ranks hold the same."""
+
+    labels: Labels
+    detections: Detections
+    losses: dict[str, float]
+    milliseconds: dict[str, float]  # per image
+
+    def judged(self) -> Evaluation:
+        """What it is worth."""
+        truth = ground_truth(self.labels)
+        ids = {"image_ids": self.labels.image_ids, "class_ids": np.arange(len(self.labels.category_ids))}
+        return Evaluation(
+            images=len(self.labels),
+            coco=evaluate_boxes(truth, self.detections, **ids),
+            curves=operating_curves(truth, self.detections, **ids),
+            truth=truth,
+            detections=self.detections,
+            losses=self.losses,
+            milliseconds=self.milliseconds,
+        )
+
+
 @torch.inference_mode()
-def evaluate(
+def detect(
     model: Detector,
     loader: Loader[EvaluationSampler],
     world: World,
@@ -148,8 +172,8 @@ def evaluate(
     title: str = "val",
     active: bool = True,
     interrupted: Callable[[], bool] | None = None,
-) -> Evaluation:
-    """Detections of `model` on every image of `loader`, and what they are worth.
+) -> Found:
+    """Detections of `model` on every image of `loader`, those of all processes.
 
     precision: of the forward pass; boxes and scores are always formed in float32. criterion: adds the losses. predict:
     stands in for the plain forward pass and decoding. max_detections: kept per image, of all classes together.
@@ -187,17 +211,17 @@ def evaluate(
     by_batch = world.gather(torch.tensor(losses, dtype=torch.float64).view(-1, 1 + len(terms)))
     sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # in one order for any number of ranks
     seconds = world.gather(torch.tensor([list(clock.values())])).sum(0)
-    truth = ground_truth(loader.labels)
-    ids = {"image_ids": loader.labels.image_ids, "class_ids": np.arange(len(loader.labels.category_ids))}
-    return Evaluation(
-        images=len(loader.labels),
-        coco=evaluate_boxes(truth, detections, **ids),
-        curves=operating_curves(truth, detections, **ids),
-        truth=truth,
-        detections=detections,
-        losses=dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
-        milliseconds=dict(zip(clock, (seconds / len(loader.labels) * 1000).tolist(), strict=True)),
+    return Found(
+        loader.labels,
+        detections,
+        dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
+        dict(zip(clock, (seconds / len(loader.labels) * 1000).tolist(), strict=True)),
     )
+
+
+def evaluate(model: Detector, loader: Loader[EvaluationSampler], world: World, **how: Any) -> Evaluation:
+    """Detections of `model` on every image of `loader`, and what they are worth. how: as `detect` takes it."""
+    return detect(model, loader, world, **how).judged()
 
 
 def to_device(images: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

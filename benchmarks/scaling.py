@@ -58,6 +58,7 @@ from data.splits import open_data, read_split
 from models import build_model
 from models.losses import AnchorLoss
 from train import build_replica, train_one_epoch
+from utils.aside import Aside
 from utils.config import Hyp
 from utils.devices import choose_precision, describe, loader_workers, wait_for, widened
 from utils.distributed import World, together
@@ -386,7 +387,7 @@ def train_through(
     learner = Learner(replica, ema, optimizer, scaler, steps, world)
     course = Course(Plateau(0), LossTally(criterion.terms, world, widened(precision)))
     loader: Any = batches  # all that is asked of one
-    with SavePoints(world, 0) as points:
+    with SavePoints(world, 0, Aside()) as points:
         keeper = Keeper(Path(), learner, course, points, {}, sparing=True, period=0)
         train_one_epoch(learner, loader, criterion, schedule, autocast, keeper, title="", watch=watch)
     if not np.isfinite(list(course.tally.means().values())).all():

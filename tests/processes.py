@@ -111,7 +111,7 @@ def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault
 def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> Found:
     """A run of one epoch: its BatchNorm's statistics before they are made one, and what each process then evaluates."""
     found: Found = {}
-    real_epoch, real_evaluate = train.train_one_epoch, train.evaluate
+    real_epoch, real_detect = train.train_one_epoch, train.detect
 
     def train_one_epoch(learner: train.Learner, *arguments: Any, **keywords: Any) -> Any:
         result = real_epoch(learner, *arguments, **keywords)
@@ -119,11 +119,11 @@ def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> 
             found[part] = {key: value.clone() for key, value in model.state_dict().items() if "running" in key}
         return result
 
-    def evaluate(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    def detect(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         found.setdefault("evaluated", {key: value.clone() for key, value in model.state_dict().items()})
-        return real_evaluate(model, *arguments, **keywords)
+        return real_detect(model, *arguments, **keywords)
 
-    with mock.patch.object(train, "train_one_epoch", train_one_epoch), mock.patch.object(train, "evaluate", evaluate):
+    with mock.patch.object(train, "train_one_epoch", train_one_epoch), mock.patch.object(train, "detect", detect):
         trains(world, folder, name, flags=flags)
     return found
 

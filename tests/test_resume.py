@@ -285,7 +285,11 @@ def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) 
     (folder / "metrics.json").write_text("{}") if done else None
     made: dict[str, Any] = {name: kind() for name, kind in STATE.items() if kind is not torch.Tensor}
     made |= {"format": FORMAT, "data": "/data/a.yaml", "epoch": 3, "results": [{}, {}, {}]}
-    made |= {"losses": torch.zeros(1, 4), "statistics": torch.zeros(1, 2), "best": {"fitness": 0.5, "epoch": best}}
+    made |= {
+        "losses": torch.zeros(1, 4),
+        "statistics": torch.zeros(1, 2),
+        "best": {"fitness": 0.5, "epoch": best, "latest": 2},
+    }
     return made | {"config": TrainConfig().as_dict() | {"epochs": 3} | config}
 
 
@@ -330,6 +334,12 @@ def test_flags_that_are_not_heard(tmp_path):
         ({}, {"done": False, "config": {"bogus": 1}}, "its settings (bogus) are unknown to this version of Kestrel"),
         ({}, {"format": 1}, "another version of Kestrel has written it; fine-tune from it with --weights"),
         ({}, {"format": None}, "another version of Kestrel has written it"),
+        ({}, {"open": {"time": 1.0}}, "what it tells of an epoch that was being validated is not whole"),
+        (
+            {},
+            {"open": {"time": 1.0, "losses": {}, "lr": 0.1, "pace": ""}},
+            "it tells of 3 epochs, 0 batches and 3 rows",
+        ),
         ({}, {"optimizer": None}, "holds no training state to resume; fine-tune from it with --weights"),
     ],
 )

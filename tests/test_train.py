@@ -265,6 +265,36 @@ def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model
 
 # ---------------------------------------------------------------------- refusals
 
+
+def test_a_validation_is_judged_while_the_next_epoch_trains(start, monkeypatch):
+    """It changes nothing but when it is known."""
+    _, plain = start("--epochs", "4", name="plain")
+    real_step, real_judged, steps, passed = train.Learner.step, val.Found.judged, [], []
+
+    def judged(self: val.Found) -> val.Evaluation:
+        begun, patience = len(steps), time.monotonic() + 0.5  # s: the last epoch, and no other, is waited for
+        while len(steps) == begun and time.monotonic() < patience:
+            time.sleep(0.002)
+        passed.append(len(steps) - begun)
+        return real_judged(self)
+
+    monkeypatch.setattr(train.Learner, "step", lambda self: (steps.append(0), real_step(self)))
+    monkeypatch.setattr(val.Found, "judged", judged)
+    _, late = start("--epochs", "4", name="late")
+    assert [number > 0 for number in passed] == [True] * 3 + [False] * 2  # the last epoch, and best.pt
+    assert without_time(late) == without_time(plain)
+    for file, parts in (("best.pt", ("model", "epoch", "metrics")), ("last.pt", ("ema", "best", "metrics", "open"))):
+        ours, theirs = (checkpoint.load(folder / "weights" / file) for folder in (late, plain))
+        assert all(same(ours[part], theirs[part]) for part in parts)
+
+
+def test_every_other_epoch_is_validated(start):
+    _, folder = start("--epochs", "5", "--val-period", "2")
+    known = [row["metrics/mAP_0.5"] != "nan" for row in rows_of(folder)]
+    assert known == [False, True, False, True, True]  # the last one always
+    assert checkpoint.load(folder / "weights" / "last.pt")["best"]["latest"] == 4
+
+
 REFUSALS = [
     (["--epochs", "0"], "--epochs 0: train for 1 epoch or more"),
     (["--epochs", "x"], "--epochs: invalid int value: 'x'"),

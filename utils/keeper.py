@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from utils import checkpoint
 from utils.log import write_json
 from utils.run_state import FORMAT, Course, Learner
@@ -38,13 +40,19 @@ class Keeper:
         self.folder, self.learner, self.course, self.points, self.about = folder, learner, course, points, about
         self.sparing, self.period, self.world = sparing, period, points.world
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
+        self._at_end: dict[str, Tensor] | None = None  # the averages at the end of an epoch whose validation is open
 
     def between_steps(self, batch: int) -> None:
-        """Save if it is time to. batch: those of the epoch that are trained; no gradient of theirs is left over.
+        """Save if it is time to, and settle what was done aside.
+
+        batch: those of the epoch that are trained; no gradient of theirs is left over.
 
         Raises PreemptedExit, on all processes, when it has saved because of a signal.
         """
-        if self.points.reached():
+        save, nobody_busy = self.points.reached()
+        if save or nobody_busy:
+            self.points.aside.settle()
+        if save:
             self.course.batch = batch
             self.pause()
 
@@ -72,7 +80,8 @@ class Keeper:
     def end_of_epoch(self, *, done: bool) -> None:
         """Save, when the course has come to the next epoch. done: there is none.
 
-        best.pt follows last.pt: a run that was killed between the two finds in last.pt what best.pt is to hold.
+        best.pt follows last.pt: a run that was killed between the two finds in last.pt what best.pt is to hold. Where
+        the validation is not settled yet, `settled` writes it.
         """
         name = "" if done else self.points.signal()
         if done or name or not self.sparing:
@@ -83,7 +92,15 @@ class Keeper:
                 checkpoint.save(self.last, state)
                 if self._is_best() or (done and self.sparing):
                     self._keep_best()
+        if self.course.open and not self.sparing:
+            self._at_end = {key: value.clone() for key, value in self.learner.ema.state_dict().items()}
         self._go_on_or_leave(name)
+
+    def settled(self) -> None:
+        """Write best.pt, if the last epoch is the best one as its validation says that was open when it was saved."""
+        if self._at_end is not None and self._is_best() and self.world.is_main:
+            self._keep_best()
+        self._at_end = None
 
     def go_on(self) -> str:
         """Have best.pt be what a resumed course says of it; a sentence if that cannot be.
@@ -108,11 +125,12 @@ class Keeper:
     def _is_best(self) -> bool:
         """Whether the last epoch is the best so far, and the weights are still its."""
         at = self.course
-        return not self.sparing and at.epoch > 0 and at.batch == 0 and at.plateau.best_epoch in (at.epoch - 1, None)
+        known = not at.open and at.epoch > 0 and at.batch == 0
+        return known and not self.sparing and at.plateau.best_epoch in (at.epoch - 1, None)
 
     def _keep_best(self) -> None:
         found = {"epoch": self.course.epoch, "metrics": self.course.metrics, "results": self.course.rows}
-        checkpoint.save(self.best, self.about | found | {"model": self.learner.ema.state_dict()})
+        checkpoint.save(self.best, self.about | found | {"model": self._at_end or self.learner.ema.state_dict()})
 
     def _state(self) -> dict[str, Any]:
         return {"format": FORMAT} | self.about | self.course.state_dict() | self.learner.state_dict()

@@ -36,6 +36,10 @@ class Plateau:
             self.patience > 0 and self.best_epoch is not None and self.latest_epoch - self.best_epoch >= self.patience
         )
 
+    def at_stake(self, epoch: int) -> bool:
+        """Whether what `epoch`'s validation finds decides if the run stops."""
+        return self.patience > 0 and self.best_epoch is not None and epoch - self.best_epoch >= self.patience
+
     def state_dict(self) -> dict[str, Any]:
         return {"fitness": self.best_fitness, "epoch": self.best_epoch, "latest": self.latest_epoch}
 

@@ -36,11 +36,13 @@ STATE: dict[str, type] = {
     **dict.fromkeys(("data", "images"), str),
     **dict.fromkeys(("names", "results"), list),
     **dict.fromkeys(("table", "config", "hyp", "best", "metrics", "model", "ema", "optimizer", "scaler"), dict),
-    **dict.fromkeys(("steps", "random"), dict),
+    **dict.fromkeys(("steps", "random", "open"), dict),
     **dict.fromkeys(("epoch", "batch", "ema_updates"), int),
     **dict.fromkeys(("losses", "statistics"), Tensor),
     "seconds": float,
 }
+# What `open` holds, where the last epoch's validation was not taken in yet.
+OPEN: dict[str, type] = {"time": float, "losses": dict, "lr": float, "pace": str}
 
 
 def find_last(given: str, project: Path) -> str:
@@ -86,7 +88,10 @@ def require_state(path: str, saved: dict[str, Any]) -> None:
         for name, kind in STATE.items():
             if type(saved.get(name)) is not kind:
                 raise ValueError(f"{name} is a {type(saved.get(name)).__name__}, expected a {kind.__name__}")
-        if not 0 <= saved["epoch"] == len(saved["results"]) or not 0 <= saved["batch"] < 1 << 40:
+        opened = saved["open"]
+        if opened and ({name: type(value) for name, value in opened.items()} != OPEN or saved["batch"]):
+            raise ValueError("what it tells of an epoch that was being validated is not whole")
+        if not 0 <= saved["epoch"] == len(saved["results"]) + bool(opened) or not 0 <= saved["batch"] < 1 << 40:
             counted = f"{saved['epoch']} epochs, {saved['batch']} batches and {len(saved['results'])} rows of results"
             raise ValueError(f"it tells of {counted}")
         if len({tuple(row) for row in saved["results"]}) > 1:

@@ -7,7 +7,7 @@ bit, another number with sums and means.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -126,7 +126,10 @@ class LossTally:
 
 @dataclass
 class Course:
-    """How far a run has come: `epoch` epochs are done, and of the next one `batch` batches."""
+    """How far a run has come: `epoch` epochs are done, and of the next one `batch` batches.
+
+    open: what there is to say of the last epoch, as long as its validation is not taken in; else empty.
+    """
 
     plateau: Plateau
     tally: LossTally
@@ -134,11 +137,21 @@ class Course:
     batch: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation
     rows: list[dict[str, float]] = field(default_factory=list)  # of results.csv
+    open: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)  # the epoch
 
-    def next_epoch(self) -> None:
-        self.epoch, self.batch, self.began = self.epoch + 1, 0, time.perf_counter()
+    def next_epoch(self, pace: str, lr: float) -> None:
+        """Leave the epoch, open until `close`. All processes must ask alike."""
+        about = {"time": self.seconds, "losses": self.tally.means(), "lr": lr, "pace": pace}
+        self.epoch, self.batch, self.began, self.open = self.epoch + 1, 0, time.perf_counter(), about
         self.tally.clear()
+
+    def close(self, columns: Callable[[dict[str, float]], dict[str, float]]) -> tuple[str, dict[str, float]]:
+        """Complete the row of the epoch that is open: its pace in words, and the row. columns: by its losses."""
+        about, self.open = self.open, {}
+        row = {"epoch": self.epoch, "time": about["time"], **columns(about["losses"]), "lr": about["lr"]}
+        self.rows.append(row)
+        return about["pace"], row
 
     @property
     def seconds(self) -> float:
@@ -159,10 +172,16 @@ class Course:
             "best": self.plateau.state_dict(),
             "metrics": self.metrics,
             "results": self.rows,
+            "open": self.open,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.epoch, self.batch, self.began = saved["epoch"], saved["batch"], time.perf_counter() - saved["seconds"]
         self.tally.load_state_dict(saved["losses"])
         self.plateau.load_state_dict(saved["best"])
-        self.metrics, self.rows = saved["metrics"], saved["results"]
+        self.metrics, self.rows, self.open = saved["metrics"], saved["results"], saved["open"]
+        losses = self.open.get("losses", {})
+        if self.open and {name: type(value) for name, value in losses.items()} != dict.fromkeys(
+            self.tally.terms, float
+        ):
+            raise ValueError(f"its losses are {losses}")

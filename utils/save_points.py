@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from utils.aside import Aside
 from utils.devices import Later
 from utils.distributed import World
 from utils.terminal import AgreedExit
@@ -34,14 +35,15 @@ class PreemptedExit(AgreedExit):  # not an error: what was asked for is done
 class SavePoints:
     """Says at which steps to save. As a context it hears the signals, and only notes them.
 
-    minutes: between two times; 0: only signals count.
+    minutes: between two times; 0: only signals count. aside: work of this process, of which all learn when it is done.
     """
 
-    def __init__(self, world: World, minutes: float) -> None:
-        self.world, self.seconds = world, minutes * 60 if minutes else float("inf")
+    def __init__(self, world: World, minutes: float, aside: Aside) -> None:
+        self.world, self.seconds, self.aside = world, minutes * 60 if minutes else float("inf"), aside
         self.heard = 0  # the signal that this process was sent
         self._saved = time.monotonic()
-        self._wishes = torch.zeros((), dtype=torch.int64, device=world.device)  # of all processes, since the last step
+        # How often, since the last step, any process wished to save, and was at work aside.
+        self._told = torch.zeros(2, dtype=torch.int64, device=world.device)
         self._later = Later(world.device)
         self._before: dict[int, Any] = {}
 
@@ -65,19 +67,21 @@ class SavePoints:
         return self.asked() or (self.world.is_main and time.monotonic() - self._saved >= self.seconds)
 
     def sum(self, counts: Tensor) -> Tensor:
-        """As World.sum of a tensor of one dimension; takes this process's wish along."""
+        """As World.sum of a tensor of one dimension; takes along what this process has to tell."""
         if self.world.size == 1:
             return counts
-        both = self.world.sum(torch.cat([counts, counts.new_full((1,), self._wanted())]))
-        self._wishes = self._wishes + both[-1]
-        return both[:-1]
+        own = [counts.new_full((1,), telling) for telling in (self._wanted(), self.aside.busy)]
+        both = self.world.sum(torch.cat([counts, *own]))
+        self._told = self._told + both[-2:]
+        return both[:-2]
 
-    def reached(self) -> bool:
-        """Whether to save after this step. All processes are told the same."""
+    def reached(self) -> tuple[bool, bool]:
+        """After a step, whether to save, and whether no process works aside. All are told the same."""
         if self.world.size == 1:
-            return self._wanted()
-        wishes, self._wishes = self._wishes, torch.zeros_like(self._wishes)
-        return any(bool(wish) for wish in self._later.pass_on(wishes))
+            return self._wanted(), not self.aside.busy
+        told, self._told = self._told, torch.zeros_like(self._told)
+        heard = [one.tolist() for one in self._later.pass_on(told)]
+        return any(wishes for wishes, _ in heard), any(not busy for _, busy in heard)
 
     def passed(self) -> None:
         """Note that all is saved, and wait for rank 0, which has written it."""
