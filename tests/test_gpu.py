@@ -3,6 +3,7 @@
 import copy
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,27 @@ def test_a_gpu_trains_like_the_cpu(losses, monkeypatch):
     assert len(expected[0]) == 6  # box, obj and cls, of both splits
     torch.testing.assert_close(losses(GPU, "--amp", "fp64"), expected, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(losses(GPU, "--amp", "fp32")[0], expected[0], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("flags", ["--amp bf16", "--amp fp16 --workers 2", "--amp bf16 --cache device"])
+def test_an_epoch_never_waits_for_the_gpu(losses, monkeypatch, flags):
+    """CUDA itself refuses what would."""
+    real = train.train_one_epoch
+
+    def epoch(*args: Any, **kwargs: Any) -> str:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return real(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(train, "train_one_epoch", epoch)
+    assert losses(GPU, *flags.split())
+
+
+def test_images_drawn_by_the_gpu_train_alike(losses):
+    host, device = (losses(GPU, "--amp", "fp32", "--cache", place) for place in ("ram", "device"))
+    torch.testing.assert_close(device[0], host[0], rtol=2e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
