@@ -155,7 +155,8 @@ def report(contenders: list[Contender], figures: list[Figures], about: str) -> s
         speed = f"{median(own[0]):.1f} ({min(own[0]):.1f} to {max(own[0]):.1f})"
         ratio = median(own[0]) / base
         lines.append(f"| {contender.name} | {speed} | {ratio:.2f} | {median(own[1]):.1f} | {median(own[2]):.2f} |")
-    lines += ["", *(f"    {contender.name}: {contender.command}" for contender in contenders), ""]
+    told = [c.command.replace(sys.executable, "python").replace(f"{ROOT}/", "") for c in contenders]
+    lines += ["", *(f"    {c.name}: {command}" for c, command in zip(contenders, told, strict=True)), ""]
     return "\n".join(lines)
 
 
