@@ -20,6 +20,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.pop(0)  # this folder, whose profile.py would hide Python's
+
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
