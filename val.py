@@ -314,7 +314,7 @@ class Pictures:
             rows.append(np.concatenate([head, low, low + size, found.scores[chosen, None]], 1))
         predicted, images = np.concatenate(rows), batch.images.cpu().numpy()
         titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
-        self._batch(f"val_batch{number}_labels.jpg", images, batch.targets.numpy(), titles=titles)
+        self._batch(f"val_batch{number}_labels.jpg", images, batch.targets.cpu().numpy(), titles=titles)
         guess = f"val_batch{number}_pred.jpg"
         self._batch(guess, images, predicted[:, :6], scores=predicted[:, 6], titles=titles)
 

@@ -20,6 +20,7 @@ from data.scan import scan
 from models import build_model
 from utils import plots
 from utils.distributed import World
+from utils.metrics import Detections
 from utils.terminal import stops_with_a_sentence
 
 ROOT = Path(__file__).parents[1]
@@ -246,3 +247,24 @@ def test_a_picture_that_fails_is_told_of_in_the_first_epoch(loader, tmp_path):
     assert pictures._drawn[0].exception(30)
     with pytest.raises(FileNotFoundError, match=r"labels\.png cannot be written there"):
         pictures.train_batch(5, next(iter(loader)))
+
+
+class OnGpu:
+    """A tensor that, like those of a GPU, is no array before it has come to the host."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def cpu(self):
+        return self.tensor
+
+
+def test_pictures_of_batches_on_a_gpu(loader, tmp_path):
+    pictures, batch = val.Pictures(tmp_path, ["a", "b", "c"]), next(iter(loader))
+    batch = batch._replace(images=OnGpu(batch.images), targets=OnGpu(batch.targets))
+    nothing = Detections(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0))
+    pictures.train_batch(0, batch)
+    pictures._val_batch(0, batch, nothing, loader.labels)
+    pictures._drawn[0].result(30)
+    names = {"train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg"}
+    assert {file.name for file in tmp_path.iterdir()} == names
