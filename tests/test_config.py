@@ -63,6 +63,12 @@ def test_defaults_are_allowed_and_survive_a_yaml_file():
         config.epochs = 3
 
 
+def test_processes_keep_images_in_places_of_one_kind():
+    """Those of --cache device ask each other whether there is room, and their pixels differ a little."""
+    assert TrainConfig(cache="device").training() != TrainConfig(cache="ram").training()
+    assert TrainConfig(cache_dir="/one").training() == TrainConfig(cache_dir="/another").training()
+
+
 def test_defaults_are_those_of_the_low_file():
     low = next(path for path in HYPS if path.name == "hyp.scratch-low.yaml")
     assert read_hyp(low) == Hyp()

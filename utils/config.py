@@ -12,20 +12,7 @@ from utils.printable import excerpt, one_line, shown
 
 MOST_HYP_BYTES = 64 * 1024
 # Flags that may differ from machine to machine of one run
-PLACES = (
-    "data",
-    "weights",
-    "cfg",
-    "hyp",
-    "resume",
-    "project",
-    "name",
-    "exist_ok",
-    "cache",
-    "cache_dir",
-    "workers",
-    "download",
-)
+PLACES = ("data", "weights", "cfg", "hyp", "resume", "project", "name", "exist_ok", "cache_dir", "workers", "download")
 
 
 def _require(condition: bool, sentence: str) -> None:
