@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ class CachedImages:
         """
         self.path, self.sizes, self.mark, self.owner = path, sizes, mark, owner
         self.offsets = offsets_of(sizes)
+        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe may take for ever
+            raise ValueError(f"{path}: is no regular file")
         self.pixels = np.memmap(path, np.uint8, "r")
         if len(self.pixels) != self.offsets[-1] + len(mark) or self.pixels[self.offsets[-1] :].tobytes() != mark:
             raise ValueError(f"{path}: holds other images")
@@ -177,16 +181,18 @@ def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str
         return f"images are {once}"
     if where == AUTO:
         return f"images are {each}; --cache ram or disk keeps them decoded: {amount(size)}"
-    short = " and ".join(
-        f"{amount(free[name])} of {name}" for name in dict.fromkeys((where, *([DISK] * (place == OFF))))
-    )
+    tried = dict.fromkeys((RAM if where == DEVICE else where, *([DISK] * (place == OFF))))
+    short = " and ".join(f"{amount(free[name])} of {name}" for name in tried)
     told = f"--cache {where}: decoded images take {amount(size)}, but {short} are free"
     return f"{told}; they are {each if place == OFF else once}"
 
 
 def _free_disk(folder: Path) -> int:
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    """Bytes free on the disk that a folder is, or would be, on; 0 where it cannot be told."""
+    for place in (folder, *folder.parents):
+        with suppress(OSError):  # it is not there yet, or lies in somebody else's home folder
+            return shutil.disk_usage(place).free
+    return 0
 
 
 class _Split:
@@ -195,14 +201,20 @@ class _Split:
     def __init__(self, name: str, source: DecodedImages) -> None:
         self.name, self.source = name, source
         self.size = int(offsets_of(source.sizes)[-1])
-        paths = [source.labels.path(index) for index in range(len(source.labels))]
-        self._paths = hashlib.sha256(json.dumps(paths).encode()).hexdigest()
-        made_of = [VERSION, cv2.__version__, source.image_size, fingerprint(paths)]
-        self.mark = hashlib.sha256(json.dumps(made_of).encode()).digest()
+
+    @cached_property
+    def mark(self) -> bytes:
+        """Of what they are made from. Asks for the state of each file, so only where it is needed."""
+        made_of = [VERSION, cv2.__version__, self.source.image_size, fingerprint(self._paths())]
+        return hashlib.sha256(json.dumps(made_of).encode()).digest()
+
+    def _paths(self) -> list[str]:
+        return [self.source.labels.path(index) for index in range(len(self.source.labels))]
 
     def file(self, folder: Path) -> Path:
         """Where they are kept on disk: the only file of its folder, named for what it holds."""
-        return folder / f"images-{self._paths[:16]}-{self.source.image_size}" / self.mark.hex()[:16]
+        own = hashlib.sha256(json.dumps(self._paths()).encode()).hexdigest()
+        return folder / f"images-{own[:16]}-{self.source.image_size}" / self.mark.hex()[:16]
 
     def found(self, paths: Sequence[str]) -> CachedImages | None:
         """The first of these files that holds them. Another machine's path leads nowhere here."""
@@ -220,6 +232,8 @@ class _Split:
         """In a file that is there whole or not at all. That of images which have changed since is removed."""
         file = self.file(folder)
         part = file.with_name("part")
+        if found := self.found([str(file)]):  # before the lock, which takes a folder that can be written to
+            return found
         with sole_worker(file.parent):
             if found := self.found([str(file)]):
                 return found

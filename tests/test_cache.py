@@ -5,6 +5,7 @@ import pickle
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -153,6 +154,17 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, damage: bytes | None) -> Non
     assert len(said) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "disk", tmp_path / "cache")
+    Path(images.path).unlink()
+    os.mkfifo(images.path)
+    again, _ = opened(labels, "disk", tmp_path / "cache")
+    assert isinstance(again, CachedImages)
+    assert (again(1) == DecodedImages(labels, SIDE)(1)).all()
+
+
 def test_an_exchanged_image_is_named(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
@@ -210,6 +222,70 @@ def test_without_room_there_is_a_sentence_and_the_next_best(
     images, told = opened(labels, where, tmp_path / "cache")
     assert told == [said]
     assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
+
+
+@pytest.mark.parametrize(
+    ("disk", "said"),
+    [
+        (10**6, "50.0 kB of ram are free; they are decoded once: 57.6 kB on disk"),
+        (60_000, "50.0 kB of ram and 60.0 kB of disk are free; they are decoded for each batch"),
+    ],
+)
+def test_without_room_in_memory_for_what_goes_to_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, said: str
+) -> None:
+    labels = write_data(tmp_path, [(64, 60)] * 5)
+    monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, disk))
+    _, told = opened(labels, "device", tmp_path / "cache")
+    assert told[0] == f"--cache device: decoded images take 57.6 kB, but {said}"
+
+
+def refusing(real: Callable[..., object]) -> Callable[..., object]:
+    """A call of the system by a user who may not look into a folder named secret."""
+
+    def call(path: object, *args: object, **keywords: object) -> object:
+        if "/secret/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **keywords)
+
+    return call
+
+
+def test_a_folder_that_cannot_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user may have the home folder of root."""
+    labels = write_data(tmp_path)
+    for name in ("stat", "statvfs", "mkdir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    for where in ("auto", "off", "disk"):
+        images, _ = opened(labels, where, tmp_path / "secret" / "cache")
+        assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
+
+
+def test_a_file_that_is_there_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that can only be read, or in a folder of another user."""
+    labels = write_data(tmp_path)
+    made, _ = opened(labels, "disk", tmp_path / "cache")
+
+    def no_lock(folder: Path) -> None:
+        raise PermissionError(30, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(cache, "sole_worker", no_lock)
+    found, _ = opened(labels, "disk", tmp_path / "cache")
+    assert isinstance(found, CachedImages)
+    assert found.path == made.path
+
+
+@pytest.mark.parametrize(("where", "looks"), [("off", 0), ("auto", 0), ("ram", 1)])
+def test_files_are_looked_at_where_it_matters_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, looks: int
+) -> None:
+    """A look at each of many files on a network disk takes minutes."""
+    labels, real, found = write_data(tmp_path), cache.fingerprint, []
+    monkeypatch.setattr(cache, "fingerprint", lambda paths: found.append(real(paths)) or found[-1])
+    monkeypatch.setattr(cache, "free_ram", lambda: 200_000)
+    opened(labels, where)
+    assert len(found) == looks
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
