@@ -199,6 +199,17 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     image_size = whole_strides(cfg.imgsz, stride)
     if image_size != cfg.imgsz:
         log.say(f"--imgsz {cfg.imgsz} is rounded up to {image_size}, a multiple of the model's largest stride {stride}")
+    if cfg.cache == "device" and hyp.copy_paste:
+        raise ValueError("--cache device: GPUs draw no copy-paste (copy_paste in --hyp); choose --cache ram")
+    images = open_images(  # before the batch takes what memory is left
+        labels,
+        image_size,
+        where=cfg.cache,
+        folder=cache_folder(cfg.cache_dir),
+        spills=bool(cfg.cache_dir),
+        world=world,
+        say=log.say,
+    )
     criterion = AnchorLoss(
         model.anchors_px,
         model.strides,
@@ -236,10 +247,6 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         log.say("--sync-bn: DataParallel normalises on each GPU by itself all the same")
 
     # Loaders: this rank's share of each global batch
-    folder = cache_folder(cfg.cache_dir)
-    if cfg.cache == "device" and hyp.copy_paste:
-        raise ValueError("--cache device: GPUs draw no copy-paste (copy_paste in --hyp); choose --cache ram")
-    images = open_images(labels, image_size, where=cfg.cache, folder=folder, world=world, say=log.say)
     shared: dict[str, Any] = {
         "image_size": image_size,
         "stride": stride,
@@ -557,7 +564,7 @@ def trial_step(
         random = torch.Generator().manual_seed(0)
         owner = torch.arange(images * devices).repeat_interleave(crowd)[:, None]
         corners = torch.rand(len(owner), 2, generator=random) * side * 0.8
-        targets = torch.cat([owner, owner * 0, corners, corners + side / 8], 1).to(world.device)
+        targets = filled_up(torch.cat([owner, owner * 0, corners, corners + side / 8], 1).to(world.device))
         pixels = torch.zeros(images * devices, side, side, 3, dtype=torch.uint8)
         with autocast:
             maps = replica(to_device(pixels, world.device, model.dtype))

@@ -1,9 +1,8 @@
 """The training step alone, on a batch that lies on the device: images a second, memory, share of the memory's ceiling.
 
-Claim: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the "eager" ceiling, which is what the memory's
-bandwidth allows if convolution, normalisation, activation and joins are passes of their own (6,200, 3,200 and 1,700
-images a second). On two CPU cores crowded images (500 boxes each) cost a step little, and --compile next to nothing
-but its minutes of compiling (benchmarks/results/).
+Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the "eager" ceiling, which is
+what the memory's bandwidth allows if convolution, normalisation, activation and joins are passes of their own (6,200,
+3,200 and 1,700 images a second).
 
     python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 --batch 64 128
     python benchmarks/step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp fp32 bf16 --boxes 10 500

@@ -103,17 +103,19 @@ def open_images(
     *,
     where: str,
     folder: Path | None,
+    spills: bool = False,
     world: World,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Reader | DeviceImages]:
     """What gives the base images of each split: a cache (`where`: auto, ram, disk, device or off), else their files.
 
-    folder: of caches on disk, None if there is none. The first process of each machine makes what is not there, the
-    others map it. Where the room does not suffice the next best place is taken; `say` is told.
+    folder: of caches on disk, None if there is none. spills: what does not fit into memory may go there unasked. The
+    first process of each machine makes what is not there, the others map it. Where the room does not suffice the next
+    best place is taken; `say` is told.
     Raises ValueError as DecodedImages does, for an image that is damaged or was exchanged.
     """
     splits = [_Split(name, DecodedImages(own, image_size)) for name, own in labels.items()]
-    made = _make(splits, where, folder, world.is_main, say) if world.local_rank == 0 else {}
+    made = _make(splits, where, folder, spills, world.is_main, say) if world.local_rank == 0 else {}
     paths = world.exchange({name: images.path for name, images in made.items()})
     if world.local_rank > 0:
         found = {split.name: split.found([own.get(split.name, "") for own in paths]) for split in splits}
@@ -140,14 +142,20 @@ def _fits_on_device(made: Mapping[str, CachedImages], world: World, say: Callabl
 
 
 def _make(
-    splits: Sequence["_Split"], where: str, folder: Path | None, progress: bool, say: Callable[[str], None]
+    splits: Sequence["_Split"],
+    where: str,
+    folder: Path | None,
+    spills: bool,
+    progress: bool,
+    say: Callable[[str], None],
 ) -> dict[str, CachedImages]:
     """The caches of this machine; none if there is no room."""
-    free = {RAM: free_ram() if has_nameless_files() else 0, DISK: _free_disk(folder) if folder else 0}
-    there = [split for split in splits if where == DISK and folder and split.found([str(split.file(folder))])]
-    missing = sum(split.size for split in splits if split not in there)
-    place = choose_place(where, missing, free)
-    if sentence := _in_words(where, place, sum(split.size for split in splits), free):
+    size, free = sum(split.size for split in splits), {RAM: free_ram() if has_nameless_files() else 0}
+    if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
+        there = sum(split.size for split in splits if split.found([str(split.file(folder))]))
+        free[DISK] = _free_disk(folder) + round(there / SHARE_OF_FREE)  # what lies there already takes none
+    place = choose_place(where, size, free)
+    if sentence := _in_words(where, place, size, free):
         say(sentence)
     try:
         if place == RAM:
@@ -162,15 +170,17 @@ def _make(
 def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
     """Where `size` bytes are kept if `where` is asked for and so many bytes are free: ram, disk or off.
 
+    free: of the places that may be used.
+
     >>> choose_place("ram", 10**9, {"ram": 10**10, "disk": 0}), choose_place("ram", 10**9, {"ram": 0, "disk": 10**10})
     ('ram', 'disk')
-    >>> choose_place("auto", 10**9, {"ram": 2 * 10**9, "disk": 10**10}), choose_place("off", 0, {"ram": 1, "disk": 1})
+    >>> choose_place("auto", 10**9, {"ram": 2 * 10**9}), choose_place("off", 0, {"ram": 1})
     ('off', 'off')
     """
     if where == AUTO:
         return RAM if size <= min(UNASKED_SHARE * free[RAM], UNASKED_BYTES) else OFF
     wanted = {DEVICE: (RAM, DISK), RAM: (RAM, DISK), DISK: (DISK,), OFF: ()}[where]
-    return next((place for place in wanted if size <= SHARE_OF_FREE * free[place]), OFF)
+    return next((place for place in wanted if size <= SHARE_OF_FREE * free.get(place, 0)), OFF)
 
 
 def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str:
@@ -181,9 +191,9 @@ def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str
         return f"images are {once}"
     if where == AUTO:
         return f"images are {each}; --cache ram or disk keeps them decoded: {amount(size)}"
-    tried = dict.fromkeys((RAM if where == DEVICE else where, *([DISK] * (place == OFF))))
-    short = " and ".join(f"{amount(free[name])} of {name}" for name in tried)
-    told = f"--cache {where}: decoded images take {amount(size)}, but {short} are free"
+    tried = [name for name in (RAM, DISK) if name in free and name != place and not (name == RAM and where == DISK)]
+    short = " and ".join(f"{amount(free[name])} of {name}" for name in tried) or "no place for them"
+    told = f"--cache {where}: decoded images take {amount(size)}, but {short} {'are' if tried else 'is'} free"
     return f"{told}; they are {each if place == OFF else once}"
 
 

@@ -194,9 +194,10 @@ class Loader(Generic[S]):
             raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
 
     def _delivered(self, number: int, drawn: Drawn) -> Batch:
+        targets = self._uploads.send(torch.from_numpy(drawn.targets))  # first: the host may wait until they are there
         return Batch(
             self._images(number, drawn),
-            self._uploads.send(torch.from_numpy(drawn.targets)),
+            targets,
             torch.from_numpy(drawn.indices),
             torch.from_numpy(drawn.placement),
         )
@@ -219,7 +220,7 @@ class Ring:
     def __init__(self, places: int, size: int, device: torch.device) -> None:
         self._shared = SharedBytes(places * size)
         self.places, self._size = places, size
-        page_lock(self._shared.tensor, device)
+        page_lock(self._shared.tensor, device, self)
 
     def place(self, number: int) -> Tensor:
         """The memory of a batch, uint8 [size]."""

@@ -28,7 +28,8 @@ GIB = 2**30
 def opened(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
     """What gives the images of one split, and what was said."""
     said: list[str] = []
-    images = open_images({"train": labels}, SIDE, where=where, folder=folder, world=ALONE, say=said.append)
+    how = {"folder": folder, "spills": True, "world": ALONE, "say": said.append}
+    images = open_images({"train": labels}, SIDE, where=where, **how)  # type: ignore[arg-type]
     return images["train"], said
 
 
@@ -286,6 +287,30 @@ def test_files_are_looked_at_where_it_matters_alone(
     monkeypatch.setattr(cache, "free_ram", lambda: 200_000)
     opened(labels, where)
     assert len(found) == looks
+
+
+def test_what_memory_cannot_hold_goes_to_disk_only_where_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = write_data(tmp_path, [(64, 60)] * 5)
+    monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
+    said: list[str] = []
+    how = {"where": "ram", "folder": tmp_path / "cache", "world": ALONE, "say": said.append}
+    images = open_images({"train": labels}, SIDE, **how)["train"]  # type: ignore[arg-type]
+    assert isinstance(images, DecodedImages)
+    assert said == [
+        "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; they are decoded for each batch"
+    ]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_lies_there_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = write_data(tmp_path, [(64, 60)] * 5)
+    opened(labels, "disk", tmp_path / "cache")
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, 10))
+    monkeypatch.setattr(cache, "free_ram", lambda: 10)
+    for where in ("disk", "ram"):
+        assert isinstance(opened(labels, where, tmp_path / "cache")[0], CachedImages)
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:

@@ -33,12 +33,11 @@ HYPS = sorted((Path(__file__).parents[1] / "data" / "hyps").glob("*.yaml"))
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
         ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
         ({"compile": "fast"}, "--compile fast: choose one of default, reduce-overhead, max-autotune"),
-        *(
-            (
-                {"compile": "default", other: True},
-                "--compile needs images of one shape and whole weights: no --rect, --multi-scale or --shard",
-            )
-            for other in ("rect", "multi_scale", "shard")
+        ({"compile": "default", "rect": True}, "--compile and --rect exclude each other"),
+        ({"compile": "default", "shard": True}, "--compile and --shard exclude each other"),
+        (
+            {"compile": "default", "multi_scale": True, "checkpoint_activations": True},
+            "--compile and --multi-scale --checkpoint-activations exclude each other",
         ),
         ({"rect": True, "multi_scale": True}, "--rect and --multi-scale exclude each other"),
         ({"epochs": "3"}, "--epochs is a str, expected int"),

@@ -206,7 +206,7 @@ def test_what_is_sent_is_ones_own_where_its_memory_will_be_written_to():
     host += 10
     assert kept.tolist() == [0, 1, 2, 3]
     assert same.tolist() == [10, 11, 12, 13]
-    page_lock(host, torch.device("cpu"))
+    page_lock(host, torch.device("cpu"), uploads)
 
 
 @pytest.mark.parametrize("one_shape", [True, False])

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from utils.shared_memory import SharedBytes
+from utils.shared_memory import SharedBytes, has_nameless_files
 
 
 def fill(shared: SharedBytes, value: int) -> None:
@@ -40,8 +40,16 @@ def test_it_has_no_name_and_goes_with_its_owner() -> None:
         os.readlink(path)
 
 
-def test_torchs_own_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create", raising=False)
+@pytest.mark.parametrize("allowed", [None, False])
+def test_torchs_own_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch, allowed: bool | None) -> None:
+    def refuse(_: str) -> int:
+        raise PermissionError
+
+    if allowed is None:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    else:
+        monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+    assert not has_nameless_files()
     shared = SharedBytes(3)
     assert shared.tensor.is_shared()
     assert shared.tensor.dtype == torch.uint8

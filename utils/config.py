@@ -89,10 +89,9 @@ class TrainConfig:
         _require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
         modes = ("default", "reduce-overhead", "max-autotune")
         _require(self.compile in ("", *modes), f"--compile {self.compile}: choose one of {', '.join(modes)}")
-        one_shape = not (self.compile and (self.rect or self.multi_scale or self.shard))
-        _require(
-            one_shape, "--compile needs images of one shape and whole weights: no --rect, --multi-scale or --shard"
-        )
+        others = [name for name in ("rect", "multi_scale", "shard", "checkpoint_activations") if getattr(self, name)]
+        alone = f"--compile and --{' --'.join(others).replace('_', '-')} exclude each other"
+        _require(not (self.compile and others), alone)
         caches = ("auto", "ram", "disk", "device", "off")
         _require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
         _require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -234,11 +235,19 @@ class Uploads:
                 done.synchronize()
 
 
-def page_lock(memory: Tensor, device: torch.device) -> None:
-    """Let a GPU copy from host memory by itself. Where the system does not allow that, copies make the host wait."""
-    if device.type == "cuda" and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
+def page_lock(memory: Tensor, device: torch.device, owner: object) -> None:
+    """Let a GPU copy from host memory by itself, as long as `owner` lives.
+
+    Where the system does not allow that, copies make the host wait.
+    """
+    if device.type != "cuda":
+        return
+    cuda = torch.cuda.cudart()
+    if int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
         with suppress(RuntimeError):  # CUDA tells of the refusal once more, at the next call
             torch.zeros(1, device=device)
+    else:
+        weakref.finalize(owner, lambda kept: cuda.cudaHostUnregister(kept.data_ptr()), memory)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -9,8 +9,12 @@ from torch import Tensor
 
 
 def has_nameless_files() -> bool:
-    """Whether the system has files that lie in memory alone: Linux."""
-    return hasattr(os, "memfd_create")
+    """Whether the system has files that lie in memory alone, and this process may make them: Linux, as a rule."""
+    try:
+        os.close(os.memfd_create("kestrel"))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 class SharedBytes:
@@ -18,7 +22,7 @@ class SharedBytes:
 
     On Linux a file without a name, in memory alone. It is limited by the machine's memory, and not by /dev/shm, of
     which a container has 64 MB and which torch's shared tensors take their room from. Pages count once they are written
-    to. Elsewhere it is a shared tensor of torch. Raises OSError if there is not enough memory.
+    to. Elsewhere, and where the system is not allowed to, it is a shared tensor of torch.
     """
 
     tensor: Tensor  # uint8 [size]
@@ -37,7 +41,7 @@ class SharedBytes:
         self.tensor = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_opened, (self.path,)) if has_nameless_files() else (_adopted, (self.tensor,))
+        return (_opened, (self.path,)) if hasattr(self, "path") else (_adopted, (self.tensor,))
 
 
 def _opened(path: str) -> SharedBytes:
