@@ -29,7 +29,7 @@ from data.images import quiet_decoder
 from data.labels import Labels
 from data.scan_cache import fingerprint
 from utils.devices import free_memory, free_ram
-from utils.disk import amount, sole_worker
+from utils.disk import amount, hold_with_others, remove_unused, sole_worker
 from utils.distributed import World
 from utils.opencv import cv2
 from utils.shared_memory import SharedBytes, has_nameless_files
@@ -59,6 +59,8 @@ class CachedImages:
         self.pixels = np.memmap(path, np.uint8, "r")
         if len(self.pixels) != self.offsets[-1] + len(mark) or self.pixels[self.offsets[-1] :].tobytes() != mark:
             raise ValueError(f"{path}: holds other images")
+        self._file = open(path, "rb")  # noqa: SIM115  # for as long as the images are in use
+        hold_with_others(self._file.fileno())
 
     def __call__(self, index: int) -> Image:
         width, height = self.sizes[index].tolist()
@@ -239,7 +241,7 @@ class _Split:
         return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
 
     def on_disk(self, folder: Path, progress: bool) -> CachedImages:
-        """In a file that is there whole or not at all. That of images which have changed since is removed."""
+        """In a file that is there whole or not at all. One of images that have changed since goes, if nobody uses it."""
         file = self.file(folder)
         part = file.with_name("part")
         if found := self.found([str(file)]):  # before the lock, which takes a folder that can be written to
@@ -249,7 +251,7 @@ class _Split:
                 return found
             for old in file.parent.iterdir():
                 if old.name != "lock":
-                    old.unlink()
+                    remove_unused(old)
             try:
                 _reserve(part, self.size + len(self.mark))
                 self._fill(str(part), progress)

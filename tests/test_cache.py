@@ -118,12 +118,13 @@ def test_a_file_on_disk_is_found_again_and_made_anew_when_an_image_changes(
     folder = tmp_path / "cache"
     opened(labels, "disk", folder)
     assert reads == Counter(labels.path(i) for i in range(len(labels)))
-    opened(labels, "disk", folder)
+    kept, _ = opened(labels, "disk", folder)
     assert sum(reads.values()) == len(labels)
 
     path = labels.path(2)
     cv2.imwrite(path, 255 - cv2.imread(path))
     os.utime(path, ns=(1, 2))
+    del kept
     images, _ = opened(labels, "disk", folder)
     assert sum(reads.values()) == 2 * len(labels)
     assert (images(2) == DecodedImages(labels, SIDE)(2)).all()
@@ -131,6 +132,22 @@ def test_a_file_on_disk_is_found_again_and_made_anew_when_an_image_changes(
     assert sorted(file.name for file in place.iterdir()) == sorted([Path(images.path).name, "lock"])  # the old is gone
     open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=ALONE)
     assert len(list(folder.iterdir())) == 2  # each size for itself
+
+
+def test_a_file_that_another_run_uses_stays(tmp_path: Path) -> None:
+    """As where two machines see the same cache folder, and other times of their own copies of the images."""
+    labels = write_data(tmp_path)
+    first, _ = opened(labels, "disk", tmp_path / "cache")
+    for time in (1, 2):
+        os.utime(labels.path(0), ns=(time, time))
+        opened(labels, "disk", tmp_path / "cache")
+        assert Path(first.path).exists()
+        (place,) = (tmp_path / "cache").iterdir()
+        assert len(list(place.iterdir())) == 3  # the lock, the first run's and the newest
+    del first
+    os.utime(labels.path(0), ns=(3, 3))
+    opened(labels, "disk", tmp_path / "cache")
+    assert len(list(place.iterdir())) == 2
 
 
 def test_what_a_killed_run_left_is_overwritten(tmp_path: Path) -> None:

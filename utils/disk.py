@@ -105,6 +105,21 @@ def _take(file: Path) -> int:
         time.sleep(POLL_S)
 
 
+def hold_with_others(descriptor: int) -> None:
+    """Have `remove_unused` leave an open file alone until it is closed. Nothing where the disk knows no such locks."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def remove_unused(file: Path) -> None:
+    """Remove a file unless a process holds it with others, of any machine that shares the disk, or it cannot be."""
+    with suppress(OSError), file.open("r+b") as stream:
+        if _locked(stream.fileno()):
+            file.unlink()
+
+
 def _locked(descriptor: int, *, inherited: bool = True) -> bool:
     """Whether this process has the lock of a file now; inherited: with it the processes that it forks.
 
