@@ -241,7 +241,7 @@ class _Split:
         return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
 
     def on_disk(self, folder: Path, progress: bool) -> CachedImages:
-        """In a file that is there whole or not at all. One of images that have changed since goes, if nobody uses it."""
+        """In a file that is there whole or not at all. One of images that have changed since goes if nobody uses it."""
         file = self.file(folder)
         part = file.with_name("part")
         if found := self.found([str(file)]):  # before the lock, which takes a folder that can be written to
