@@ -34,8 +34,8 @@ sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 
 import torch
 
+from benchmarks.report import file_report
 from data.splits import open_data, read_split
-from utils.log import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 2.0  # between two looks at the memory: the kernel counts pages for them
@@ -138,7 +138,7 @@ def measure(
     return figures
 
 
-def report(contenders: list[Contender], figures: list[Figures], about: str) -> str:
+def report(contenders: list[Contender], figures: list[Figures], about: str) -> list[str]:
     base = median(figures[-1].images_a_second)
     lines = [
         f"# End to end; {about}, {date.today()}",
@@ -157,7 +157,7 @@ def report(contenders: list[Contender], figures: list[Figures], about: str) -> s
         lines.append(f"| {contender.name} | {speed} | {ratio:.2f} | {median(own[1]):.1f} | {median(own[2]):.2f} |")
     told = [c.command.replace(sys.executable, "python").replace(f"{ROOT}/", "") for c in contenders]
     lines += ["", *(f"    {c.name}: {command}" for c, command in zip(contenders, told, strict=True)), ""]
-    return "\n".join(lines)
+    return lines
 
 
 def main() -> None:
@@ -189,10 +189,7 @@ def main() -> None:
     figures = measure(contenders, data, len(labels), tuple(options.epochs), options.rounds)
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     about = f"{options.cfg}, {options.img} px, batch {options.batch}, {len(labels)} images; {options.about}; {versions}"
-    text = report(contenders, figures, about)
-    if options.out:
-        write_text(options.out, text)
-    print(text)
+    file_report(report(contenders, figures, about), options.out)
 
 
 if __name__ == "__main__":

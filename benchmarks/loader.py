@@ -27,13 +27,13 @@ sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 import cv2
 import torch
 
+from benchmarks.report import file_report
 from data import Augmentation, Loader, build_train_loader
 from data.cache import CachedImages, DeviceImages, open_images
 from data.labels import Labels
 from data.splits import open_data, read_split
 from utils.config import Hyp
 from utils.distributed import World
-from utils.log import write_text
 
 YOLOV5_UNCACHED = 76.0  # images a second and core, mosaics of 640 px
 CPU = torch.device("cpu")
@@ -131,10 +131,7 @@ def main() -> None:
         *rows,
         "",
     ]
-    text = "\n".join(lines)
-    if options.out:
-        write_text(options.out, text)
-    print(text)
+    file_report(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 
 import torch
 
+from benchmarks.report import file_report
 from benchmarks.scaling import Setting, fixed_batches, train_through
 from utils.devices import describe, memory_gib, release_memory
 from utils.distributed import World
-from utils.log import write_text
 
 MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023, "yolov5l.yaml": 3236}  # at 640 px
 
@@ -107,10 +107,7 @@ def main() -> None:
         ),
         "",
     ]
-    text = "\n".join(lines)
-    if options.out:
-        write_text(options.out, text)
-    print(text)
+    file_report(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -225,8 +225,12 @@ class _Split:
 
     def file(self, folder: Path) -> Path:
         """Where they are kept on disk: the only file of its folder, named for what it holds."""
+        return folder / self._folder_name / self.mark.hex()[:16]
+
+    @cached_property
+    def _folder_name(self) -> str:
         own = hashlib.sha256(json.dumps(self._paths()).encode()).hexdigest()
-        return folder / f"images-{own[:16]}-{self.source.image_size}" / self.mark.hex()[:16]
+        return f"images-{own[:16]}-{self.source.image_size}"
 
     def found(self, paths: Sequence[str]) -> CachedImages | None:
         """The first of these files that holds them. Another machine's path leads nowhere here."""

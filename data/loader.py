@@ -55,6 +55,8 @@ class Drawn(NamedTuple):
 class _OnHost:
     """Draws the pixels of plans, into `memory` if it is given."""
 
+    pool = None
+
     def __init__(self, read: Reader) -> None:
         self._drawer = Drawer(read)
 
@@ -73,6 +75,10 @@ class _OnDevice:
     def __init__(self, images: DeviceImages) -> None:
         self._images = images
 
+    @property
+    def pool(self) -> Tensor | None:
+        return self._images.pool
+
     def __call__(self, plans: Sequence[Plan], *_: object) -> Packed:
         return pack(plans, self._images.locate)
 
@@ -86,14 +92,15 @@ class Samples:
         augment: random plans, else plain ones.
         """
         self.planner, self.augment = planner, augment
-        self.pool = images.pool if isinstance(images, DeviceImages) else None
         if isinstance(images, DeviceImages):
             self._canvases: _OnHost | _OnDevice = _OnDevice(images)
         else:
             self._canvases = _OnHost(images or DecodedImages(planner.labels, planner.image_size))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"pool": None}  # loader processes do not draw there
+    @property
+    def pool(self) -> Tensor | None:
+        """The base images on the device that draws them; None where the host draws, and in loader processes."""
+        return self._canvases.pool
 
     def draw(self, keys: Sequence[Key], memory: NDArray[np.uint8] | None = None) -> Drawn:
         """The batch of these keys, all of one canvas, its pixels in `memory` (B * H * W * 3 bytes or more) if given."""

@@ -32,9 +32,7 @@ class Plateau:
 
     def over(self) -> bool:
         """Whether to stop."""
-        return (
-            self.patience > 0 and self.best_epoch is not None and self.latest_epoch - self.best_epoch >= self.patience
-        )
+        return self.at_stake(self.latest_epoch)
 
     def at_stake(self, epoch: int) -> bool:
         """Whether what `epoch`'s validation finds decides if the run stops."""
