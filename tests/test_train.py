@@ -17,6 +17,7 @@ import torch
 import train
 import val
 from utils import checkpoint
+from utils.aside import Aside
 from utils.distributed import World
 from utils.terminal import stops_with_a_sentence
 
@@ -266,9 +267,12 @@ def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model
 # ---------------------------------------------------------------------- refusals
 
 
-def test_a_validation_is_judged_while_the_next_epoch_trains(start, monkeypatch):
+@pytest.mark.parametrize("taken_in", ["between steps", "after the epoch"])
+def test_a_validation_is_judged_while_the_next_epoch_trains(start, monkeypatch, taken_in):
     """It changes nothing but when it is known."""
     _, plain = start("--epochs", "4", name="plain")
+    if taken_in == "after the epoch":
+        monkeypatch.setattr(Aside, "busy", True)
     real_step, real_judged, steps, passed = train.Learner.step, val.Found.judged, [], []
 
     def judged(self: val.Found) -> val.Evaluation:

@@ -123,10 +123,11 @@ class Keeper:
         return f"{self.best} is not of epoch {best + 1}, the best so far: the best is sought anew from here"
 
     def _is_best(self) -> bool:
-        """Whether the last epoch is the best so far, and the weights are still its."""
+        """Whether the last epoch is the best so far, and its weights are still there."""
         at = self.course
-        known = not at.open and at.epoch > 0 and at.batch == 0
-        return known and not self.sparing and at.plateau.best_epoch in (at.epoch - 1, None)
+        there = at.batch == 0 or self._at_end is not None  # the next epoch's steps change them
+        known = at.epoch > 0 and not at.open
+        return there and known and not self.sparing and at.plateau.best_epoch in (at.epoch - 1, None)
 
     def _keep_best(self) -> None:
         found = {"epoch": self.course.epoch, "metrics": self.course.metrics, "results": self.course.rows}
