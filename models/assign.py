@@ -1,6 +1,7 @@
 """Which prediction answers for which box. Pure functions of the targets: no prediction is looked at, no gradient flows.
 
-Shapes: T targets, A anchors per level, M = T * A * 3 candidate matches, H W cells of one level.
+Shapes: B images, T targets, A anchors per level, M = T * A * 3 candidate matches, H W cells of one level, of which
+B * H * W * A predictions are made, numbered in this order, which is that of a channels_last tensor.
 All candidates are kept, with a mask, so that shapes depend on T alone and the device never waits for a count.
 """
 
@@ -34,10 +35,7 @@ def filled_up(targets: Tensor) -> Tensor:
 class Matches:
     """Candidate matches of one level, each array [M]; where `valid` is False the entry must not count."""
 
-    image: Tensor  # int64, index in the batch
-    anchor: Tensor  # int64
-    row: Tensor  # int64, cell
-    column: Tensor  # int64, cell
+    prediction: Tensor  # int64, number of the prediction; where not valid, of any one
     class_id: Tensor  # int64
     boxes: Tensor  # as the targets, float32 [M, 4], centre relative to the cell's corner and size, in cells
     anchor_size: Tensor  # as the targets, float32 [M, 2], in cells
@@ -45,12 +43,12 @@ class Matches:
 
 
 def match_anchors(
-    targets: Tensor, anchors_px: Tensor, stride: float, grid: tuple[int, int], ratio_limit: float
+    targets: Tensor, anchors_px: Tensor, stride: float, images: int, grid: tuple[int, int], ratio_limit: float
 ) -> Matches:
     """Candidate matches of `targets` with one level's anchors.
 
     targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class or an empty box never matches. anchors_px:
-    [A, 2]. grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own by a
+    [A, 2]. images: B. grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own by a
     factor below `ratio_limit`, and claims for it its centre's cell, the nearer neighbour across and the nearer one up
     or down, as far as they lie inside the grid. Decided in the targets' precision, so that a model in float64 matches
     as it does in float32.
@@ -70,18 +68,21 @@ def match_anchors(
         """What broadcasts to [T, A, 3, ...] as [M, ...]."""
         return values.expand(len(targets), len(anchors), 3, *dims).reshape(-1, *dims)
 
-    columns_rows = spread(cells[:, None], (2,))
-    centers = spread(boxes[:, None, None, :2], (2,)) - columns_rows
+    valid = spread(fits[:, :, None] & inside[:, None])
+    height, width = grid
+    columns, rows = cells.long().unbind(-1)
+    cell = (targets[:, :1].long() * height + rows) * width + columns  # [T, 3]
+    number = spread(cell[:, None] * len(anchors) + torch.arange(len(anchors), device=targets.device)[:, None])
+    # A GPU adds gradients of one prediction one after the other: those that do not count go to different ones.
+    others = torch.arange(len(number), device=targets.device) % max(images * height * width * len(anchors), 1)
+    centers = spread((boxes[:, None, :2] - cells)[:, None], (2,))
     sizes = spread(boxes[:, None, None, 2:], (2,))
     return Matches(
-        image=spread(targets[:, None, None, 0].long()),
-        anchor=spread(torch.arange(len(anchors), device=targets.device)[None, :, None]),
-        row=columns_rows[:, 1].long(),
-        column=columns_rows[:, 0].long(),
+        prediction=torch.where(valid, number, others),
         class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat([centers, sizes], -1),
         anchor_size=spread(anchors[None, :, None], (2,)),
-        valid=spread(fits[:, :, None] & inside[:, None]),
+        valid=valid,
     )
 
 

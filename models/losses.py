@@ -1,6 +1,7 @@
 """Named, weighted loss terms, normalised over all processes.
 
-Shapes: B images, A anchors per level, H W cells, C classes, T targets, M candidate matches (models/assign.py).
+Shapes: B images, A anchors per level, H W cells, C classes, T targets, M candidate matches, P = B * H * W * A
+predictions, in the order of models/assign.py.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from utils.boxes import complete_iou
 OBJECTNESS_BALANCE_OF_3 = (4.0, 1.0, 0.4)
 OBJECTNESS_BALANCE = (4.0, 1.0, 0.25, 0.06, 0.02)
 
+EXACT = 40.0  # from where log(1 + exp(x)) is x in float64 too
 FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
 
 
@@ -73,8 +75,10 @@ class AnchorLoss(nn.Module):
         all processes (World.sum); None for one process. The terms are scalars in float32, in float64 for float64 maps.
         """
         grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
-        levels = zip(self.anchors_px, self.strides, grids, strict=True)
-        matches = [match_anchors(targets, anchors, stride, grid, self.ratio_limit) for anchors, stride, grid in levels]
+        matches = [
+            match_anchors(targets, anchors, stride, len(maps[0]), grid, self.ratio_limit)
+            for anchors, stride, grid in zip(self.anchors_px, self.strides, grids, strict=True)
+        ]
         images = torch.full((), len(maps[0]), device=targets.device)
         counts = torch.stack([*(found.valid.sum() for found in matches), images])  # [L + 1], int64
         if total is not None:
@@ -83,37 +87,51 @@ class AnchorLoss(nn.Module):
 
         box, obj, cls = (self.anchors_px.new_zeros(()) for _ in range(3))
         for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
-            chosen = at_least_float32(raw[found.image, found.anchor, found.row, found.column])  # [M, 5 + C]
-            iou = _predicted_iou(chosen[:, :4], found)
+            # Split, not sliced: a gradient is then written once, not as a sum of maps that are mostly zeros.
+            boxes, objectness, classes = raw.permute(0, 2, 3, 1, 4).flatten(0, 3).split([4, 1, self.num_classes], 1)
+            iou = _predicted_iou(at_least_float32(boxes[found.prediction]), found)
             box = box + ((1 - iou) * found.valid).sum() / counts[level]
-            cls = cls + self._class_sum(chosen[:, 5:], found) / (counts[level] * self.num_classes)
+            cls = cls + self._class_sum(classes, found) / (counts[level] * self.num_classes)
             ignored = ignored_cells(targets, len(raw), self.strides[level], grids[level])
-            objectness = self._objectness_sum(at_least_float32(raw[..., 4]), iou, found, ignored)
-            obj = obj + objectness * self.balance[level] / counts[-1]
+            logits = at_least_float32(objectness).view(*ignored.shape, raw.shape[1])
+            obj = obj + self._objectness_sum(logits, iou, found, ignored) * self.balance[level] / counts[-1]
 
         area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
         return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
 
     def _objectness_sum(self, logits: Tensor, iou: Tensor, found: Matches, ignored: Tensor) -> Tensor:
-        """The mean over a level's cells, summed over images. logits: [B, A, H, W]. ignored: [B, H, W]."""
-        quality = _best_per_cell(iou.detach().clamp(0, 1), found, logits.shape)
+        """The mean over a level's cells, summed over images. logits: [B, H, W, A]. ignored: [B, H, W]."""
+        quality = _best_of_each(iou.detach().clamp(0, 1), found, logits.numel()).view_as(logits)
         matched = quality >= 0
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.obj_pos_weight)
-        return (loss * (matched | ~ignored[:, None])).mean((1, 2, 3)).sum()
+        return (loss * (matched | ~ignored[..., None])).mean((1, 2, 3)).sum()
 
     def _class_sum(self, logits: Tensor, found: Matches) -> Tensor:
-        """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [M, C]."""
-        if self.num_classes == 1:
-            return logits.new_zeros(())
-        classes = torch.arange(self.num_classes, device=logits.device)
-        wanted = (found.class_id[:, None] == classes).to(logits.dtype)  # torch's one_hot looks at the values first
-        wanted = wanted * (self.positive - self.negative) + self.negative
-        return (self._cross_entropy(logits, wanted, self.cls_pos_weight) * found.valid[:, None]).sum()
+        """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [P, C].
 
-    def _cross_entropy(self, logits: Tensor, target: Tensor, pos_weight: float) -> Tensor:
+        First as if every class were wrong, then the right ones are put right. In crowds, where few predictions go
+        unmatched, the first part is of every prediction, counted as often as it is matched, instead of every match.
+        """
+        if self.num_classes == 1:
+            return at_least_float32(logits.new_zeros(()))
+        row, count = found.prediction, found.valid.long()
+        if 2 * len(count) < len(logits):
+            logits, row = logits[row], torch.arange(len(count), device=logits.device)
+        else:
+            count = count.new_zeros(len(logits)).scatter_add(0, row, count)
+        rows = at_least_float32(logits)
+        right = rows.flatten()[row * self.num_classes + found.class_id]  # [M]
+        wrong = self._cross_entropy(rows, self.negative, self.cls_pos_weight).sum(1)
+        as_right, as_wrong = (
+            self._cross_entropy(right, wanted, self.cls_pos_weight) for wanted in (self.positive, self.negative)
+        )
+        return (wrong * count).sum() + ((as_right - as_wrong) * found.valid).sum()
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
         """Elementwise binary cross entropy, focal where focal_gamma > 0."""
-        weight = logits.new_full((), pos_weight)
-        loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none", pos_weight=weight)
+        loss = F.softplus(logits, threshold=EXACT)
+        if torch.is_tensor(target) or target > 0:
+            loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=EXACT)
         if self.focal_gamma == 0:
             return loss
         wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
@@ -137,12 +155,10 @@ def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
     return complete_iou(predicted, found.boxes.to(raw.dtype))
 
 
-def _best_per_cell(quality: Tensor, found: Matches, shape: torch.Size) -> Tensor:
-    """[B, A, H, W]: the best quality [M] of the matches that claim a cell, -1 where none does.
+def _best_of_each(quality: Tensor, found: Matches, predictions: int) -> Tensor:
+    """[P]: the best quality [M] of the matches of each prediction, -1 where there is none.
 
     The maximum, unlike the last write, does not depend on the order of the targets.
     """
-    _, anchors, height, width = shape
-    cell = ((found.image * anchors + found.anchor) * height + found.row) * width + found.column
-    unclaimed = quality.new_full((shape.numel(),), -1)
-    return unclaimed.scatter_reduce(0, cell, torch.where(found.valid, quality, -1), "amax").view(shape)
+    unmatched = quality.new_full((predictions,), -1)
+    return unmatched.scatter_reduce(0, found.prediction, torch.where(found.valid, quality, -1), "amax")

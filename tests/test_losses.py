@@ -225,6 +225,26 @@ def test_order_and_repetition_of_targets():
     assert values(make_loss()(maps, targets.repeat(2, 1))) == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_crowds_equal_the_slow_loops(settings):
+    maps, targets = random_maps(1), random_targets(50, 1)
+    assert 50 * 9 > 3 * 8 * 8  # more candidates than the finest level has predictions
+    found = values(make_loss(**settings)(maps, targets))
+    assert found == pytest.approx(slow_loss(maps, targets, **settings), rel=2e-5)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_gradients_of_repeated_targets_are_those_of_the_targets(settings):
+    loss, few = make_loss(**settings).double(), random_targets(6, 2)
+    gradients = []
+    for targets in (few, few.repeat(30, 1)):  # 54 and 1620 candidates; 384, 96 and 24 predictions
+        maps = [raw.double().requires_grad_() for raw in random_maps(2)]
+        sum(loss(maps, targets).values()).backward()
+        gradients.append([raw.grad for raw in maps])
+    for one, many in zip(*gradients, strict=True):
+        torch.testing.assert_close(many, one, rtol=1e-12, atol=1e-12 * one.abs().max().item())
+
+
 # ---------------------------------------------------------------------- shares of a global batch
 
 
@@ -350,8 +370,8 @@ def test_float64_anchors_match_as_float32_ones():
         corner = torch.zeros(len(widths), 2)
         sizes = torch.stack([widths, anchors[0, 1].expand(len(widths))], 1)
         targets = torch.cat([corner, corner, sizes], 1)
-        single = match_anchors(targets, anchors, 8, (64, 64), 2.91)
-        double = match_anchors(targets, anchors.double(), 8, (64, 64), 2.91)
+        single = match_anchors(targets, anchors, 8, 1, (64, 64), 2.91)
+        double = match_anchors(targets, anchors.double(), 8, 1, (64, 64), 2.91)
         assert single.valid.any()
         assert not single.valid.all()
         for name in vars(single):
