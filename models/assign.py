@@ -35,7 +35,7 @@ def filled_up(targets: Tensor) -> Tensor:
 class Matches:
     """Candidate matches of one level, each array [M]; where `valid` is False the entry must not count."""
 
-    prediction: Tensor  # int64, number of the prediction; where not valid, of any one
+    prediction: Tensor  # int64, its number; where not valid, that of any one
     class_id: Tensor  # int64
     boxes: Tensor  # as the targets, float32 [M, 4], centre relative to the cell's corner and size, in cells
     anchor_size: Tensor  # as the targets, float32 [M, 2], in cells
@@ -48,10 +48,10 @@ def match_anchors(
     """Candidate matches of `targets` with one level's anchors.
 
     targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class or an empty box never matches. anchors_px:
-    [A, 2]. images: B. grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own by a
-    factor below `ratio_limit`, and claims for it its centre's cell, the nearer neighbour across and the nearer one up
-    or down, as far as they lie inside the grid. Decided in the targets' precision, so that a model in float64 matches
-    as it does in float32.
+    [A, 2]. images: B. grid: (H, W) cells. A target matches every anchor whose width and height both differ from its own
+    by a factor below `ratio_limit`, and claims for it its centre's cell, the nearer neighbour across and the nearer one
+    up or down, as far as they lie inside the grid. Decided in the targets' precision, so that a model in float64
+    matches as it does in float32.
 
     Source: facts of YOLOv5's behaviour; the neighbour cells follow from the decode range (-0.5, 1.5) of a centre.
     """
