@@ -64,7 +64,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--save-minutes", type=float, help="save in the midst of an epoch too, every so many minutes; 0: after epochs")
     add("--seed", type=int, help="of weights, order and augmentation")
     add("--amp", help="arithmetic: auto, fp32, bf16 or fp16")
-    add("--compile", nargs="?", const="default", help="torch.compile: default, reduce-overhead or max-autotune")
+    add("--compile", nargs="?", const="default", help="torch.compile: default, reduce-overhead, max-autotune or off")
     add("--close-mosaic", type=int, help="epochs at the end without mosaic, mixup and copy-paste")
     add("--cache", nargs="?", const="ram", help="decode images once: ram, disk, device, off; auto: ram for few")
     add("--cache-dir", help="where scans of labels and decoded images are kept (default: the user's cache folder)")
@@ -289,7 +289,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     replica = build_replica(model, world, shard=cfg.shard, accumulates=schedule.accumulate > 1)
     set_training(model, frozen)
     replica.rehearse(torch.zeros(1, 3, 2 * stride, 2 * stride, dtype=widened(precision), device=world.device))
-    if cfg.compile:
+    if cfg.compile != "off":
         replica.compile(cfg.compile)
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)

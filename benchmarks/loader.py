@@ -1,8 +1,8 @@
 """What a training batch costs before the model sees it: images a second and core, from files and from caches.
 
-Claim: mosaics of 640 px with the default hyper-parameters, from cached images: five times the 76 images a second and
+Goal: mosaics of 640 px with the default hyper-parameters, from cached images: five times the 76 images a second and
 core that YOLOv5's loader gives uncached (facts of another measurement on such a core); with `--cache device`, where
-loader processes plan and the GPU draws, fifteen times.
+loader processes plan and the GPU draws, fifteen times. `benchmarks/results/loader_*` says what was measured.
 
     python benchmarks/loader.py --data mydata.yaml --img 640 --workers 0 1
 
@@ -16,7 +16,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -78,12 +77,10 @@ def cpu_seconds(loader: Loader) -> float:
 
 
 def one_pass(loader: Loader, epoch: int) -> tuple[float, float]:
-    """(images by CPU second, images by second) of an epoch after its first batch."""
+    """(images by CPU second, images by second) of an epoch."""
     loader.sampler.set_epoch(epoch)
-    batches: Iterator[object] = iter(loader)
-    next(batches)
-    seconds, clock = cpu_seconds(loader), time.perf_counter()
-    images = sum(len(batch.indices) for batch in batches)
+    seconds, clock = cpu_seconds(loader), time.perf_counter()  # no batch is drawn yet, and none is left over
+    images = sum(len(batch.indices) for batch in loader)
     return images / max(cpu_seconds(loader) - seconds, 1e-9), images / (time.perf_counter() - clock)
 
 

@@ -122,6 +122,9 @@ def open_images(
     if world.local_rank > 0:
         found = {split.name: split.found([own.get(split.name, "") for own in paths]) for split in splits}
         made = {name: images for name, images in found.items() if images}
+    have = world.exchange(len(made))
+    if any(have) and not all(have):  # another machine has less room, or a process may not open another's file
+        say(f"{have.count(0)} of {world.size} processes have no decoded images at hand, and decode them for each batch")
     readers: dict[str, Reader | DeviceImages] = {split.name: made.get(split.name, split.source) for split in splits}
     if where == DEVICE and _fits_on_device(made, world, say):
         readers["train"] = DeviceImages(made["train"], world.device)

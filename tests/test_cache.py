@@ -358,20 +358,28 @@ def test_other_processes_of_the_machine_map_what_the_first_has_made(tmp_path: Pa
     labels = write_data(tmp_path)
     first, _ = opened(labels, "ram")
     monitor = _Second(torch.device("cpu"), rank=1, local_rank=1, size=2, local_size=2)
-    for paths, mapped in (([{"train": "/proc/1/fd/987"}, {"train": first.path}, {}], True), ([{}, {}], False)):
-        monitor.told = paths
-        images = open_images({"train": labels}, SIDE, where="ram", folder=None, world=monitor)["train"]
+    for paths, mapped, sentences in (
+        ([{"train": "/proc/1/fd/987"}, {"train": first.path}], True, []),
+        ([{"train": "/proc/1/fd/987"}, {}], False, [LACKING]),
+        ([{}, {}], False, []),
+    ):
+        monitor.told, said = paths, []
+        images = open_images({"train": labels}, SIDE, where="ram", folder=None, world=monitor, say=said.append)["train"]
         assert isinstance(images, CachedImages) == mapped
         assert (images(1) == first(1)).all()
+        assert said == sentences
+
+
+LACKING = "1 of 2 processes have no decoded images at hand, and decode them for each batch"
 
 
 class _Second(World):
-    """The second process of a machine, which hears from the others what it is `told`."""
+    """The second process of a machine, which hears from the others where images are: `told`."""
 
     told: list[dict[str, str]]
 
     def exchange(self, value: object) -> list[object]:
-        return list(self.told)
+        return list(self.told) if isinstance(value, dict) else [len(self.told[0]), value]
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="looks at /proc")

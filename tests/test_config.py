@@ -32,7 +32,7 @@ HYPS = sorted((Path(__file__).parents[1] / "data" / "hyps").glob("*.yaml"))
         ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
         ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
-        ({"compile": "fast"}, "--compile fast: choose one of default, reduce-overhead, max-autotune"),
+        ({"compile": "fast"}, "--compile fast: choose one of off, default, reduce-overhead, max-autotune"),
         ({"compile": "default", "rect": True}, "--compile and --rect exclude each other"),
         ({"compile": "default", "shard": True}, "--compile and --shard exclude each other"),
         (

@@ -57,7 +57,7 @@ class TrainConfig:
     save_minutes: float = 10.0
     seed: int = 0
     amp: str = "auto"
-    compile: str = ""
+    compile: str = "off"
     close_mosaic: int = 0
     cache: str = "auto"
     cache_dir: str = ""
@@ -87,11 +87,11 @@ class TrainConfig:
         _require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         _require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
-        modes = ("default", "reduce-overhead", "max-autotune")
-        _require(self.compile in ("", *modes), f"--compile {self.compile}: choose one of {', '.join(modes)}")
+        modes = ("off", "default", "reduce-overhead", "max-autotune")
+        _require(self.compile in modes, f"--compile {self.compile}: choose one of {', '.join(modes)}")
         others = [name for name in ("rect", "multi_scale", "shard", "checkpoint_activations") if getattr(self, name)]
         alone = f"--compile and --{' --'.join(others).replace('_', '-')} exclude each other"
-        _require(not (self.compile and others), alone)
+        _require(self.compile == "off" or not others, alone)
         caches = ("auto", "ram", "disk", "device", "off")
         _require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
         _require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")

@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "noplots",
     "data",
     "cache",
+    "compile",
     "cache_dir",
 )
 # What a checkpoint must hold, and of which kind.
