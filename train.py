@@ -291,6 +291,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     replica.rehearse(torch.zeros(1, 3, 2 * stride, 2 * stride, dtype=widened(precision), device=world.device))
     if cfg.compile != "off":
         replica.compile(cfg.compile)
+        train_loader.compile()
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)

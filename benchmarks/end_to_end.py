@@ -107,8 +107,8 @@ class Contender(NamedTuple):
 
     def run(self, data: Path, epochs: int) -> Run:
         with tempfile.TemporaryDirectory() as folder:
-            words = self.command.format(data=data, epochs=epochs, out=Path(folder, "out"))
-            return run(shlex.split(words), Path(folder))
+            places = {"data": data, "epochs": epochs, "out": Path(folder, "out")}
+            return run([word.format(**places) for word in shlex.split(self.command)], Path(folder))
 
 
 class Figures(NamedTuple):

@@ -5,10 +5,12 @@ core that YOLOv5's loader gives uncached (facts of another measurement on such a
 loader processes plan and the GPU draws, fifteen times. `benchmarks/results/loader_*` says what was measured.
 
     python benchmarks/loader.py --data mydata.yaml --img 640 --workers 0 1
+    python benchmarks/loader.py --data mydata.yaml --img 640 --workers 8 --device 0
 
 Each row is `data.build_train_loader` with the images kept in another place, `--passes` times over the data after one to
 warm up, in turns with the others. *A core*: images by the CPU seconds of all processes together, this one's part
-included, in which batches are copied. *The clock*: images by the time that passed.
+included, in which batches are copied. *The clock*: images by the time that passed, until they are on the device. On the
+CPU nobody draws the batches of `--cache device`; a GPU does, as torch runs it and compiled.
 """
 
 import argparse
@@ -30,22 +32,23 @@ from benchmarks.report import file_report
 from data import Augmentation, Loader, build_train_loader
 from data.cache import CachedImages, DeviceImages, open_images
 from data.labels import Labels
+from data.sampler import TrainSampler
 from data.splits import open_data, read_split
 from utils.config import Hyp
+from utils.devices import describe, wait_for
 from utils.distributed import World
 
 YOLOV5_UNCACHED = 76.0  # images a second and core, mosaics of 640 px
 CPU = torch.device("cpu")
 
 
-class Planned(Loader):
-    """A loader whose batches nobody draws: what is left of its work for `--cache device`, where the GPU does."""
-
-    def _images(self, number: int, drawn: object) -> torch.Tensor:
-        return torch.zeros(0)
+def nothing(*_: object) -> torch.Tensor:
+    return torch.zeros(0)
 
 
-def loaders(labels: Labels, image_size: int, batch_size: int, workers: int) -> dict[str, Loader]:
+def loaders(
+    labels: Labels, image_size: int, batch_size: int, workers: int, device: torch.device
+) -> dict[str, Loader[TrainSampler]]:
     augmentation = Augmentation(**{name: getattr(Hyp(), name) for name in vars(Augmentation())})
     setting = {
         "batch_size": batch_size,
@@ -53,20 +56,25 @@ def loaders(labels: Labels, image_size: int, batch_size: int, workers: int) -> d
         "stride": 32,
         "augmentation": augmentation,
         "seed": 0,
+        "workers": workers,
+        "device": device,
     }
     cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))["train"]
     if not isinstance(cached, CachedImages):
         raise SystemExit("the images do not fit into the memory")
-    places = {"from files": None, "--cache ram": cached, "--cache device": DeviceImages(cached, CPU)}
-    made = {
-        name: build_train_loader(labels, images=images, workers=workers, **setting) for name, images in places.items()
-    }
-    planned = made["--cache device"]
-    made["--cache device"] = Planned(planned.samples, planned.sampler, workers=workers, device=CPU)
+    there = DeviceImages(cached, device)
+    places = {"from files": None, "--cache ram": cached, "--cache device": there}
+    if device.type == "cuda":
+        places["--cache device, compiled"] = there
+    made = {name: build_train_loader(labels, images=images, **setting) for name, images in places.items()}
+    if device.type == "cuda":
+        made["--cache device, compiled"].compile()
+    else:
+        made["--cache device"]._draw = nothing
     return made
 
 
-def cpu_seconds(loader: Loader) -> float:
+def cpu_seconds(loader: Loader[TrainSampler]) -> float:
     """Of this process and the loader's."""
     iterator = loader._loader._iterator
     total = time.process_time()
@@ -76,20 +84,23 @@ def cpu_seconds(loader: Loader) -> float:
     return total
 
 
-def one_pass(loader: Loader, epoch: int) -> tuple[float, float]:
+def one_pass(loader: Loader[TrainSampler], epoch: int, device: torch.device) -> tuple[float, float]:
     """(images by CPU second, images by second) of an epoch."""
     loader.sampler.set_epoch(epoch)
     seconds, clock = cpu_seconds(loader), time.perf_counter()  # no batch is drawn yet, and none is left over
     images = sum(len(batch.indices) for batch in loader)
+    wait_for(device)
     return images / max(cpu_seconds(loader) - seconds, 1e-9), images / (time.perf_counter() - clock)
 
 
-def measure(labels: Labels, image_size: int, batch_size: int, workers: int, passes: int) -> list[str]:
-    made = loaders(labels, image_size, batch_size, workers)
+def measure(
+    labels: Labels, image_size: int, batch_size: int, workers: int, passes: int, device: torch.device
+) -> list[str]:
+    made = loaders(labels, image_size, batch_size, workers, device)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
     for epoch in range(passes + 1):
         for name, loader in made.items():
-            found[name].append(one_pass(loader, epoch))
+            found[name].append(one_pass(loader, epoch, device))
     lines = []
     for name, each in found.items():
         core, clock = ([run[i] for run in each[1:]] for i in (0, 1))
@@ -106,6 +117,7 @@ def main() -> None:
     add("--img", type=int, default=640)
     add("--batch", type=int, default=16)
     add("--workers", type=int, nargs="+", default=[0, 1], help="loader processes, 0: this one")
+    add("--device", default="cpu", help="cpu, or a GPU's number")
     add("--passes", type=int, default=5)
     add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, in words")
     add("--out", type=Path, help="file for the report")
@@ -115,8 +127,12 @@ def main() -> None:
     cv2.setNumThreads(0)
     spec = open_data(options.data)
     labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
-    rows = [row for n in options.workers for row in measure(labels, options.img, options.batch, n, options.passes)]
-    about = f"{options.img} px, batch {options.batch}, {len(labels)} images; {options.about}; OpenCV {cv2.__version__}"
+    device = torch.device("cuda", int(options.device)) if options.device.isdecimal() else torch.device(options.device)
+    rows = [
+        row for n in options.workers for row in measure(labels, options.img, options.batch, n, options.passes, device)
+    ]
+    where = f"{options.about}; {describe(device)}; OpenCV {cv2.__version__}"
+    about = f"{options.img} px, batch {options.batch}, {len(labels)} images; {where}"
     lines = [
         f"# Loader: {about}, {date.today()}",
         "",

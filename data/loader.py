@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from multiprocessing.sharedctypes import RawValue
@@ -167,6 +167,7 @@ class Loader(Generic[S]):
         self.samples: Samples = samples
         self.sampler: S = sampler
         self._uploads: Uploads = Uploads(device)
+        self._draw: Callable[[Packed, Tensor], Tensor] = draw_batch
         self._ring: Ring | None = (
             Ring(workers * AHEAD + 2, sampler.largest, device) if workers and samples.pool is None else None
         )
@@ -187,6 +188,10 @@ class Loader(Generic[S]):
     @property
     def labels(self) -> Labels:
         return self.samples.planner.labels
+
+    def compile(self) -> None:
+        """Have torch compile what draws on the device, with the first batches. Pixels change by rounding."""
+        self._draw = torch.compile(draw_batch)
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -211,7 +216,7 @@ class Loader(Generic[S]):
 
     def _images(self, number: int, drawn: Drawn) -> Tensor:
         if isinstance(drawn.pixels, Packed) and self.samples.pool is not None:
-            return draw_batch(drawn.pixels.sent(self._uploads.send), self.samples.pool)
+            return self._draw(drawn.pixels.sent(self._uploads.send), self.samples.pool)
         if self._ring is not None:
             return self._uploads.send(self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number)
         return self._uploads.send(torch.as_tensor(drawn.pixels))

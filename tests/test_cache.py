@@ -23,6 +23,7 @@ from utils.distributed import World
 
 ALONE = World(torch.device("cpu"))
 GIB = 2**30
+WITHOUT_PASTES = Augmentation(**vars(EVERYTHING) | {"copy_paste": 0.0})  # which a device does not draw
 
 
 def opened(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
@@ -62,9 +63,8 @@ def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
     labels = write_data(tmp_path)
     images, _ = opened(labels, "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
-    strong = Augmentation(**vars(EVERYTHING) | {"copy_paste": 0.0})
     host, device = (
-        epochs_of(train_loader(labels, images=own, workers=workers, augmentation=strong), 3)
+        epochs_of(train_loader(labels, images=own, workers=workers, augmentation=WITHOUT_PASTES), 3)
         for own in (None, on_device)
     )
     for one, other in zip(host, device, strict=True):
@@ -75,6 +75,17 @@ def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
         assert away.float().mean() < 1.5  # of noise, whose every edge is as sharp as can be
         assert (away > 8).float().mean() < 0.03
     assert len(host) == 7
+
+
+def test_what_the_device_draws_with_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "ram")
+    on_device = DeviceImages(images, torch.device("cpu"))
+    loader = train_loader(labels, images=on_device, workers=0, augmentation=WITHOUT_PASTES)
+    plain = [batch.images for batch in epochs_of(loader, 1)]
+    monkeypatch.setattr(torch, "compile", lambda draw: lambda *given: 255 - draw(*given))
+    loader.compile()
+    assert all((255 - batch.images).equal(other) for batch, other in zip(epochs_of(loader, 1), plain, strict=True))
 
 
 def test_images_of_a_device_stay_there(tmp_path: Path) -> None:

@@ -412,13 +412,16 @@ def test_few_operators_draw_a_batch_of_any_size() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_draws_like_the_cpu() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_draws_like_the_cpu(compiled: bool) -> None:
     pool, locate = pool_of(PICTURES)
     packed, device = pack(all_kinds(), locate), torch.device("cuda", 0)
     there, pool_there = packed.sent(lambda part: part.to(device)), pool.to(device)
+    draw = torch.compile(draw_batch) if compiled else draw_batch
+    draw(there, pool_there)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        batch = draw_batch(there, pool_there)
+        batch = draw(there, pool_there)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     away = (batch.cpu().int() - draw_batch(packed, pool).int()).abs()
