@@ -101,6 +101,7 @@ from models.saved import fitting_detector, load_detector, transfer
 from utils import checkpoint
 from utils.aside import Aside
 from utils.autobatch import choose_batch, fill_state, memory_advice
+from utils.compiled import compile_model
 from utils.devices import (
     Later,
     choose_precision,
@@ -290,8 +291,11 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     set_training(model, frozen)
     replica.rehearse(torch.zeros(1, 3, 2 * stride, 2 * stride, dtype=widened(precision), device=world.device))
     if cfg.compile != "off":
-        replica.compile(cfg.compile)
-        train_loader.compile()
+        pixels = torch.zeros(batch_size // world.size, image_size, image_size, 3, dtype=torch.uint8)
+        like = to_device(pixels, world.device, model.dtype)
+        log.say(f"--compile {cfg.compile}: it takes a minute or more")
+        log.say(compile_model(model, cfg.compile, like, autocast, world))
+        train_loader.compile(log.say)
     decay = hyp.weight_decay * batch_size * schedule.accumulate / NOMINAL_BATCH
     optimizer = build_optimizer(model, cfg.optimizer, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)

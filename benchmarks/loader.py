@@ -68,7 +68,7 @@ def loaders(
         places["--cache device, compiled"] = there
     made = {name: build_train_loader(labels, images=images, **setting) for name, images in places.items()}
     if device.type == "cuda":
-        made["--cache device, compiled"].compile()
+        made["--cache device, compiled"].compile(print)
     else:
         made["--cache device"]._draw = nothing
     return made

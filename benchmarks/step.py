@@ -29,16 +29,28 @@ import torch
 
 from benchmarks.report import file_report
 from benchmarks.scaling import Setting, fixed_batches, train_through
-from utils.devices import describe, memory_gib, release_memory
+from models import Detector
+from utils.compiled import compile_model
+from utils.devices import choose_precision, describe, memory_gib, release_memory, widened
 from utils.distributed import World
+from utils.replica import Replica
+from val import to_device
 
 MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023, "yolov5l.yaml": 3236}  # at 640 px
 
 
 def images_per_second(setting: Setting, world: World, compiled: str) -> float:
-    """Of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, "" for none."""
+    """Of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, or off."""
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
-    train_through(batches, setting, world, change=lambda replica: replica.compile(compiled) if compiled else None)
+
+    def handed_over(replica: Replica[Detector]) -> None:
+        precision = choose_precision(setting.amp, world.device)
+        autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
+        pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
+        like = to_device(pixels, world.device, widened(precision))
+        print(compile_model(replica.model, compiled, like, autocast, world))
+
+    train_through(batches, setting, world, change=None if compiled == "off" else handed_over)
     return setting.batch / median(batches.seconds(setting.warmup))
 
 
@@ -53,7 +65,7 @@ def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandw
     megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
     share = f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}" if bandwidth else "- | -"
     return (
-        f"| {setting.cfg} | {setting.batch} | {setting.amp} | {setting.boxes} | {compiled or 'no'} | "
+        f"| {setting.cfg} | {setting.batch} | {setting.amp} | {setting.boxes} | {compiled} | "
         f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {peak:.2f} | {share} |"
     )
 
@@ -67,7 +79,7 @@ def main() -> None:
     add("--batch", type=int, nargs="+", default=[16])
     add("--amp", nargs="+", default=["auto"], help="auto, fp32, bf16, fp16")
     add("--boxes", type=int, nargs="+", default=[10], help="in an image")
-    add("--compile", nargs="+", default=[""], help="modes of torch.compile; '' for none")
+    add("--compile", nargs="+", default=["off"], help="modes of torch.compile, and off")
     add("--steps", type=int, default=10)
     add("--warmup", type=int, default=3)
     add("--rounds", type=int, default=3)

@@ -25,6 +25,7 @@ from data.draw import Drawer
 from data.draw_device import Packed, draw_batch, pack
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
+from utils.compiled import compiled
 from utils.devices import Uploads, page_lock
 from utils.opencv import cv2
 from utils.shared_memory import SharedBytes
@@ -167,7 +168,7 @@ class Loader(Generic[S]):
         self.samples: Samples = samples
         self.sampler: S = sampler
         self._uploads: Uploads = Uploads(device)
-        self._draw: Callable[[Packed, Tensor], Tensor] = draw_batch
+        self._draw: Callable[..., Tensor] = draw_batch
         self._ring: Ring | None = (
             Ring(workers * AHEAD + 2, sampler.largest, device) if workers and samples.pool is None else None
         )
@@ -189,9 +190,9 @@ class Loader(Generic[S]):
     def labels(self) -> Labels:
         return self.samples.planner.labels
 
-    def compile(self) -> None:
+    def compile(self, say: Callable[[str], None]) -> None:
         """Have torch compile what draws on the device, with the first batches. Pixels change by rounding."""
-        self._draw = torch.compile(draw_batch)
+        self._draw = compiled(draw_batch, say)
 
     def __len__(self) -> int:
         return len(self.sampler)

@@ -34,17 +34,6 @@ class Replica(Generic[Model]):
     def rehearse(self, images: Tensor) -> None:
         """Settle, before the first step, in which order gradients are exchanged. images: [1, 3, H, W], zeros."""
 
-    def compile(self, mode: str) -> None:
-        """Have torch compile the model in its first steps; what it cannot compile runs as before.
-
-        mode: torch.compile's: default, reduce-overhead (CUDA graphs) or max-autotune. For images of one shape.
-        Raises ValueError for several devices in one process.
-        """
-        if isinstance(self.module, DataParallel):
-            raise ValueError("--compile: DataParallel cannot; use a process for each GPU (--spawn) or one GPU")
-        torch._dynamo.config.suppress_errors = True
-        self.model.compile(mode=mode, dynamic=False)
-
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
         """The block of a forward and backward pass; `last`: of those whose gradients one optimizer step adds up."""
         return nullcontext()
