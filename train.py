@@ -351,7 +351,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         "hyp": hyp.as_dict(),
         "versions": {"torch": torch.__version__},
     }
-    aside = Aside()
+    aside = Aside("scoring detections")
     with (
         SavePoints(world, 0 if cfg.nosave else cfg.save_minutes, aside) as points,
         memory_advice(batch_size, image_size, world.device, world.size, stride),
@@ -371,14 +371,16 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                 course.plateau.update(course.epoch - 1, course.metrics["fitness"])
             pace, row = course.close(lambda losses: results_row(losses, result))
             log.results(course.rows, folder)
-            left = (time.perf_counter() - started) / max(course.epoch - first_epoch, 1) * (cfg.epochs - course.epoch)
-            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}, {timedelta(seconds=round(left))} left")
+            each = (time.perf_counter() - started) / max(course.epoch - first_epoch, 1)
+            left = timedelta(seconds=round(each * (cfg.epochs - course.epoch)))
+            known = f", {left} left" if course.epoch > first_epoch else ""  # not of one that an earlier life trained
+            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}{known}")
             keeper.settled()
 
         if course.open:
             aside.start(validate().judged, close_epoch)
             aside.settle()
-        if saved and (sentence := keeper.go_on()):
+        if saved and (sentence := keeper.go_on(done=course.over(cfg.epochs))):
             log.say(sentence)
         while not course.over(cfg.epochs):
             epoch = course.epoch

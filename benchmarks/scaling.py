@@ -387,7 +387,7 @@ def train_through(
     learner = Learner(replica, ema, optimizer, scaler, steps, world)
     course = Course(Plateau(0), LossTally(criterion.terms, world, widened(precision)))
     loader: Any = batches  # all that is asked of one
-    with SavePoints(world, 0, Aside()) as points:
+    with SavePoints(world, 0, Aside("nothing")) as points:
         keeper = Keeper(Path(), learner, course, points, {}, sparing=True, period=0)
         train_one_epoch(learner, loader, criterion, schedule, autocast, keeper, title="", watch=watch)
     if not np.isfinite(list(course.tally.means().values())).all():

@@ -31,7 +31,7 @@ from benchmarks.report import file_report
 from benchmarks.scaling import Setting, fixed_batches, train_through
 from models import Detector
 from utils.compiled import compile_model
-from utils.devices import choose_precision, describe, memory_gib, release_memory, widened
+from utils.devices import choose_precision, describe, release_memory, widened
 from utils.distributed import World
 from utils.replica import Replica
 from val import to_device
@@ -54,19 +54,13 @@ def images_per_second(setting: Setting, world: World, compiled: str) -> float:
     return setting.batch / median(batches.seconds(setting.warmup))
 
 
-def peak_gib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) / 2**30
-    return memory_gib(device)
-
-
 def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandwidth: float) -> str:
     speed = median(speeds)
     megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
     share = f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}" if bandwidth else "- | -"
     return (
         f"| {setting.cfg} | {setting.batch} | {setting.amp} | {setting.boxes} | {compiled} | "
-        f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {peak:.2f} | {share} |"
+        f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {f'{peak:.2f}' if peak else '-'} | {share} |"
     )
 
 
@@ -101,10 +95,12 @@ def main() -> None:
     for _ in range(options.rounds):
         for number, (setting, compiled) in enumerate(rows):
             release_memory(device)
+            torch._dynamo.reset()  # it compiles no more than some eight shapes, and then runs them as they are
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             speeds[number].append(images_per_second(setting, world, compiled))
-            peaks[number] = max(peaks[number], peak_gib(device))
+            if device.type == "cuda":
+                peaks[number] = max(peaks[number], torch.cuda.max_memory_reserved(device) / 2**30)
     lines = [
         f"# Step: {options.img} px; {options.about}; {describe(device)}; torch {torch.__version__}, {date.today()}",
         "",

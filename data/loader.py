@@ -1,12 +1,15 @@
 """Batches of samples, from files to tensors."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -146,9 +149,17 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
     if hasattr(signal, "SIGUSR1"):  # the other word for a machine that is about to be taken away
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.excepthook = quiet_about_parent
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """End this process when its parent has ended, however: it may have been killed.
+
+    Linux can send a signal then, but to children of the fork server (Python 3.14's way) only when that one ends.
+    """
+    parent.join()
+    os._exit(1)
 
 
 def quiet_about_parent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

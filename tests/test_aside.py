@@ -1,14 +1,20 @@
 """Work aside: its result is taken in where it is settled, once, in the thread that settles it."""
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from utils.aside import Aside
+from utils.terminal import FaultError
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_result_is_taken_in_once_and_here():
-    aside, taken, go_on = Aside(), [], threading.Event()
+    aside, taken, go_on = Aside("adding"), [], threading.Event()
     assert not aside.busy
     aside.settle()  # there is nothing
 
@@ -29,7 +35,7 @@ def test_a_result_is_taken_in_once_and_here():
 
 
 def test_new_work_begins_when_the_old_is_settled():
-    aside, taken = Aside(), []
+    aside, taken = Aside("adding"), []
     for number in range(3):
         aside.start(lambda number=number: number, taken.append)
         assert taken == list(range(number))
@@ -38,9 +44,30 @@ def test_new_work_begins_when_the_old_is_settled():
 
 
 def test_errors_come_where_it_is_settled():
-    aside = Aside()
+    aside = Aside("adding")
     aside.start(lambda: 1 // 0, lambda _: None)
     with pytest.raises(ZeroDivisionError):
         aside.settle()
     assert not aside.busy
     aside.settle()
+
+
+def test_want_of_memory_names_the_work():
+    def work() -> None:
+        raise MemoryError
+
+    aside = Aside("scoring detections")
+    aside.start(work, lambda _: None)
+    with pytest.raises(FaultError, match=r"^out of memory \(of this machine, not of a GPU\): scoring detections$"):
+        aside.settle()
+
+
+def test_a_process_that_ends_does_not_wait_for_it():
+    script = """
+import time
+from utils.aside import Aside
+Aside("sleeping").start(lambda: time.sleep(60), print)
+raise KeyboardInterrupt
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    assert ended.stderr.endswith(b"KeyboardInterrupt\n")

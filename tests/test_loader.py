@@ -282,6 +282,7 @@ def test_samples_travel_light() -> None:
 # ---------------------------------------------------------------------- processes
 
 PROGRAM = """
+import multiprocessing
 import sys
 from pathlib import Path
 from tests.test_loader import train_loader, write_data
@@ -289,7 +290,7 @@ from tests.test_loader import train_loader, write_data
 def main(ending):
     loader = train_loader(write_data(Path(sys.argv[1])), workers=2)
     batches = iter(loader)
-    next(batches)
+    next(batches), next(batches)  # one from each
     print(*[worker.pid for worker in loader._loader._iterator._workers], flush=True)
     if ending == "raise":
         raise RuntimeError("something else")
@@ -297,16 +298,21 @@ def main(ending):
         sys.stdin.read()
     return batches
 
+multiprocessing.set_start_method(sys.argv[3])
 kept = main(sys.argv[2])
 """
 
 
-def start(folder: Path, ending: str) -> tuple[subprocess.Popen[str], list[int]]:
+def start(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
     """A program with two loader processes, and their numbers."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     root = Path(__file__).parents[1]
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), ending], cwd=root, text=True, start_new_session=True, **pipes
+        [sys.executable, "-c", PROGRAM, str(folder), ending, method],
+        cwd=root,
+        text=True,
+        start_new_session=True,
+        **pipes,
     )
     assert program.stdout is not None
     return program, [int(number) for number in program.stdout.readline().split()]
@@ -340,8 +346,9 @@ def test_a_program_that_ends_with_its_loader_alive_ends(tmp_path: Path, ending: 
 
 
 @linux
-def test_workers_outlive_signals_but_not_their_parent(tmp_path: Path) -> None:
-    program, workers = start(tmp_path, "wait")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # Python 3.14's default is the latter
+def test_workers_outlive_signals_but_not_their_parent(tmp_path: Path, method: str) -> None:
+    program, workers = start(tmp_path, "wait", method)
     for number in workers:
         os.kill(number, signal.SIGTERM)
         os.kill(number, signal.SIGINT)

@@ -400,12 +400,14 @@ def test_another_batch_size_in_the_midst_of_an_epoch(live, tmp_path):
     assert decays[0] == decays[1] == {0.0, 0.0005}  # 4 x 2 and 2 x 4 images to a step
 
 
-@pytest.mark.parametrize("lost", ["best.pt", "of another epoch"])
+@pytest.mark.parametrize("lost", ["best.pt", "of another epoch", "damaged"])
 def test_a_best_checkpoint_that_is_not_there_is_sought_anew(live, tmp_path, lost):
     assert live(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
     best = tmp_path / "exp" / "weights" / "best.pt"
     if lost == "best.pt":
         best.unlink()
+    elif lost == "damaged":
+        best.write_bytes(best.read_bytes()[:1000])
     else:
         checkpoint.save(best, checkpoint.load(best) | {"epoch": 99})
     assert live(1, "exp", "--epochs", "4") == [0]
@@ -413,6 +415,15 @@ def test_a_best_checkpoint_that_is_not_there_is_sought_anew(live, tmp_path, lost
     assert re.search(r"best\.pt is not of epoch \d, the best so far: the best is sought anew from here\n", said)
     assert 2 <= checkpoint.load(best)["epoch"] <= 4
     assert (tmp_path / "exp" / "metrics.json").exists()
+
+
+def test_a_run_without_saves_that_is_ended_early_has_a_best_checkpoint(live, tmp_path):
+    rare = ("--nosave", "--save-minutes", "0")
+    assert live(1, "exp", "--epochs", "4", *rare, at="0 before a step 6", by="SIGTERM") == [143]
+    behind = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"]
+    assert behind in (1, 2, 3)
+    assert live(1, "exp", "--epochs", str(behind), *rare) == [0]
+    assert checkpoint.load(tmp_path / "exp" / "weights" / "best.pt")["epoch"] == behind
 
 
 def test_fewer_images_than_before(live, data, tmp_path):

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,25 +102,30 @@ class Keeper:
             self._keep_best()
         self._at_end = None
 
-    def go_on(self) -> str:
-        """Have best.pt be what a resumed course says of it; a sentence if that cannot be.
+    def go_on(self, *, done: bool) -> str:
+        """Have best.pt be what a resumed course says of it; a sentence if that cannot be. done: no epoch will follow.
 
         A run's folder may have lost it, or have one of a later epoch than the checkpoint that was named.
         """
         at, best = self.course, self.course.plateau.best_epoch
-        if self._is_best():
+        if self._is_best() or (done and self.sparing):
             if self.world.is_main:
                 self._keep_best()
             return ""
         if self.sparing or best is None:
             return ""
-        known = checkpoint.load(self.best)["epoch"] if self.world.is_main and self.best.exists() else 0
-        if self.world.share(known) == best + 1:
+        if self.world.share(self._epoch_of_best() if self.world.is_main else 0) == best + 1:
             return ""
         at.plateau.forget()
         if self.world.is_main and self._is_best():
             self._keep_best()
         return f"{self.best} is not of epoch {best + 1}, the best so far: the best is sought anew from here"
+
+    def _epoch_of_best(self) -> int:
+        """Counted from 1; 0 if best.pt is lost, or holds something else."""
+        with suppress(ValueError, OSError):
+            return int(checkpoint.load(self.best).get("epoch", 0))
+        return 0
 
     def _is_best(self) -> bool:
         """Whether the last epoch is the best so far, and its weights are still there."""
