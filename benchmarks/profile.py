@@ -5,15 +5,17 @@ Claim: none; this is to look with. Results of a look are in LOG.md.
     python benchmarks/profile.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp bf16
     python benchmarks/profile.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 --trace trace.json
 
-train.py's own `train_one_epoch` on one batch that lies on the device, `--steps` times after a warm-up, under torch's
-profiler; `--trace` is for chrome://tracing. Parts: forward, loss, backward, optimizer (with clipping, averages and the
-check for finite numbers), and the rest, which is the loop itself.
+train.py's own `train_one_epoch` on one batch that lies on the device, `--steps` times after a warm-up, twice. First
+parts are clocked, each begun and ended with nothing left to do for the device: forward, loss, backward, optimizer (with
+clipping, averages and the check for finite numbers), and the rest, which is the loop itself. Then torch's profiler
+notes operations, on a GPU by the time of the kernels that each starts; `--trace` is for chrome://tracing.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,11 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.pop(1)  # this folder, whose profile.py would hide Python's
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from benchmarks.scaling import Setting, fixed_batches, train_through
+from data.loader import Batch
 from models import Detector
 from models.losses import AnchorLoss
+from utils.devices import wait_for
 from utils.distributed import World
 from utils.run_state import Learner
 
@@ -35,27 +40,51 @@ BACKWARD = (torch.Tensor, "backward")
 
 
 @contextmanager
-def labelled() -> Iterator[None]:
-    """The parts of a step have names for the profiler."""
+def clocked(device: torch.device) -> Iterator[dict[str, float]]:
+    """Adds up the seconds of each part of a step."""
+    seconds: dict[str, float] = dict.fromkeys([*PARTS, "backward"], 0.0)
 
-    def named(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with record_function(f"part: {name}"):
-                return real(*args, **kwargs)
+            wait_for(device)
+            started = time.perf_counter()
+            result = real(*args, **kwargs)
+            wait_for(device)
+            seconds[name] += time.perf_counter() - started
+            return result
 
         return call
 
-    patches = [
-        patch.object(owner, method, named(name, getattr(owner, method)))
-        for name, (owner, method) in {**PARTS, "backward": BACKWARD}.items()
-    ]
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in patches:
-            each.stop()
+    with ExitStack() as patches:
+        for name, (owner, method) in {**PARTS, "backward": BACKWARD}.items():
+            patches.enter_context(patch.object(owner, method, timed(name, getattr(owner, method))))
+        yield seconds
+
+
+def parts(setting: Setting, world: World) -> dict[str, float]:
+    """Milliseconds of each part of a step, the rest of it and all of it."""
+    batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
+    with clocked(world.device) as seconds:
+
+        def watch(number: int, _: Batch) -> None:
+            if number == setting.warmup:
+                seconds.update(dict.fromkeys(seconds, 0.0))
+
+        train_through(batches, setting, world, watch=watch)
+    together = sum(batches.seconds(setting.warmup))
+    found = {**seconds, "rest": together - sum(seconds.values()), "together": together}
+    return {name: 1000 * value / setting.steps for name, value in found.items()}
+
+
+def profiled(setting: Setting, world: World) -> profile:
+    """What torch's profiler has noted of the steps after the warm-up."""
+    on_gpu = world.device.type == "cuda"
+    plan = schedule(wait=0, warmup=setting.warmup, active=setting.steps)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities, schedule=plan, record_shapes=True) as found:
+        batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
+        train_through(batches, setting, world, watch=lambda number, _: found.step() if number else None)
+    return found
 
 
 def main() -> None:
@@ -75,23 +104,15 @@ def main() -> None:
     device = torch.device("cuda", int(options.device)) if options.device.isdecimal() else torch.device(options.device)
     names = ("cfg", "img", "batch", "amp", "boxes", "steps")
     setting, world = Setting(**{name: getattr(options, name) for name in names}), World(device)
-    train_through(fixed_batches(setting, world, 3, seed=0), setting, world)
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with labelled(), profile(activities=activities, record_shapes=True) as found:
-        train_through(fixed_batches(setting, world, setting.steps, seed=0), setting, world)
 
     print(f"{options.cfg}, {options.img} px, batch {options.batch}, {options.boxes} boxes; ms a step\n")
-    rows = found.key_averages()
-    total = 0.0
-    for event in sorted((e for e in rows if e.key.startswith("part: ")), key=lambda e: -e.cpu_time_total):
-        own = event.device_time_total if on_gpu else event.cpu_time_total
-        total += own
-        print(f"{event.key.removeprefix('part: '):>12} {own / setting.steps / 1000:9.2f}")
-    print(f"{'together':>12} {total / setting.steps / 1000:9.2f}\n")
-    by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    shaped = found.key_averages(group_by_input_shape=True)
-    operations = [e for e in shaped if not e.key.startswith("part: ")]
+    for name, milliseconds in parts(setting, world).items():
+        print(f"{name:>12} {milliseconds:9.2f}")
+    print()
+    found = profiled(setting, world)
+    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    rows = [row for row in found.key_averages(group_by_input_shape=True) if row.device_type == DeviceType.CPU]
+    operations = [row for row in rows if not row.key.startswith("ProfilerStep")]
     for event in sorted(operations, key=lambda e: -getattr(e, by))[: options.rows]:
         shapes = str([shape for shape in event.input_shapes if shape])[:80]
         own = getattr(event, by) / setting.steps / 1000
