@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 TOLERANCE = {"fp32": 1e-4, "fp64": 1e-9}
-SHORT = "--epochs 3 --batch 6 --sync-bn --amp fp64 --noplots --nosave --noval"
+SHORT = "--epochs 2 --batch 6 --sync-bn --amp fp64 --noplots --nosave --noval"
 RUNS = {
     # Of 12 images: every other epoch begins with what the one before it has left over.
     "fp64": "--epochs 20 --batch 8 --sync-bn --amp fp64 --noplots --nosave --noval",
@@ -194,7 +194,7 @@ def test_two_processes_are_one_in_every_way_to_train(folder, alone, two, run):
 
 
 def test_a_sharded_run_is_resumed(folder, alone, two):
-    """Its second and third epochs, from whole states in a checkpoint."""
+    """Its second epoch, from whole states in a checkpoint."""
     assert two["sharded, resumed"][0] == two["sharded, kept"][0]
     assert max(apart(alone("sharded"), folder / "2" / "sharded, kept").values()) < TOLERANCE["fp64"]
 
