@@ -371,10 +371,11 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                 course.plateau.update(course.epoch - 1, course.metrics["fitness"])
             pace, row = course.close(lambda losses: results_row(losses, result))
             log.results(course.rows, folder)
-            each = (time.perf_counter() - started) / max(course.epoch - first_epoch, 1)
-            left = timedelta(seconds=round(each * (cfg.epochs - course.epoch)))
-            known = f", {left} left" if course.epoch > first_epoch else ""  # not of one that an earlier life trained
-            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}{known}")
+            left = ""  # not known after an epoch that an earlier life trained
+            if trained := course.epoch - first_epoch:
+                each = (time.perf_counter() - started) / trained
+                left = f", {timedelta(seconds=round(each * (cfg.epochs - course.epoch)))} left"
+            log.say(f"{epoch_line(row, cfg.epochs)}  {pace}{left}")
             keeper.settled()
 
         if course.open:

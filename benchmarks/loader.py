@@ -35,8 +35,9 @@ from data.labels import Labels
 from data.sampler import TrainSampler
 from data.splits import open_data, read_split
 from utils.config import Hyp
-from utils.devices import describe, wait_for
+from utils.devices import describe, pick_devices, wait_for
 from utils.distributed import World
+from utils.launch import Place
 
 YOLOV5_UNCACHED = 76.0  # images a second and core, mosaics of 640 px
 CPU = torch.device("cpu")
@@ -63,16 +64,14 @@ def loaders(
     cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))["train"]
     if not isinstance(cached, CachedImages):
         raise SystemExit("the images do not fit into the memory")
-    there = DeviceImages(cached, device)
-    places = {"from files": None, "--cache ram": cached, "--cache device": there}
-    if device.type == "cuda":
-        places["--cache device, compiled"] = there
+    there, on_gpu = DeviceImages(cached, device), device.type == "cuda"
+    drawn = ["--cache device", "--cache device, compiled"] if on_gpu else [f"--cache device{PLANNED}"]
+    places = {"from files": None, "--cache ram": cached, **dict.fromkeys(drawn, there)}
     made = {name: build_train_loader(labels, images=images, **setting) for name, images in places.items()}
-    if device.type == "cuda":
-        made["--cache device, compiled"].compile(print)
+    if on_gpu:
+        made[drawn[-1]].compile(print)
     else:
-        made[f"--cache device{PLANNED}"] = made.pop("--cache device")
-        made[f"--cache device{PLANNED}"]._draw = nothing
+        made[drawn[-1]]._draw = nothing
     return made
 
 
@@ -130,7 +129,7 @@ def main() -> None:
     cv2.setNumThreads(0)
     spec = open_data(options.data)
     labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
-    device = torch.device("cuda", int(options.device)) if options.device.isdecimal() else torch.device(options.device)
+    (device,) = pick_devices(options.device, Place())
     rows = [
         row for n in options.workers for row in measure(labels, options.img, options.batch, n, options.passes, device)
     ]

@@ -31,8 +31,9 @@ from benchmarks.scaling import Setting, fixed_batches, train_through
 from data.loader import Batch
 from models import Detector
 from models.losses import AnchorLoss
-from utils.devices import wait_for
+from utils.devices import pick_devices, wait_for
 from utils.distributed import World
+from utils.launch import Place
 from utils.run_state import Learner
 
 PARTS = {"forward": (Detector, "forward"), "loss": (AnchorLoss, "forward"), "optimizer": (Learner, "step")}
@@ -101,7 +102,7 @@ def main() -> None:
     add("--trace", type=Path, help="file for chrome://tracing")
     options = parser.parse_args()
 
-    device = torch.device("cuda", int(options.device)) if options.device.isdecimal() else torch.device(options.device)
+    (device,) = pick_devices(options.device, Place())
     names = ("cfg", "img", "batch", "amp", "boxes", "steps")
     setting, world = Setting(**{name: getattr(options, name) for name in names}), World(device)
 

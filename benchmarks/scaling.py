@@ -59,6 +59,7 @@ from models import build_model
 from models.losses import AnchorLoss
 from train import build_replica, train_one_epoch
 from utils.aside import Aside
+from utils.compiled import compile_model
 from utils.config import Hyp
 from utils.devices import choose_precision, describe, loader_workers, wait_for, widened
 from utils.distributed import World, together
@@ -75,6 +76,7 @@ from utils.run_state import Course, Learner, LossTally
 from utils.save_points import SavePoints
 from utils.sync_bn import synchronize_batch_norm
 from utils.terminal import end
+from val import to_device
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CLASSES = 80
@@ -361,8 +363,9 @@ def train_through(
     group: int = 1,
     change: Callable[[Any], None] | None = None,
     watch: Callable[[int, Batch], None] | None = None,
+    compiled: str = "off",
 ) -> None:
-    """Train a new model through `batches` as train.py does.
+    """Train a new model through `batches` as train.py does. compiled: torch.compile's mode, or off.
 
     Raises ValueError if the losses do not stay finite: what is timed then is no training.
     """
@@ -382,6 +385,9 @@ def train_through(
     optimizer = build_optimizer(model, "SGD", lr=LEARNING_RATE, momentum=hyp.momentum, weight_decay=hyp.weight_decay)
     criterion = AnchorLoss(model.anchors_px, model.strides, model.num_classes).to(widened(precision))
     autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
+    if compiled != "off":
+        pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
+        print(compile_model(model, compiled, to_device(pixels, world.device, model.dtype), autocast, world))
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
     steps = FiniteSteps(optimizer, running_statistics(model), world.device)
     learner = Learner(replica, ema, optimizer, scaler, steps, world)

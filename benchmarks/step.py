@@ -29,12 +29,9 @@ import torch
 
 from benchmarks.report import file_report
 from benchmarks.scaling import Setting, fixed_batches, train_through
-from models import Detector
-from utils.compiled import compile_model
-from utils.devices import choose_precision, describe, release_memory, widened
+from utils.devices import describe, pick_devices, release_memory
 from utils.distributed import World
-from utils.replica import Replica
-from val import to_device
+from utils.launch import Place
 
 MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023, "yolov5l.yaml": 3236}  # at 640 px
 
@@ -42,15 +39,7 @@ MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023,
 def images_per_second(setting: Setting, world: World, compiled: str) -> float:
     """Of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, or off."""
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
-
-    def handed_over(replica: Replica[Detector]) -> None:
-        precision = choose_precision(setting.amp, world.device)
-        autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
-        pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
-        like = to_device(pixels, world.device, widened(precision))
-        print(compile_model(replica.model, compiled, like, autocast, world))
-
-    train_through(batches, setting, world, change=None if compiled == "off" else handed_over)
+    train_through(batches, setting, world, compiled=compiled)
     return setting.batch / median(batches.seconds(setting.warmup))
 
 
@@ -82,7 +71,7 @@ def main() -> None:
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 
-    device = torch.device("cuda", int(options.device)) if options.device.isdecimal() else torch.device(options.device)
+    (device,) = pick_devices(options.device, Place())
     world, common = World(device), Setting(img=options.img, steps=options.steps, warmup=options.warmup)
     rows = [
         (replace(common, cfg=cfg, batch=batch, amp=amp, boxes=boxes), compiled)

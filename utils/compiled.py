@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from utils.distributed import World
 from utils.printable import one_line
+from utils.replica import buffers_kept
 
 
 def compile_model(model: nn.Module, mode: str, images: Tensor, autocast: torch.autocast, world: World) -> str:
@@ -19,18 +20,16 @@ def compile_model(model: nn.Module, mode: str, images: Tensor, autocast: torch.a
     """
     if world.devices:
         raise ValueError("--compile: DataParallel cannot; use a process for each GPU (--spawn) or one GPU")
-    started, kept = time.perf_counter(), [buffer.clone() for buffer in model.buffers()]
+    started, failure = time.perf_counter(), ""
     model.compile(mode=mode, dynamic=False)
-    failure = ""
-    try:
-        with autocast:
-            maps = model(images)
-        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        torch.autograd.grad(sum(level.sum() for level in maps), learning)  # tells no hook, such as DDP's
-    except Exception as error:  # of any kind: Python, Triton and C++ compilers have a part in it
-        failure = f"{type(error).__name__}: {one_line(error)}"
-    for buffer, value in zip(model.buffers(), kept, strict=True):
-        buffer.copy_(value)
+    with buffers_kept(model):
+        try:
+            with autocast:
+                maps = model(images)
+            learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            torch.autograd.grad(sum(level.sum() for level in maps), learning)  # tells no hook, such as DDP's
+        except Exception as error:  # of any kind: Python, Triton and C++ compilers have a part in it
+            failure = _in_words(error)
     if failures := list(filter(None, world.exchange(failure))):
         model._compiled_call_impl = None  # as torch has it before
         return f"--compile {mode}: torch cannot compile the model, which runs as before ({failures[0]})"
@@ -47,8 +46,12 @@ def compiled(function: Callable[..., Tensor], say: Callable[[str], None]) -> Cal
             try:
                 return faster(*given)
             except Exception as error:
-                say(f"--compile: torch cannot compile {function.__name__} ({type(error).__name__}: {one_line(error)})")
+                say(f"--compile: torch cannot compile {function.__name__} ({_in_words(error)})")
                 faster = None
         return function(*given)
 
     return call
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"

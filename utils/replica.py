@@ -4,8 +4,8 @@ One interface for all of them, so that the training step knows no modes.
 """
 
 import inspect
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -88,15 +88,22 @@ class DistributedReplica(Replica[Model]):
         and three and more processes then add them up in another order: without this the first step after a restart
         would have other last bits than it has in a run that goes through.
         """
-        kept = [buffer.clone() for buffer in self.model.buffers()]
-        for _ in range(2):
-            sum(level.sum() for level in self(images)).backward()
+        with buffers_kept(self.model):
+            for _ in range(2):
+                sum(level.sum() for level in self(images)).backward()
         self.model.zero_grad(set_to_none=True)
-        for buffer, value in zip(self.model.buffers(), kept, strict=True):
-            buffer.copy_(value)
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.wrapped.no_sync()
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """A block whose forward passes leave no trace in a model's buffers, such as BatchNorm's statistics."""
+    kept = [buffer.clone() for buffer in model.buffers()]
+    yield
+    for buffer, value in zip(model.buffers(), kept, strict=True):
+        buffer.copy_(value)
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
