@@ -99,6 +99,16 @@ def test_images_of_a_device_stay_there(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(on_device)).locate(1) == (first, height, width)  # noqa: S301
 
 
+def test_a_file_that_was_not_written_to_its_end_is_made_anew(tmp_path: Path) -> None:
+    """Its name and its size are right, but a machine lost its power: zeros where the mark should be."""
+    labels = write_data(tmp_path)
+    images, _ = opened(labels, "disk", tmp_path / "cache")
+    whole, file = images(1).copy(), Path(images.path)
+    del images
+    file.write_bytes(bytes(file.stat().st_size))
+    assert (opened(labels, "disk", tmp_path / "cache")[0](1) == whole).all()
+
+
 def test_without_a_gpu_the_host_draws(tmp_path: Path) -> None:
     images, said = opened(write_data(tmp_path), "device")
     assert isinstance(images, CachedImages)

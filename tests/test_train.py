@@ -19,6 +19,7 @@ import val
 from utils import checkpoint
 from utils.aside import Aside
 from utils.distributed import World
+from utils.keeper import Keeper
 from utils.terminal import stops_with_a_sentence
 
 ROOT = Path(__file__).parents[1]
@@ -270,7 +271,11 @@ def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model
 @pytest.mark.parametrize("taken_in", ["between steps", "after the epoch"])
 def test_a_validation_is_judged_while_the_next_epoch_trains(start, monkeypatch, taken_in):
     """It changes nothing but when it is known."""
+    real_keep, kept = Keeper._keep_best, []
+    monkeypatch.setattr(Keeper, "_keep_best", lambda self: (kept.append(self.course.epoch), real_keep(self)))
     _, plain = start("--epochs", "4", name="plain")
+    best_so_far = kept.copy()
+    kept.clear()
     if taken_in == "after the epoch":
         monkeypatch.setattr(Aside, "busy", True)
     real_step, real_judged, steps, passed = train.Learner.step, val.Found.judged, [], []
@@ -287,6 +292,8 @@ def test_a_validation_is_judged_while_the_next_epoch_trains(start, monkeypatch, 
     _, late = start("--epochs", "4", name="late")
     assert [number > 0 for number in passed] == [True] * 3 + [False] * 2  # the last epoch, and best.pt
     assert without_time(late) == without_time(plain)
+    assert kept == best_so_far
+    assert kept[0] == 1  # the first one is always the best so far
     for file, parts in (("best.pt", ("model", "epoch", "metrics")), ("last.pt", ("ema", "best", "metrics", "open"))):
         ours, theirs = (checkpoint.load(folder / "weights" / file) for folder in (late, plain))
         assert all(same(ours[part], theirs[part]) for part in parts)
