@@ -24,19 +24,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.pop(1)  # this folder, whose profile.py would hide Python's
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
-from conftest import draw_tiny_data
-from launching import TORCHRUN, Job, launched, small, until
-from test_failures import ours
 
+from tests.conftest import draw_tiny_data
+from tests.support.launching import TORCHRUN, Job, launched, small, until
+from tests.test_failures import ours
+from utils.files.writers import write_text
 from utils.flags import FlagParser
-from utils.log import write_text
-from utils.terminal import end
+from utils.terminal import run_and_exit
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = str(ROOT / "tests" / "launching.py")
+SCRIPT = str(ROOT / "tests" / "support" / "launching.py")
 FAULTS = {
     "a rank raises": "rank_1_raises",
     "rank 0 is killed": "rank_0_is_killed",
@@ -65,7 +64,7 @@ def faults(processes: int, root: Path) -> Iterator[Row]:
     for what, fault in FAULTS.items():
         folder = root / f"{fault}-{processes}"
         stamp = folder / "stamp"
-        variables = {"KESTREL_FAULT": f"test_failures:{fault}", "KESTREL_STAMP": str(stamp)}
+        variables = {"KESTREL_FAULT": f"tests.test_failures:{fault}", "KESTREL_STAMP": str(stamp)}
         command = [*torchrun(processes, folder), "--epochs", "1000"]
         with launched(command, folder, **variables) as job:
             until(stamp.exists, 120, what)
@@ -76,7 +75,7 @@ def interrupted(processes: int, root: Path) -> Row:
     """Ctrl-C, once each process has two loaders."""
     folder = root / f"interrupted-{processes}"
     more = ["--epochs", "1000", "--workers", "2", "--batch", str(2 * processes)]
-    with launched([*torchrun(processes, folder), *more], folder, KESTREL_FAULT="test_failures:many_cores") as job:
+    with launched([*torchrun(processes, folder), *more], folder, KESTREL_FAULT="tests.test_failures:many_cores") as job:
         until((folder / "exp" / "weights" / "last.pt").exists, 120, "the first checkpoint")
         os.killpg(job.process.pid, signal.SIGINT)
         return ended(job, "Ctrl-C", processes)
@@ -86,7 +85,7 @@ def restarted(number: int, root: Path) -> bool:
     """Whether a run whose rank 1 is killed in its second epoch goes on in its folder and ends well."""
     folder = root / f"restarted-{number}"
     command = [*torchrun(2, folder, "--max-restarts", "3"), "--epochs", "4"]
-    with launched(command, folder, KESTREL_FAULT="test_restart:dies_once") as job:
+    with launched(command, folder, KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once") as job:
         code, runs = job.end(300), [path.name for path in folder.glob("exp*")]
         rows = (folder / "exp" / "results.csv").read_text().splitlines()[1:]
         return (code, runs, len(rows)) == (0, ["exp"], 4) and "going on with" in job.out
@@ -123,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    end(main)
+    run_and_exit(main)

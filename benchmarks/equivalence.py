@@ -32,20 +32,22 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.pop(1)  # this folder, whose profile.py would hide Python's
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
-from processes import FAULTS
 from torch import Tensor
 
 import train
-from data import shapes
-from utils.distributed import World, together
-from utils.ema import EMA
+import utils.training.state
+from data.shapes.generate import generate
+from models import Detector
+from tests.support.processes import FAULTS
+from utils.distributed.launch import Launch
+from utils.distributed.session import distributed_session
+from utils.distributed.world import World
+from utils.files.writers import write_text
 from utils.flags import FlagParser
-from utils.launch import Launch
-from utils.log import write_text
-from utils.terminal import end
+from utils.terminal import run_and_exit
+from utils.training.ema import EMA
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN_STEPS = (1, 5, 10)  # and the last
@@ -97,7 +99,7 @@ def runs_of(processes: int) -> list[Run]:
 
 def run_here(options: argparse.Namespace, folder: Path) -> None:
     """All runs of this launch; rank 0 leaves their records in the folder."""
-    with together() as connect:
+    with distributed_session() as connect:
         world = connect(Launch(device="cpu"))
         for run in runs_of(world.size):
             record = train_recorded(run, options, folder, world)
@@ -126,16 +128,16 @@ def train_recorded(run: Run, options: argparse.Namespace, folder: Path, world: W
 @contextmanager
 def nudge() -> Iterator[None]:
     """Change the weights that a training begins with by about the smallest share that they can change by."""
-    real = train.build_replica
+    real = utils.training.state.build_replica
 
-    def build(model: train.Detector, *arguments: Any, **keywords: Any) -> Any:
+    def build(model: Detector, *arguments: Any, **keywords: Any) -> Any:
         random = torch.Generator().manual_seed(1)
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
             parameter.data.mul_(1 + noise * torch.finfo(parameter.dtype).eps)
         return real(model, *arguments, **keywords)
 
-    with mock.patch.object(train, "build_replica", build):
+    with mock.patch.object(utils.training.state, "build_replica", build):
         yield
 
 
@@ -272,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if not options.data:
-            root = shapes.generate(folder / "shapes", train=2 * options.batch, val=8, size=max(options.img, 64))
+            root = generate(folder / "shapes", train=2 * options.batch, val=8, size=max(options.img, 64))
             options.data = str(root / "shapes.yaml")
         learn(options, folder)
         for number in sorted({1, *options.processes}):
@@ -285,4 +287,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    end(main)
+    run_and_exit(main)

@@ -1,4 +1,4 @@
-"""Claim: the evaluator of utils/metrics.py gives the twelve numbers of pycocotools, to 1e-9, at least 20 times faster.
+"""Claim: the evaluator of utils/metrics/ gives the twelve numbers of pycocotools, to 1e-9, at least 20 times faster.
 
     OMP_NUM_THREADS=1 python benchmarks/evaluator.py [--quick] [--repeats 3] [--seed 0]
 
@@ -32,7 +32,8 @@ import numpy as np  # noqa: E402
 from pycocotools.coco import COCO  # noqa: E402
 from pycocotools.cocoeval import COCOeval  # noqa: E402
 
-from utils.metrics import Detections, GroundTruth, evaluate_boxes  # noqa: E402
+from utils.metrics.coco import evaluate_boxes  # noqa: E402
+from utils.metrics.records import Detections, GroundTruth  # noqa: E402
 
 NUM_CLASSES = 80
 DETECTIONS_PER_IMAGE = 100

@@ -34,10 +34,10 @@ from data.cache import CachedImages, DeviceImages, open_images
 from data.labels import Labels
 from data.sampler import TrainSampler
 from data.splits import open_data, read_split
-from utils.config import Hyp
-from utils.devices import describe, pick_devices, wait_for
-from utils.distributed import World
-from utils.launch import Place
+from utils.distributed.devices import describe, pick_devices, wait_for
+from utils.distributed.launch import RankInfo
+from utils.distributed.world import World
+from utils.training.hyperparameters import Hyp
 
 YOLOV5_UNCACHED = 76.0  # images a second and core, mosaics of 640 px
 CPU = torch.device("cpu")
@@ -129,7 +129,7 @@ def main() -> None:
     cv2.setNumThreads(0)
     spec = open_data(options.data)
     labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
-    (device,) = pick_devices(options.device, Place())
+    (device,) = pick_devices(options.device, RankInfo())
     rows = [
         row for n in options.workers for row in measure(labels, options.img, options.batch, n, options.passes, device)
     ]

@@ -28,15 +28,14 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from benchmarks.scaling import Setting, fixed_batches, train_through
-from data.loader import Batch
 from models import Detector
-from models.losses import AnchorLoss
-from utils.devices import pick_devices, wait_for
-from utils.distributed import World
-from utils.launch import Place
-from utils.run_state import Learner
+from models.losses.anchor_based import AnchorBasedLoss
+from utils.distributed.devices import pick_devices, wait_for
+from utils.distributed.launch import RankInfo
+from utils.distributed.world import World
+from utils.training.state import TrainState
 
-PARTS = {"forward": (Detector, "forward"), "loss": (AnchorLoss, "forward"), "optimizer": (Learner, "step")}
+PARTS = {"forward": (Detector, "forward"), "loss": (AnchorBasedLoss, "forward"), "optimizer": (TrainState, "step")}
 BACKWARD = (torch.Tensor, "backward")
 
 
@@ -67,13 +66,13 @@ def parts(setting: Setting, world: World) -> dict[str, float]:
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
     with clocked(world.device) as seconds:
 
-        def watch(number: int, _: Batch) -> None:
+        def watch(number: int) -> None:
             if number == setting.warmup:
                 seconds.update(dict.fromkeys(seconds, 0.0))
 
         train_through(batches, setting, world, watch=watch)
-    together = sum(batches.seconds(setting.warmup))
-    found = {**seconds, "rest": together - sum(seconds.values()), "together": together}
+    distributed_session = sum(batches.seconds(setting.warmup))
+    found = {**seconds, "rest": distributed_session - sum(seconds.values()), "distributed_session": distributed_session}
     return {name: 1000 * value / setting.steps for name, value in found.items()}
 
 
@@ -84,7 +83,7 @@ def profiled(setting: Setting, world: World) -> profile:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities, schedule=plan, record_shapes=True) as found:
         batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
-        train_through(batches, setting, world, watch=lambda number, _: found.step() if number else None)
+        train_through(batches, setting, world, watch=lambda number: found.step() if number else None)
     return found
 
 
@@ -102,7 +101,7 @@ def main() -> None:
     add("--trace", type=Path, help="file for chrome://tracing")
     options = parser.parse_args()
 
-    (device,) = pick_devices(options.device, Place())
+    (device,) = pick_devices(options.device, RankInfo())
     names = ("cfg", "img", "batch", "amp", "boxes", "steps")
     setting, world = Setting(**{name: getattr(options, name) for name in names}), World(device)
 

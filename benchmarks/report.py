@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.log import write_text
+from utils.files.writers import write_text
 
 
 def file_report(lines: Sequence[str], out: Path | None) -> None:

@@ -50,33 +50,30 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from data import Augmentation, build_train_loader, shapes
+from data import Augmentation, build_train_loader
 from data.labels import Labels
 from data.loader import Batch
-from data.sampler import TrainSampler, whole_strides
+from data.sampler import TrainSampler
+from data.shapes.generate import generate
 from data.splits import open_data, read_split
-from models import build_model
-from models.losses import AnchorLoss
-from train import build_replica, train_one_epoch
-from utils.aside import Aside
-from utils.compiled import compile_model
-from utils.config import Hyp
-from utils.devices import choose_precision, describe, loader_workers, wait_for, widened
-from utils.distributed import World, together
-from utils.ema import EMA, averaging
-from utils.finite import FiniteSteps
+from models import LossGains, build_loss, build_model
+from train import train_one_epoch
+from utils.distributed.devices import describe, loader_workers, wait_for
+from utils.distributed.host_copies import to_device
+from utils.distributed.launch import Launch
+from utils.distributed.precision import choose_precision, weights_dtype
+from utils.distributed.session import distributed_session
+from utils.distributed.torch_compile import compile_model
+from utils.distributed.world import World
+from utils.files.writers import write_json, write_text
 from utils.flags import FlagParser
-from utils.keeper import Keeper
-from utils.launch import Launch
-from utils.log import Progress, write_json, write_text
-from utils.optim import NOMINAL_BATCH, Schedule, build_optimizer
-from utils.plateau import Plateau
-from utils.replica import running_statistics
-from utils.run_state import Course, Learner, LossTally
-from utils.save_points import SavePoints
-from utils.sync_bn import synchronize_batch_norm
-from utils.terminal import end
-from val import to_device
+from utils.letterbox import round_up_to_stride
+from utils.progress import Progress
+from utils.terminal import run_and_exit
+from utils.training.batch_size import NOMINAL_BATCH, GlobalBatch
+from utils.training.checkpoints.manager import CheckpointManager
+from utils.training.hyperparameters import Hyp
+from utils.training.state import build_train_state
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CLASSES = 80
@@ -95,7 +92,7 @@ ON_A_CPU = (
 SENDERS = {
     allreduce_hook.__module__: "gradients",
     "utils.distributed": "counts for the loss",
-    "utils.sync_bn": "SyncBN",
+    "utils.distributed.sync_bn": "SyncBN",
     "torch.nn.modules._functions": "SyncBN",
 }
 # Collectives, and which argument they send
@@ -286,9 +283,9 @@ class Ledger:
 def measure(setting: Setting, world: World, labels: Labels) -> Measured:
     """All passes. Every process takes part and gets the same."""
     model = build_model(setting.cfg, NUM_CLASSES)
-    setting = replace(setting, img=whole_strides(setting.img, max(model.strides)))
+    setting = replace(setting, img=round_up_to_stride(setting.img, max(model.strides)))
     precision = choose_precision(setting.amp, world.device)
-    weight = widened(precision).itemsize
+    weight = weights_dtype(precision).itemsize
     found = Measured(
         processes=world.size,
         device=describe(world.device),
@@ -324,14 +321,14 @@ def step_seconds(
     steps, warmup = max(setting.steps // group, 3), -(-setting.warmup // group)
     own = world if exchanging else World(world.device)
     batches = fixed_batches(setting, own, group * (steps + warmup), seed=world.rank)
-    world.exchange(None)  # begin together
+    world.all_gather_object(None)  # begin together
     train_through(batches, setting, own, group=group, change=change)
     return slowest(by_group(batches.seconds(group * warmup), group), world)
 
 
 def slowest(seconds: list[float], world: World) -> list[float]:
     """Of all processes' times of each step the longest."""
-    return [max(step) for step in zip(*world.exchange(seconds), strict=True)]
+    return [max(step) for step in zip(*world.all_gather_object(seconds), strict=True)]
 
 
 def fixed_batches(setting: Setting, world: World, count: int, seed: int) -> Clocked:
@@ -362,7 +359,7 @@ def train_through(
     *,
     group: int = 1,
     change: Callable[[Any], None] | None = None,
-    watch: Callable[[int, Batch], None] | None = None,
+    watch: Callable[[int], None] | None = None,
     compiled: str = "off",
 ) -> None:
     """Train a new model through `batches` as train.py does. compiled: torch.compile's mode, or off.
@@ -372,32 +369,51 @@ def train_through(
     torch.manual_seed(0)
     model, hyp = build_model(setting.cfg, NUM_CLASSES), Hyp()
     precision = choose_precision(setting.amp, world.device)
-    model.to(widened(precision)).to(memory_format=torch.channels_last).to(world.device)
-    if setting.sync_bn and world.size > 1:
-        synchronize_batch_norm(model, world.device.type)
-    # Of the schedule only the accumulation follows from its batch size, and `group` is what is wanted.
-    only = NOMINAL_BATCH // group
-    schedule = Schedule(total=len(batches), epochs=1, batch_size=only, lr0=LEARNING_RATE, warmup_epochs=0)
-    ema = EMA(model, *averaging(len(batches) // group))
-    replica = build_replica(model, world, shard=False, accumulates=group > 1)
+    model.to(weights_dtype(precision)).to(memory_format=torch.channels_last).to(world.device)
+    criterion = build_loss(model.head, LossGains()).to(weights_dtype(precision))
+    state = build_train_state(
+        model,
+        world,
+        GlobalBatch(NOMINAL_BATCH // group),  # of which only the accumulation counts here
+        precision,
+        criterion.terms,
+        layers=list(model.layers),
+        smallest_side=2 * max(model.strides),
+        total=len(batches),
+        epochs=1,
+        patience=0,
+        cosine=False,
+        optimizer="SGD",
+        sync_bn=setting.sync_bn and world.size > 1,
+        shard=False,
+        say=print,
+        **{**hyp.learning(), "lr0": LEARNING_RATE, "warmup_epochs": 0},
+    )
+    state.batch = GlobalBatch(setting.batch * world.size, world.size)
     if change is not None:
-        change(replica)
-    optimizer = build_optimizer(model, "SGD", lr=LEARNING_RATE, momentum=hyp.momentum, weight_decay=hyp.weight_decay)
-    criterion = AnchorLoss(model.anchors_px, model.strides, model.num_classes).to(widened(precision))
-    autocast = torch.autocast(world.device.type, precision, enabled=precision.itemsize == 2)
+        change(state.replica)
     if compiled != "off":
         pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
-        print(compile_model(model, compiled, to_device(pixels, world.device, model.dtype), autocast, world))
-    scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    steps = FiniteSteps(optimizer, running_statistics(model), world.device)
-    learner = Learner(replica, ema, optimizer, scaler, steps, world)
-    course = Course(Plateau(0), LossTally(criterion.terms, world, widened(precision)))
+        print(compile_model(model, compiled, to_device(pixels, world.device, model.dtype), state.autocast, world))
     loader: Any = batches  # all that is asked of one
-    with SavePoints(world, 0, Aside("nothing")) as points:
-        keeper = Keeper(Path(), learner, course, points, {}, sparing=True, period=0)
-        train_one_epoch(learner, loader, criterion, schedule, autocast, keeper, title="", watch=watch)
-    if not np.isfinite(list(course.tally.means().values())).all():
-        raise ValueError(f"the losses did not stay finite: {course.tally.means()}")
+    watched: Any = Watched(watch)
+    description: Any = None  # nothing is saved
+    with CheckpointManager(Path(), state, description, final_only=True, period=0) as checkpoints:
+        train_one_epoch(state, loader, criterion, checkpoints, title="", pictures=watched)
+    means = state.progress.losses.means()
+    if not np.isfinite(list(means.values())).all():
+        raise ValueError(f"the losses did not stay finite: {means}")
+
+
+class Watched:
+    """Has a function called with the number of each batch, where train.py draws pictures of the first ones."""
+
+    def __init__(self, watch: Callable[[int], None] | None) -> None:
+        self.watch = watch
+
+    def train_batch(self, number: int, *_: Any) -> None:
+        if self.watch is not None:
+            self.watch(number)
 
 
 def exchange_always(replica: Any) -> None:
@@ -429,7 +445,7 @@ def all_reduce_seconds(payload: int, setting: Setting, world: World) -> list[flo
         dist.all_reduce(values)
         wait_for(world.device)
         seconds.append(time.perf_counter() - begun)
-    of_all = world.exchange(seconds[setting.warmup :])
+    of_all = world.all_gather_object(seconds[setting.warmup :])
     return [min(times) for times in zip(*of_all, strict=True)]  # who comes last waits for nobody
 
 
@@ -450,17 +466,17 @@ def feed(setting: Setting, world: World, labels: Labels) -> tuple[list[float], f
         size=world.size,
     )
     batches = Clocked(loader, loader.sampler, world.device)
-    world.exchange(None)
+    world.all_gather_object(None)
     train_through(batches, setting, world)
-    waiting = max(world.exchange(batches.waiting(setting.warmup)))
+    waiting = max(world.all_gather_object(batches.waiting(setting.warmup)))
     return slowest(batches.seconds(setting.warmup), world), waiting, workers
 
 
 def measure_here(setting: Setting, device: str, folder: Path) -> None:
     """Measure in this process, among those of the launch that it belongs to; rank 0 writes what was found."""
-    with together() as connect:
+    with distributed_session() as connect:
         world = connect(Launch(device=device))
-        with world.one_per_machine_first():
+        with world.local_main_first():
             spec = open_data(str(folder / "shapes" / "shapes.yaml"))
             labels, _ = read_split(spec, "train", single=False, cache_dir=str(folder / "cache"), progress=False)
         found = measure(setting, world, labels)
@@ -661,7 +677,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     numbers = sorted(set(options.processes))
     threads = max((os.cpu_count() or 1) // numbers[-1], 1)
     with tempfile.TemporaryDirectory() as folder:
-        shapes.generate(Path(folder) / "shapes", train=DRAWN_IMAGES, val=1, size=max(setting.img, 64))
+        generate(Path(folder) / "shapes", train=DRAWN_IMAGES, val=1, size=max(setting.img, 64))
         found = [launch(number, options.device, threads, Path(folder), words) for number in numbers]
     text = report(found, setting)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -670,4 +686,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    end(main)
+    run_and_exit(main)

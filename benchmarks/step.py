@@ -29,9 +29,10 @@ import torch
 
 from benchmarks.report import file_report
 from benchmarks.scaling import Setting, fixed_batches, train_through
-from utils.devices import describe, pick_devices, release_memory
-from utils.distributed import World
-from utils.launch import Place
+from utils.distributed.devices import describe, pick_devices
+from utils.distributed.launch import RankInfo
+from utils.distributed.memory import release_memory
+from utils.distributed.world import World
 
 MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023, "yolov5l.yaml": 3236}  # at 640 px
 
@@ -71,7 +72,7 @@ def main() -> None:
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 
-    (device,) = pick_devices(options.device, Place())
+    (device,) = pick_devices(options.device, RankInfo())
     world, common = World(device), Setting(img=options.img, steps=options.steps, warmup=options.warmup)
     rows = [
         (replace(common, cfg=cfg, batch=batch, amp=amp, boxes=boxes), compiled)

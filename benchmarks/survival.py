@@ -26,17 +26,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.pop(1)  # this folder, whose profile.py would hide Python's
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
-from launching import TORCHRUN, environment_of, launched
-from test_resume import rows, same
 
-from data import shapes
-from utils import checkpoint
+from data.shapes.generate import generate
+from tests.support.launching import TORCHRUN, environment_of, launched
+from tests.test_resume import rows, same
+from utils.files import checkpoint_file
+from utils.files.writers import write_text
 from utils.flags import FlagParser
-from utils.log import write_text
-from utils.terminal import end
+from utils.terminal import run_and_exit
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = 40
@@ -81,7 +80,7 @@ def live(processes: int, root: Path, name: str, *, kill_after: float = 0.0, rank
         lines = job.out.splitlines()
     torn = [file.name for file in run.glob("**/*.tmp.*")]
     last = run / "weights" / "last.pt"
-    at = checkpoint.load(last) if last.exists() else {"epoch": 0, "batch": 0}
+    at = checkpoint_file.load(last) if last.exists() else {"epoch": 0, "batch": 0}
     return {
         "seconds": time.monotonic() - began,
         "killed": killed,
@@ -117,7 +116,7 @@ def survive(processes: int, kills: int, root: Path) -> str:
     live(processes, root, "broken")
     folder, differing = root / f"{processes}", []
     for file in ("last.pt", "best.pt"):
-        one, other = (checkpoint.load(folder / name / "weights" / file) for name in ("straight", "broken"))
+        one, other = (checkpoint_file.load(folder / name / "weights" / file) for name in ("straight", "broken"))
         compared = one.keys() - {"config", "seconds"}
         differing += [f"{file} {part}" for part in compared if not same(one[part], other[part])]
     if rows(folder / "straight") != rows(folder / "broken"):
@@ -141,7 +140,7 @@ def main() -> None:
     options: argparse.Namespace = parser.read()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        shapes.generate(root / "set", train=640, val=64, size=96)
+        generate(root / "set", train=640, val=64, size=96)
         tables = [survive(processes, options.kills, root) for processes in options.processes]
     text = (
         f"# Runs that are killed: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
@@ -156,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    end(main)
+    run_and_exit(main)

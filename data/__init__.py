@@ -1,17 +1,77 @@
 """Files to batches: labels, augmentation plans, drawing, sampling, loading."""
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import torch
 
-from data.augment import Augmentation, Planner
+from data.augment.plan import Planner
+from data.augment.records import Augmentation
 from data.base_images import Reader
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.loader import Loader, Samples
-from data.sampler import BatchShapes, EvaluationSampler, TrainSampler
+from data.sampler import EvaluationSampler, TrainSampler
+from data.splits import Dataset, open_dataset
+from utils.distributed.devices import loader_workers
+from utils.distributed.world import World
+from utils.letterbox import EVALUATION_PAD, CanvasShapes
 
 CPU = torch.device("cpu")
+__all__ = [
+    "Augmentation",
+    "Dataset",
+    "Loader",
+    "Loaders",
+    "build_evaluation_loader",
+    "build_loaders",
+    "build_train_loader",
+    "open_dataset",
+]
 
-__all__ = ["Augmentation", "Loader", "build_evaluation_loader", "build_train_loader"]
+MOST_PER_VAL_BATCH = 32  # images; a validation batch is one process's
+
+
+class Loaders(NamedTuple):
+    """What a run trains and validates with."""
+
+    train: Loader[TrainSampler]
+    val: Loader[EvaluationSampler]
+
+
+def build_loaders(
+    labels: Mapping[str, Labels],
+    images: Mapping[str, Reader | DeviceImages],
+    batch_size: int,
+    image_size: int,
+    stride: int,
+    world: World,
+    augmentation: Mapping[str, float],
+    *,
+    seed: int,
+    rect: bool,
+    mosaic_until: int,
+    workers: int,
+) -> Loaders:
+    """The loaders of a run's "train" and "val" labels; batch_size is the total over all processes.
+
+    workers: loader processes for each training process, at most. Else as `build_train_loader`.
+    """
+    workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
+    shared: dict[str, Any] = {"image_size": image_size, "stride": stride, "workers": workers}
+    shared |= {"device": world.device, "rank": world.rank, "size": world.size}
+    train = build_train_loader(
+        labels["train"],
+        batch_size=batch_size,
+        augmentation=Augmentation(**augmentation),
+        seed=seed,
+        rect=rect,
+        mosaic_until=mosaic_until,
+        images=images["train"],
+        **shared,
+    )
+    batch_size = min(batch_size, MOST_PER_VAL_BATCH)
+    return Loaders(train, build_evaluation_loader(labels["val"], batch_size=batch_size, images=images["val"], **shared))
 
 
 def build_train_loader(
@@ -45,7 +105,7 @@ def build_train_loader(
         seed=seed,
         rank=rank,
         size=size,
-        shapes=BatchShapes(image_size, stride) if rect else None,
+        shapes=CanvasShapes(image_size, stride) if rect else None,
         mosaic_until=mosaic_until,
     )
     samples = Samples(Planner(labels, image_size, augmentation, seed), images, augment=True)
@@ -58,7 +118,7 @@ def build_evaluation_loader(
     batch_size: int,
     image_size: int,
     stride: int,
-    pad: float = 0.5,
+    pad: float = EVALUATION_PAD,
     workers: int = 0,
     device: torch.device = CPU,
     images: Reader | DeviceImages | None = None,
@@ -66,7 +126,7 @@ def build_evaluation_loader(
     size: int = 1,
 ) -> Loader[EvaluationSampler]:
     """Every image once, letterboxed on the canvas of its own shape; this process's whole batches."""
-    shapes = BatchShapes(image_size, stride, pad)
+    shapes = CanvasShapes(image_size, stride, pad)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
     samples = Samples(Planner(labels, image_size, Augmentation(), 0), images, augment=False)

@@ -1,8 +1,8 @@
 """Base images decoded once: a flat uint8 file for each split, which all processes of a machine map into their memory.
 
-Image i lies at `offsets[i]`, [h, w, 3]; a mark of what the file was made from ends it. In `ram` it is a file without a
-name, gone with the last process that maps it; on `disk` it lies in the cache folder, where later runs find it. `device`
-copies the training images from there into the memory of each process's GPU, which then draws them itself.
+Image i lies at `offsets[i]`, [h, w, 3]; the file ends with a digest of what it was made from. In `ram` it has no name
+and is freed with the last process that maps it; on `disk` it lies in the cache folder, where later runs find it.
+`device` copies the training images from there into the memory of each process's GPU, which then draws them itself.
 """
 
 import hashlib
@@ -23,18 +23,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from data.base_images import DecodedImages, Image, Reader
-from data.draw_device import SPARE
+from data.augment.draw_device import SPARE
+from data.base_images import DecodedImages, Reader
 from data.images import quiet_decoder
 from data.labels import Labels
 from data.scan_cache import fingerprint
-from utils.devices import free_memory, free_ram
-from utils.disk import amount, hold_with_others, remove_unused, sole_worker
-from utils.distributed import World
+from utils.distributed.memory import free_memory, free_ram
+from utils.distributed.world import World
+from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
+from utils.letterbox import Image
 from utils.opencv import cv2
 from utils.shared_memory import SharedBytes, has_nameless_files
 from utils.terminal import FaultError
-from utils.threads import in_threads
+from utils.threads import map_in_threads
 
 UPLOAD_BYTES = 2**26  # at a time
 VERSION = 1  # raise it when the same files would give other bytes
@@ -50,17 +51,17 @@ class CachedImages:
     def __init__(self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None) -> None:
         """sizes: [M, 2] width, height. owner: what keeps a file without a name alive.
 
-        Raises OSError or ValueError if the file is not there or has another mark.
+        Raises OSError or ValueError if the file does not exist or has another mark.
         """
         self.path, self.sizes, self.mark, self.owner = path, sizes, mark, owner
         self.offsets = offsets_of(sizes)
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe may take for ever
-            raise ValueError(f"{path}: is no regular file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe may block forever
+            raise ValueError(f"{path}: is not a regular file")
         self.pixels = np.memmap(path, np.uint8, "r")
         if len(self.pixels) != self.offsets[-1] + len(mark) or self.pixels[self.offsets[-1] :].tobytes() != mark:
             raise ValueError(f"{path}: holds other images")
         self._file = open(path, "rb")  # noqa: SIM115  # for as long as the images are in use
-        hold_with_others(self._file.fileno())
+        lock_shared(self._file.fileno())
 
     def __call__(self, index: int) -> Image:
         width, height = self.sizes[index].tolist()
@@ -71,7 +72,7 @@ class CachedImages:
 
 
 class DeviceImages:
-    """Base images in a GPU's memory, to be drawn there (data/draw_device.py)."""
+    """Base images in a GPU's memory, to be drawn there (data/augment/draw_device.py)."""
 
     def __init__(self, images: CachedImages, device: torch.device) -> None:
         self._sizes, self._offsets = images.sizes, images.offsets
@@ -102,29 +103,33 @@ def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
 def open_images(
     labels: Mapping[str, Labels],
     image_size: int,
+    world: World,
+    say: Callable[[str], None] = lambda _: None,
     *,
     where: str,
     folder: Path | None,
     spills: bool = False,
-    world: World,
-    say: Callable[[str], None] = lambda _: None,
+    pastes: bool = False,
 ) -> dict[str, Reader | DeviceImages]:
     """What gives the base images of each split: a cache (`where`: auto, ram, disk, device or off), else their files.
 
     folder: of caches on disk, None if there is none. spills: what does not fit into memory may go there unasked. The
-    first process of each machine makes what is not there, the others map it. Where the room does not suffice the next
-    best place is taken; `say` is told.
-    Raises ValueError as DecodedImages does, for an image that is damaged or was exchanged.
+    first process of each machine makes what does not exist, the others map it. Where there is not enough room the next
+    best place is taken, and `say` reports it.
+    pastes: whether copy-paste is to be drawn, which GPUs do not. Raises ValueError for that, and as DecodedImages does,
+    for an image that is damaged or was replaced.
     """
+    if where == DEVICE and pastes:
+        raise ValueError("--cache device: GPUs draw no copy-paste (copy_paste in --hyp); choose --cache ram")
     splits = [_Split(name, DecodedImages(own, image_size)) for name, own in labels.items()]
     made = _make(splits, where, folder, spills, world.is_main, say) if world.local_rank == 0 else {}
-    paths = world.exchange({name: images.path for name, images in made.items()})
+    paths = world.all_gather_object({name: images.path for name, images in made.items()})
     if world.local_rank > 0:
         found = {split.name: split.found([own.get(split.name, "") for own in paths]) for split in splits}
         made = {name: images for name, images in found.items() if images}
-    have = world.exchange(len(made))
+    have = world.all_gather_object(len(made))
     if any(have) and not all(have):  # another machine has less room, or a process may not open another's file
-        say(f"{have.count(0)} of {world.size} processes have no decoded images at hand, and decode them for each batch")
+        say(f"{have.count(0)} of {world.size} processes have no decoded images, and decode them for each batch")
     readers: dict[str, Reader | DeviceImages] = {split.name: made.get(split.name, split.source) for split in splits}
     if where == DEVICE and _fits_on_device(made, world, say):
         readers["train"] = DeviceImages(made["train"], world.device)
@@ -135,14 +140,14 @@ def _fits_on_device(made: Mapping[str, CachedImages], world: World, say: Callabl
     """Whether the training images go onto the GPUs of all processes."""
     size = int(made["train"].offsets[-1]) if "train" in made else sys.maxsize
     free = free_memory(world.device) if world.device.type == "cuda" else 0
-    fits = all(world.exchange(size <= SHARE_OF_GPU * free))
+    fits = all(world.all_gather_object(size <= SHARE_OF_GPU * free))
     stay = "images stay where they are"
     if world.device.type != "cuda":
         say(f"--cache device: there is no GPU; {stay}")
     elif fits:
-        say(f"training images are drawn by the GPU: {amount(size)} in its memory")
+        say(f"training images are drawn by the GPU: {format_bytes(size)} in its memory")
     elif made:
-        say(f"--cache device: {amount(size)} are too much for a GPU with {amount(free)} free; {stay}")
+        say(f"--cache device: {format_bytes(size)} are too much for a GPU with {format_bytes(free)} free; {stay}")
     return fits
 
 
@@ -158,7 +163,7 @@ def _make(
     size, free = sum(split.size for split in splits), {RAM: free_ram() if has_nameless_files() else 0}
     if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
         there = sum(split.size for split in splits if split.found([str(split.file(folder))]))
-        free[DISK] = _free_disk(folder) + round(there / SHARE_OF_FREE)  # what lies there already takes none
+        free[DISK] = _free_disk(folder) + round(there / SHARE_OF_FREE)  # what exists already takes none
     place = choose_place(where, size, free)
     if sentence := _in_words(where, place, size, free):
         say(sentence)
@@ -167,7 +172,7 @@ def _make(
             return {split.name: split.in_ram(progress) for split in splits}
         if place == DISK and folder is not None:
             return {split.name: split.on_disk(folder, progress) for split in splits}
-    except (OSError, FaultError) as error:  # the room was taken by somebody else, or cannot be written to
+    except (OSError, FaultError) as error:  # another process took the room, or it is not writable
         say(f"--cache {where}: {error}; images are decoded for each batch")
     return {}
 
@@ -191,21 +196,24 @@ def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
 def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str:
     if where == OFF:
         return ""
-    each, once = "decoded for each batch", f"decoded once: {amount(size)} {'on disk' if place == DISK else 'in memory'}"
+    each, once = (
+        "decoded for each batch",
+        f"decoded once: {format_bytes(size)} {'on disk' if place == DISK else 'in memory'}",
+    )
     if place == where or (where, place) in ((AUTO, RAM), (DEVICE, RAM)):
         return f"images are {once}"
     if where == AUTO:
-        return f"images are {each}; --cache ram or disk keeps them decoded: {amount(size)}"
+        return f"images are {each}; --cache ram or disk keeps them decoded: {format_bytes(size)}"
     tried = [name for name in (RAM, DISK) if name in free and name != place and not (name == RAM and where == DISK)]
-    short = " and ".join(f"{amount(free[name])} of {name}" for name in tried) or "no place for them"
-    told = f"--cache {where}: decoded images take {amount(size)}, but {short} {'are' if tried else 'is'} free"
-    return f"{told}; they are {each if place == OFF else once}"
+    short = " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried) or "no place for them"
+    need = f"--cache {where}: decoded images take {format_bytes(size)}, but {short} {'are' if tried else 'is'} free"
+    return f"{need}; they are {each if place == OFF else once}"
 
 
 def _free_disk(folder: Path) -> int:
-    """Bytes free on the disk that a folder is, or would be, on; 0 where it cannot be told."""
+    """Bytes free on the disk that a folder is, or would be, on; 0 if that is unknown."""
     for place in (folder, *folder.parents):
-        with suppress(OSError):  # it is not there yet, or lies in somebody else's home folder
+        with suppress(OSError):  # it does not exist yet, or may not be read
             return shutil.disk_usage(place).free
     return 0
 
@@ -219,7 +227,7 @@ class _Split:
 
     @cached_property
     def mark(self) -> bytes:
-        """Of what they are made from. Asks for the state of each file, so only where it is needed."""
+        """A digest of what they are made from. It asks for the state of each file, so it is computed when needed."""
         made_of = [VERSION, cv2.__version__, self.source.image_size, fingerprint(self._paths())]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
@@ -227,7 +235,7 @@ class _Split:
         return [self.source.labels.path(index) for index in range(len(self.source.labels))]
 
     def file(self, folder: Path) -> Path:
-        """Where they are kept on disk: the only file of its folder, named for what it holds."""
+        """Where they are kept on disk: the only file of its folder, named after its contents."""
         return folder / self._folder_name / self.mark.hex()[:16]
 
     @cached_property
@@ -236,7 +244,7 @@ class _Split:
         return f"images-{own[:16]}-{self.source.image_size}"
 
     def found(self, paths: Sequence[str]) -> CachedImages | None:
-        """The first of these files that holds them. Another machine's path leads nowhere here."""
+        """The first of these files that holds them. A path of another machine does not exist here."""
         for path in filter(None, paths):
             with suppress(OSError, ValueError):
                 return CachedImages(path, self.source.sizes, self.mark)
@@ -248,12 +256,12 @@ class _Split:
         return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
 
     def on_disk(self, folder: Path, progress: bool) -> CachedImages:
-        """In a file that is there whole or not at all. One of images that have changed since goes if nobody uses it."""
+        """In a file that exists whole or not at all. An outdated one that is not in use is removed."""
         file = self.file(folder)
         part = file.with_name("part")
-        if found := self.found([str(file)]):  # before the lock, which takes a folder that can be written to
+        if found := self.found([str(file)]):  # before the lock, which needs a writable folder
             return found
-        with sole_worker(file.parent):
+        with exclusive_access(file.parent):
             if found := self.found([str(file)]):
                 return found
             for old in file.parent.iterdir():
@@ -268,14 +276,14 @@ class _Split:
             return CachedImages(str(file), self.source.sizes, self.mark)
 
     def _fill(self, path: str, progress: bool) -> None:
-        """Write the images into a file of the right size, and the mark once they are safely there."""
+        """Write the images into a file of the right size, and the mark once they are on the disk."""
         pixels, offsets = np.memmap(path, np.uint8, "r+"), offsets_of(self.source.sizes)
 
         def write(index: int) -> None:
             pixels[offsets[index] : offsets[index + 1]] = self.source(index).reshape(-1)
 
         numbers = range(len(self.source.labels))
-        written = in_threads(write, numbers, os.cpu_count() or 1)
+        written = map_in_threads(write, numbers, os.cpu_count() or 1)
         hidden = None if progress else True  # None: unless there is a terminal
         with quiet_decoder():
             for _ in tqdm(written, total=len(numbers), desc=f"{self.name} images", disable=hidden, leave=False):
@@ -285,7 +293,7 @@ class _Split:
 
 
 def _reserve(file: Path, size: int) -> None:
-    """A new file of so many bytes, its room on the disk taken: a write to a mapped file that finds none kills."""
+    """A new file of so many bytes, its room on the disk reserved: a mapped write to a full disk kills."""
     with file.open("xb") as stream:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(stream.fileno(), 0, size)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from utils.download import Source, check_url
-from utils.printable import excerpt, shown
-from utils.yaml_tree import is_absent, pairs, read_tree, where
+from utils.files.download import Source, check_url
+from utils.files.yaml_tree import is_absent, pairs, read_tree, where
+from utils.printable import excerpt, printable
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
-PASSED_OVER = ("roboflow",)  # stands in every export of that site and says where the set came from
+IGNORED_KEYS = ("roboflow",)  # in every export of that site; it says where the set came from
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -28,7 +28,8 @@ class DataSpec:
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
     download: tuple[Source, ...] = ()
-    unusable: str = ""  # why the `download` entry is not one, if it is there
+    unusable: str = ""  # why the `download` entry cannot be used; "" if it can or is absent
+    notes: tuple[str, ...] = ()  # for the log: what was read otherwise than it is written
 
     def sources(self, split: str) -> tuple[Path, ...]:
         """The existing folders and files of `split`. Raises ValueError if the YAML or the disk lacks one."""
@@ -37,16 +38,16 @@ class DataSpec:
         paths = {"train": self.train, "val": self.val, "test": self.test}[split]
         if paths is None:
             present = [name for name in SPLITS if getattr(self, name) is not None]
-            raise ValueError(f"{shown(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
+            raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
         for path in paths:
             if not os.path.exists(path):
                 fetchable = self.download and not self.is_there()
                 hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}" if fetchable else ""
-                raise ValueError(f"{shown(self.file)}: '{split}' is {shown(path)}, which does not exist{hint}")
+                raise ValueError(f"{printable(self.file)}: '{split}' is {printable(path)}, which does not exist{hint}")
         return paths
 
     def needed(self) -> tuple[Path, ...]:
-        """The sources of training and validation; of a set for tests alone, those."""
+        """The sources of training and validation; of a set that has only a test split, those."""
         return (*(self.train or ()), *(self.val or ())) or self.test or ()
 
     def is_there(self) -> bool:
@@ -55,20 +56,21 @@ class DataSpec:
 
 
 def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
-    """The file `name` as given, or else in `folder`. Raises ValueError that names both places."""
+    """The file `name` as given, or else in `folder`. Raises ValueError that names the places."""
     given, inside = Path(name), folder / name
     for candidate in (given, inside):
         if os.path.isfile(candidate):
             return candidate
-    raise ValueError(
-        f"no {what} {excerpt(str(name), 300)}: neither {shown(given.absolute())} nor {shown(inside)} is there"
-    )
+    places = [printable(place) for place in dict.fromkeys(os.path.abspath(path) for path in (given, inside))]
+    missing = f"neither {places[0]} nor {places[1]} is there" if len(places) > 1 else f"{places[0]} is not there"
+    raise ValueError(f"no {what} {excerpt(str(name), 300)}: {missing}")
 
 
 def read_data_yaml(file: str | Path) -> DataSpec:
     """The contents of the data YAML `file`, every value taken literally (`no` and `007` stay as written).
 
-    `path` is relative to the YAML's own folder, which it defaults to; the splits are relative to `path`.
+    `path` is relative to the YAML's own folder, which it defaults to; the splits are relative to `path`. A `../x` that
+    does not exist means `x` if that exists: Roboflow's exports say `../train/images` of the YAML's own `train/images`.
     Raises ValueError that names the file, and the line where there is one.
     """
     file = Path(os.path.abspath(file))
@@ -78,19 +80,23 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     root = file.parent
     if (path := entries.get("path")) is not None and not is_absent(path):
         root = _join(root, file, "path", path)
-    splits = {split: _split(root, file, split, entries.get(split)) for split in SPLITS}
+    moved: list[str] = []
+    splits = {split: _split(root, file, split, entries.get(split), moved) for split in SPLITS}
+    notes = (
+        (f"{printable(file)}: {', '.join(moved)} not found: used without ../ in {printable(root)}",) if moved else ()
+    )
     download, unusable = _download(file, entries.get("download"))
-    return DataSpec(file=file, root=root, names=names, download=download, unusable=unusable, **splits)
+    return DataSpec(file=file, root=root, names=names, download=download, unusable=unusable, notes=notes, **splits)
 
 
 def _entries(file: Path) -> dict[str, Node]:
     """The top-level values by key, still as YAML nodes: a node's text is what the user wrote, and it knows its line."""
     document = read_tree(file, file, "data YAML", MAX_BYTES)
     if not isinstance(document, MappingNode):
-        raise ValueError(f"{shown(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
+        raise ValueError(f"{printable(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
     entries = {}
     for key, value in pairs(document, file, "the file"):
-        if key in PASSED_OVER:
+        if key in IGNORED_KEYS:
             continue
         if key not in ALLOWED_KEYS:
             problem = f"unknown key '{excerpt(key)}', allowed are {', '.join(ALLOWED_KEYS)}"
@@ -108,11 +114,12 @@ def _text(file: Path, key: str, node: Node) -> str:
 def _join(root: Path, file: Path, key: str, node: Node) -> Path:
     text = _text(file, key, node)
     if "\0" in text:
-        raise ValueError(f"{where(file, node)}: '{key}' holds a NUL character, which no path has")
+        raise ValueError(f"{where(file, node)}: '{key}' holds a NUL character, which a path cannot")
     return Path(os.path.abspath(os.path.join(root, text)))
 
 
-def _split(root: Path, file: Path, key: str, node: Node | None) -> tuple[Path, ...] | None:
+def _split(root: Path, file: Path, key: str, node: Node | None, moved: list[str]) -> tuple[Path, ...] | None:
+    """The paths of a split; those that are taken without their leading `../` are added to `moved` as written."""
     if node is None or is_absent(node):
         return None
     if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
@@ -120,12 +127,22 @@ def _split(root: Path, file: Path, key: str, node: Node | None) -> tuple[Path, .
             f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list of these"
         )
     entries = node.value if isinstance(node, SequenceNode) else [node]
-    return tuple(_join(root, file, key, entry) for entry in entries)
+    paths = []
+    for entry in entries:
+        path, text = _join(root, file, key, entry), _text(file, key, entry)
+        inside = Path(os.path.abspath(os.path.join(root, text.removeprefix("../"))))
+        if text.startswith("../") and os.path.exists(inside) and not os.path.exists(path):
+            moved.append(printable(text))
+            path = inside
+        paths.append(path)
+    return tuple(paths)
 
 
 def _names(file: Path, node: Node | None) -> tuple[str, ...]:
     if node is None:
-        raise ValueError(f"{shown(file)} has no 'names': a list of class names, or a mapping from 0, 1, ... to names")
+        raise ValueError(
+            f"{printable(file)} has no 'names': a list of class names, or a mapping from 0, 1, ... to names"
+        )
     if isinstance(node, SequenceNode):
         entries = node.value
     elif isinstance(node, MappingNode):
@@ -174,7 +191,7 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
-    """The `download` entry, or what is wrong with it: that is no reason to refuse data that are there."""
+    """The `download` entry, or what is wrong with it: data that exist are used all the same."""
     if node is None or is_absent(node):
         return (), ""
     try:

@@ -1,4 +1,4 @@
-"""Image files: which they are, and their pixels as uint8 BGR. Nothing is ever written."""
+"""Image files: finding them, and their pixels as uint8 BGR. Nothing is ever written."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ import numpy as np
 
 from data.report import IMAGE_DROPPED, NOTE, Problem
 from utils.opencv import cv2
-from utils.printable import excerpt, shown
+from utils.printable import excerpt, printable
 
 # What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: their meaning would change.
 IMAGE_SUFFIXES = frozenset(
@@ -27,11 +27,11 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # each for another k
 PROGRESSIVE = (0xC2, 0xCA)
 MOST_PIXELS_PER_BYTE = 4000  # JPEG: 64 for a bit or more, which is 512; GIF: 4095 for 12 bits, which is 2730
 MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less would end before it shows a pixel
-FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever their suffix says
+FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever the suffix
 
 
 class Listing(NamedTuple):
-    """Paths of image files in order, and what was passed over on the way."""
+    """Paths of image files in order, and the files that were left out."""
 
     images: list[str]
     problems: list[Problem]
@@ -40,23 +40,25 @@ class Listing(NamedTuple):
 def find_images(source: str | Path) -> Listing:
     """The images of a folder and its sub-folders (links followed), of a .txt list, or one image file; sorted by path.
 
-    A list holds one path per line, relative to the list's own folder. What is missing, no image, or listed twice is
-    reported. Raises ValueError if `source` does not exist or is something else.
+    A list holds one path per line, relative to the list's own folder. Entries that are missing, not an image, or
+    listed twice are reported. Raises ValueError if `source` does not exist or is something else.
     """
     source = Path(os.path.abspath(source))
     if os.path.isdir(source):
         return _images_in_folder(source)
     if not os.path.isfile(source):
-        raise ValueError(f"{shown(source)} does not exist")
+        raise ValueError(f"{printable(source)} does not exist")
     if source.suffix.lower() == ".txt":
         return _images_in_list(source)
     if is_image_name(source.name):
         return Listing([str(source)], [])
-    raise ValueError(f"{shown(source)} is not a folder, a .txt list or an image ({' '.join(sorted(IMAGE_SUFFIXES))})")
+    raise ValueError(
+        f"{printable(source)} is not a folder, a .txt list or an image ({' '.join(sorted(IMAGE_SUFFIXES))})"
+    )
 
 
 def is_image_name(name: str) -> bool:
-    """True if a file of this name is taken for an image.
+    """True if a file of this name counts as an image.
 
     >>> is_image_name("a.JPG"), is_image_name("a.txt"), is_image_name("._a.jpg")
     (True, False, False)
@@ -70,34 +72,34 @@ def read_image(path: str | Path) -> np.ndarray:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The contents of a file. Raises ValueError, naming it, if it cannot be read, as a pipe, which may have no end."""
+    """The contents of a file. Raises ValueError, naming it, if it cannot be read; a pipe may never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         with open(path, "rb") as stream:
             return stream.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ValueError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ValueError(f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
     """The pixels of an image file's bytes: uint8 [H, W, 3], blue green red, upright.
 
     EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16 bits keep their high byte
-    (65535 -> 255), CMYK is converted, of several pages the first is read. A JPEG that lacks no more than its end marker
-    is whole. Raises ValueError with `name` if the image is damaged, cut short or of floating-point values.
+    (65535 -> 255), CMYK is converted, of several pages the first is read. A JPEG that lacks only its end marker is
+    accepted. Raises ValueError with `name` if the image is damaged, cut short or of floating-point values.
     """
     if data.startswith(FLOAT_STARTS):
-        raise ValueError(f"{shown(name)} holds floating-point values, whose range nobody told")
+        raise ValueError(f"{printable(name)} holds floating-point values, whose range is unknown")
     image = _decode(data) if has_end(data) else _decode_without_end(data)
     if image is None:
-        problem = "is damaged, cut short or no image that OpenCV can decode" if data else "is empty"
-        raise ValueError(f"{shown(name)} {problem}")
+        problem = "is damaged, cut short or not an image that OpenCV can decode" if data else "is empty"
+        raise ValueError(f"{printable(name)} {problem}")
     return image
 
 
 def has_end(data: bytes) -> bool:
-    """False for a JPEG that lacks its end marker; True for all else.
+    """False for a JPEG that lacks its end marker; True for all other data.
 
     >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
     (False, True)
@@ -108,7 +110,7 @@ def has_end(data: bytes) -> bool:
 
 @contextmanager
 def quiet_decoder() -> Iterator[None]:
-    """Keeps OpenCV's log off stderr while many files are tried; each problem is reported by our own words instead."""
+    """Keeps OpenCV's log off stderr while many files are tried; each problem is reported in our own words instead."""
     log = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # OpenCV 4, OpenCV 5
     level = log.getLogLevel()
     log.setLogLevel(0)
@@ -119,7 +121,7 @@ def quiet_decoder() -> Iterator[None]:
 
 
 def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
-    """(kind of the frame, pixels, where the first scan begins) as a JPEG's header says; 0 for what is not there.
+    """(kind of the frame, pixels, where the first scan begins) as a JPEG's header says; 0 for what is absent.
 
     From segment to segment, because a thumbnail inside the header has a frame and an end marker of its own.
     """
@@ -141,16 +143,16 @@ def _gif_pixels(data: bytes) -> int:
 
 
 def _is_torn_png(data: bytes) -> bool:
-    """True for a PNG with a chunk that reaches past the file's end, or an animated one with a wrong check sum.
+    """True for a PNG with a chunk that reaches past the file's end, or an animated one with a wrong checksum.
 
-    OpenCV takes as much memory as a chunk claims to need, and asks for check sums in still pictures alone.
+    OpenCV takes as much memory as a chunk claims to need, and verifies checksums of still pictures only.
     """
     if not data.startswith(PNG_START):
         return False
     animated = data.find(b"acTL", 0, data.find(b"IDAT")) >= 0
     view, position = memoryview(data), len(PNG_START)
     while position < len(data):
-        end = position + 8 + int.from_bytes(view[position : position + 4], "big")  # length, name, content, check sum
+        end = position + 8 + int.from_bytes(view[position : position + 4], "big")  # length, name, content, checksum
         if end + 4 > len(data):
             return True
         if animated and zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
@@ -177,14 +179,13 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
     """The picture of a JPEG without end marker, or None if pixels are missing too.
 
     Decoded with two fillings that differ from the first bit on: bytes after the last pixel are skipped, missing pixels
-    would show the filling.
-    Not so if the JPEG is progressive: without its last scans it is whole, but coarse.
+    would show the filling. A progressive JPEG is refused: without its last scans it has all pixels, but coarse ones.
     """
     if _jpeg_frame(data)[0] in PROGRESSIVE:
         return None
-    if data.endswith(b"\0\0"):  # as of a file that was given its length before its contents
+    if data.endswith(b"\0\0"):  # as in a file that got its length before its contents
         data = data.rstrip(b"\0")
-    data = data.rstrip(b"\xff")  # half of the end marker, or of a byte that takes two
+    data = data.rstrip(b"\xff")  # half of the end marker, or of an escaped byte
     first, second = (_decode(data + MOST_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
     if first is None or second is None or not np.array_equal(first, second):
         return None
@@ -197,12 +198,12 @@ def _images_in_folder(folder: Path) -> Listing:
     others: Counter[str] = Counter()
 
     def unreadable(error: OSError) -> None:
-        problems.append(Problem(IMAGE_DROPPED, shown(error.filename), f"folder cannot be read: {error.strerror}"))
+        problems.append(Problem(IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"))
 
     visited: set[str] = set()
     for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
         real = os.path.realpath(place)
-        if real in visited:  # a link to a folder above it would go round for ever
+        if real in visited:  # a link to a folder above it would loop forever
             folders.clear()
             continue
         visited.add(real)
@@ -212,12 +213,12 @@ def _images_in_folder(folder: Path) -> Listing:
             if is_image_name(name) and os.path.isfile(path):
                 images.append(path)
             elif is_image_name(name):
-                problems.append(Problem(IMAGE_DROPPED, shown(path), "is no file, or a link to none"))
+                problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken link"))
             else:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
-        problems.append(Problem(NOTE, shown(folder), f"files that are no images, passed over: {kinds}"))
+        problems.append(Problem(NOTE, printable(folder), f"files that are not images, ignored: {kinds}"))
     return Listing(_in_order(images), problems)
 
 
@@ -232,18 +233,18 @@ def _images_in_list(file: Path) -> Listing:
         if not is_image_name(os.path.basename(path)):
             reason = f"'{excerpt(line, 200)}' is not the name of an image"
         elif not os.path.isfile(path):
-            reason = f"there is no {shown(path)}"
+            reason = f"{printable(path)} does not exist"
         elif path in images:
-            reason = f"{shown(path)} is listed twice"
+            reason = f"{printable(path)} is listed twice"
         if reason:
-            problems.append(Problem(IMAGE_DROPPED, f"{shown(file)} line {number}", reason))
+            problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
         else:
             images.add(path)
     return Listing(_in_order(images), problems)
 
 
 def _in_order(paths: Iterable[str]) -> list[str]:
-    """Folder by folder, as Path objects compare: of a hundred thousand those alone take a second.
+    """Sorted folder by folder, as Path objects compare; to make 100,000 of those takes a second.
 
     >>> _in_order(["/a/b.png", "/a/b/c.png", "/a.png"])
     ['/a/b/c.png', '/a/b.png', '/a.png']
@@ -256,14 +257,14 @@ def _lines(file: Path) -> list[str]:
         data = file.read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{printable(file)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{shown(file)} is not UTF-8 text: line {line} holds what is no character") from None
+        raise ValueError(f"{printable(file)} line {line}: not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _listed_path(folder: Path, line: str) -> str:
-    """The file of one line: as written if there is one of that name, else without the spaces around it."""
+    """The file of one line: as written if that file exists, else without the spaces around it."""
     path = os.path.abspath(os.path.join(folder, line))
     return path if os.path.isfile(path) else os.path.abspath(os.path.join(folder, line.strip()))

@@ -1,7 +1,7 @@
 """The labels of a split as flat arrays: M images, N rows (boxes), P polygon points, K classes.
 
 Flat arrays and not lists of objects, because forked workers that merely read Python objects copy their memory, page by
-page, until the machine is full.
+page, until none is free.
 """
 
 import hashlib
@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-MIN_BOX_SIDE = 1e-3  # pixels; less is a box of no size
+from utils.metrics.records import GroundTruth
+
+MIN_BOX_SIDE = 1e-3  # pixels; a smaller box counts as empty
 
 
 class BadRowError(ValueError):
-    """A row or annotation that cannot be used; the text says why, the catcher adds where."""
+    """A row or annotation that cannot be used; the text says why; whoever catches it adds where."""
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """One box while it is being read: pixels of the upright image; `number` is its line or annotation id."""
 
     class_index: int
@@ -129,13 +131,33 @@ class Labels:
             category_ids=self.category_ids,
         )
 
+    def box_sizes(self, image_size: int) -> np.ndarray:
+        """Widths and heights in pixels where long sides are image_size, float64 [N, 2], ignore regions left out."""
+        scale = np.repeat(image_size / self.sizes.max(1), np.diff(self.offsets))
+        return (self.boxes_xywh[:, 2:] * scale[:, None])[~self.crowd]
+
+    def boxes_per_image(self, percent: float) -> int:
+        """As many boxes as so many percent of the images show at most, ignore regions counted."""
+        return int(np.percentile(np.diff(self.offsets), percent))
+
+    def boxes_cxcywh_norm(self) -> np.ndarray:
+        """[N, 4] centres and sizes as shares of their images."""
+        boxes: np.ndarray = self.boxes_xywh / np.tile(np.repeat(self.sizes, np.diff(self.offsets), 0), 2)
+        boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
+        return boxes
+
+    def ground_truth(self) -> GroundTruth:
+        """The boxes as the evaluator takes them."""
+        image_ids = np.repeat(self.image_ids, np.diff(self.offsets))
+        return GroundTruth(image_ids, self.classes.astype(np.int64), self.boxes_xywh, self.areas, self.crowd)
+
     def with_single_class(self) -> "Labels":
         """The same boxes, all of class 0, whose category id is that of the former class 0."""
         values = self.arrays() | {"classes": np.zeros_like(self.classes), "category_ids": self.category_ids[:1]}
         return Labels(**values)
 
     def digest(self) -> str:
-        """Words that tell whether two machines have read the same images and boxes, wherever the files lie."""
+        """A text that is equal on two machines if they have read the same images and boxes, from whatever folder."""
         found = hashlib.sha256(os.fsencode("/".join(os.path.basename(self.path(i)) for i in range(len(self)))))
         for name, array in self.arrays().items():
             if not name.startswith("path_"):
@@ -143,21 +165,21 @@ class Labels:
         return f"{len(self)} images with {len(self.classes)} boxes, {found.hexdigest()[:8]}"
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays by name; `Labels(**arrays)` is the way back."""
+        """All arrays by name; `Labels(**arrays)` is the inverse."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass
 class LabelsBuilder:
-    """Collects images and their rows, then makes the flat arrays of them."""
+    """Collects images and their rows, then makes flat arrays of them."""
 
     paths: list[bytes] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     image_ids: list[int] = field(default_factory=list)
     row_counts: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LabelRow] = field(default_factory=list)
 
-    def add_image(self, path: str, size: tuple[int, int], image_id: int, rows: Sequence[Row]) -> None:
+    def add_image(self, path: str, size: tuple[int, int], image_id: int, rows: Sequence[LabelRow]) -> None:
         """Adds one image of `size` (width, height) with its rows."""
         self.paths.append(os.fsencode(path))
         self.sizes.append(size)

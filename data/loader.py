@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ from math import prod
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,17 +22,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from data.augment import Plan, Planner
+from data.augment.draw import Drawer
+from data.augment.draw_device import Packed, draw_batch, pack
+from data.augment.plan import Planner
+from data.augment.records import Plan
 from data.base_images import DecodedImages, Reader
 from data.cache import DeviceImages
-from data.draw import Drawer
-from data.draw_device import Packed, draw_batch, pack
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
-from utils.compiled import compiled
-from utils.devices import Uploads, page_lock
+from utils.distributed.host_copies import Uploads, page_lock
+from utils.distributed.torch_compile import compile_or_fall_back
+from utils.letterbox import Placement
 from utils.opencv import cv2
 from utils.shared_memory import SharedBytes
+from utils.terminal import FaultError
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
 AHEAD = 2  # batches that each loader process has been asked for
@@ -44,6 +48,10 @@ class Batch(NamedTuple):
     targets: Tensor  # float32 [T, 6]: image in the batch, class (-1 ignore region), x1, y1, x2, y2 in pixels
     indices: Tensor  # int64 [B], images of the data set
     placement: Tensor  # float64 [B, 4]: scale x, scale y, shift x, shift y from source pixels (plain samples only)
+
+    def placement_of(self, i: int) -> Placement:
+        """Where the source image of sample i lies on the canvas."""
+        return Placement(*self.placement[i].numpy().reshape(2, 2))
 
 
 class Drawn(NamedTuple):
@@ -115,7 +123,7 @@ class Samples:
             shape,
             np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
             np.array([key.index for key in keys]),
-            np.stack([self._placement(plan) for plan in plans]),
+            np.stack([self._placement(key) for key in keys]),
         )
 
     def _plan(self, key: Key) -> Plan:
@@ -124,12 +132,10 @@ class Samples:
             return self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat)
         return self.planner.plain(key.index, size)
 
-    def _placement(self, plan: Plan) -> NDArray[np.float64]:
+    def _placement(self, key: Key) -> NDArray[np.float64]:
         if self.augment:
             return np.full(4, np.nan)
-        tile = plan.layers[0].tiles[0]
-        scale = self.planner.base_scale(tile.index) * tile.matrix.diagonal()[:2]
-        return np.concatenate([scale, tile.matrix[:2, 2]])
+        return np.concatenate(self.planner.placement(key.index, (key.height, key.width)))
 
 
 def start_worker(closing: ctypes.c_bool, _: int) -> None:
@@ -168,6 +174,45 @@ def quiet_about_parent(kind: type[BaseException], error: BaseException, trace: T
         sys.__excepthook__(kind, error, trace)
 
 
+def describe_death(text: str) -> str:
+    """A sentence in place of torch's error for a loader process that died; "" for any other error.
+
+    >>> describe_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
+    'a data loader process died (Segmentation fault): try --workers 0; --resume continues a training'
+    >>> describe_death("stack expects each tensor to be equal size")
+    ''
+    """
+    died = re.match(r"DataLoader worker \(pid(?:.*by signal: (?P<signal>[^.]+))?", text)
+    if not died:
+        return ""
+    crashed = died["signal"] not in (None, "Killed", "Bus error")
+    why = f" ({died['signal']}): try --workers 0" if crashed else ", probably out of memory: use fewer --workers"
+    return f"a data loader process died{why}; --resume continues a training"
+
+
+def _started(loader: "DataLoader[Any]") -> Iterator[Any]:
+    """The batches of a pass.
+
+    torch handles SIGCHLD from the first pass on, to raise an error wherever the main thread is when a loader process
+    dies: here it raises one that is a sentence.
+    """
+    number = getattr(signal, "SIGCHLD", None)
+    before = number and signal.getsignal(number)
+    batches = iter(loader)
+    torchs = number and signal.getsignal(number)
+    if number is None or torchs is before or not callable(torchs):
+        return batches
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            torchs(number, frame)
+        except RuntimeError as error:
+            raise FaultError(describe_death(str(error)) or str(error)) from None
+
+    signal.signal(number, handle)
+    return batches
+
+
 class Loader(Generic[S]):
     """Batches in the sampler's order, on `device`, from `workers` processes, or from this one if 0.
 
@@ -178,6 +223,7 @@ class Loader(Generic[S]):
     def __init__(self, samples: Samples, sampler: S, *, workers: int, device: torch.device) -> None:
         self.samples: Samples = samples
         self.sampler: S = sampler
+        self.workers: int = workers
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
         self._ring: Ring | None = (
@@ -203,7 +249,7 @@ class Loader(Generic[S]):
 
     def compile(self, say: Callable[[str], None]) -> None:
         """Have torch compile what draws on the device, with the first batches. Pixels change by rounding."""
-        self._draw = compiled(draw_batch, say)
+        self._draw = compile_or_fall_back(draw_batch, say)
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -211,11 +257,15 @@ class Loader(Generic[S]):
     def __iter__(self) -> Iterator[Batch]:
         self._uploads.wait()
         try:
-            for number, drawn in enumerate(self._loader):
+            for number, drawn in enumerate(_started(self._loader)):
                 yield self._delivered(number, drawn)
         except ValueError as error:  # a loader process sends its whole traceback as the text; the last line is ours
             error.__traceback__ = None  # it would keep the processes alive, by way of torch's frames
             raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
+        except RuntimeError as error:
+            if not (sentence := describe_death(str(error))):
+                raise
+            raise FaultError(sentence) from None
 
     def _delivered(self, number: int, drawn: Drawn) -> Batch:
         targets = self._uploads.send(torch.from_numpy(drawn.targets))  # first: the host may wait until they are there

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class MultiScale:
-    """Resizes a batch to 0.5 to 1.5 times its size, in whole strides and two at least.
+    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride, two strides at least.
 
     The size is keyed by (seed, step), so that every rank draws the same. A map of a single cell would leave BatchNorm
     nothing to normalise where a batch holds one image.
@@ -17,6 +17,15 @@ class MultiScale:
 
     def __init__(self, seed: int, stride: int) -> None:
         self.seed, self.stride = seed, stride
+
+    @classmethod
+    def largest_side(cls, side: int, stride: int) -> int:
+        """The largest side that batches of `side` pixels may get, a multiple of the stride, or a bit more.
+
+        >>> MultiScale.largest_side(640, 32), MultiScale.largest_side(32, 32)
+        (960, 64)
+        """
+        return max(-(-round(side * cls.LARGEST) // stride), 2) * stride
 
     def size(self, step: int, side: int) -> int:
         """The side of a square batch at a step, a multiple of the stride."""

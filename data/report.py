@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 LISTED_PROBLEMS = 1000  # more are counted, not listed: a wrong export can have one per box
-
 ROW_DROPPED = "row dropped"
 ROW_CLIPPED = "row clipped to the image"
 ROW_DUPLICATE = "duplicate row dropped"
 POLYGON_DROPPED = "polygon dropped, box kept"
 IMAGE_DROPPED = "image left out"
+IMAGES_NOT_FOUND = "COCO JSON whose images were not found"
 NOTE = "note"
 
 
@@ -74,7 +74,7 @@ class Report:
 
 
 def report_from_dict(values: dict[str, Any]) -> Report:
-    """The Report that `as_dict` made `values` from. Raises KeyError, TypeError or ValueError if they are not whole."""
+    """The Report that `as_dict` made `values` from. Raises KeyError, TypeError or ValueError if they are incomplete."""
     fields = {name: value for name, value in values.items() if name != "not_listed"}
     fields["instances_per_class"] = tuple(values["instances_per_class"].items())
     fields["problem_counts"] = tuple(values["problem_counts"].items())

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
-from data.augment import generator_for
+from data.augment.plan import generator_for
+from utils.letterbox import CanvasShapes
 
 # Stand where a sample has its index: random numbers of their own.
 ORDER, SHUFFLE, DRAWS = 2**40 - 1, 2**40 - 2, 2**40 - 3
@@ -30,42 +31,6 @@ class Key:
     width: int
     mosaic: bool  # whether other images may join
     repeat: int = 0  # how often the epoch has drawn the image before
-
-
-def whole_strides(size: int, stride: int) -> int:
-    """The least multiple of the stride that is no less than `size` and two strides, the least that a model can take.
-
-    >>> whole_strides(33, 32), whole_strides(100, 32), whole_strides(64, 64)
-    (64, 128, 128)
-    """
-    return max(-(-size // stride), 2) * stride
-
-
-@dataclass(frozen=True)
-class BatchShapes:
-    """Canvas shapes for upright rectangles: long side `image_size`, the short one as the batch needs."""
-
-    image_size: int
-    stride: int
-    pad: float = 0.0  # strides added before rounding up
-
-    def shape(self, ratios: NDArray[np.float64]) -> tuple[int, int]:
-        """(height, width) that holds images of these height / width ratios, multiples of the stride.
-
-        >>> BatchShapes(320, 32).shape(np.array([0.75, 0.7]))
-        (256, 320)
-        """
-        low, high = float(ratios.min()), float(ratios.max())
-        tall, wide = (high, 1.0) if high < 1 else (1.0, 1 / low) if low > 1 else (1.0, 1.0)
-        sides = np.array([tall, wide]) * self.image_size / self.stride
-        height, width = (max(1, int(np.ceil(s - 1e-9 + self.pad))) * self.stride for s in sides)
-        return height, width
-
-    @property
-    def largest(self) -> tuple[int, int]:
-        """(height, width) that no shape exceeds."""
-        side = max(1, int(np.ceil(self.image_size / self.stride + self.pad))) * self.stride
-        return side, side
 
 
 class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
@@ -86,7 +51,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         seed: int,
         rank: int = 0,
         size: int = 1,
-        shapes: BatchShapes | None = None,
+        shapes: CanvasShapes | None = None,
         mosaic_until: int = 2**31,
     ) -> None:
         if batch_size < 1 or batch_size % size:
@@ -213,7 +178,7 @@ class EvaluationSampler:
     """
 
     def __init__(
-        self, ratios: NDArray[np.float64], *, batch_size: int, shapes: BatchShapes, rank: int = 0, size: int = 1
+        self, ratios: NDArray[np.float64], *, batch_size: int, shapes: CanvasShapes, rank: int = 0, size: int = 1
     ) -> None:
         canvas = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
         ordered = np.argsort(ratios, kind="stable").tolist()  # shapes follow ratios: one run of images for each shape

@@ -23,7 +23,7 @@ DIGEST_BYTES = 32
 
 
 class Stored(NamedTuple):
-    """A scan and what it was made from: `listed` are the image paths that only a COCO JSON told of."""
+    """A scan and what it was made from: `listed` are the images that only a file with all labels names."""
 
     labels: Labels
     report: Report
@@ -51,7 +51,7 @@ def fingerprint(paths: Iterable[str | Path]) -> str:
 
 
 def store(file: Path, stored: Stored) -> None:
-    """Writes `file` whole or not at all, whoever else writes it. Raises OSError."""
+    """Writes `file` whole or not at all, also if other processes write it. Raises OSError."""
     texts = {"report": json.dumps(stored.report.as_dict()), "fingerprint": stored.fingerprint}
     texts["listed"] = json.dumps(stored.listed)
     buffer = io.BytesIO()
@@ -59,7 +59,7 @@ def store(file: Path, stored: Stored) -> None:
     np.savez(buffer, allow_pickle=False, **stored.labels.arrays(), **arrays)
     data = buffer.getvalue()
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")  # process numbers repeat among containers
+    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")  # containers share process ids
     try:
         with temporary.open("xb") as stream:
             stream.write(data + hashlib.sha256(data).digest())
@@ -72,7 +72,7 @@ def load(file: Path) -> Stored | None:
     """What `store` wrote, or None if there is no such file. Raises ValueError if the file is damaged."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         content = file.read_bytes()
     except FileNotFoundError:
         return None
@@ -96,5 +96,5 @@ def _unpacked(data: bytes) -> Stored:
     texts = {name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")}
     listed = json.loads(texts["listed"])
     if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
-        raise ValueError("its list of images is none")
+        raise ValueError("its list of images is not a list of texts")
     return Stored(Labels(**arrays), report_from_dict(json.loads(texts["report"])), texts["fingerprint"], listed)

@@ -8,7 +8,7 @@ import torch
 
 from models.detector import Detector, LayerInfo, check_shapes, count_gflops, count_parameters
 from models.table import find_model, resolve
-from utils.printable import shown
+from utils.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.img < 1 or options.img % max(model.strides):
             raise ValueError(f"--img {options.img}: must be a multiple of the stride, {max(model.strides)}")
     except (ValueError, OSError) as error:
-        print(shown(str(error)), file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
     print(f"{'':>3} {'from':>16} {'n':>3} {'params':>10}  {'module':<13} arguments")
     for line in model.info():

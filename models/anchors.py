@@ -1,7 +1,8 @@
 """Anchors fitted to a data set's box sizes.
 
 Sizes are width and height in pixels at the training size, above 0, float [N, 2]; anchors [K, 2]. A box is *reachable*
-when some anchor's width and height both differ from its own by a factor below the matching limit (models/assign.py).
+when some anchor's width and height both differ from its own by a factor below the matching limit
+(models/assign/anchor_ratio.py).
 """
 
 import math

@@ -21,9 +21,9 @@ class Layer(nn.Module):
     out_channels: int
     reduction: Fraction = Fraction(1)  # input side / output side
 
-    joins: ClassVar[bool] = False  # takes a list of maps, and is built from a list of channels and `strides=`
-    widens: ClassVar[bool] = True  # its first arg is a number of channels, which the table's width scales
-    deepens: ClassVar[bool] = False  # takes the row's number as `repeats=`, instead of being stacked
+    multi_input: ClassVar[bool] = False  # takes a list of maps, and is built from a list of channels and `strides=`
+    scales_width: ClassVar[bool] = True  # its first arg is a number of channels, which the table's width scales
+    repeats_inside: ClassVar[bool] = False  # takes the row's number as `repeats=`, instead of being stacked
 
 
 def whole_stride(stride: int) -> Fraction:
@@ -128,7 +128,7 @@ class C3(Layer):
     Source: CSPNet, arXiv 1911.11929, section 3.
     """
 
-    deepens = True
+    repeats_inside = True
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class SPPF(Layer):
 class Concat(Layer):
     """Maps of one size joined along their channels."""
 
-    joins = True
-    widens = False
+    multi_input = True
+    scales_width = False
 
     def __init__(self, in_channels: Sequence[int], dim: int = 1, *, strides: Sequence[Fraction]) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Concat(Layer):
 class Upsample(Layer):
     """The map enlarged by a whole factor. A table gives nn.Upsample's arguments, of which `size` must be None."""
 
-    widens = False
+    scales_width = False
 
     def __init__(self, in_channels: int, size: None, factor: float, mode: str = "nearest") -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Upsample(Layer):
 class MaxPool(Layer):
     """The maximum of each window."""
 
-    widens = False
+    scales_width = False
 
     def __init__(self, in_channels: int, kernel: int, stride: int | None = None, padding: int = 0) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class MaxPool(Layer):
 class ZeroPad(Layer):
     """The map with rows and columns of zeros: `padding` is left, right, top, bottom, in cells."""
 
-    widens = False
+    scales_width = False
 
     def __init__(self, in_channels: int, padding: Sequence[int]) -> None:
         super().__init__()

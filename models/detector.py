@@ -3,36 +3,36 @@
 `layers` holds one module per row of the table, so a YOLOv5 checkpoint's `model.N.*` is `layers.N.*` here. Only its
 anchors differ, being in units of the stride: `layers.N.anchors_px` = `model.N.anchors` * stride.
 
-B images, L levels, A anchors per level, C classes, H W pixels of the images, N predictions of an image.
+B images, L levels, C classes, H W pixels of the images, N predictions of an image.
 """
 
 import inspect
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.blocks import LAYERS, Conv, Layer, Stack
-from models.heads import HEADS, Detect, order_anchors
+from models.heads import Head, Raw
+from models.heads.registry import HEADS
 from models.recompute import recomputed
 from models.table import (
     MAX_CHANNELS,
-    Anchors,
-    Row,
+    TableRow,
     is_whole,
     parse_rows,
-    plain_anchors,
     resolve,
     scale_channels,
     scale_number,
 )
 from utils.printable import excerpt
 
-MODULES: dict[str, type[Layer]] = {**LAYERS, **HEADS}
 KINDS: dict[Any, set[type]] = {
     bool: {bool},
     int: {int},
@@ -82,11 +82,11 @@ class Detector(nn.Module):
             inputs = [channels[source] for source in row.sources]
             scales = [strides[source] for source in row.sources]
             layer, info = build_layer(row, inputs, scales, self.table)
-            if isinstance(layer, Detect) != (row is self.rows[-1]):
+            if (row.module in HEADS) != (row is self.rows[-1]):
                 raise row.error(f"the last row, and no other, must be a head ({', '.join(HEADS)})")
             self.layers.append(layer)
             self._info.append(info)
-            if not isinstance(layer, Detect):
+            if row.module not in HEADS:
                 channels[row.position], strides[row.position] = layer.out_channels, scales[0] * layer.reduction
         if not self.rows or self.num_classes != self.table["nc"]:
             raise ValueError(
@@ -94,12 +94,9 @@ class Detector(nn.Module):
             )
 
     @property
-    def head(self) -> Detect:
+    def head(self) -> Head:
         """The last layer."""
-        head = self.layers[-1]
-        if not isinstance(head, Detect):
-            raise TypeError(f"the last layer is a {type(head).__name__}, no head")
-        return head
+        return cast(Head, self.layers[-1])
 
     @property
     def num_classes(self) -> int:
@@ -116,28 +113,18 @@ class Detector(nn.Module):
         """The precision of the parameters, which images must have outside autocast."""
         return next(self.parameters()).dtype
 
-    @property
-    def anchors_px(self) -> Tensor:
-        """Anchor widths and heights in pixels [L, A, 2]: the head's buffer."""
-        return self.head.anchors_px
+    def fit_to_boxes(self, sizes: NDArray[np.float64], **how: Any) -> str | None:
+        """Fit the head to box sizes, and have the table say so: what was found. how: as `Head` takes it."""
+        sentence = self.head.fit_to_boxes(sizes, **how)
+        self.update_table()
+        return sentence
 
-    def set_anchors(self, anchors: Anchors | Tensor) -> None:
-        """Put other sizes in pixels, [L, A, 2] or as in a table, into the buffer and the table.
+    def update_table(self) -> None:
+        """Let the table say what the head is fitted to now."""
+        self.table |= self.head.table_entries()
 
-        Raises: ValueError if their number differs from the head's.
-        """
-        sizes = anchors.flatten(1).tolist() if isinstance(anchors, Tensor) else anchors
-        sizes = plain_anchors(sizes, self.table["source"])
-        levels, per_level, _ = self.anchors_px.shape
-        if isinstance(sizes, int) or len(sizes) != levels or len(sizes[0]) != 2 * per_level:
-            raise ValueError(
-                f"{self.table['source']}: the head has {levels} levels of {per_level} anchors, got {sizes}"
-            )
-        self.table["anchors"] = order_anchors(sizes, self.strides)
-        self.anchors_px.copy_(torch.tensor(self.table["anchors"]).view_as(self.anchors_px))
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Raw maps [B, A, H / stride, W / stride, 5 + C], one per level, of images [B, 3, H, W] in [0, 1]."""
+    def forward(self, images: Tensor) -> Raw:
+        """The head's raw predictions of images [B, 3, H, W] in [0, 1]."""
         maps: dict[int, Any] = {-1: images}
         for row in self.rows:
             maps[row.position] = self._run(row, maps)
@@ -145,15 +132,15 @@ class Detector(nn.Module):
                 del maps[index]
         return maps[len(self.rows) - 1]
 
-    def _run(self, row: Row, maps: Mapping[int, Any]) -> Any:
+    def _run(self, row: TableRow, maps: Mapping[int, Any]) -> Any:
         layer, inputs = self.layers[row.position], [maps[source] for source in row.sources]
         if self.recompute and self.training and torch.is_grad_enabled() and row.position in self._recomputable:
             return recomputed(layer, inputs[0])
-        return layer(inputs if MODULES[row.module].joins else inputs[0])
+        return layer(inputs if layer_class(row).multi_input else inputs[0])
 
-    def decode(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw maps, both float32."""
-        return self.head.decode(maps)
+    def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
+        """boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions, both float32."""
+        return self.head.decode(raw)
 
     def fuse(self) -> "Detector":
         """This detector with every BatchNorm folded into its convolution, in place and for inference only."""
@@ -169,23 +156,30 @@ class Detector(nn.Module):
         return [line._replace(parameters=count) for line, count in zip(self._info, counts, strict=True)]
 
 
+def layer_class(row: TableRow) -> type[Layer]:
+    """What a row's module names. Raises ValueError that names the row if it is unknown."""
+    if row.module in HEADS:
+        return HEADS[row.module].head
+    if row.module not in LAYERS:
+        raise row.error(f"no module '{excerpt(row.module)}'; allowed are {', '.join([*LAYERS, *HEADS])}")
+    return LAYERS[row.module]
+
+
 def build_layer(
-    row: Row, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
+    row: TableRow, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
 ) -> tuple[Layer | Stack, LayerInfo]:
     """The module of one row, and its line of the layer table.
 
     Raises: ValueError that names the row.
     """
-    if row.module not in MODULES:
-        raise row.error(f"no module '{excerpt(row.module)}'; allowed are {', '.join(MODULES)}")
-    kind = MODULES[row.module]
+    kind = layer_class(row)
     args, number = scale_args(row, kind, table), scale_number(row.number, table["depth_multiple"])
     check_arguments(row, kind, args)
-    if not kind.joins and len(in_channels) != 1:
+    if not kind.multi_input and len(in_channels) != 1:
         raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
-    if kind.joins and number != 1:
+    if kind.multi_input and number != 1:
         raise row.error(f"{row.module} cannot be repeated, `number` must be 1")
-    source = list(in_channels) if kind.joins else in_channels[0]
+    source = list(in_channels) if kind.multi_input else in_channels[0]
     try:
         layer = stack(kind, source, args, number, strides)
     except TypeError as error:
@@ -197,30 +191,30 @@ def build_layer(
 
 def stack(kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]) -> Layer | Stack:
     """`number` layers of a kind one after another, unless the kind repeats inside itself."""
-    if kind.joins:
+    if kind.multi_input:
         return kind(source, *args, strides=strides)
-    if kind.deepens:
+    if kind.repeats_inside:
         return kind(source, *args, repeats=number)
     layers = [kind(source, *args)]
     layers += [kind(layers[0].out_channels, *args) for _ in range(number - 1)]
     return Stack(*layers) if number > 1 else layers[0]
 
 
-def scale_args(row: Row, kind: type[Layer], table: Mapping[str, Any]) -> list[Any]:
+def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> list[Any]:
     """A row's args as the constructor takes them: words looked up, channels scaled.
 
     Raises: ValueError that names the row if there should be a number of channels and is none.
     """
-    words = {"nc": table["nc"], "anchors": table["anchors"], "None": None}
+    words = {"nc": table["nc"], "anchors": table.get("anchors"), "None": None}
     args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
-    if kind.widens and args:
+    if kind.scales_width and args:
         if not is_whole(args[0], 1) or args[0] > MAX_CHANNELS:
             raise row.error(f"the first argument must be a number of channels, 1 to {MAX_CHANNELS:,}")
         args[0] = scale_channels(args[0], table["width_multiple"])
     return args
 
 
-def check_arguments(row: Row, kind: type[Layer], args: Sequence[Any]) -> None:
+def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> None:
     """Raises ValueError that names the row if its arguments are too few, too many, or one is of the wrong kind."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     allowed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
@@ -236,7 +230,7 @@ def check_arguments(row: Row, kind: type[Layer], args: Sequence[Any]) -> None:
             raise row.error(f"an argument is of the wrong kind: {parameter.name} is {reprlib.repr(value)}, no {wanted}")
 
 
-def last_uses(rows: Sequence[Row]) -> list[list[int]]:
+def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
     """For each row, the maps that no later row reads, so that they can be freed."""
     last = {row.position: row.position for row in rows[:-1]} | {
         source: row.position for row in rows for source in row.sources
@@ -244,7 +238,7 @@ def last_uses(rows: Sequence[Row]) -> list[list[int]]:
     return [[index for index, user in last.items() if user == row.position] for row in rows]
 
 
-def recomputable(rows: Sequence[Row], layers: Iterable[nn.Module]) -> frozenset[int]:
+def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> frozenset[int]:
     """The positions of the rows of one input that have parameters.
 
     Found once, when a model is built: a replica of torch's DataParallel knows no parameters of its own.
@@ -252,7 +246,7 @@ def recomputable(rows: Sequence[Row], layers: Iterable[nn.Module]) -> frozenset[
     return frozenset(
         row.position
         for row, layer in zip(rows, layers, strict=True)
-        if not MODULES[row.module].joins and count_parameters(layer) > 0
+        if not layer_class(row).multi_input and count_parameters(layer) > 0
     )
 
 
@@ -279,7 +273,7 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
         except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
             shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
-    sides = [raw.shape[2] for raw in maps[len(model.rows) - 1]]
+    sides = [maps[source].shape[2] for source in model.rows[-1].sources]
     if sides != [side // stride for stride in model.strides]:
         raise model.rows[-1].error(f"strides must be {model.strides}, but {side} pixels give {sides} cells")
     return model

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from utils.devices import widest_float
+from utils.distributed.precision import widest_float
 
 
-def suppress(
+def non_max_suppression(
     boxes_xyxy: Tensor,
     scores: Tensor,
     *,
@@ -27,13 +27,7 @@ def suppress(
 
     Raises ValueError if `confidence` or `iou` is outside [0, 1], or a maximum is below 1.
     """
-    for name, share in (("confidence", confidence), ("iou", iou)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} {share}: a threshold lies between 0 and 1")
-    for name, number in (("max_detections", max_detections), ("max_candidates", max_candidates)):
-        if number < 1:
-            raise ValueError(f"{name} {number}: choose 1 or more")
-
+    check_limits(confidence, iou, max_detections, max_candidates)
     found = []
     for boxes, image_scores in zip(boxes_xyxy, scores, strict=True):
         box, class_id, score = _candidates(image_scores, confidence, multi_label)
@@ -42,6 +36,16 @@ def suppress(
         kept = nms(_apart(rows, agnostic), rows[:, 4].to(widest_float(rows.device)), iou)
         found.append(rows[kept[:max_detections]])
     return found
+
+
+def check_limits(confidence: float, iou: float, max_detections: int, max_candidates: int = 1) -> None:
+    """Raises ValueError if `confidence` or `iou` is outside [0, 1], or a maximum is below 1."""
+    for name, share in (("confidence", confidence), ("iou", iou)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} {share}: a threshold lies between 0 and 1")
+    for name, number in (("max_detections", max_detections), ("max_candidates", max_candidates)):
+        if number < 1:
+            raise ValueError(f"{name} {number}: choose 1 or more")
 
 
 def _candidates(scores: Tensor, confidence: float, multi_label: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,66 +1,217 @@
-"""Ways to get boxes and scores of images: one forward pass, several views of an image, several models.
+"""Detections of images as NumPy arrays, in each image's own pixels. No labels, no loader, no files.
 
-B images of H x W pixels, N predictions of an image, C classes.
+D detections of an image, B images on canvases of H x W pixels, N predictions of an image, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, overload
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.detector import Detector
+from models.nms import check_limits, non_max_suppression
+from models.views import Predict, only_classes, single_view
+from utils.distributed.host_copies import to_device
+from utils.distributed.precision import autocast_for
+from utils.letterbox import (
+    EVALUATION_PAD,
+    CanvasShapes,
+    Placement,
+    base_sizes,
+    draw_letterboxed,
+    place,
+    round_up_to_stride,
+)
 
-Predict = Callable[[Tensor], tuple[Tensor, Tensor]]  # images [B, 3, H, W] -> boxes_xyxy [B, N, 4], scores [B, N, C]
+ChannelOrder = Literal["rgb", "bgr"]
 
 
-def plain(model: Detector) -> Predict:
-    """One forward pass."""
-    return lambda images: model.decode(model(images))
+@dataclass(frozen=True)
+class ImageDetections:
+    """What was detected in one image, the highest score first."""
+
+    boxes_xyxy: NDArray[np.float64]  # [D, 4] in pixels of the image, none beyond its border
+    scores: NDArray[np.float64]  # [D] in [0, 1]
+    class_ids: NDArray[np.int64]  # [D]
+
+    def __len__(self) -> int:
+        """How many, D."""
+        return len(self.scores)
 
 
-def with_views(model: Detector) -> Predict:
-    """Predictions at scales 1, 0.83 (mirrored) and 0.67 together, in pixels of the images given.
+class Predictor:
+    """Detects objects in images of any size, each letterboxed as val.py does it.
 
-    Source: facts of YOLOv5's behaviour.
+    An image's canvas depends on that image alone, so its detections do not depend on the images beside it, but for
+    rounding in the forward pass.
     """
 
-    def predict(images: Tensor) -> tuple[Tensor, Tensor]:
-        height, width = images.shape[2:]
-        step = max(model.strides)
-        boxes, scores = [], []
-        for scale, mirrored in ((1.0, False), (0.83, True), (0.67, False)):
-            small = (max(1, round(height * scale)), max(1, round(width * scale)))
-            view = images.flip(3) if mirrored else images
-            if scale != 1:
-                view = F.interpolate(view, small, mode="bilinear", align_corners=False)
-            view = F.pad(view, (0, -small[1] % step, 0, -small[0] % step), value=114 / 255)
-            box, score = model.decode(model(view))
-            box = box * box.new_tensor([width / small[1], height / small[0]] * 2)
-            if mirrored:
-                box = torch.stack([width - box[..., 2], box[..., 1], width - box[..., 0], box[..., 3]], -1)
-            boxes.append(box)
-            scores.append(score)
-        return torch.cat(boxes, 1), torch.cat(scores, 1)
+    def __init__(
+        self,
+        model: Detector,
+        *,
+        image_size: int = 640,
+        confidence: float = 0.25,
+        iou: float = 0.45,
+        max_detections: int = 300,
+        class_ids: Sequence[int] | None = None,
+        agnostic: bool = False,
+        multi_label: bool = False,
+        predict: Predict | None = None,
+        stride: int | None = None,
+        precision: torch.dtype = torch.float32,
+        batch_size: int = 16,
+    ) -> None:
+        """Images go to the device of `model`, which is put into eval mode.
 
-    return predict
+        image_size: long side in pixels, rounded up to the stride. confidence: scores at or below it do not count. iou,
+        agnostic, multi_label, max_detections: as non_max_suppression takes them. class_ids: the only classes to detect.
+        predict: stands in for one forward pass of `model`: several views or models (models/views.py). stride: what the
+        sides of canvases are multiples of, by default the model's largest; of several models the largest of all.
+        precision: of the forward pass, by autocast. batch_size: most images in one forward pass.
+        Raises ValueError for a number out of range.
+        """
+        check_limits(confidence, iou, max_detections)
+        for name, number in (("image_size", image_size), ("batch_size", batch_size)):
+            if number < 1:
+                raise ValueError(f"{name} {number}: choose 1 or more")
+        for class_id in class_ids or ():
+            if not 0 <= class_id < model.num_classes:
+                raise ValueError(
+                    f"class {class_id}: the model has {model.num_classes} classes (0-{model.num_classes - 1})"
+                )
+        stride = stride or max(model.strides)
+        predict = predict or single_view(model)
+        self.model, self.precision, self.batch_size = model, precision, batch_size
+        self.image_size = round_up_to_stride(image_size, stride)
+        self._shapes = CanvasShapes(self.image_size, stride, EVALUATION_PAD)
+        self._predict = predict if class_ids is None else only_classes(predict, class_ids)
+        self._in_images = partial(
+            detections_in_images,
+            confidence=confidence,
+            iou=iou,
+            max_detections=max_detections,
+            agnostic=agnostic,
+            multi_label=multi_label,
+        )
+
+    @overload
+    def __call__(self, images: NDArray[np.uint8], *, channel_order: ChannelOrder) -> ImageDetections: ...
+
+    @overload
+    def __call__(
+        self, images: Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder
+    ) -> list[ImageDetections]: ...
+
+    def __call__(
+        self, images: NDArray[np.uint8] | Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder
+    ) -> ImageDetections | list[ImageDetections]:
+        """The detections of one image, or of each image of a list.
+
+        images: uint8 [H, W, 3]; [H, W] and [H, W, 1] are grey, and become three equal channels. channel_order: "rgb",
+        or "bgr" as OpenCV reads files. Raises ValueError for anything else, before any image is predicted on.
+        """
+        if channel_order not in ("rgb", "bgr"):
+            raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
+        if isinstance(images, np.ndarray):
+            return self._detect([three_channels(images, "the image")], channel_order)[0]
+        return self._detect([three_channels(image, f"image {i}") for i, image in enumerate(images)], channel_order)
+
+    @torch.inference_mode()
+    def _detect(self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder) -> list[ImageDetections]:
+        numbers_by_canvas: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, image in enumerate(images):
+            width, height = size_of(image)
+            numbers_by_canvas[self._shapes.shape(np.array([height / width]))].append(number)
+        found: dict[int, ImageDetections] = {}
+        for canvas, numbers in numbers_by_canvas.items():
+            for start in range(0, len(numbers), self.batch_size):
+                batch = numbers[start : start + self.batch_size]
+                found.update(
+                    zip(batch, self._detect_on(canvas, [images[i] for i in batch], channel_order), strict=True)
+                )
+        return [found[number] for number in range(len(images))]
+
+    def _detect_on(
+        self, canvas: tuple[int, int], images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder
+    ) -> list[ImageDetections]:
+        """The detections of images that share a canvas, in one forward pass."""
+        sizes = [size_of(image) for image in images]
+        base: list[tuple[int, int]] = [
+            tuple(size) for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
+        ]
+        pixels = np.empty((len(images), *canvas, 3), np.uint8)
+        for image, base_size, out in zip(images, base, pixels, strict=True):
+            draw_letterboxed(image, base_size, out)
+        if channel_order == "bgr":
+            pixels = np.ascontiguousarray(pixels[..., ::-1])
+        self.model.eval()
+        device = next(self.model.parameters()).device
+        inputs = to_device(torch.from_numpy(pixels), device, self.model.dtype)
+        with autocast_for(self.precision, device):
+            boxes, scores = self._predict(inputs)
+        placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]
+        return self._in_images(boxes, scores, placements, sizes)
 
 
-def ensemble(members: Sequence[Predict]) -> Predict:
-    """The predictions of all members together; non-maximum suppression makes them one."""
-
-    def predict(images: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [member(images) for member in members]
-        return torch.cat([boxes for boxes, _ in parts], 1), torch.cat([scores for _, scores in parts], 1)
-
-    return predict
+def size_of(image: NDArray[np.uint8]) -> tuple[int, int]:
+    """(width, height) of an image [H, W, 3]."""
+    return image.shape[1], image.shape[0]
 
 
-def one_class(predict: Predict) -> Predict:
-    """The same boxes, each with its best class's score as the score of the only class."""
+def three_channels(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
+    """The image as uint8 [H, W, 3]; a grey one, [H, W] or [H, W, 1], gets three equal channels.
 
-    def predict_one(images: Tensor) -> tuple[Tensor, Tensor]:
-        boxes, scores = predict(images)
-        return boxes, scores.amax(-1, keepdim=True)
+    Raises ValueError, beginning with `name`, if it is no such image.
+    """
+    wanted = "an image is a NumPy array, uint8 [H, W, 3], or [H, W] or [H, W, 1] if it is grey"
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f"{name} is a {type(image).__name__}; {wanted}")
+    channels = image.shape[2:] or (1,)
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in ((1,), (3,)):
+        raise ValueError(f"{name} is {image.dtype} {list(image.shape)}; {wanted}")
+    if image.size == 0:
+        raise ValueError(f"{name} is {list(image.shape)}, which has no pixels")
+    if channels == (1,):
+        return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)
+    return np.ascontiguousarray(image)
 
-    return predict_one
+
+def detections_in_images(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    placements: Sequence[Placement],
+    sizes: Sequence[tuple[int, int]],
+    *,
+    confidence: float,
+    iou: float,
+    max_detections: int,
+    agnostic: bool = False,
+    multi_label: bool = True,
+) -> list[ImageDetections]:
+    """What non-maximum suppression leaves of each image's predictions, in the image's own pixels.
+
+    boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes: of the B images; width, height.
+    Raises ValueError as non_max_suppression does.
+    """
+    kept = non_max_suppression(
+        boxes_xyxy,
+        scores,
+        confidence=confidence,
+        iou=iou,
+        max_detections=max_detections,
+        agnostic=agnostic,
+        multi_label=multi_label,
+    )
+    found = []
+    for detections, placement, size in zip(kept, placements, sizes, strict=True):
+        rows = detections.cpu().double().numpy()
+        boxes = placement.to_image(rows[:, :4], size)
+        found.append(ImageDetections(boxes, rows[:, 4], rows[:, 5].astype(np.int64)))
+    return found

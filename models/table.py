@@ -1,8 +1,8 @@
 """Model tables: YAML files of rows [from, number, module, args], found by name, checked, and resolved to plain values.
 
 A family has `scales: {s: [depth, width]}`; a table of one model has `depth_multiple` and `width_multiple`. Both have
-`anchors`, `backbone` and `head`. A resolved table is of the second kind with `nc`, `ch` and `source` filled in: plain
-values that a checkpoint can store and `Detector` can be built from.
+`backbone` and `head`, and `anchors` where a row names them. A resolved table is of the second kind with `nc`, `ch` and
+`source` filled in: plain values that a checkpoint can store and `Detector` can be built from.
 """
 
 import math
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from utils.printable import excerpt, one_line, shown
-from utils.yaml_tree import is_absent, pairs, read_tree
+from utils.files.yaml_tree import is_absent, pairs, read_tree
+from utils.printable import excerpt, one_line, printable
 
 MODELS_DIR = Path(__file__).parent
 MAX_BYTES = 1 << 18
@@ -32,7 +32,7 @@ KEYS = ("source", "nc", "ch", "scales", "depth_multiple", "width_multiple", "anc
 Anchors = int | Sequence[Sequence[float]]
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of a table; `sources` are absolute positions, -1 being the images."""
 
     where: str
@@ -99,7 +99,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
     Raises: ValueError if the file cannot be read, is too large, no YAML, or no table.
     """
-    source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else shown(path)
+    source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else printable(path)
     tree = read_tree(path, source, "model table", MAX_BYTES)
     if not isinstance(tree, MappingNode):
         raise ValueError(f"{source}: a model table is a mapping with the keys {', '.join(KEYS[1:])}")
@@ -135,7 +135,8 @@ def resolve(
 ) -> dict[str, Any]:
     """`table` as one model of plain values: scale, classes, image channels and anchors filled in, rows checked in form.
 
-    anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a number per level, to be fitted to data.
+    anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a number per level, to be fitted to data;
+    None, or a table without anchors, takes the table's.
 
     Raises: ValueError for an unknown or missing key, an unknown scale, or a value out of range.
     """
@@ -148,13 +149,16 @@ def resolve(
         )
     if table.get("ch") not in (None, channels):
         raise ValueError(f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} channels")
+    given = {}
+    if "anchors" in table:
+        given["anchors"] = plain_anchors(table["anchors"] if anchors is None else anchors, source)
     resolved = {
         "source": source,
         "nc": num_classes,
         "ch": channels,
         "depth_multiple": depth,
         "width_multiple": width,
-        "anchors": plain_anchors(table["anchors"] if anchors is None else anchors, source),
+        **given,
         "backbone": table["backbone"],
         "head": table["head"],
     }
@@ -183,8 +187,14 @@ def check_keys(table: Mapping[str, Any], source: str) -> None:
     for key in ("backbone", "head"):
         if not isinstance(table.get(key), list):
             raise ValueError(f"{source}: `{key}` must be a list of rows [from, number, module, args]")
-    if "anchors" not in table:
+    if "anchors" not in table and any(_names_anchors(row) for row in [*table["backbone"], *table["head"]]):
         raise ValueError(f"{source}: `anchors` is missing: one list w, h, w, h, ... per level, or a number per level")
+
+
+def _names_anchors(row: Any) -> bool:
+    """Whether a row, of which nothing is checked yet, has the word `anchors` among its args."""
+    args = row[-1] if isinstance(row, (list, tuple)) and row else []
+    return isinstance(args, (list, tuple)) and any(isinstance(arg, str) and arg == "anchors" for arg in args)
 
 
 def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple[float, float]:
@@ -236,7 +246,7 @@ def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
     return [[float(value) for value in level] for level in levels]
 
 
-def parse_rows(table: Mapping[str, Any]) -> list[Row]:
+def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
     """The rows of a resolved table, backbone then head, with `from` as absolute indices.
 
     Raises: ValueError that names the row for a wrong form or a `from` out of range.
@@ -245,7 +255,7 @@ def parse_rows(table: Mapping[str, Any]) -> list[Row]:
     return [parse_row(row, index, f"{table['source']} row {index}") for index, row in enumerate(rows)]
 
 
-def parse_row(row: Any, index: int, where: str) -> Row:
+def parse_row(row: Any, index: int, where: str) -> TableRow:
     """One row checked in form.
 
     Raises: ValueError for anything but [from, number, module, args], and for a `from` that is not above this row.
@@ -264,7 +274,7 @@ def parse_row(row: Any, index: int, where: str) -> Row:
     absolute = tuple(source + index if source < 0 else source for source in sources)
     if not all(-1 <= source < index for source in absolute):
         raise ValueError(f"{where}: `from` must name rows above this one, 0 to {index - 1}, or count back from it")
-    return Row(where, index, absolute, number, module, list(args))
+    return TableRow(where, index, absolute, number, module, list(args))
 
 
 def format_row(row: Sequence[Any]) -> str:

@@ -7,7 +7,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from lying_server import Answer, Server
+
+from tests.support.lying_server import Answer, Server
 
 NAMES = ("disc", "square", "bar")
 SIDE = 96

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from launching import Rank, forked, small, way_into
 
 from data.dataset_yaml import read_data_yaml
 from data.scan import scan
-from tests.test_scan import tree
+from tests.data.test_scan import tree
+from tests.support.launching import Rank, forked, small, way_into
 
 COUNT = 8
 PRIVATE = ("--mount", "--user --map-root-user --mount")  # ways to a view of the file system of one's own
@@ -149,14 +149,14 @@ def closed(data: Path) -> Iterator[dict[str, str]]:
     """The variables of a process that cannot write to the data's folder."""
     folder = {"KESTREL_READ_ONLY": str(data.parent)}
     if way_into(*PRIVATE):
-        yield folder | {"KESTREL_FAULT": "read_only:mount"}
+        yield folder | {"KESTREL_FAULT": "tests.support.read_only:mount"}
     elif os.getuid() == 0:
         pytest.skip("root writes everywhere, and this machine lets us mount nothing (unshare --mount)")
     else:
         folders = [data.parent, *(path for path in data.parent.rglob("*") if path.is_dir())]
         for path in folders:
             path.chmod(0o555)
-        yield folder | {"KESTREL_FAULT": "read_only:check"}
+        yield folder | {"KESTREL_FAULT": "tests.support.read_only:check"}
         for path in folders:
             path.chmod(0o755)
 

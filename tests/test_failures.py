@@ -3,6 +3,7 @@
 Faults are functions that a process calls before it trains: see launching.py.
 """
 
+import multiprocessing
 import os
 import re
 import signal
@@ -18,15 +19,31 @@ from typing import NoReturn
 import pytest
 import torch
 import torch.distributed as dist
-from launching import MARK, ROOT, TORCHRUN, Job, Rank, alive, by_hand, forked, free_port, launched, small, until
 
 import train
-from utils import distributed
-from utils.meeting import GONE, PeerFailedError
+import val
+from data import splits
+from tests.support.launching import (
+    MARK,
+    ROOT,
+    TORCHRUN,
+    Job,
+    Rank,
+    alive,
+    by_hand,
+    forked,
+    free_port,
+    launched,
+    small,
+    until,
+)
+from utils.distributed import modes, session
+from utils.distributed.rendezvous import PEER_GONE, PeerFailedError
+from utils.files import checkpoint_file
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
 
-SCRIPT = str(ROOT / "tests" / "launching.py")  # train.py with a fault
+SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
 SOON = 30.0  # seconds that a job may take to end, by the README
 RUN = [*TORCHRUN, "--nproc_per_node", "2"]
 
@@ -92,13 +109,13 @@ def rank_0_raises_while_rank_1_computes() -> None:
 
 
 def rank_1_raises_while_rank_0_is_stuck() -> None:
-    distributed.GRACE_S = 1.5
+    session.GRACE_S = 1.5
     in_second_epoch(1, lambda: give(RuntimeError("sabotage")), lambda: time.sleep(60))
 
 
 def rank_1_raises_and_is_slow_to_leave() -> None:
     if os.environ["RANK"] == "1":
-        distributed.GRACE_S = 3
+        session.GRACE_S = 3
         dist.destroy_process_group = lambda *_: time.sleep(60)
 
     def hear() -> None:
@@ -115,30 +132,59 @@ def rank_0_refuses_what_rank_1_reads_slowly() -> None:
         raise ValueError("bad labels")
 
     hasty()
-    train.read_split = read
+    splits.read_split = read
 
 
 def rank_1_reads_other_images() -> None:
     hasty()
-    real = train.read_split
+    real = splits.read_split
 
     def read(*arguments, **keywords):
         labels, report = real(*arguments, **keywords)
         return labels.subset(range(int(os.environ["RANK"]), len(labels))), report
 
-    train.read_split = read
+    splits.read_split = read
 
 
 def rank_1_computes_otherwise() -> None:
     hasty()
     chosen = torch.bfloat16 if os.environ["RANK"] == "1" else torch.float32
-    train.choose_precision = lambda *_: chosen
+    modes.choose_precision = lambda *_: chosen
 
 
 def rank_1_has_another_seed() -> None:
     hasty()
     real = train.TrainConfig.training
     train.TrainConfig.training = lambda self: real(self) | {"seed": int(os.environ["RANK"])}
+
+
+def kill_a_loader() -> None:
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    Path(os.environ["KESTREL_STAMP"]).touch()
+
+
+def rank_0_loses_a_loader_in_training() -> None:
+    many_cores()
+    in_second_epoch(0, kill_a_loader)
+
+
+def rank_0_loses_a_loader_in_validation() -> None:
+    many_cores()
+    hasty()
+    real, calls = val.detections_in_images, iter(range(10**6))
+
+    def work(*arguments, **keywords):
+        if next(calls) == 0 and os.environ["RANK"] == "0":
+            kill_a_loader()
+        return real(*arguments, **keywords)
+
+    val.detections_in_images = work
+
+
+def closed_streams() -> None:
+    os.close(1)
+    os.close(2)
+    sys.stdout = sys.stderr = None
 
 
 def one_gpu() -> None:
@@ -151,7 +197,7 @@ def many_cores() -> None:
 
 def hasty() -> None:
     """Wait for others no longer than these tests want to last."""
-    distributed.PATIENCE_S = distributed.JOIN_S = 1.0
+    session.PATIENCE_S = session.JOIN_S = 1.0
 
 
 # ---------------------------------------------------------------------- jobs
@@ -170,7 +216,7 @@ def stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fault(name: str) -> dict[str, str]:
-    return {"KESTREL_FAULT": f"test_failures:{name}"}
+    return {"KESTREL_FAULT": f"tests.test_failures:{name}"}
 
 
 def end_after(job: Job, stamp: Path) -> int:
@@ -248,7 +294,7 @@ def test_spawn_when_a_process_is_killed(spawned, stamp):
     until(stamp.exists, 120, "the fault")
     assert job.end(SOON) == 1
     assert len(ours(job.parent.err)) == 1, job.parent.err
-    assert re.search("was killed|without a word", ours(job.parent.err)[0])
+    assert re.search("probably out of memory|without an error message", ours(job.parent.err)[0])
 
 
 def test_spawn_when_a_process_is_told_to_end(spawned, stamp, tmp_path):
@@ -375,9 +421,24 @@ def test_the_first_to_read_refuses(end):
 def test_a_rank_is_killed(end, rank):
     it = end(f"rank_{rank}_is_killed")
     assert (it.codes[rank], it.codes[1 - rank]) == (-signal.SIGKILL, 1)
-    assert ours(it.told[1 - rank]) == [f"error: {GONE}"]
+    assert ours(it.told[1 - rank]) == [f"error: {PEER_GONE}"]
     assert "Traceback" not in it.told[1 - rank]
     assert it.seconds < SOON / 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("when", ["training", "validation"])
+def test_a_loader_is_killed(flags, stamp, tmp_path, size, when):
+    port, mine = free_port(), fault(f"rank_0_loses_a_loader_in_{when}") | {"KESTREL_STAMP": str(stamp)}
+    environments = [by_hand(rank, size, port) | mine for rank in range(size)]
+    with forked(environments, [*flags, "--workers", "2"], tmp_path / "io") as ranks:
+        assert [rank.end(60) for rank in ranks] == [1] * size
+        assert ranks[0].err == (
+            "error: a data loader process died, probably out of memory: use fewer --workers; "
+            "--resume continues a training\n"
+        )
+        assert not any(ours(rank.err) for rank in ranks[1:])  # torch may warn that the store is closed
+    assert time.time() - stamp.stat().st_mtime < SOON
 
 
 @alone
@@ -433,8 +494,6 @@ REFUSALS = {
         [],
         "of 4 tasks but RANK is",
     ),
-    "no address": (changed(None, MASTER_ADDR=""), [], "MASTER_ADDR and MASTER_PORT are not set"),
-    "no such port": (changed(None, MASTER_PORT="99999"), [], "99999"),
     "no folder": (changed(None), ["--dist-url", "file:///nowhere/at/all"], "/nowhere/at"),
     "rank 1 contradicts itself": (changed(1, LOCAL_WORLD_SIZE="1"), [], "they contradict each other"),
     "rank 1 lacks a variable": (changed(1, LOCAL_RANK=""), [], "LOCAL_RANK"),
@@ -470,11 +529,37 @@ def test_a_refusal_when_data_is_read_is_one_sentence(name, flags, tmp_path):
     assert not (tmp_path / "exp").exists()
 
 
-def test_a_rank_that_cannot_be_speaks_for_itself(flags, tmp_path):
-    """Counted from 1 by hand, there is no rank 0 to leave the word to."""
-    with forked(changed(None, RANK="2")[:1], flags, tmp_path / "io") as (rank,):
-        assert rank.end(60) == 2
-        assert rank.err == "error: RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1\n"
+NO_RENDEZVOUS = {
+    "rank 1 alone": ([{"RANK": "1"}], "WORLD_SIZE is not set: the launcher should set it to a whole number"),
+    "no number": (
+        [{"RANK": "abc", "WORLD_SIZE": "1"}],
+        "RANK is 'abc': the launcher should set it to a whole number",
+    ),
+    "counted from 1": (changed(None, RANK="2")[:1], "RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1"),
+    "SLURM without a size": (
+        [{"SLURM_PROCID": "1", "SLURM_NTASKS": "x", "SLURM_LOCALID": "0"}],
+        "SLURM_NTASKS is 'x': the launcher should set it to a whole number",
+    ),
+    "no address": (
+        changed(None, MASTER_ADDR=""),
+        "MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use torchrun",
+    ),
+    "no such port": (
+        changed(None, MASTER_PORT="99999"),
+        "127.0.0.1 port 99999: a port lies between 1 and 65535",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_RENDEZVOUS)
+@pytest.mark.parametrize("script", ["train", "val"])
+def test_variables_that_name_no_rendezvous_are_reported_by_every_process(name, script, tmp_path):
+    """There may be no rank 0, or it may have other variables."""
+    environments, sentence = NO_RENDEZVOUS[name]
+    with forked(environments, ["--device", "cpu"], tmp_path / "io", script=script) as ranks:
+        assert [rank.end(60) for rank in ranks] == [2] * len(environments)
+        assert [rank.err for rank in ranks] == [f"error: {sentence}\n"] * len(environments)
+        assert not any(rank.out for rank in ranks)
 
 
 def test_refusals_of_processes_that_start_seconds_apart(flags, tmp_path):
@@ -528,3 +613,25 @@ def test_who_does_not_come_is_named(flags, tmp_path):
         assert [line for line in ranks[1].err.splitlines() if line.startswith("error: ")] == [
             f"error: 127.0.0.1 port {ranks[1].environment['MASTER_PORT']}: nobody answered within 2 s (--dist-timeout)"
         ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_comes_and_the_end_is_soon(flags, tmp_path, rank):
+    """Once is enough: where the time to meet is over, nobody is sought again to end together with."""
+    place = [by_hand(rank, 2, free_port())]
+    began = time.monotonic()
+    with forked(place, [*flags, "--dist-timeout", "2"], tmp_path / "io") as (alone,):
+        assert alone.end(40) == 1
+        assert alone.err.startswith("error: ")
+        assert alone.err.count("\n") == 1
+    assert time.monotonic() - began < 2 + 3 + 5  # the last for a busy machine
+
+
+# ---------------------------------------------------------------------- what a process begins with
+
+
+def test_closed_standard_streams(flags, tmp_path):
+    """As by `>&- 2>&-`. What libraries write there must not end up in the files of the run."""
+    with forked([fault("closed_streams")], [*flags, "--epochs", "1"], tmp_path / "io") as (rank,):
+        assert rank.end(60) == 0
+    assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"] == 1

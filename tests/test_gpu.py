@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 import train
 from models import build_model
-from utils.devices import Later
-from utils.distributed import World
-from utils.finite import FiniteSteps
-from utils.optim import build_optimizer
-from utils.replica import DistributedReplica, Replica
-from utils.sync_bn import synchronize_batch_norm
+from utils.distributed.host_copies import AsyncHostCopy
+from utils.distributed.replica import DistributedReplica, Replica
+from utils.distributed.sync_bn import synchronize_batch_norm
+from utils.distributed.world import World
+from utils.training.nonfinite import NonFiniteGuard
+from utils.training.optimizers import build_optimizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 CPU, GPU = World(torch.device("cpu")), World(torch.device("cuda", 0))
@@ -91,7 +91,7 @@ def test_ddp_over_nccl_with_torchs_sync_bn_has_the_gradients_of_a_bare_model(gro
     wrapped = synchronize_batch_norm(copy.deepcopy(bare), "cuda")
     images = torch.rand(4, 3, 64, 64, dtype=torch.float64, device=GPU.device)
     for replica in (Replica(bare, GPU), DistributedReplica(wrapped, GPU, accumulates)):
-        replica.rehearse(torch.zeros(1, 3, 64, 64, dtype=torch.float64, device=GPU.device))
+        replica.warm_up(torch.zeros(1, 3, 64, 64, dtype=torch.float64, device=GPU.device))
         for part in images.split(2 if accumulates else 4):
             with replica.gradients(last=part.data_ptr() != images.data_ptr() or not accumulates):
                 sum(level.square().mean() for level in replica(part)).backward()
@@ -101,11 +101,11 @@ def test_ddp_over_nccl_with_torchs_sync_bn_has_the_gradients_of_a_bare_model(gro
 
 
 def test_values_come_when_two_more_have_been_passed_on():
-    later = Later(GPU.device)
-    arrived = [[int(value) for value in later.pass_on(torch.tensor(number, device=GPU.device))] for number in range(5)]
+    later = AsyncHostCopy(GPU.device)
+    arrived = [[int(value) for value in later.push(torch.tensor(number, device=GPU.device))] for number in range(5)]
     assert arrived == [[], [], [0], [1], [2]]
-    assert [int(value) for value in later.rest()] == [3, 4]
-    assert later.rest() == []
+    assert [int(value) for value in later.drain()] == [3, 4]
+    assert later.drain() == []
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
@@ -115,7 +115,7 @@ def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
     models = [torch.nn.Linear(3, 2).to(GPU.device)]
     models.append(copy.deepcopy(models[0]))
     optimizers = [build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models]
-    steps = [FiniteSteps(optimizer, [], GPU.device) for optimizer in optimizers]
+    steps = [NonFiniteGuard(optimizer, [], GPU.device) for optimizer in optimizers]
     assert optimizers[0].defaults["fused"]
     for number in range(4):
         torch.cuda.set_sync_debug_mode("error")
@@ -136,17 +136,17 @@ def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
 def test_a_run_on_a_gpu_goes_on(losses, monkeypatch, tmp_path):
     """To rounding: not all of a GPU's sums have one order."""
     straight = losses(GPU, "--amp", "fp32")
-    real, calls = train.Learner.step, iter(range(1, 100))
+    real, calls = train.TrainState.step, iter(range(1, 100))
 
-    def step(self: train.Learner) -> None:
+    def step(self: train.TrainState) -> None:
         if next(calls) == 2:
             raise KeyboardInterrupt
         real(self)
 
-    monkeypatch.setattr(train.Learner, "step", step)
+    monkeypatch.setattr(train.TrainState, "step", step)
     with pytest.raises(KeyboardInterrupt):
         losses(GPU, "--amp", "fp32", "--save-minutes", "1e-9", "--name", "broken")
-    monkeypatch.setattr(train.Learner, "step", real)
+    monkeypatch.setattr(train.TrainState, "step", real)
     train.main(train.parse_args(["--resume", str(tmp_path / "broken")])[0], GPU)
     with open(tmp_path / "broken" / "results.csv") as file:
         resumed = [[float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)]

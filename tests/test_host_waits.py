@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import train
-import utils.finite
-import utils.save_points
+import utils.training.checkpoints.preemption
+import utils.training.nonfinite
+import utils.training.state
 from data import Loader
 from data.loader import Batch
-from tests.launching import small
-from utils.distributed import World
+from tests.support.launching import small
+from tests.support.meta_device import NeverRead, use_fused
+from utils.distributed.world import World
 
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "bincount")
 
@@ -40,18 +42,6 @@ class Watch(TorchDispatchMode):
         if name in WAITING or any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
             self.waits[name] += 1
         return function(*args, **(kwargs or {}))
-
-
-class NeverRead:
-    """Later, as it is of a GPU for as long as nothing has come."""
-
-    def __init__(self, _: torch.device) -> None:
-        pass
-
-    def pass_on(self, _: Tensor) -> list[Tensor]:
-        return []
-
-    rest = list
 
 
 @pytest.mark.parametrize(
@@ -77,7 +67,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     watch, real_epoch, real_optimizer, real_pass = (
         Watch(),
         train.train_one_epoch,
-        train.build_optimizer,
+        utils.training.state.build_optimizer,
         Loader.__iter__,
     )
 
@@ -95,16 +85,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
             return real_epoch(*args, **kwargs)
 
     def fused(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        optimizer = real_optimizer(*args, **kwargs)
-        for group in (*optimizer.param_groups, optimizer.defaults):
-            group["fused"], group["foreach"] = True, False
-        return optimizer
+        return use_fused(real_optimizer(*args, **kwargs))
 
-    for module in (train, utils.finite, utils.save_points):
-        monkeypatch.setattr(module, "Later", NeverRead)
+    for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
+        monkeypatch.setattr(module, "AsyncHostCopy", NeverRead)
     monkeypatch.setattr(Loader, "__iter__", loading)
     monkeypatch.setattr(train, "train_one_epoch", epoch)
-    monkeypatch.setattr(train, "build_optimizer", fused)
+    monkeypatch.setattr(utils.training.state, "build_optimizer", fused)
     yield watch
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from data.augment import Augmentation
-from utils.config import Hyp, TrainConfig
+from data.augment.records import Augmentation
+from utils.training.config import TrainConfig
+from utils.training.hyperparameters import Hyp
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "models", "utils")
@@ -68,6 +69,71 @@ def test_imports_point_down(file):
     assert {name.partition(".")[0] for name in imported(file)} & ours <= allowed
 
 
+# Which packages inside utils/ may import which, "" being the small modules beside them.
+FLOORS = {
+    "": {""},
+    "files": {"", "files"},
+    "distributed": {"", "files", "distributed"},
+    "training": {"", "files", "distributed", "training"},
+    "metrics": {"", "files", "metrics"},
+    "plots": {"", "files", "plots"},
+}
+STAND_ON_FILES = {"log.py"}  # small modules that write
+
+
+def package_of(file: Path) -> str:
+    """The package of utils/ that a file belongs to, "" for the small modules."""
+    parts = file.relative_to(ROOT / "utils").parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "utils").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_packages_of_utils_have_floors(file):
+    allowed = FLOORS["files" if file.name in STAND_ON_FILES else package_of(file)]
+    parts = [name.split(".") for name in imported(file) if name.startswith("utils.")]
+    assert {part[1] if part[1] in FLOORS else "" for part in parts} <= allowed
+
+
+MOST_MODULES, MOST_LINES = 15, 400
+
+
+def test_folders_and_modules_stay_small():
+    folders = {file.parent for file in SOURCES}
+    for folder in folders:
+        modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
+        assert len(modules) <= MOST_MODULES, f"{folder}: {len(modules)} modules"
+    long = {str(file): len(file.read_text().splitlines()) for file in SOURCES if file not in SCRIPTS}
+    assert not {file: lines for file, lines in long.items() if lines > MOST_LINES}
+
+
+MOST_MAIN_LINES, MOST_LOCALS, MOST_SCRIPT_LINES = {"train.py": 110, "val.py": 60}, 25, {"train.py": 350, "val.py": 400}
+
+
+@pytest.mark.parametrize("script", MOST_MAIN_LINES)
+def test_main_tells_the_story(script):
+    text = (ROOT / script).read_text()
+    main = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "main")
+    assert main.end_lineno is not None
+    assert main.end_lineno - main.lineno + 1 <= MOST_MAIN_LINES[script]
+    code = next(c for c in compile(text, script, "exec").co_consts if getattr(c, "co_name", "") == "main")
+    assert len({*code.co_varnames, *code.co_cellvars}) <= MOST_LOCALS
+    assert len(text.splitlines()) <= MOST_SCRIPT_LINES[script]
+
+
+def test_tests_mirror_the_folders():
+    """A test lies in the folder of what it tests; what tests scripts, or several packages, lies at the top."""
+    tests = ROOT / "tests"
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")} - {Path()}
+    assert folders <= {file.parent.relative_to(ROOT) for file in SOURCES}
+    imports = {
+        folder: {name for file in (tests / folder).glob("test_*.py") for name in imported(file)} for folder in folders
+    }
+    for folder, names in imports.items():
+        assert any(name.startswith(".".join(folder.parts)) for name in names), f"{folder} tests something else"
+    names = [file.name for file in tests.rglob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest needs names that differ"
+
+
 @each_source
 def test_no_file_is_read_as_a_program(file):
     found = {name.partition(".")[0] for name in imported(file)}
@@ -97,9 +163,9 @@ NETWORK = r"(urllib\.request|http\.client|ssl|ftplib|smtplib|xmlrpc|socketserver
 
 @each_source
 def test_one_module_asks_the_network(file):
-    """And one calls it, which a flag leads to. How processes meet is another matter: utils/meeting.py."""
+    """And one calls it, which a flag leads to. How processes meet is another matter (rendezvous.py)."""
     asks = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
-    assert not asks or file == ROOT / "utils" / "download.py"
+    assert not asks or file == ROOT / "utils" / "files" / "download.py"
     called = {name.rpartition(".")[2] for name, _ in calls(file)}
     assert "fetch" not in called or file == ROOT / "data" / "fetching.py"
     assert "fetch_data" not in called or file == ROOT / "data" / "splits.py"
@@ -163,8 +229,21 @@ def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
     }
 
 
+CONFIG, HYP = ROOT / "utils" / "training" / "config.py", ROOT / "utils" / "training" / "hyperparameters.py"
+# Methods of TrainConfig that hand flags to builders.
+GROUPS = ("reading", "caching", "loading", "learning", "saving", "validating")
+
+
+def method(file: Path, name: str) -> ast.FunctionDef:
+    return next(node for node in nodes(file) if isinstance(node, ast.FunctionDef) and node.name == name)
+
+
 def test_every_flag_is_read():
-    read = {name for base, name in attributes_read([ROOT / "train.py", ROOT / "val.py"]) if base == "cfg"}
+    scripts = [ROOT / "train.py", ROOT / "val.py", *sorted((ROOT / "utils" / "training").glob("*.py"))]
+    read = {name for base, name in attributes_read(scripts) if base in ("cfg", "config")}
+    for group in GROUPS:  # handed over as named arguments, which train.py asks for
+        assert any(name == f"cfg.{group}" for name, _ in calls(ROOT / "train.py")), group
+        read |= {node.attr for node in ast.walk(method(CONFIG, group)) if isinstance(node, ast.Attribute)}
     assert {field.name for field in fields(TrainConfig)} - read == set()
 
 
@@ -181,8 +260,12 @@ def test_every_flag_can_be_given():
 
 def test_every_hyper_parameter_is_read():
     direct = {name for base, name in attributes_read([ROOT / "train.py"]) if base == "hyp"}
-    carried = {field.name for field in fields(Augmentation)}  # train.py hands them over by name
-    assert {field.name for field in fields(Hyp)} - direct - carried == set()
-    assert carried <= {field.name for field in fields(Hyp)}
-    in_data = {name for _, name in attributes_read(sorted((ROOT / "data").glob("*.py")))}
+    for group in ("learning", "loss", "augmentation"):  # handed over as named arguments, which train.py asks for
+        assert any(name == f"run.hyp.{group}" for name, _ in calls(ROOT / "train.py")), group
+        direct |= {*getattr(Hyp(), group)()}
+        direct |= {node.attr for node in ast.walk(method(HYP, group)) if isinstance(node, ast.Attribute)}
+    assert {field.name for field in fields(Hyp)} - direct == set()
+    carried = {field.name for field in fields(Augmentation)}
+    assert carried == {*Hyp().augmentation()}
+    in_data = {name for _, name in attributes_read(sorted((ROOT / "data").rglob("*.py")))}
     assert carried - in_data == set()

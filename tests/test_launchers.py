@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes that it starts in /proc")
+from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds the processes that it starts in /proc"),
+]
 
 TRAIN = str(ROOT / "train.py")
 IN_TWO = ["--nproc_per_node", "2"]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ROOT, Job, launched, way_into
-from no_network import commands
 
-PLAY = Path(__file__).parent / "no_network.py"
+from tests.support.launching import ROOT, Job, launched, way_into
+from tests.support.no_network import commands
+
+PLAY = Path(__file__).parent / "support" / "no_network.py"
 NOWHERE = "/dev/null"  # no folder can be made below it, not even by root
 UNKNOWN = 54321  # a user of whom the system knows no name and no home
 EMPTY = ("--net", "--user --map-root-user --net")  # a network without an address, without a way out

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-from launching import TOLD_BY_LAUNCHERS, TORCHRUN
-from processes import ALONE, FAULTS, SLOW_S, Found, Norm, draw_data, evaluates, images_of_a_step, launch
 from torch import Tensor
 
 import train
 import val
-from models.losses import AnchorLoss
-from models.saved import load_detector
-from utils import checkpoint
-from utils.distributed import World
+from models import LossGains, build_loss
+from models.weights.kestrel import load_detector
+from tests.support.launching import TOLD_BY_LAUNCHERS, TORCHRUN
+from tests.support.processes import ALONE, FAULTS, SLOW_S, Found, Norm, draw_data, evaluates, images_of_a_step, launch
+from utils.distributed.world import World
+from utils.files import checkpoint_file
 
 Results = dict[str, list[Any]]  # by work, of each process
 
@@ -151,7 +151,7 @@ def four(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str,
 
 
 def state(run: Path) -> Found:
-    return checkpoint.load(run / "weights" / "last.pt")
+    return checkpoint_file.load(run / "weights" / "last.pt")
 
 
 def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
@@ -253,7 +253,7 @@ def test_maps_of_uneven_parts_of_a_batch_are_the_batch(flags):
             module.eval()
     images = torch.rand(5, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[0, 1, 4, 4, 30, 40], [3, 0, 20, 8, 60, 50], [4, 2, 10, 10, 30, 30.0]]).double()
-    criterion = AnchorLoss(model.anchors_px, model.strides, model.num_classes).double()
+    criterion = build_loss(model.head, LossGains()).double()
     gradients = []
     for parts in ((5,), (3, 2)):
         copies = [copy.deepcopy(model) for _ in parts]
@@ -356,7 +356,7 @@ def test_operations_of_three_processes(three):
         assert result["share"]["bits"][0] == 0.1 + 0.2
         assert math.isnan(result["share"]["bits"][1])
         assert result["share"]["rank"] == 0
-        assert result["exchange"] == [{"rank": other, "text": "é"} for other in range(3)]
+        assert result["all_gather_object"] == [{"rank": other, "text": "é"} for other in range(3)]
 
 
 def test_one_of_each_machine_goes_first(three):

@@ -17,27 +17,32 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
-from processes import ALONE, draw_data
 
 import train
 import val
-from utils import checkpoint, distributed, files, optim, plots, run_state
-from utils.config import TrainConfig
-from utils.resume import STATE, find_last, resumed_config
-from utils.run_state import FORMAT
+from models import predict
+from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
+from tests.support.processes import ALONE, draw_data
+from utils.distributed import session
+from utils.files import atomic, checkpoint_file
+from utils.plots import batches, operating
+from utils.plots.pictures import Pictures
+from utils.training import batch_size, state
+from utils.training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
+from utils.training.checkpoints.resume import find_last, resumed_config
+from utils.training.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes")]
 
 # ---------------------------------------------------------------------- faults
 
 
 def many_steps() -> None:
     """Have epochs of several optimizer steps, with few images; wait and draw no longer than tests want to last."""
-    val.Pictures.labels = lambda *_: None
-    checkpoint.os.fsync = lambda *_: None  # a kill leaves to the system what is written; a power cut does not
-    optim.NOMINAL_BATCH = train.NOMINAL_BATCH = 8
-    distributed.PATIENCE_S = distributed.JOIN_S = 1.0
+    Pictures.labels = lambda *_: None
+    checkpoint_file.os.fsync = lambda *_: None  # a kill leaves to the system what is written; a power cut does not
+    batch_size.NOMINAL_BATCH = 8
+    session.PATIENCE_S = session.JOIN_S = 1.0
 
 
 def killed() -> None:
@@ -71,7 +76,7 @@ def calls(owner: Any, name: str, number: float, *, after: bool = False) -> None:
 
 def torn(number: float) -> None:
     """Die when half of a checkpoint is on the disk."""
-    real, left = checkpoint._write, iter(range(int(number), 0, -1))
+    real, left = checkpoint_file._write, iter(range(int(number), 0, -1))
 
     def write(values: Any, file: Any) -> None:
         real(values, file)
@@ -79,7 +84,7 @@ def torn(number: float) -> None:
             file.truncate(file.tell() // 2)
             die()
 
-    checkpoint._write = write
+    checkpoint_file._write = write
 
 
 def after_a_while(number: float) -> None:
@@ -94,15 +99,15 @@ def after_a_while(number: float) -> None:
 
 
 INSTANTS: dict[str, Callable[[float], None]] = {
-    "before a step": lambda number: calls(run_state.Learner, "step", number),
-    "after a step": lambda number: calls(run_state.Learner, "step", number, after=True),
-    "in validation": lambda number: calls(val, "suppress", number),
+    "before a step": lambda number: calls(state.TrainState, "step", number),
+    "after a step": lambda number: calls(state.TrainState, "step", number, after=True),
+    "in validation": lambda number: calls(predict, "non_max_suppression", number),
     "after validation": lambda number: calls(val, "evaluate_boxes", number),
-    "in a picture": lambda number: calls(plots, "plot_batch", number),
-    "in the last pictures": lambda number: calls(plots, "plot_curves", 1),
+    "in a picture": lambda number: calls(batches, "plot_batch", number),
+    "in the last pictures": lambda number: calls(operating, "plot_curves", 1),
     "in a checkpoint": torn,
-    "before a file is there": lambda number: calls(files.os, "replace", number),
-    "when a file is there": lambda number: calls(files.os, "replace", number, after=True),
+    "before a file is there": lambda number: calls(atomic.os, "replace", number),
+    "when a file is there": lambda number: calls(atomic.os, "replace", number, after=True),
     "some time": after_a_while,
     "nowhere": lambda number: None,
 }
@@ -146,7 +151,7 @@ def live(data: Path, tiny_model: str, tmp_path: Path) -> Live:
         last = tmp_path / name / "weights" / "last.pt"
         if last.exists():
             words += ["--resume", str(last)]
-        faults = {"KESTREL_FAULT": "test_resume:killed", "KESTREL_INSTANT": at, "KESTREL_SIGNAL": by}
+        faults = {"KESTREL_FAULT": "tests.test_resume:killed", "KESTREL_INSTANT": at, "KESTREL_SIGNAL": by}
         port = free_port()
         places = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
         with forked([place | faults for place in places], words, tmp_path / "io") as ranks:
@@ -176,7 +181,7 @@ def same(first: Any, second: Any) -> bool:
 def assert_same_bits(run: Path, other: Path) -> None:
     assert rows(run) == rows(other)
     for file in ("last.pt", "best.pt"):
-        first, second = (checkpoint.load(folder / "weights" / file) for folder in (run, other))
+        first, second = (checkpoint_file.load(folder / "weights" / file) for folder in (run, other))
         assert first.keys() == second.keys()
         for part in first.keys() - {"config", "seconds"}:
             assert same(first[part], second[part]), f"{file}: {part}"
@@ -202,10 +207,10 @@ def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_
     assert live(1, "straight", *exact) == [0]
     assert live(2, "broken", *exact, at="1 before a step 2") == [1, -9]
     assert live(1, "broken", *exact, at="0 before a step 4") == [-9]
-    halfway = checkpoint.load(tmp_path / "broken" / "weights" / "last.pt")
+    halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
     assert (halfway["epoch"], halfway["batch"], len(halfway["statistics"])) == (1, 1, 1)
     assert live(2, "broken", *exact) == [0, 0]
-    first, second = (checkpoint.load(tmp_path / run / "weights" / "last.pt") for run in ("straight", "broken"))
+    first, second = (checkpoint_file.load(tmp_path / run / "weights" / "last.pt") for run in ("straight", "broken"))
     for part in ("model", "ema"):
         for key, weights in first[part].items():
             assert torch.allclose(second[part][key], weights, rtol=1e-6, atol=1e-9), f"{part} {key}"
@@ -233,14 +238,12 @@ def test_told_to_end_a_run_is_saved_and_leaves(live, tmp_path, size, at, by):
     assert live(size, "straight", *rare) == [0] * size
     assert live(size, "broken", *rare, at=at, by=by) == [128 + getattr(signal, by)] * size
     run = tmp_path / "broken"
-    told, saved = json.loads((run / "preempted.json").read_text()), checkpoint.load(run / "weights" / "last.pt")
+    told, saved = json.loads((run / "preempted.json").read_text()), checkpoint_file.load(run / "weights" / "last.pt")
     assert (told["signal"], told["checkpoint"]) == (by, str(run / "weights" / "last.pt"))
     assert (told["epoch"], told["batch"]) == (saved["epoch"] + 1, saved["batch"])
     said = (tmp_path / "io" / "rank0" / "stdout").read_text().splitlines()[-1]
-    assert (
-        said
-        == f"{by}: saved in epoch {told['epoch']} after batch {told['batch']}; go on with --resume {told['checkpoint']}"
-    )
+    where = f"saved in epoch {told['epoch']} after batch {told['batch']}"
+    assert said == f"{by}: {where}; continue with --resume {told['checkpoint']}"
     assert [(tmp_path / "io" / f"rank{rank}" / "stderr").read_text() for rank in range(size)] == [""] * size
     assert live(size, "broken", *rare) == [0] * size
     assert not (run / "preempted.json").exists()
@@ -252,10 +255,10 @@ def test_told_to_end_when_the_epoch_is_validated(live, tmp_path):
     rare = ("--epochs", "3", "--nosave")
     assert live(1, "straight", *rare) == [0]
     assert live(1, "broken", *rare, at="0 after validation 2", by="SIGTERM") == [143]
-    saved = checkpoint.load(tmp_path / "broken" / "weights" / "last.pt")
+    saved = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
     told = json.loads((tmp_path / "broken" / "preempted.json").read_text())
     assert (told["epoch"], told["batch"]) == (saved["epoch"] + 1, saved["batch"])
-    assert told["epoch"] == 3  # which trains while the second is judged
+    assert told["epoch"] == 3  # which trains while the second is evaluate
     assert live(1, "broken", *rare) == [0]
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
@@ -264,14 +267,14 @@ def test_told_to_end_when_the_epoch_is_validated(live, tmp_path):
 def test_a_launcher_that_is_told_to_end_leaves_a_checkpoint_and_no_process(data, tiny_model, tmp_path, number):
     """SIGTERM it passes on to all processes, loaders included; of SIGUSR1 it dies, and its processes notice."""
     flags = small(data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval")
-    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "launching.py"), *flags, "--nosave"]
-    with launched(command, tmp_path / "io", KESTREL_FAULT="test_failures:many_cores") as job:
+    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "support" / "launching.py"), *flags, "--nosave"]
+    with launched(command, tmp_path / "io", KESTREL_FAULT="tests.test_failures:many_cores") as job:
         until(lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch")
         assert len(job.alive()) >= 7  # the launcher, two processes, two loaders for each
         job.process.send_signal(number)
         assert job.end(30) != 0
     told = json.loads((tmp_path / "exp" / "preempted.json").read_text())
-    saved = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")
+    saved = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
     assert (told["signal"], told["epoch"], told["batch"]) == ("SIGTERM", saved["epoch"] + 1, saved["batch"])
     assert saved["epoch"] > 0
     assert not re.search("^error", job.err, re.MULTILINE), job.err
@@ -284,7 +287,7 @@ def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) 
     """What a checkpoint of a run of 3 epochs says; the folder of a run that is done."""
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text("{}") if done else None
-    made: dict[str, Any] = {name: kind() for name, kind in STATE.items() if kind is not torch.Tensor}
+    made: dict[str, Any] = {name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor}
     made |= {"format": FORMAT, "data": "/data/a.yaml", "epoch": 3, "results": [{}, {}, {}]}
     made |= {
         "losses": torch.zeros(1, 4),
@@ -294,13 +297,17 @@ def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) 
     return made | {"config": TrainConfig().as_dict() | {"epochs": 3} | config}
 
 
+def opened(folder: Path, saved: dict[str, Any]) -> Checkpoint:
+    return checked_checkpoint(str(folder / "weights" / "last.pt"), saved)
+
+
 def asked(folder: Path, **given: Any) -> TrainConfig:
     return TrainConfig(**given, resume=str(folder / "weights" / "last.pt"), given=frozenset(given))
 
 
 def test_without_flags_a_run_keeps_its_own(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=7, optimizer="AdamW", freeze=[1, 2], workers=3)
-    cfg, said = resumed_config(asked(tmp_path), saved)
+    cfg, said = resumed_config(asked(tmp_path), opened(tmp_path, saved))
     assert (cfg.epochs, cfg.optimizer, cfg.freeze, cfg.workers, cfg.data) == (7, "AdamW", (1, 2), 3, "/data/a.yaml")
     assert said == []
 
@@ -308,7 +315,7 @@ def test_without_flags_a_run_keeps_its_own(tmp_path):
 def test_flags_that_may_change(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=300, patience=5)
     given = {"epochs": 100, "patience": 100, "batch_size": 8, "workers": 0, "data": "/data/b.yaml"}  # some are defaults
-    cfg, said = resumed_config(asked(tmp_path, **given), saved)
+    cfg, said = resumed_config(asked(tmp_path, **given), opened(tmp_path, saved))
     assert {name: getattr(cfg, name) for name in given} == given
     assert said == [
         "--resume changes --batch-size from 16 to 8",
@@ -321,20 +328,26 @@ def test_flags_that_may_change(tmp_path):
 
 def test_flags_that_are_not_heard(tmp_path):
     saved = saved_run(tmp_path, done=False, imgsz=320)
-    cfg, said = resumed_config(asked(tmp_path, imgsz=640, seed=1, epochs=3, batch_size=-1, project="x"), saved)
+    cfg, said = resumed_config(
+        asked(tmp_path, imgsz=640, seed=1, epochs=3, batch_size=-1, project="x"), opened(tmp_path, saved)
+    )
     assert (cfg.imgsz, cfg.seed, cfg.batch_size) == (320, 0, 16)
-    assert said == ["--resume goes on with the run's own settings; of no effect: --batch-size, --imgsz, --seed"]
+    assert said == ["--resume keeps the run's own settings; of no effect: --batch-size, --imgsz, --seed"]
 
 
 @pytest.mark.parametrize(
     ("given", "made", "sentence"),
     [
         ({}, {}, "its run is done after 3 epochs; --epochs above that makes it longer, --patience above 100 stops it"),
-        ({"epochs": 2}, {}, "--epochs 2, but 3 epochs are behind it"),
+        ({"epochs": 2}, {}, "--epochs 2, but 3 epochs are trained"),
         ({"epochs": 9, "patience": 1}, {"best": 1}, "its run is done after 3 epochs"),
         ({}, {"done": False, "config": {"bogus": 1}}, "its settings (bogus) are unknown to this version of Kestrel"),
-        ({}, {"format": 1}, "another version of Kestrel has written it; fine-tune from it with --weights"),
-        ({}, {"format": None}, "another version of Kestrel has written it"),
+        (
+            {},
+            {"format": 1},
+            "(format 1; this one reads 3 to 4): resume it with the version that wrote it, or start a",
+        ),
+        ({}, {"format": None}, "written by another version of Kestrel (no format number"),
         ({}, {"open": {"time": 1.0}}, "what it tells of an epoch that was being validated is not whole"),
         (
             {},
@@ -348,12 +361,12 @@ def test_refused(tmp_path, given, made, sentence):
     own = made.pop("config", {}) | {name: made.pop(name) for name in ("best", "done") if name in made}
     saved = {name: value for name, value in (saved_run(tmp_path, **own) | made).items() if value is not None}
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        resumed_config(asked(tmp_path, **given), saved)
+        resumed_config(asked(tmp_path, **given), opened(tmp_path, saved))
 
 
 def test_a_run_that_is_done_may_have_lost_its_last_word(tmp_path):
     """Killed between its last checkpoint and metrics.json: what is missing is made up for."""
-    cfg, _ = resumed_config(asked(tmp_path), saved_run(tmp_path, done=False))
+    cfg, _ = resumed_config(asked(tmp_path), opened(tmp_path, saved_run(tmp_path, done=False)))
     assert cfg.epochs == 3
 
 
@@ -367,7 +380,7 @@ def test_which_checkpoint_is_meant(tmp_path):
     assert find_last("newest", tmp_path) == str(tmp_path / "new" / "weights" / "last.pt")
     assert find_last(str(tmp_path / "old"), tmp_path) == str(tmp_path / "old" / "weights" / "last.pt")
     assert find_last("any/file.pt", tmp_path) == "any/file.pt"
-    with pytest.raises(ValueError, match=r"empty: there is no weights/last\.pt in it; its run has not come so far"):
+    with pytest.raises(ValueError, match=r"empty: there is no weights/last\.pt in it; its run has saved nothing yet"):
         find_last(str(tmp_path / "empty"), tmp_path)
     with pytest.raises(ValueError, match=r"no \*\*/weights/last\.pt under .*empty: train first"):
         find_last("newest", tmp_path / "empty")
@@ -389,13 +402,13 @@ def test_a_finished_run_is_made_longer(live, tmp_path):
 
 def test_another_batch_size_in_the_midst_of_an_epoch(live, tmp_path):
     assert live(1, "exp", "--epochs", "3", at="0 before a step 5") == [-9]
-    before = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")
+    before = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
     assert (before["epoch"], before["batch"]) == (1, 1)
     assert live(1, "exp", "--epochs", "3", "--batch", "2", "--workers", "2") == [0]
     said = (tmp_path / "io" / "rank0" / "stdout").read_text()
     assert "--resume changes --batch-size from 4 to 2\n" in said
     assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
-    after = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")
+    after = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
     decays = [{group["weight_decay"] for group in saved["optimizer"]["param_groups"]} for saved in (before, after)]
     assert decays[0] == decays[1] == {0.0, 0.0005}  # 4 x 2 and 2 x 4 images to a step
 
@@ -409,26 +422,26 @@ def test_a_best_checkpoint_that_is_not_there_is_sought_anew(live, tmp_path, lost
     elif lost == "damaged":
         best.write_bytes(best.read_bytes()[:1000])
     else:
-        checkpoint.save(best, checkpoint.load(best) | {"epoch": 99})
+        checkpoint_file.save(best, checkpoint_file.load(best) | {"epoch": 99})
     assert live(1, "exp", "--epochs", "4") == [0]
     said = (tmp_path / "io" / "rank0" / "stdout").read_text()
-    assert re.search(r"best\.pt is not of epoch \d, the best so far: the best is sought anew from here\n", said)
-    assert 2 <= checkpoint.load(best)["epoch"] <= 4
+    assert re.search(r"best\.pt is not of epoch \d, the best so far: the search for the best starts again here\n", said)
+    assert 2 <= checkpoint_file.load(best)["epoch"] <= 4
     assert (tmp_path / "exp" / "metrics.json").exists()
 
 
 def test_a_run_without_saves_that_is_ended_early_has_a_best_checkpoint(live, tmp_path):
     rare = ("--nosave", "--save-minutes", "0")
     assert live(1, "exp", "--epochs", "4", *rare, at="0 before a step 6", by="SIGTERM") == [143]
-    behind = checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"]
+    behind = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"]
     assert behind in (1, 2, 3)
     assert live(1, "exp", "--epochs", str(behind), *rare) == [0]
-    assert checkpoint.load(tmp_path / "exp" / "weights" / "best.pt")["epoch"] == behind
+    assert checkpoint_file.load(tmp_path / "exp" / "weights" / "best.pt")["epoch"] == behind
 
 
 def test_fewer_images_than_before(live, data, tmp_path):
     assert live(1, "exp", "--epochs", "3", at="0 before a step 6") == [-9]
-    assert checkpoint.load(tmp_path / "exp" / "weights" / "last.pt")["batch"] > 1
+    assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["batch"] > 1
     copy = tmp_path / "copy"
     shutil.copytree(data.parent, copy)
     for file in sorted((copy / "images").iterdir())[6:]:
@@ -449,9 +462,8 @@ def test_a_second_run_in_a_folder_is_refused(live, data, tiny_model, tmp_path):
 @contextmanager
 def hold_elsewhere(folder: Path) -> Iterator[None]:
     """Another process that holds a run's folder."""
-    words = (
-        "import sys; from pathlib import Path; from utils.disk import hold_alone; held = hold_alone(Path(sys.argv[1]))"
-    )
+    imports = "import sys; from pathlib import Path; from utils.files.disk import lock_folder"
+    words = f"{imports}; held = lock_folder(Path(sys.argv[1]))"
     command = [sys.executable, "-c", f"{words}; print(1, flush=True); sys.stdin.read()", str(folder)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, cwd=ROOT) as other:
         assert other.stdout is not None
@@ -484,16 +496,15 @@ def whole(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory)
     words = [*small(data, tiny_model, folder), "--epochs", "3", "--batch", "4", "--save-minutes", "1e-9"]
     with pytest.MonkeyPatch.context() as patch:
         many_steps_here(patch)
-        steps, real = iter(range(1, 99)), run_state.Learner.step
-        patch.setattr(run_state.Learner, "step", lambda self: real(self) if next(steps) < 5 else die_here())
+        steps, real = iter(range(1, 99)), state.TrainState.step
+        patch.setattr(state.TrainState, "step", lambda self: real(self) if next(steps) < 5 else die_here())
         with pytest.raises(KeyboardInterrupt):
             train.main(train.parse_args(words)[0], ALONE)
     return folder / "exp"
 
 
 def many_steps_here(patch: pytest.MonkeyPatch) -> None:
-    for module in (optim, train):
-        patch.setattr(module, "NOMINAL_BATCH", 8)
+    patch.setattr(batch_size, "NOMINAL_BATCH", 8)
 
 
 def die_here() -> NoReturn:
@@ -517,7 +528,7 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 NAN = torch.tensor([float("nan")])
 HOSTILE = [
-    *((name, value) for name in STATE for value in ("", torch.zeros(2))),
+    *((name, value) for name in ENTRIES for value in ("", torch.zeros(2))),
     *(("epoch", value) for value in (-3, 0, 2, 10**9, True)),
     *(("batch", value) for value in (-1, 1 << 50, 2.5)),
     *((f"config.{name}", value) for name, value in (("epochs", "9"), ("patience", None), ("freeze", 3), ("lr", 1))),
@@ -549,7 +560,7 @@ def test_what_a_checkpoint_should_not_hold_is_one_sentence(whole, monkeypatch, w
     """And the run's folder is as it was."""
     many_steps_here(monkeypatch)
     last, kept = whole / "weights" / "last.pt", (whole / "weights" / "last.pt").read_bytes()
-    state = checkpoint.load(last)
+    state = checkpoint_file.load(last)
     if "layers" in where:
         part, _, name = where.partition(".")
         state[part] |= {name: value}
@@ -558,7 +569,7 @@ def test_what_a_checkpoint_should_not_hold_is_one_sentence(whole, monkeypatch, w
     else:
         put(where, value)(state)
     try:
-        checkpoint.save(last, state)
+        checkpoint_file.save(last, state)
         before = {file: file.read_bytes() for file in whole.rglob("*") if file.is_file()}
         cfg, _ = train.parse_args(["--resume", str(whole), "--workers", "0"])
         with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:

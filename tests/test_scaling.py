@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from benchmarks import scaling
 from benchmarks.scaling import SMALL_MESSAGE, Ledger, Losses, Measured, Setting
-from data import shapes
+from data.shapes.generate import generate
 
 ONE = Measured(1, device="CPU, 1 threads", precision="float32", step=[0.100] * 5, fed=[0.110] * 5, waiting=0.1)
 TWO = Measured(
@@ -90,7 +90,7 @@ def test_what_cannot_be_compared_is_refused(words, text):
 def test_one_process(monkeypatch, tmp_path, tiny_model):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
-    shapes.generate(tmp_path / "shapes", train=2, val=1, size=64)
+    generate(tmp_path / "shapes", train=2, val=1, size=64)
     flags = ["--cfg", tiny_model, "--img", "64", "--batch", "2", "--steps", "4", "--warmup", "1", "--amp", "fp32"]
     scaling.main([*flags, "--workers", "0", "--processes", "1", "--measure", str(tmp_path)])
     found = Measured(**json.loads((tmp_path / "1.json").read_text()))

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import torch
 
 import train
 import val
-from utils import checkpoint
-from utils.aside import Aside
-from utils.distributed import World
-from utils.keeper import Keeper
-from utils.terminal import stops_with_a_sentence
+from models import build_model
+from utils.background import BackgroundTask
+from utils.distributed.world import World
+from utils.files import checkpoint_file
+from utils.terminal import exit_code_of
+from utils.training.checkpoints.manager import CheckpointManager
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
@@ -68,6 +70,7 @@ def same(first: object, second: object) -> bool:
     return first == second
 
 
+@pytest.mark.slow
 def test_learns_eight_images_by_heart(start, hyp):
     result, folder = start(
         "--epochs", "120", "--imgsz", "64", "--optimizer", "AdamW", "--hyp", hyp, "--noval", "--nosave"
@@ -107,7 +110,7 @@ def test_same_seed_same_bits(start):
     _, first = start("--epochs", "2", name="a")
     _, second = start("--epochs", "2", name="b")
     _, other = start("--epochs", "2", "--seed", "1", name="c")
-    states = [checkpoint.load(f / "weights" / "last.pt") for f in (first, second, other)]
+    states = [checkpoint_file.load(f / "weights" / "last.pt") for f in (first, second, other)]
     assert without_time(first) == without_time(second) != without_time(other)
     for part in ("model", "ema", "optimizer"):
         assert same(states[0][part], states[1][part])
@@ -122,7 +125,7 @@ def test_workers_change_nothing(start):
 
 def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_path):
     result, folder = start("--epochs", "3")
-    saved = checkpoint.load(folder / "weights" / "best.pt")
+    saved = checkpoint_file.load(folder / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]
     assert "optimizer" not in saved
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0"]
@@ -140,9 +143,9 @@ def test_fine_tuning_carries_weights_over(start, capsys):
 
 def test_frozen_layers_stay_to_the_bit(start, tiny_model):
     _, folder = start("--epochs", "2", "--freeze", "3")
-    last = checkpoint.load(folder / "weights" / "last.pt")["model"]
+    last = checkpoint_file.load(folder / "weights" / "last.pt")["model"]
     torch.manual_seed(0)
-    fresh = train.build_model(tiny_model, 3).state_dict()
+    fresh = build_model(tiny_model, 3).state_dict()
     frozen = [k for k in fresh if re.match(r"layers\.[012]\.", k)]
     assert frozen
     assert all(torch.equal(last[k], fresh[k]) for k in frozen)
@@ -186,7 +189,7 @@ def test_early_stop(start):
 def test_nosave_keeps_the_last_epoch(start, capsys):
     _, folder = start("--epochs", "3", "--nosave", "--exist-ok")
     start("--epochs", "2", "--nosave", "--exist-ok")  # the other run's best.pt, of epoch 3, lies there
-    assert checkpoint.load(folder / "weights" / "best.pt")["epoch"] == 2
+    assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 2
     assert "best.pt is of epoch 2:" in capsys.readouterr().out.splitlines()[-1]
     assert len(rows_of(folder)) == 2
 
@@ -218,7 +221,7 @@ def resume(folder, *flags):
 
 def test_resumed_from_another_folder(start, tiny_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_data.parent)
-    revive = dies(monkeypatch, checkpoint, "save", lambda path, state: state["epoch"] == 2)
+    revive = dies(monkeypatch, checkpoint_file, "save", lambda path, state: state["epoch"] == 2)
     with pytest.raises(KilledError):
         start("--epochs", "2", "--data", tiny_data.name)
     revive()
@@ -243,7 +246,7 @@ def test_a_run_that_stopped_early_is_done(start):
 def test_a_checkpoint_outside_of_its_run(start, tmp_path):
     _, folder = start("--epochs", "1")
     last = (folder / "weights" / "last.pt").rename(tmp_path / "last.pt")
-    with pytest.raises(ValueError, match="goes on in the run's own folder"):
+    with pytest.raises(ValueError, match="continues in the run's own folder"):
         train.main(train.parse_args(["--resume", str(last)])[0], CPU)
 
 
@@ -269,41 +272,85 @@ def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model
 
 
 @pytest.mark.parametrize("taken_in", ["between steps", "after the epoch"])
-def test_a_validation_is_judged_while_the_next_epoch_trains(start, monkeypatch, taken_in):
+def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatch, taken_in):
     """It changes nothing but when it is known."""
-    real_keep, kept = Keeper._keep_best, []
-    monkeypatch.setattr(Keeper, "_keep_best", lambda self: (kept.append(self.course.epoch), real_keep(self)))
+    real_save, kept = CheckpointManager._save_best, []
+    noted = lambda self: (kept.append(self.progress.epoch), real_save(self))  # noqa: E731
+    monkeypatch.setattr(CheckpointManager, "_save_best", noted)
     _, plain = start("--epochs", "4", name="plain")
     best_so_far = kept.copy()
     kept.clear()
     if taken_in == "after the epoch":
-        monkeypatch.setattr(Aside, "busy", True)
-    real_step, real_judged, steps, passed = train.Learner.step, val.Found.judged, [], []
+        monkeypatch.setattr(BackgroundTask, "busy", True)
+    real_step, real_evaluate, steps, passed = train.TrainState.step, val.Predictions.evaluate, [], []
 
-    def judged(self: val.Found) -> val.Evaluation:
-        begun, patience = len(steps), time.monotonic() + 0.5  # s: the last epoch, and no other, is waited for
+    def evaluate(self: val.Predictions) -> val.Evaluation:
+        begun, patience = len(steps), time.monotonic() + 3  # s: the last epoch, and no other, is waited for
         while len(steps) == begun and time.monotonic() < patience:
             time.sleep(0.002)
         passed.append(len(steps) - begun)
-        return real_judged(self)
+        return real_evaluate(self)
 
-    monkeypatch.setattr(train.Learner, "step", lambda self: (steps.append(0), real_step(self)))
-    monkeypatch.setattr(val.Found, "judged", judged)
+    monkeypatch.setattr(train.TrainState, "step", lambda self: (steps.append(0), real_step(self)))
+    monkeypatch.setattr(val.Predictions, "evaluate", evaluate)
     _, late = start("--epochs", "4", name="late")
     assert [number > 0 for number in passed] == [True] * 3 + [False] * 2  # the last epoch, and best.pt
     assert without_time(late) == without_time(plain)
     assert kept == best_so_far
     assert kept[0] == 1  # the first one is always the best so far
     for file, parts in (("best.pt", ("model", "epoch", "metrics")), ("last.pt", ("ema", "best", "metrics", "open"))):
-        ours, theirs = (checkpoint.load(folder / "weights" / file) for folder in (late, plain))
+        ours, theirs = (checkpoint_file.load(folder / "weights" / file) for folder in (late, plain))
         assert all(same(ours[part], theirs[part]) for part in parts)
+
+
+def test_a_size_of_one_cell_is_doubled_and_the_reason_said(start, tiny_model, capsys):
+    start("--epochs", "1", "--imgsz", "32")
+    rule = "a multiple of the largest stride, 32, and at least two: BatchNorm needs more than one cell"
+    assert f"--imgsz 32 is rounded up to 64: {rule}\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="more than 1 value per channel"):  # as the sentence says
+        build_model(tiny_model, 3).train()(torch.zeros(1, 3, 32, 32))
+
+
+def test_a_missing_split_is_reported_before_any_is_scanned(start, tiny_data, tmp_path, monkeypatch):
+    file = tmp_path / "data.yaml"
+    file.write_text(f"path: {tiny_data.parent}\ntrain: images\nnames: [disc, square, bar]\n")
+    monkeypatch.setattr("data.splits.read_split", None)
+    with pytest.raises(ValueError, match=r"has no 'val' \(it has: train\)"):
+        start("--data", str(file))
+
+
+def test_an_export_of_roboflow_trains(start, tiny_data, tmp_path, capsys):
+    export = tmp_path / "export"
+    for split in ("train", "valid"):
+        for part in ("images", "labels"):
+            shutil.copytree(tiny_data.parent / part, export / split / part)
+    file = export / "data.yaml"
+    file.write_text("train: ../train/images\nval: ../valid/images\nnames: [disc, square, bar]\n")
+    _, folder = start("--data", str(file), "--epochs", "1")
+    note = f"{file}: ../train/images, ../valid/images not found: used without ../ in {export}\n"
+    assert capsys.readouterr().out.count(note) == 1
+    best = str(folder / "weights" / "best.pt")
+    flags = [
+        "--weights",
+        best,
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--project",
+        str(tmp_path / "val"),
+        "--imgsz",
+        "64",
+    ]
+    val.main(val.parse_args(flags)[0], CPU)
+    assert capsys.readouterr().out.count(note) == 1
 
 
 def test_every_other_epoch_is_validated(start):
     _, folder = start("--epochs", "5", "--val-period", "2")
     known = [row["metrics/mAP_0.5"] != "nan" for row in rows_of(folder)]
     assert known == [False, True, False, True, True]  # the last one always
-    assert checkpoint.load(folder / "weights" / "last.pt")["best"]["latest"] == 4
+    assert checkpoint_file.load(folder / "weights" / "last.pt")["best"]["latest"] == 4
 
 
 REFUSALS = [
@@ -312,8 +359,8 @@ REFUSALS = [
     (["--epoch", "3"], "no flag --epoch (did you mean --epochs?)"),
     (["--bogus=1"], "no flag --bogus; --help lists the flags"),
     (["stray"], "'stray' belongs to no flag"),
-    (["--evolve", "300"], "--evolve is not built yet"),
-    (["--quad"], "--quad is not built yet"),
+    (["--evolve", "300"], "--evolve is not supported: "),
+    (["--quad"], "--quad is not supported: "),
     (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE tell of no other process"),
     (["--rect", "--multi-scale"], "exclude each other"),
     (["--data", "nowhere.yaml"], "nowhere.yaml"),
@@ -335,7 +382,7 @@ each_refusal = pytest.mark.parametrize(
 def test_refusals_are_one_sentence_and_leave_no_folder(flags, sentence, tmp_path, tiny_data, tiny_model, capsys):
     places = ["--data", str(tiny_data), "--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]
     arguments = ["--cfg", tiny_model, "--device", "cpu", *places, *flags]
-    assert stops_with_a_sentence(lambda: train.run(arguments)) == 2
+    assert exit_code_of(lambda: train.run(arguments)) == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert said.startswith("error: ")

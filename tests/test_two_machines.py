@@ -1,4 +1,4 @@
-"""A run over two machines, and the SLURM job that asks for one. More scenes: python tests/two_machines.py."""
+"""A run over two machines, and the SLURM job that asks for one. More scenes: python tests/support/two_machines.py."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from two_machines import MAY_NOT
 
+from tests.support.two_machines import MAY_NOT
 from train import parse_args
-from utils.devices import pick_devices
-from utils.launch import MASTER_PORTS, find_place
+from utils.distributed.devices import pick_devices
+from utils.distributed.launch import MASTER_PORTS, read_rank_info
 
 TESTS = Path(__file__).parent
-SCRIPT, JOB = TESTS / "two_machines.py", TESTS.parent / "docs" / "slurm.sbatch"
+SCRIPT, JOB = TESTS / "support" / "two_machines.py", TESTS.parent / "docs" / "slurm.sbatch"
 
 # ---------------------------------------------------------------------- two network namespaces
 
@@ -169,7 +169,7 @@ def test_the_places_of_a_job(monkeypatch):
     found = set()
     for rank in range(nodes * each):
         task = {"PROCID": rank, "NODEID": rank // each, "LOCALID": rank % each}
-        place = find_place(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
+        place = read_rank_info(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
         assert (place.rank, place.size, place.local_size) == (rank, 8, 4)
         assert (place.host, place.port, place.hosted) == ("gpu01", MASTER_PORTS[8 * 77], False)
         found.add((rank // each, place.local_rank, pick_devices("0,1,2,3", place)[0]))

@@ -18,10 +18,11 @@ from data import build_evaluation_loader
 from data.dataset_yaml import read_data_yaml
 from data.scan import scan
 from models import build_model
-from utils import plots
-from utils.distributed import World
-from utils.metrics import Detections
-from utils.terminal import stops_with_a_sentence
+from utils.distributed.world import World
+from utils.metrics.records import Detections
+from utils.plots import labels
+from utils.plots.pictures import Pictures
+from utils.terminal import exit_code_of
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
@@ -133,6 +134,7 @@ def test_ours_equals_pycocotools_on_the_files_written(measure):
     from pycocotools.cocoeval import COCOeval
 
     truth = COCO(str(folder / "ground_truth.json"))
+    assert (truth.getImgIds(), truth.getCatIds()) == ([*range(1, 9)], [1, 2, 3])  # as --help says of YOLO labels
     judge = COCOeval(truth, truth.loadRes(str(folder / "predictions.json")), "bbox")
     judge.evaluate()
     judge.accumulate()
@@ -187,14 +189,14 @@ def test_without_any_checkpoint(tmp_path):
     ("flags", "sentence"),
     [
         (["--task", "study"], "--task: invalid choice: 'study'"),
-        (["--save-hybrid"], "--save-hybrid is not built yet"),
+        (["--save-hybrid"], "--save-hybrid is not supported: "),
         (["--verbos"], "no flag --verbos (did you mean --verbose?)"),
         (["--weights", "nowhere.pt"], "nowhere.pt: cannot be read as a checkpoint: No such file"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
 def test_refusals_of_the_command_line(flags, sentence, capsys):
-    assert stops_with_a_sentence(lambda: val.run(["--device", "cpu", *flags])) == 2
+    assert exit_code_of(lambda: val.run(["--device", "cpu", *flags])) == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
@@ -227,13 +229,14 @@ def test_one_class_of_a_model_of_several(measure):
 # ---------------------------------------------------------------------- pictures
 
 
-def test_pictures_of_training_are_drawn_aside(loader, tmp_path, monkeypatch):
+def test_pictures_of_training_are_drawn_in_the_background(loader, tmp_path, monkeypatch):
     wait = threading.Event()
-    real = plots.plot_labels
-    monkeypatch.setattr(plots, "plot_labels", lambda *given: wait.wait(30) and real(*given))
-    pictures = val.Pictures(tmp_path, ["a", "b", "c"])
-    pictures.labels(loader.labels)
-    pictures.train_batch(0, next(iter(loader)))
+    real = labels.plot_labels
+    monkeypatch.setattr(labels, "plot_labels", lambda *given: wait.wait(30) and real(*given))
+    pictures = Pictures(tmp_path, ["a", "b", "c"])
+    pictures.labels(loader.labels.classes, loader.labels.boxes_cxcywh_norm())
+    batch = next(iter(loader))
+    pictures.train_batch(0, batch.images, batch.targets)
     assert not list(tmp_path.iterdir())
     wait.set()
     for drawing in pictures._drawn:
@@ -241,12 +244,13 @@ def test_pictures_of_training_are_drawn_aside(loader, tmp_path, monkeypatch):
     assert {file.name for file in tmp_path.iterdir()} == {"labels.png", "train_batch0.jpg"}
 
 
-def test_a_picture_that_fails_is_told_of_in_the_first_epoch(loader, tmp_path):
-    pictures = val.Pictures(tmp_path / "nowhere", ["a", "b", "c"])
-    pictures.labels(loader.labels)
+def test_a_picture_that_fails_is_reported_in_the_first_epoch(loader, tmp_path):
+    pictures = Pictures(tmp_path / "nowhere", ["a", "b", "c"])
+    pictures.labels(loader.labels.classes, loader.labels.boxes_cxcywh_norm())
     assert pictures._drawn[0].exception(30)
+    batch = next(iter(loader))
     with pytest.raises(FileNotFoundError, match=r"labels\.png cannot be written there"):
-        pictures.train_batch(5, next(iter(loader)))
+        pictures.train_batch(5, batch.images, batch.targets)
 
 
 class OnGpu:
@@ -260,11 +264,11 @@ class OnGpu:
 
 
 def test_pictures_of_batches_on_a_gpu(loader, tmp_path):
-    pictures, batch = val.Pictures(tmp_path, ["a", "b", "c"]), next(iter(loader))
+    pictures, batch = Pictures(tmp_path, ["a", "b", "c"]), next(iter(loader))
     batch = batch._replace(images=OnGpu(batch.images), targets=OnGpu(batch.targets))
     nothing = Detections(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0))
-    pictures.train_batch(0, batch)
-    pictures._val_batch(0, batch, nothing, loader.labels)
+    pictures.train_batch(0, batch.images, batch.targets)
+    val.draw_batch(pictures, 0, batch, nothing, loader.labels)
     pictures._drawn[0].result(30)
     names = {"train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg"}
     assert {file.name for file in tmp_path.iterdir()} == names

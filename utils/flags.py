@@ -1,20 +1,22 @@
-"""A command line whose every fault is one sentence."""
+"""A command line that answers every mistake with one sentence."""
 
 import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from utils.terminal import is_first_process
+from utils.startup import is_first_process
+
+NEAR = 0.8  # similarity of spellings, 0 to 1, from which a flag is suggested: epoch and epochs have 0.91
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse without its habit of guessing: a flag is given in full, and what it does not know it refuses.
+    """argparse without abbreviations: a flag is given in full, and an unknown one is refused.
 
-    A fault raises ValueError with a sentence, in place of a page of usage and an exit.
+    A mistake raises ValueError with one sentence; argparse would print its usage and exit.
     """
 
     def __init__(self, description: str | None, *, argument_default: object = None) -> None:
@@ -29,12 +31,12 @@ class FlagParser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument "))
 
     def print_help(self, file: Any = None) -> None:
-        """Of several processes the first one's is enough."""
+        """Print it in the first of several processes only."""
         if is_first_process(os.environ):
             super().print_help(file)
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The values of `arguments`, or of the script's own. Raises ValueError for a word that is no flag's."""
+        """The values of `arguments`, or of the script's own. Raises ValueError for a word that belongs to no flag."""
         values, unknown = self.parse_known_args(arguments)
         if unknown:
             raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
@@ -44,12 +46,15 @@ class FlagParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"{word!r} belongs to no flag"
         flag = word.partition("=")[0]
-        like = difflib.get_close_matches(flag, [name for name in self._option_string_actions if name != "-h"], 1)
-        return f"no flag {flag}" + (f" (did you mean {like[0]}?)" if like else "")
+        taken = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Refused)]
+        known = {name.lstrip("-"): name for name in taken}  # the dashes would make all flags alike
+        near = difflib.get_close_matches(flag.lstrip("-"), known, 1, NEAR)
+        return f"no flag {flag}" + (f" (did you mean {known[near[0]]}?)" if near else "")
 
-    def not_built(self, *flags: str) -> None:
-        """Refuse a flag of YOLOv5 that has no like here yet."""
-        self.add_argument(*flags, nargs=0, action=_Refused, **_NOWHERE)
+    def refuse(self, instead: Mapping[str, str]) -> None:
+        """Answer each of these flags, with or without values, by a ValueError that says what to use instead."""
+        for flag, sentence in instead.items():
+            self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_NOWHERE)
 
 
 def answer_help(parse: Callable[[], object]) -> None:
@@ -66,5 +71,9 @@ _NOWHERE: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPR
 
 
 class _Refused(argparse.Action):
+    def __init__(self, *, sentence: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.sentence = sentence
+
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise ValueError(f"{option_string} is not built yet; leave it out")
+        raise ValueError(f"{option_string} is not supported: {self.sentence}")

@@ -1,132 +1,122 @@
-"""A run's folder, its lines on the terminal, its progress bar and its results.csv. Silent where not active."""
+"""What a run tells, as events that are sent to sinks: the terminal, results.csv, and whatever logger is added.
 
-import contextlib
-import csv
-import io
-import itertools
-import json
-import math
-import time
-from collections.abc import Iterable, Iterator, Mapping
+A logger is a class with a method `handle(event)`, passed to RunLog beside the sinks that are there. It hears of
+events on rank 0 alone.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
-import yaml
-from tqdm import tqdm
+from utils.files.writers import write_csv
+from utils.printable import printable
+from utils.terminal import print_lines
 
-from utils.files import written_whole
-from utils.printable import shown
-from utils.terminal import show
-
-T = TypeVar("T")
+Row = dict[str, float]
+Say = Callable[[str], None]  # tells the user a line
 
 
-def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
-    """project/name, or the first free of name2, name3, ...: created here, so that two runs never share one.
+@dataclass(frozen=True)
+class Message:
+    """Text for a person. table: lines laid out already; else one line, in which control characters are escaped."""
 
-    Raises ValueError if the folder cannot be made.
+    text: str
+    table: bool = False
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """Training is about to begin or continue. rows: of results.csv, of a resumed run the epochs before."""
+
+    folder: Path
+    config: dict[str, Any]
+    hyp: dict[str, float]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch is trained, and validated if it was to be. row: its losses, metrics and learning rate, nan where there
+    are none; the last of `rows`. text: the same in a line.
     """
-    first = project / name
-    try:
-        first.parent.mkdir(parents=True, exist_ok=True)
-        if exist_ok:
-            first.mkdir(exist_ok=True)
-            return first
-        for number in itertools.count(1):
-            folder = first if number == 1 else first.with_name(f"{first.name}{number}")
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                break
-        return folder
-    except OSError as error:
-        raise ValueError(f"{first}: the run folder cannot be made ({error.strerror})") from error
+
+    folder: Path
+    row: Row
+    rows: Sequence[Row]
+    text: str
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole: readers see the old text or the new one. What UTF-8 has not is escaped as JSON does it."""
-    with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+@dataclass(frozen=True)
+class ImageWritten:
+    """A picture lies in the run's folder. Sent from another thread while the run trains."""
+
+    path: Path
 
 
-def write_yaml(path: Path, values: dict[str, Any]) -> None:
-    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+@dataclass(frozen=True)
+class RunEnded:
+    """The run is done. metrics: as in metrics.json."""
+
+    folder: Path
+    metrics: dict[str, Any]
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write plain values as JSON, which has no word for nan and infinity: they become null."""
-    write_text(path, json.dumps(_without_nan(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+Event = Message | RunStarted | EpochEnded | ImageWritten | RunEnded
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+class Sink(Protocol):
+    """Whoever wants to hear of a run."""
+
+    def handle(self, event: Event) -> None: ...
 
 
-def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
-    """Plain comma-separated rows under one header, the keys of the first row."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{k: f"{v:.6g}" for k, v in row.items()} for row in rows])
-    write_text(path, text.getvalue())
+class TerminalSink:
+    """Prints messages and a line for each epoch."""
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Message):
+            print_lines(event.text if event.table else printable(event.text))
+        elif isinstance(event, EpochEnded):
+            print_lines(printable(event.text))
+
+
+class CsvSink:
+    """Keeps results.csv in the run's folder: a row for each epoch, written whole each time."""
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, (RunStarted, EpochEnded)):
+            write_csv(event.folder / "results.csv", list(event.rows))
 
 
 class RunLog:
-    """What a run tells. Off rank 0 (`active` False) nothing is shown or written."""
+    """Sends events to sinks, in their order and one event at a time. Off rank 0 (`active` False) nobody hears of them.
 
-    def __init__(self, *, active: bool) -> None:
+    An error of a sink ends the run: what it was to keep would be missing.
+    """
+
+    def __init__(self, *, active: bool, sinks: Sequence[Sink] | None = None) -> None:
         self.active = active
+        self.sinks: list[Sink] = [TerminalSink(), CsvSink()] if sinks is None else list(sinks)
+        self._lock = threading.Lock()
 
-    def say(self, text: str) -> None:
-        """Print one line, whatever a path or a name in it holds."""
+    def send(self, event: Event) -> None:
+        """Have all sinks handle an event."""
         if self.active:
-            show(shown(text))
+            with self._lock:
+                for sink in self.sinks:
+                    sink.handle(event)
+
+    def say(self, *lines: str) -> None:
+        """Print lines, each on one line whatever a path or a name in it holds."""
+        for line in lines:
+            self.send(Message(line))
+
+    def image_written(self, path: Path) -> None:
+        """Tell of a picture."""
+        self.send(ImageWritten(path))
 
     def table(self, text: str) -> None:
         """Print lines."""
-        if self.active:
-            show(text)
-
-    def results(self, rows: list[dict[str, float]], folder: Path) -> None:
-        """Write the folder's results.csv, a row for each epoch."""
-        if self.active:
-            write_csv(folder / "results.csv", rows)
-
-
-class Progress(Iterable[T]):
-    """Iterates over a loader, measures how long each batch was waited for, and shows a bar with `text`.
-
-    wait_share: the share of the time since the start that went into waiting for batches.
-    """
-
-    def __init__(self, batches: Iterable[T], *, total: int, title: str, active: bool) -> None:
-        self.batches = batches
-        self.bar = tqdm(total=total, desc=title, disable=None if active else True, dynamic_ncols=True, leave=False)
-        self.waited, self.started = 0.0, time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    @property
-    def wait_share(self) -> float:
-        return self.waited / max(self.seconds, 1e-9)
-
-    def text(self, text: str) -> None:
-        """Show `text` behind the bar."""
-        self.bar.set_postfix_str(text, refresh=False)
-
-    def __iter__(self) -> Iterator[T]:
-        iterator = iter(self.batches)
-        with self.bar:
-            while True:
-                asked = time.perf_counter()
-                batch = next(iterator, None)
-                self.waited += time.perf_counter() - asked
-                if batch is None:
-                    return
-                yield batch
-                self.bar.update()
+        self.send(Message(text, table=True))

@@ -5,12 +5,12 @@ from os import PathLike, fspath
 LONGEST = 4096  # characters: a path's limit on most systems
 
 
-def shown(text: str | bytes | PathLike[str]) -> str:
+def printable(text: str | bytes | PathLike[str]) -> str:
     r"""`text` on one printable line: newlines, control characters and undecodable bytes are escaped.
 
     Cut after 4096 characters, for a list or a JSON may hold a "path" of any length.
 
-    >>> shown("a\nb \u00e9")
+    >>> printable("a\nb \u00e9")
     'a\\nb é'
     """
     plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else fspath(text)
@@ -27,7 +27,7 @@ def excerpt(text: str | bytes, length: int = 40) -> str:
     >>> excerpt("abcdef", 3)
     'abc...'
     """
-    cut = shown(text[:length])
+    cut = printable(text[:length])
     return cut + "..." if len(text) > length else cut
 
 

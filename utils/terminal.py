@@ -6,18 +6,19 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from tqdm import tqdm
 
-from utils.printable import shown
+from utils.printable import printable
+from utils.startup import SPAWNED, allow_interrupts, open_closed_streams
 
 # The machine's faults, not the program's: a sentence says all that a traceback would.
 OUTSIDE = {
     getattr(errno, name, None)
-    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EPIPE", "EMFILE", "ENFILE")
+    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EPIPE", "EMFILE", "ENFILE")
 }
 
 
@@ -29,25 +30,27 @@ class FaultError(Exception):
     """A fault of the machine or the network of which a sentence says all that a traceback would."""
 
 
-def show(text: str) -> None:
+def print_lines(text: str) -> None:
     """Print lines, past a progress bar if there is one, and at once even into a file.
 
     What a name of a file brings along to steer a terminal is escaped.
     """
     with tqdm.external_write_mode():
-        print("\n".join(map(shown, text.split("\n"))), flush=True)
+        print("\n".join(map(printable, text.split("\n"))), flush=True)
 
 
-def stops_with_a_sentence(run: Callable[[], object]) -> int:
+def exit_code_of(run: Callable[[], object]) -> int:
     """The exit code of `run`. A ValueError is a refusal of the user's input: its text is all that is shown.
 
     So it is with a disk that is full or cannot be written, which is no refusal but ends with 1. Set
     KESTREL_TRACEBACK=1 to see where it was raised. Any other exception keeps its traceback and ends with 1.
     """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a letter of a class name is no reason to stop
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        allow_interrupts()
         run()
     except (ValueError, FaultError) as error:
         return _end(f"error: {error}", exit_code(error))
@@ -55,19 +58,20 @@ def stops_with_a_sentence(run: Callable[[], object]) -> int:
         if error.errno not in OUTSIDE:
             raise
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        return _end(f"error: {where}{error.strerror}", exit_code(error))
+        limit = " (for ulimit -f or for the disk)" if error.errno == errno.EFBIG else ""
+        return _end(f"error: {where}{error.strerror}{limit}", exit_code(error))
     except KeyboardInterrupt as error:
-        return _end("interrupted", exit_code(error))
+        return exit_code(error) if SPAWNED in os.environ else _end("interrupted", exit_code(error))
     return 0
 
 
-def end(run: Callable[[], object]) -> NoReturn:
-    """Run a script and end this process as `stops_with_a_sentence` says.
+def run_and_exit(run: Callable[[], object]) -> NoReturn:
+    """Run a script and end this process as `exit_code_of` says.
 
     At once, where a launcher has started several: what a stuck network leaves in C++ may hang an orderly end for ever.
     """
     try:
-        code = stops_with_a_sentence(run)
+        code = exit_code_of(run)
     except BaseException as error:
         code = exit_code(error)
         if not isinstance(error, SystemExit):
@@ -89,14 +93,9 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def is_first_process(environment: Mapping[str, str]) -> bool:
-    """Whether this process speaks for all, as far as the launcher's variables tell."""
-    return (environment.get("RANK") or environment.get("SLURM_PROCID") or "0") == "0"
-
-
 def _end(sentence: str, code: int) -> int:
     """Say why; also where it was raised, if that was asked for."""
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()
-    print(shown(sentence), file=sys.stderr)
+    print(printable(sentence), file=sys.stderr)
     return code

@@ -7,14 +7,13 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 BLOCK = 64  # items of a thread at a time
 
 
-def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """The results in the order of the items. In blocks, so that an error at the first item does not wait for the last.
 
-    >>> list(in_threads(abs, [-3, 2, -1], threads=2)), list(in_threads(abs, [], threads=2))
+    >>> list(map_in_threads(abs, [-3, 2, -1], threads=2)), list(map_in_threads(abs, [], threads=2))
     ([3, 2, 1], [])
     """
     remaining = iter(items)

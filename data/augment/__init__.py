@@ -1,0 +1,1 @@
+"""Augmentation: planned as numbers and boxes, then drawn by OpenCV or on the device."""

@@ -1,0 +1,75 @@
+"""What a plan is made of: strengths of augmentation, tiles, pastes, layers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.letterbox import Region
+
+Matrix = NDArray[np.float64]  # [3, 3]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Strengths and probabilities, named as in the hyper-parameter files; all zero draws the plain image."""
+
+    hsv_h: float = 0.0
+    hsv_s: float = 0.0
+    hsv_v: float = 0.0
+    degrees: float = 0.0
+    translate: float = 0.0
+    scale: float = 0.0
+    shear: float = 0.0
+    perspective: float = 0.0
+    flipud: float = 0.0
+    fliplr: float = 0.0
+    mosaic: float = 0.0
+    mixup: float = 0.0
+    copy_paste: float = 0.0
+
+    @property
+    def axis_aligned(self) -> bool:
+        """Whether every tile stays an upright rectangle, so that a crop and a resize draw it."""
+        return self.degrees == self.shear == self.perspective == 0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part `region` (base pixels) of image `index`, mapped to the canvas by `matrix`."""
+
+    index: int
+    region: Region
+    matrix: Matrix
+    target: Region | None = None  # canvas rectangle that a crop and resize fills; None: draw by a warp
+
+
+@dataclass(frozen=True)
+class Paste:
+    """The pixels of image `index` inside both `region` and `outline` (base pixels, [P, 2]), mapped by `matrix`."""
+
+    index: int
+    region: Region
+    outline: NDArray[np.float64]
+    matrix: Matrix
+
+
+@dataclass(frozen=True)
+class CanvasLayer:
+    """One canvas: tiles, then what is pasted over them."""
+
+    tiles: tuple[Tile, ...]
+    pastes: tuple[Paste, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All there is to know of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in px."""
+
+    size: tuple[int, int]  # canvas height, width
+    layers: tuple[CanvasLayer, ...]  # two when mixed
+    targets: NDArray[np.float32]
+    mix: float = 1.0  # weight of the first layer
+    hsv: tuple[float, float, float] | None = None  # gains of hue, saturation, value
+    flip_up: bool = False
+    flip_left: bool = False

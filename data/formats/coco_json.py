@@ -1,0 +1,328 @@
+"""COCO JSON (object detection): its images, and its annotations as rows."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.formats.protocol import ImageRows, ListedImage, SourceImages
+from data.images import read_bytes
+from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
+from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, POLYGON_DROPPED, ROW_DROPPED, Problem
+from utils.printable import excerpt, printable
+
+MAX_PIXELS = 1e7  # along one side; beyond it is no image
+POLYGON_SLACK = (2.0, 0.02)  # pixels, and share of the side: how far a polygon's extent may be off its bbox
+SAMPLED_IMAGES = 200  # so many listed images decide which folder they lie in
+
+
+class CocoImage(NamedTuple):
+    """One listed image: where it should be, its id, and its (width, height) if the JSON tells them."""
+
+    path: str
+    image_id: int
+    declared_size: tuple[int, int] | None
+
+
+class CocoFile(NamedTuple):
+    """A COCO JSON: images, the rows of each, the category id of each class, and what had to go."""
+
+    images: list[CocoImage]
+    rows: list[list[LabelRow]]
+    category_ids: list[int]
+    problems: list[Problem]
+
+
+def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
+    """The images and annotations of a COCO JSON, with classes numbered as in `names`.
+
+    Categories are matched to `names` by name, whatever their order and ids; a class that the JSON lacks gets an unused
+    category id. `bbox`, `area` and `iscrowd` are kept as they are (`area` defaults to width x height, `iscrowd` to 0).
+    A polygon is kept if it is the annotation's only part and spans its bbox; of several parts and RLE only the box is
+    kept. Images lie where `images_root` finds them.
+
+    Raises ValueError, naming the file, if it is no COCO JSON, or a category in use is not in `names`.
+    """
+    document = _load(file)
+    categories = _categories(file, document["categories"])
+    problems: list[Problem] = []
+    images = _images(file, document["images"], problems)
+    class_of_id = {name: index for index, name in enumerate(names)}
+    class_by_category = {key: class_of_id[name] for key, name in categories.items() if name in class_of_id}
+    rows = _rows(file, document["annotations"], images, categories, class_by_category, problems)
+    return CocoFile(images, rows, _category_ids(class_by_category, categories, len(names)), problems)
+
+
+class CocoJson:
+    """COCO JSON files as sources of a data set."""
+
+    lists_images = True
+
+    def accepts(self, source: Path) -> bool:
+        return source.suffix.lower() == ".json" and not os.path.isdir(source)
+
+    def images(self, source: Path, names: Sequence[str]) -> SourceImages:
+        file = read_coco_annotations(source, names)
+        images = [
+            ListedImage(image.path, str(source), image.image_id, image.declared_size, rows)
+            for image, rows in zip(file.images, file.rows, strict=True)
+        ]
+        return SourceImages(images, file.problems, file.category_ids)
+
+    def rows(self, image: ListedImage, size: tuple[int, int], _: int) -> ImageRows:
+        return ImageRows(*rows_inside(image.rows, size, printable(image.label_file)))
+
+
+def images_root(file: Path, file_names: Sequence[str]) -> Path:
+    """The folder that a COCO JSON's `file_name`s are relative to.
+
+    Tried are the JSON's folder F, F/images, F/images/S, F/S, F/../images, F/../images/S, F/../S, where S is the split,
+    the JSON's name without `instances_` and `.json`. The folder that holds most of the first 200 images is taken, of
+    equals the one named first here.
+    """
+    return max((file.parent / place for place in _places(file)), key=lambda root: _count_found(root, file_names))
+
+
+def _places(file: Path) -> list[str]:
+    """The folders that `images_root` tries, relative to that of the JSON."""
+    split = file.stem.removeprefix("instances_")
+    inside = ["images", f"images/{split}", split]
+    return [".", *inside, *(f"../{place}" for place in inside)]
+
+
+def _count_found(root: Path, file_names: Sequence[str]) -> int:
+    """How many of the first images lie under root."""
+    return sum(os.path.isfile(os.path.join(root, name)) for name in file_names[:SAMPLED_IMAGES])
+
+
+def rows_inside(rows: Sequence[LabelRow], size: tuple[int, int], where: str) -> tuple[list[LabelRow], list[Problem]]:
+    """The rows whose box shares pixels with an image of `size`; those are kept to the bit, also past its edge."""
+    width, height = size
+    kept, problems = [], []
+    for row in rows:
+        x, y, w, h = row.box_xywh
+        if min(x + w, width) - max(x, 0) >= MIN_BOX_SIDE and min(y + h, height) - max(y, 0) >= MIN_BOX_SIDE:
+            kept.append(row)
+        else:
+            reason = f"bbox [{x:g}, {y:g}, {w:g}, {h:g}] lies outside its image of {width}x{height}"
+            problems.append(Problem(ROW_DROPPED, f"{where} annotation {row.number}", reason))
+    return kept, problems
+
+
+def _load(file: Path) -> dict[str, list]:
+    try:
+        document = json.loads(read_bytes(file), object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{printable(file)} line {error.lineno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{printable(file)}: nested too deep") from None
+    except ValueError as error:
+        reason = (
+            str(error) if printable(file) in str(error) else f"{printable(file)}: not JSON: {excerpt(str(error), 200)}"
+        )
+        raise ValueError(reason) from None
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(document, dict) or not isinstance(document.get(key), list):
+            raise ValueError(f"{printable(file)} is no COCO JSON: it has no list '{key}'")
+    return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError if a key comes twice, of which every reader would keep another value."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the object with the id {_brief(entries.get('id'))} has the key '{excerpt(twice)}' twice")
+    return entries
+
+
+def _whole_number(value: Any) -> int | None:
+    """`value` if it is an integer that every JSON reader keeps exactly (also written 7.0), else None."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
+
+
+def _brief(value: Any) -> str:
+    """A JSON value for use inside a sentence."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        inner = ["..." if isinstance(entry, (list, dict)) else excerpt(repr(entry), 20) for entry in value[:5]]
+        return "[" + ", ".join(inner + ["..."] * (len(value) > 5)) + "]"
+    return excerpt(repr(value))
+
+
+def _categories(file: Path, entries: list) -> dict[int, str]:
+    """Names by category id. Raises ValueError for any fault, since a wrong class for every box would follow."""
+    categories: dict[int, str] = {}
+    seen_names: set[str] = set()
+    for position, entry in enumerate(entries):
+        key = _whole_number(entry.get("id")) if isinstance(entry, dict) else None
+        name = entry.get("name") if isinstance(entry, dict) else None
+        where = f"{printable(file)} categories[{position}]"
+        if key is None or not isinstance(name, str):
+            raise ValueError(f"{where} must have a whole number 'id' and a text 'name'")
+        if key in categories or name in seen_names:
+            raise ValueError(f"{where}: id {key} or name '{excerpt(name)}' comes twice")
+        categories[key] = name
+        seen_names.add(name)
+    return categories
+
+
+def _category_ids(class_by_category: dict[int, int], categories: dict[int, str], num_classes: int) -> list[int]:
+    ids = {class_index: key for key, class_index in class_by_category.items()}
+    unused = max([0, *categories])
+    return [ids[index] if index in ids else unused + 1 + index for index in range(num_classes)]
+
+
+def _images(file: Path, entries: list, problems: list[Problem]) -> list[CocoImage]:
+    names: dict[int, str] = {}
+    sizes: dict[int, tuple[int, int] | None] = {}
+    seen_names: set[str] = set()
+    for position, entry in enumerate(entries):
+        try:
+            image_id, name = _image_entry(entry)
+            if image_id in names or name in seen_names:
+                raise BadRowError(f"id {image_id} or file_name '{excerpt(name, 200)}' comes twice")
+        except BadRowError as error:
+            problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} images[{position}]", str(error)))
+            continue
+        names[image_id] = name
+        seen_names.add(name)
+        width, height = _whole_number(entry.get("width")), _whole_number(entry.get("height"))
+        sizes[image_id] = (width, height) if width and height and min(width, height) > 0 else None
+    file_names = list(names.values())
+    root = images_root(file, file_names)
+    if file_names and not _count_found(root, file_names):
+        first = f"none of its first {min(len(names), SAMPLED_IMAGES)} images, such as {excerpt(file_names[0], 100)}"
+        tried = f"tried, in {printable(file.parent)}: {', '.join(map(printable, _places(file)))}"
+        problems.append(Problem(IMAGES_NOT_FOUND, printable(file), f"{first}, was found; {tried}"))
+    return [CocoImage(os.path.abspath(os.path.join(root, name)), key, sizes[key]) for key, name in names.items()]
+
+
+def _image_entry(entry: Any) -> tuple[int, str]:
+    if not isinstance(entry, dict):
+        raise BadRowError("not an object")
+    image_id, name = _whole_number(entry.get("id")), entry.get("file_name")
+    if image_id is None:
+        raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
+    if not isinstance(name, str) or not name:
+        raise BadRowError(f"file_name is {_brief(name)}, must be a path")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        raise BadRowError(f"file_name '{excerpt(name)}' is no path on this system") from None
+    return image_id, name
+
+
+def _rows(
+    file: Path,
+    entries: list,
+    images: list[CocoImage],
+    categories: dict[int, str],
+    class_by_category: dict[int, int],
+    problems: list[Problem],
+) -> list[list[LabelRow]]:
+    """The rows of each image. Raises ValueError if a used category is not among the data YAML's names."""
+    index_by_image = {image.image_id: index for index, image in enumerate(images)}
+    rows: list[list[LabelRow]] = [[] for _ in images]
+    seen: set[int] = set()
+    for position, entry in enumerate(entries):
+        where = f"{printable(file)} annotations[{position}]"
+        try:
+            number = _annotation_id(entry, seen)
+            where = f"{printable(file)} annotation {number}"
+            image_id, category = entry.get("image_id"), entry.get("category_id")
+            index = _look_up(index_by_image, image_id, "image_id", "images")
+            name = _look_up(categories, category, "category_id", "categories")
+            if category not in class_by_category:
+                raise ValueError(
+                    f"{where}: category {category} is '{excerpt(name)}', which 'names' of the data YAML lacks"
+                )
+            row = _row(entry, number, class_by_category[category])
+        except BadRowError as error:
+            problems.append(Problem(ROW_DROPPED, where, str(error)))
+            continue
+        points, reason = (None, "") if row.crowd else _polygon(entry.get("segmentation"), row.box_xywh)
+        if reason:
+            problems.append(Problem(POLYGON_DROPPED, where, reason))
+        _note_area(entry, row, where, problems)
+        rows[index].append(row._replace(points=points))
+    return rows
+
+
+def _annotation_id(entry: Any, seen: set[int]) -> int:
+    if not isinstance(entry, dict):
+        raise BadRowError("not an object")
+    number = _whole_number(entry.get("id"))
+    if number is None:
+        raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
+    if number in seen:
+        raise BadRowError("its id comes twice")
+    seen.add(number)
+    return number
+
+
+def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:
+    number = _whole_number(key)
+    if number is None or number not in table:
+        raise BadRowError(f"{what} {_brief(key)} is not among the file's {where}")
+    return table[number]
+
+
+def _row(entry: dict[str, Any], number: int, class_index: int) -> LabelRow:
+    bbox = entry.get("bbox")
+    if not isinstance(bbox, list) or len(bbox) != 4 or not all(_is_coordinate(value) for value in bbox):
+        raise BadRowError(f"bbox is {_brief(bbox)}, must be four finite numbers: left, top, width, height")
+    x, y, w, h = map(float, bbox)
+    if min(w, h) < MIN_BOX_SIDE:
+        raise BadRowError(f"bbox of width {w:g} and height {h:g}")
+    crowd = entry.get("iscrowd", 0)
+    if crowd not in (0, 1):
+        raise BadRowError(f"iscrowd is {_brief(crowd)}, must be 0 or 1")
+    area = float(entry["area"]) if _is_area(entry.get("area")) else w * h
+    return LabelRow(class_index, (x, y, w, h), area, bool(crowd), None, number)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_coordinate(value: Any) -> bool:
+    return _is_number(value) and abs(value) < MAX_PIXELS  # NaN and infinity fail this too
+
+
+def _is_area(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < MAX_PIXELS**2
+
+
+def _note_area(entry: dict[str, Any], row: LabelRow, where: str, problems: list[Problem]) -> None:
+    area = entry.get("area")
+    if area is not None and not _is_area(area):
+        problems.append(Problem(NOTE, where, f"area is {_brief(area)}, width x height {row.area:g} stands for it"))
+
+
+def _polygon(segmentation: Any, box_xywh: tuple[float, float, float, float]) -> tuple[np.ndarray | None, str]:
+    """The only part of a segmentation as float32 [k, 2], or None and, if it is faulty, what is wrong with it."""
+    if not isinstance(segmentation, list) or len(segmentation) != 1:
+        return None, ""
+    try:
+        values = np.array(segmentation[0])
+    except ValueError:
+        return None, "segmentation holds lists of different lengths"
+    if values.dtype.kind not in "iuf":  # not texts either, though NumPy reads numbers in them
+        return None, "segmentation holds what is no number"
+    if values.ndim != 1 or len(values) < 6 or len(values) % 2 or not (np.abs(values) < MAX_PIXELS).all():
+        return None, "segmentation is not x, y of at least 3 points, all finite"
+    points = values.reshape(-1, 2)
+    x, y, w, h = box_xywh
+    extent = np.concatenate([points.min(0), points.max(0)])
+    pixels, share = POLYGON_SLACK
+    if np.abs(extent - (x, y, x + w, y + h)).max() > max(pixels, share * max(w, h)):
+        return None, f"segmentation spans {np.round(extent, 1).tolist()}, which is not its bbox"
+    return points.astype(np.float32), ""

@@ -1,0 +1,168 @@
+"""YOLO label files: a row per object, `class cx cy w h` or `class x1 y1 x2 y2 x3 y3 ...`, in fractions of the image."""
+
+import os
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.images import find_images, read_bytes
+from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
+from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from utils.printable import excerpt, printable
+
+TOLERANCE = 0.01  # of the image side: how far a coordinate may lie outside and is clipped
+ROUNDING = 1e-5  # of the image side: what six written digits may overshoot; left as it is
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class YoloText:
+    """Folders, .txt lists and single images as sources of a data set, each image with a label file of its own."""
+
+    lists_images = False
+
+    def accepts(self, _: Path) -> bool:
+        return True
+
+    def images(self, source: Path, _: Sequence[str]) -> SourceImages:
+        found = find_images(source)
+        return SourceImages([ListedImage(path, label_path(path)) for path in found.images], found.problems)
+
+    def rows(self, image: ListedImage, size: tuple[int, int], num_classes: int) -> ImageRows:
+        try:
+            data = label_bytes(image.label_file)
+        except ValueError as error:
+            raise UnreadableLabelsError(str(error)) from None
+        rows, problems = parse_label_file(data or b"", image.label_file, size, num_classes)
+        return ImageRows(rows, problems, has_labels=data is not None)
+
+
+def label_path(image_path: str | Path) -> str:
+    """The label file of an image: the last folder `images` becomes `labels`, or else the file lies beside the image.
+
+    >>> label_path("/a/images/images/train/1.jpg")
+    '/a/images/labels/train/1.txt'
+    >>> label_path("/a/b/1.jpg")
+    '/a/b/1.txt'
+    """
+    stem = os.path.splitext(image_path)[0]
+    before, found, after = stem.rpartition(f"{os.sep}images{os.sep}")
+    return f"{before}{os.sep}labels{os.sep}{after}.txt" if found else f"{stem}.txt"
+
+
+def label_bytes(file: str) -> bytes | None:
+    """What a label file holds, or None if there is none. Raises ValueError if there is one that cannot be read."""
+    try:
+        os.lstat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:  # there may be one, behind a locked folder: not background
+        pass
+    return read_bytes(file)
+
+
+def parse_label_file(
+    data: bytes, file: str, size: tuple[int, int], num_classes: int
+) -> tuple[list[LabelRow], list[Problem]]:
+    """The rows of one label file as pixels of an image of `size` (width, height), and the rows that had to go.
+
+    Five values are a box, an odd number from 7 on is a class and a polygon. Coordinates up to 1 % outside the image are
+    clipped, boxes that reach past its edge are cut there; both are reported if they move by more than rounding.
+    Raises ValueError with file and line if a class is not in 0..num_classes-1.
+    """
+    rows: list[LabelRow] = []
+    problems: list[Problem] = []
+    first_line: dict[tuple[float, ...], int] = {}
+    for number, line in enumerate(data.removeprefix(BYTE_ORDER_MARK).splitlines(), 1):
+        tokens = line.split()
+        if not tokens:
+            continue
+        try:
+            values = _numbers(tokens)
+            class_index = _class_index(values[0], num_classes, file, number)
+            if (first := first_line.setdefault(values, number)) != number:
+                problems.append(Problem(ROW_DUPLICATE, f"{printable(file)} line {number}", f"the same as line {first}"))
+                continue
+            row, moved = _row(class_index, values[1:], size, number)
+            rows.append(row)
+            if moved > ROUNDING:
+                reason = f"reached {moved:.2%} of the side past the edge"
+                problems.append(Problem(ROW_CLIPPED, f"{printable(file)} line {number}", reason))
+        except BadRowError as error:
+            problems.append(Problem(ROW_DROPPED, f"{printable(file)} line {number}", str(error)))
+    return rows, problems
+
+
+def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
+    if len(tokens) < 5 or len(tokens) % 2 == 0:
+        reason = f"values: {len(tokens)}; a row is class cx cy w h, or class and 3 or more points x y"
+        raise BadRowError(reason)
+    try:
+        values = tuple(map(float, tokens))
+    except ValueError:
+        values = ()
+    if not values or any(b"_" in token for token in tokens):  # Python reads 1_0 as 10, no other reader does
+        bad = next(token for token in tokens if not _is_number(token))
+        raise BadRowError(f"'{excerpt(bad)}' is not a number")
+    if not all(map(isfinite, values)):
+        raise BadRowError("NaN or infinite value")
+    return values
+
+
+def _is_number(token: bytes) -> bool:
+    try:
+        return b"_" not in token and float(token) is not None
+    except ValueError:
+        return False
+
+
+def _class_index(value: float, num_classes: int, file: str, line: int) -> int:
+    if not value.is_integer():
+        raise BadRowError(f"class {value:g} is not a whole number")
+    if not 0 <= value < num_classes:
+        allowed = f"names has {num_classes} classes (0-{num_classes - 1})"
+        raise ValueError(f"{printable(file)} line {line}: class {value:.15g}, but {allowed}")
+    return int(value)
+
+
+def _row(
+    class_index: int, coordinates: tuple[float, ...], size: tuple[int, int], number: int
+) -> tuple[LabelRow, float]:
+    """The row in pixels, and by how much of the image side it had to be clipped."""
+    low, high = min(coordinates), max(coordinates)
+    if low < -TOLERANCE or high > 1 + TOLERANCE:
+        worst = low if low < -TOLERANCE else high
+        raise BadRowError(f"coordinate {worst:g} is outside 0-1 by more than {TOLERANCE:.0%}")
+    if len(coordinates) == 4:
+        corners, moved = _box_corners(*coordinates)
+        points = None
+    else:
+        corners, points, moved = _polygon_corners(coordinates, size)
+    width, height = size
+    x, y = corners[0] * width, corners[1] * height
+    w, h = (corners[2] - corners[0]) * width, (corners[3] - corners[1]) * height
+    if min(w, h) < MIN_BOX_SIDE:
+        raise BadRowError(f"of no size inside the image: {w:.3g} x {h:.3g} pixels")
+    return LabelRow(class_index, (x, y, w, h), w * h, False, points, number), moved
+
+
+def _box_corners(cx: float, cy: float, w: float, h: float) -> tuple[tuple[float, float, float, float], float]:
+    if w <= 0 or h <= 0:
+        raise BadRowError(f"box of width {w:g} and height {h:g}")
+    corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
+    moved = max(-corners[0], -corners[1], corners[2] - 1, corners[3] - 1, 0.0)
+    if moved > ROUNDING:
+        x1, y1, x2, y2 = (min(max(value, 0.0), 1.0) for value in corners)
+        corners = (x1, y1, x2, y2)
+    return corners, moved
+
+
+def _polygon_corners(
+    coordinates: tuple[float, ...], size: tuple[int, int]
+) -> tuple[tuple[float, float, float, float], np.ndarray, float]:
+    moved = max(-min(coordinates), max(coordinates) - 1, 0.0)
+    points = np.array(coordinates).reshape(-1, 2).clip(0, 1)
+    (x1, y1), (x2, y2) = points.min(0).tolist(), points.max(0).tolist()
+    return (x1, y1, x2, y2), (points * size).astype(np.float32), moved

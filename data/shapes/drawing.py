@@ -1,0 +1,199 @@
+"""Draw the planned shapes on a textured background. S side of the image in pixels; colours are BGR in [0, 255]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.shapes.outlines import outline_of
+from data.shapes.plan import NAMES, Shape, plan_shapes
+from utils.opencv import cv2
+
+SPLITS = ("train", "val")
+LEAST_VISIBLE = 0.4  # of its pixels: a shape that shows less is not labelled
+LEAST_CONTRAST = 100.0  # distance in BGR between a shape and what it lies on
+FAVOURITE_SHARE = 0.95  # of the shapes have their class's hue, the others any colour
+FINER = 4  # edges are smoothed from 4 x 4 points per pixel
+SUBPIXEL_BITS = 4  # OpenCV draws at 1/16 pixel
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One finished image with the shapes that are seen in it."""
+
+    image: np.ndarray  # uint8 [S, S, 3]
+    labels: tuple[int, ...]
+    outlines: tuple[np.ndarray, ...]  # each [P, 2] float64, inside [0, S]
+
+
+def image_generator(seed: int, split: str, index: int) -> np.random.Generator:
+    """The source of every random number of one image, and of no other image."""
+    return np.random.Generator(np.random.Philox(key=[seed, (SPLITS.index(split) << 32) + index]))
+
+
+def draw_image(seed: int, split: str, index: int, size: int) -> Drawing:
+    """Image `index` of a split, size pixels square: a pure function of its arguments."""
+    random = image_generator(seed, split, index)
+    shapes = plan_shapes(random, size)
+    image = draw_background(random, size)
+    owner = np.full((size, size), -1, np.int16)  # which shape is on top at each pixel
+    areas = [_draw_shape(image, owner, number, shape, random) for number, shape in enumerate(shapes)]
+    image = _add_noise(image, random)
+
+    labels, outlines = [], []
+    for number, shape in enumerate(shapes):
+        visible = owner == number
+        if visible.sum() >= max(LEAST_VISIBLE * areas[number], 1):
+            labels.append(shape.label)
+            outlines.append(outline_of(visible))
+    return Drawing(image, tuple(labels), tuple(outlines))
+
+
+def draw_background(random: np.random.Generator, size: int) -> np.ndarray:
+    """A textured image, uint8 [S, S, 3]: clouds, bands or a slope in three colours, with lines and blobs."""
+    values = _clouds(random, size)
+    kind = random.choice(["clouds", "bands", "slope"])
+    if kind != "clouds":
+        angle = random.uniform(0, 2 * np.pi)
+        ramp = np.linspace(-0.5, 0.5, size, dtype=np.float32)
+        slope = ramp * np.cos(angle) + ramp[:, None] * np.sin(angle)
+        if kind == "bands":
+            slope = 0.5 * np.sin(slope * random.uniform(15, 70))
+        values = 0.3 * values + 0.7 * (slope + 0.5)
+
+    base = random.uniform(40, 215, 3)
+    stops = np.clip(base + random.normal(0, 32, (3, 3)), 0, 255)  # [3, BGR]
+    steps = np.arange(256)
+    table = np.stack([np.interp(steps, [0, 128, 255], stops[:, channel]) for channel in range(3)], 1)
+    image = table.astype(np.uint8)[np.clip(values * 255, 0, 255).astype(np.uint8)]
+    _scatter(image, random)
+    return image
+
+
+def _clouds(random: np.random.Generator, size: int) -> np.ndarray:
+    """Noise of several octaves, float32 [S, S], about [0, 1]."""
+    total = np.zeros((size, size), np.float32)
+    for octave in range(2, 7):
+        grid = random.random((2**octave, 2**octave), dtype=np.float32) - 0.5
+        total += cv2.resize(grid, (size, size), interpolation=cv2.INTER_CUBIC) * 0.6 ** (octave - 2)
+    return 0.5 + total
+
+
+def _scatter(image: np.ndarray, random: np.random.Generator) -> None:
+    """Draw thin lines and soft blobs that belong to no class."""
+    size = len(image)
+    for _ in range(random.integers(0, 7)):
+        start, end = random.integers(0, size, (2, 2)).tolist()
+        shade = _colour(random)
+        cv2.line(image, start, end, shade, int(random.integers(1, 3)), cv2.LINE_AA)
+    for _ in range(random.integers(0, 4)):
+        radius = int(size * random.uniform(0.03, 0.14))
+        _add_blob(image, random.integers(0, size, 2).tolist(), radius, random.uniform(-70, 70, 3))
+
+
+def _add_blob(image: np.ndarray, centre: list[int], radius: int, change: np.ndarray) -> None:
+    """Add a colour that fades to nothing at three radii."""
+    x1, y1 = (max(c - 3 * radius, 0) for c in centre)
+    part = image[y1 : centre[1] + 3 * radius, x1 : centre[0] + 3 * radius]
+    x = np.arange(part.shape[1], dtype=np.float32) + x1 - centre[0]
+    y = np.arange(part.shape[0], dtype=np.float32) + y1 - centre[1]
+    bell = np.exp(-(y**2) / radius**2)[:, None] * np.exp(-(x**2) / radius**2)
+    part[:] = np.clip(part + bell[..., None] * change.astype(np.float32), 0, 255).astype(np.uint8)
+
+
+def _colour(random: np.random.Generator, unlike: np.ndarray | None = None, hue: float | None = None) -> list[float]:
+    """A colour, of about a hue in [0, 6) if given, LEAST_CONTRAST away from another one, or the furthest of twelve."""
+    tries = random.uniform(0, 255, (12, 3)) if hue is None else _tints(random, hue)
+    if unlike is None:
+        return tries[0].tolist()
+    distances = np.linalg.norm(tries - unlike, axis=1)
+    enough = np.flatnonzero(distances >= LEAST_CONTRAST)
+    return tries[enough[0] if len(enough) else distances.argmax()].tolist()
+
+
+def _tints(random: np.random.Generator, hue: float) -> np.ndarray:
+    """Twelve colours [12, BGR] about that hue: 0 red, 2 green, 4 blue."""
+    hues = hue + random.normal(0, 0.12, (12, 1))
+    saturation, value = random.uniform(0.5, 1, (12, 1)), random.uniform(0.4, 1, (12, 1))
+    place = (np.array([1, 3, 5]) + hues) % 6
+    return 255 * value * (1 - saturation * np.clip(np.minimum(place, 4 - place), 0, 1))
+
+
+def _draw_shape(image: np.ndarray, owner: np.ndarray, number: int, shape: Shape, random: np.random.Generator) -> int:
+    """Draw one shape over image and put its number into owner. Returns its area in pixels, outside the image too."""
+    size = len(image)
+    points = np.concatenate(shape.loops)
+    low = np.floor(points.min(0)).astype(int) - shape.stroke - 2
+    high = np.ceil(points.max(0)).astype(int) + shape.stroke + 2
+    mask = _mask(shape, low, high)  # uint8 [tile height, tile width]
+
+    x1, y1 = np.maximum(low, 0)
+    x2, y2 = np.minimum(high, size)
+    inside = mask[y1 - low[1] : y2 - low[1], x1 - low[0] : x2 - low[0]]
+    under = image[y1:y2, x1:x2]
+    texture = _texture(shape, (x1, y1, x2, y2), under.mean((0, 1)), random)
+    alpha = inside[..., None].astype(np.float32) / 255
+    under[:] = (under + alpha * (texture - under) + 0.5).astype(np.uint8)
+    owner[y1:y2, x1:x2][inside >= 128] = number
+    return int((mask >= 128).sum())
+
+
+def _mask(shape: Shape, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """How much of each pixel of the tile from low to high the shape covers, uint8, 255 for all of it."""
+    # Drawn finely and shrunk: OpenCV's own smooth edges make a filled shape half a pixel larger all around.
+    width, height = ((high - low) * FINER).tolist()
+    mask = np.zeros((height, width), np.uint8)
+    loops = _fixed_point(shape, low, FINER)
+    if shape.stroke:
+        cv2.polylines(mask, loops, True, 255, shape.stroke * FINER, cv2.LINE_8, SUBPIXEL_BITS)
+    else:
+        cv2.fillPoly(mask, loops, 255, cv2.LINE_8, SUBPIXEL_BITS)
+    return cv2.resize(mask, (width // FINER, height // FINER), interpolation=cv2.INTER_AREA)
+
+
+def _fixed_point(shape: Shape, origin: np.ndarray, finer: int = 1) -> list[np.ndarray]:
+    """The loops as OpenCV takes them: 1/16 pixels, with integers at pixel centres, in an image so many times finer."""
+    return [np.round(((loop - origin) * finer - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32) for loop in shape.loops]
+
+
+def _texture(
+    shape: Shape, tile: tuple[int, int, int, int], under: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+    """A shape's colours over the tile (x1, y1, x2, y2), float32 [height, width, 3]; under: the mean colour below it."""
+    hue = 6 * shape.label / len(NAMES) if random.random() < FAVOURITE_SHARE else None
+    first = np.array(_colour(random, under, hue), np.float32)
+    checker = NAMES[shape.label] == "checker"
+    strength = 1.0 if checker else random.uniform(0.15, 0.4)
+    second = first + np.float32(strength) * (np.array(_colour(random, unlike=first), np.float32) - first)
+    along, across = _own_frame(shape, tile)
+    if checker:
+        share = ((np.floor(along * 2.8284) + np.floor(across * 2.8284)) % 2).astype(np.float32)  # 4 x 4 fields
+    elif shape.fill == "gradient":
+        share = np.clip(along / 2 + 0.5, 0, 1)
+    elif shape.fill == "striped":
+        share = (np.sin(along * random.uniform(8, 16)) > 0).astype(np.float32)
+    else:
+        share = np.zeros_like(along)
+    texture = first + share[..., None] * (second - first)
+    if shape.edged and not shape.stroke:
+        dark = (0.35 * first).tolist()
+        width = max(1, round(0.06 * shape.diameter))
+        cv2.polylines(texture, _fixed_point(shape, np.array(tile[:2])), True, dark, width, cv2.LINE_8, SUBPIXEL_BITS)
+    return texture
+
+
+def _own_frame(shape: Shape, tile: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Each pixel's place along and across the shape, in its radii, float32 [tile height, tile width] each."""
+    x1, y1, x2, y2 = tile
+    x = (np.arange(x1, x2, dtype=np.float32) + 0.5 - shape.centre[0]) * (2 / shape.diameter)
+    y = (np.arange(y1, y2, dtype=np.float32)[:, None] + 0.5 - shape.centre[1]) * (2 / shape.diameter)
+    cos, sin = np.float32(np.cos(shape.angle)), np.float32(np.sin(shape.angle))
+    return x * cos + y * sin, y * cos - x * sin
+
+
+def _add_noise(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    if random.random() < 0.25:
+        image = cv2.GaussianBlur(image, (0, 0), random.uniform(0.4, 0.8))
+    noise = random.standard_normal(image.shape[:2], dtype=np.float32) * np.float32(random.uniform(1, 7))
+    return np.clip(image + noise[..., None], 0, 255).astype(np.uint8)

@@ -1,0 +1,133 @@
+"""Which shapes an image shows, and where: numbers only. Points are (x, y) pixels; pixel i covers [i, i + 1]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NAMES = ("circle", "square", "triangle", "star", "cross", "ring", "crescent", "arrow", "heart", "checker")
+
+# The difficulty: smaller or more shapes, more hiding and less contrast make the set harder.
+SMALLEST, LARGEST = 0.04, 0.8  # diameter as a share of the image's side
+SMALL_ARE_RARE = 0.4  # diameters are log-uniform for 1, larger on average below 1
+MEAN_EXTRA_SHAPES, MOST_SHAPES = 2.3, 7  # 1 + Poisson(mean), at most
+EMPTY_SHARE = 0.05  # of the images
+OUTLINED_SHARE = 0.1  # of the shapes that may be outlined
+LARGEST_TURN = 0.4  # radians from upright
+PLACES_TRIED = 8  # the one furthest from the other shapes is taken: 1 hides most
+POINTS_PER_CURVE = 72
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One planned shape: its class, its closed loops in pixels, and how it is filled."""
+
+    label: int
+    centre: tuple[float, float]
+    diameter: float  # of the circle around it, before it is stretched
+    angle: float  # radians
+    loops: tuple[np.ndarray, ...]  # each [P, 2] float64; a second loop is a hole
+    stroke: int  # width of the line in pixels of a shape that is only outlined, 0 for a filled one
+    edged: bool
+    fill: str  # plain, gradient or striped
+
+
+def plan_shapes(random: np.random.Generator, size: int) -> list[Shape]:
+    """The shapes of one image from back to front, mostly the larger ones behind; none in EMPTY_SHARE of the images."""
+    if random.random() < EMPTY_SHARE:
+        return []
+    count = min(1 + random.poisson(MEAN_EXTRA_SHAPES), MOST_SHAPES)
+    shapes: list[Shape] = []
+    for _ in range(count):
+        shapes.append(_plan_shape(random, size, shapes))
+    distances = np.array([shape.diameter for shape in shapes]) * random.lognormal(0.0, 0.7, count)
+    return [shapes[number] for number in np.argsort(-distances)]
+
+
+def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> Shape:
+    label = int(random.integers(len(NAMES)))
+    diameter = size * SMALLEST * (LARGEST / SMALLEST) ** (random.random() ** SMALL_ARE_RARE)
+    margin = 0.3 * diameter  # up to a fifth of the diameter may leave the image on a side
+    places = random.uniform(margin, size - margin, (PLACES_TRIED, 2))
+    centre = max(places.tolist(), key=lambda place: _room(place, diameter, others))
+    angle = float(random.uniform(-LARGEST_TURN, LARGEST_TURN))
+    stretch = np.exp(random.uniform(-0.2, 0.2))
+
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    scale = diameter / 2 * np.array([stretch**0.5, stretch**-0.5])
+    loops = tuple(loop * scale @ turn + centre for loop in unit_loops(NAMES[label]))
+
+    may_be_outlined = diameter > 16 and NAMES[label] not in ("circle", "ring", "crescent", "checker")
+    outlined = random.random() < OUTLINED_SHARE and may_be_outlined
+    stroke = max(2, round(diameter * random.uniform(0.06, 0.11))) if outlined else 0
+    fill = str(random.choice(["plain", "gradient", "striped"], p=[0.4, 0.45, 0.15]))
+    return Shape(label, (centre[0], centre[1]), diameter, angle, loops, stroke, bool(random.random() < 0.35), fill)
+
+
+def _room(place: list[float], diameter: float, others: list[Shape]) -> float:
+    """Pixels between the circle around a shape at that place and the nearest other one's, negative if they overlap."""
+    gaps = [
+        float(np.hypot(place[0] - other.centre[0], place[1] - other.centre[1])) - (diameter + other.diameter) / 2
+        for other in others
+    ]
+    return min(gaps, default=0.0)
+
+
+def unit_loops(name: str) -> list[np.ndarray]:
+    """The closed loops [P, 2] of a shape of radius 1 around the origin, y down; a second loop is a hole.
+
+    >>> unit_loops("square")[0].round(3).tolist()
+    [[0.707, 0.707], [-0.707, 0.707], [-0.707, -0.707], [0.707, -0.707]]
+    """
+    if name in ("square", "checker"):
+        return [_on_circle([45, 135, 225, 315])]
+    if name == "triangle":
+        return [_on_circle([-90, 30, 150])]
+    if name == "star":
+        return [_on_circle(np.arange(10) * 36 - 90) * np.where(np.arange(10) % 2, 0.45, 1.0)[:, None]]
+    if name == "cross":
+        return [_cross(arm=0.32)]
+    if name == "crescent":
+        return [_crescent(shift=0.45, radius=0.8)]
+    if name == "arrow":
+        return [_arrow()]
+    if name == "heart":
+        return [_heart()]
+    circle = _on_circle(np.linspace(0, 360, POINTS_PER_CURVE, endpoint=False))
+    return [circle, 0.58 * circle] if name == "ring" else [circle]
+
+
+def _on_circle(degrees: list[int] | np.ndarray) -> np.ndarray:
+    radians = np.radians(np.asarray(degrees, np.float64))
+    return np.stack([np.cos(radians), np.sin(radians)], 1)
+
+
+def _cross(arm: float) -> np.ndarray:
+    tip = (1 - arm**2) ** 0.5  # the corners of the arms lie on the unit circle
+    corner = np.array([[tip, -arm], [tip, arm], [arm, arm]])
+    quarter = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    return np.concatenate([corner @ np.linalg.matrix_power(quarter, k) for k in range(4)])
+
+
+def _crescent(shift: float, radius: float) -> np.ndarray:
+    """The unit circle less a circle of that radius, moved to the right by shift."""
+    x = (1 + shift**2 - radius**2) / (2 * shift)  # where the two circles meet
+    y = (1 - x**2) ** 0.5
+    outer = np.arctan2(y, x)
+    inner = np.arctan2(y, x - shift)
+    outside = _on_circle(np.degrees(np.linspace(outer, 2 * np.pi - outer, POINTS_PER_CURVE)))
+    inside = _on_circle(np.degrees(np.linspace(2 * np.pi - inner, inner, POINTS_PER_CURVE)))[1:-1]
+    return np.concatenate([outside, inside * radius + [shift, 0.0]])
+
+
+def _arrow() -> np.ndarray:
+    half = np.array([[1.0, 0.0], [0.1, 0.72], [0.1, 0.27], [-0.95, 0.27]])
+    return np.concatenate([half, half[:0:-1] * [1, -1]])
+
+
+def _heart() -> np.ndarray:
+    t = np.linspace(0, 2 * np.pi, POINTS_PER_CURVE, endpoint=False)
+    y = -(13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t))
+    heart = np.stack([16 * np.sin(t) ** 3, y - 2.5], 1)
+    return heart / np.linalg.norm(heart, axis=1).max()

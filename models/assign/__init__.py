@@ -1,0 +1,1 @@
+"""Which predictions answer for which targets: a file per rule, and what all rules share."""

@@ -1,0 +1,41 @@
+"""The cells of a level that lie inside ignore regions.
+
+B images, H W cells of a level.
+"""
+
+import torch
+from torch import Tensor
+
+from models.assign.targets import IGNORE_CLASS
+
+
+def ignored_cells(targets: Tensor, images: int, stride: float, grid: tuple[int, int]) -> Tensor:
+    """bool [B, H, W]: cells whose centre lies inside an ignore region, a target of class -1.
+
+    Each region adds 1 at the corners where it begins and takes it away where it ends; running sums over rows and
+    columns then count the regions of every cell, in the memory of one map and without a look at a value.
+    """
+    height, width = grid
+    left, top, right, bottom = targets[:, 2:].unbind(-1)
+    first_column, end_column = _covered(left, right, stride, width)
+    first_row, end_row = _covered(top, bottom, stride, height)
+    image, one = targets[:, 0].long(), (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
+
+    corners = torch.zeros(images, height + 1, width + 1, dtype=torch.int32, device=targets.device)
+    corners.index_put_((image, first_row, first_column), one, accumulate=True)
+    corners.index_put_((image, first_row, end_column), -one, accumulate=True)
+    corners.index_put_((image, end_row, first_column), -one, accumulate=True)
+    corners.index_put_((image, end_row, end_column), one, accumulate=True)
+    regions = corners.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
+    return regions[:, :height, :width] > 0
+
+
+def _covered(low: Tensor, high: Tensor, stride: float, cells: int) -> tuple[Tensor, Tensor]:
+    """(first, end) of a line's cells whose centres lie between two edges, int64; first equals end where none does.
+
+    >>> _covered(torch.tensor([4.0, 5.0]), torch.tensor([20.1, 11.0]), 8, 5)  # centres 4, 12, 20, 28, 36
+    (tensor([1, 1]), tensor([3, 1]))
+    """
+    first = (low / stride + 0.5).floor().clamp(0, cells)
+    end = (high / stride - 0.5).ceil().clamp(0, cells)
+    return first.long(), end.maximum(first).long()

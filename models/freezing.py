@@ -1,0 +1,30 @@
+"""Layers that a run leaves as they are."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from models.detector import Detector
+
+
+def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
+    """The layers that stay as they are: the first N for one number N, else those of these numbers.
+
+    Raises ValueError for a layer that the model does not have, and if nothing is left to train.
+    """
+    chosen = list(range(layers[0])) if len(layers) == 1 else list(layers)
+    if chosen and max(chosen) >= len(model.layers):
+        raise ValueError(f"--freeze {list(layers)}: the model has layers 0 to {len(model.layers) - 1}")
+    frozen = [model.layers[i] for i in chosen]
+    for layer in frozen:
+        layer.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"--freeze {list(layers)}: no parameter is left to train")
+    return frozen
+
+
+def set_training(model: Detector, frozen: Sequence[nn.Module]) -> None:
+    """Training mode; frozen layers keep their BatchNorm statistics too."""
+    model.train()
+    for layer in frozen:
+        layer.eval()

@@ -1,0 +1,176 @@
+"""Box, objectness and class terms of the anchor-based head, normalised over all processes.
+
+Shapes: B images, A anchors per level, H W cells, C classes, T targets, M candidate matches, P = B * H * W * A
+predictions, in the order of models/assign/anchor_ratio.py.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.assign.anchor_ratio import Matches, match_anchors
+from models.assign.ignored import ignored_cells
+from models.heads.anchor_based import AnchorBasedHead
+from models.losses import Loss, LossGains, at_least_float32
+from utils.boxes import complete_iou
+
+# How much a level's objectness counts, finest level first: fine levels have many more cells.
+OBJECTNESS_BALANCE_OF_3 = (4.0, 1.0, 0.4)
+OBJECTNESS_BALANCE = (4.0, 1.0, 0.25, 0.06, 0.02)
+
+EXACT = 40.0  # from where log(1 + exp(x)) is x in float64 too
+FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
+
+
+class AnchorBasedLoss(Loss):
+    """The terms of an anchor-based head.
+
+    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every cell with the CIoU of
+    the box it predicts as its target (0 where it answers for none), mean over cells, weighted by level. cls: cross
+    entropy per class, mean over a level's matches and classes.
+
+    Raises ValueError for more than 5 levels.
+
+    Source: facts of YOLOv5's behaviour; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation 5.
+    """
+
+    terms = ("box", "obj", "cls")
+    anchors_px: Tensor
+
+    def __init__(
+        self,
+        anchors_px: Tensor,
+        strides: tuple[int, ...],
+        num_classes: int,
+        *,
+        box_gain: float = 0.05,
+        obj_gain: float = 1.0,
+        cls_gain: float = 0.5,
+        obj_pos_weight: float = 1.0,
+        cls_pos_weight: float = 1.0,
+        ratio_limit: float = 4.0,
+        label_smoothing: float = 0.0,
+        focal_gamma: float = 0.0,
+    ) -> None:
+        super().__init__()
+        levels = len(strides)
+        if levels > len(OBJECTNESS_BALANCE):
+            raise ValueError(f"the loss weighs 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
+        self.register_buffer("anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False)  # [L, A, 2]
+        self.strides, self.num_classes, self.ratio_limit = tuple(strides), num_classes, ratio_limit
+        self.balance = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE[:levels]
+        self.box_gain = box_gain * 3 / levels
+        self.cls_gain = cls_gain * num_classes / 80 * 3 / levels
+        self.obj_gain = obj_gain * 3 / levels
+        self.obj_pos_weight, self.cls_pos_weight = obj_pos_weight, cls_pos_weight
+        self.positive, self.negative = 1 - label_smoothing / 2, label_smoothing / 2
+        self.focal_gamma = focal_gamma
+
+    @classmethod
+    def from_head(cls, head: AnchorBasedHead, gains: LossGains) -> "AnchorBasedLoss":
+        """The loss for one head, whose anchors must be fitted by now."""
+        return cls(
+            head.anchors_px,
+            head.strides,
+            head.num_classes,
+            box_gain=gains.box,
+            obj_gain=gains.obj,
+            cls_gain=gains.cls,
+            obj_pos_weight=gains.obj_pos_weight,
+            cls_pos_weight=gains.cls_pos_weight,
+            ratio_limit=gains.ratio_limit,
+            label_smoothing=gains.label_smoothing,
+            focal_gamma=gains.focal_gamma,
+        )
+
+    def forward(
+        self, maps: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """This process's share of each term: their sum over processes is the term of the whole batch.
+
+        maps: raw predictions [B, A, H, W, 5 + C] per level, cx, cy, w, h, objectness, classes. targets: [T, 6] image,
+        class, x1, y1, x2, y2 in pixels of the batch's images; class -1 is an ignore region. total: sums a tensor over
+        all processes (World.all_reduce_sum); None for one process. The terms are scalars in float32, in float64 for
+        float64 maps.
+        """
+        grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
+        matches = [
+            match_anchors(targets, anchors, stride, len(maps[0]), grid, self.ratio_limit)
+            for anchors, stride, grid in zip(self.anchors_px, self.strides, grids, strict=True)
+        ]
+        images = torch.full((), len(maps[0]), device=targets.device)
+        counts = torch.stack([*(found.valid.sum() for found in matches), images])  # [L + 1], int64
+        if total is not None:
+            counts = total(counts)
+        counts = counts.clamp(min=1)
+
+        box, obj, cls = (self.anchors_px.new_zeros(()) for _ in range(3))
+        for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
+            # Split, not sliced: a gradient is then written once, not as a sum of maps that are mostly zeros.
+            boxes, objectness, classes = raw.permute(0, 2, 3, 1, 4).flatten(0, 3).split([4, 1, self.num_classes], 1)
+            iou = _predicted_iou(at_least_float32(boxes[found.prediction]), found)
+            box = box + ((1 - iou) * found.valid).sum() / counts[level]
+            cls = cls + self._class_sum(classes, found) / (counts[level] * self.num_classes)
+            ignored = ignored_cells(targets, len(raw), self.strides[level], grids[level])
+            logits = at_least_float32(objectness).view(*ignored.shape, raw.shape[1])
+            obj = obj + self._objectness_sum(logits, iou, found, ignored) * self.balance[level] / counts[-1]
+
+        area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
+        return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
+
+    def _objectness_sum(self, logits: Tensor, iou: Tensor, found: Matches, ignored: Tensor) -> Tensor:
+        """The mean over a level's cells, summed over images. logits: [B, H, W, A]. ignored: [B, H, W]."""
+        quality = _best_of_each(iou.detach().clamp(0, 1), found, logits.numel()).view_as(logits)
+        matched = quality >= 0
+        loss = self._cross_entropy(logits, quality.clamp(min=0), self.obj_pos_weight)
+        return (loss * (matched | ~ignored[..., None])).mean((1, 2, 3)).sum()
+
+    def _class_sum(self, logits: Tensor, found: Matches) -> Tensor:
+        """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [P, C].
+
+        First as if every class were wrong, then the right ones are put right. In crowds, where few predictions go
+        unmatched, the first part is of every prediction, counted as often as it is matched, instead of every match.
+        """
+        if self.num_classes == 1:
+            return at_least_float32(logits.new_zeros(()))
+        row, count = found.prediction, found.valid.long()
+        if 2 * len(count) < len(logits):
+            logits, row = logits[row], torch.arange(len(count), device=logits.device)
+        else:
+            count = count.new_zeros(len(logits)).scatter_add(0, row, count)
+        rows = at_least_float32(logits)
+        right = rows.flatten()[row * self.num_classes + found.class_id]  # [M]
+        wrong = self._cross_entropy(rows, self.negative, self.cls_pos_weight).sum(1)
+        as_right, as_wrong = (
+            self._cross_entropy(right, wanted, self.cls_pos_weight) for wanted in (self.positive, self.negative)
+        )
+        return (wrong * count).sum() + ((as_right - as_wrong) * found.valid).sum()
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
+        """Elementwise binary cross entropy, focal where focal_gamma > 0."""
+        loss = F.softplus(logits, threshold=EXACT)
+        if torch.is_tensor(target) or target > 0:
+            loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=EXACT)
+        if self.focal_gamma == 0:
+            return loss
+        wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
+        alpha = target * FOCAL_ALPHA + (1 - target) * (1 - FOCAL_ALPHA)
+        return loss * alpha * wrong.clamp(min=1e-9) ** self.focal_gamma  # a power below 1 is infinitely steep at 0
+
+
+def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
+    """Complete IoU [M] of the boxes that raw x, y, w, h [M, 4] stand for with those they answer for, in cells."""
+    doubled = raw.sigmoid() * 2
+    predicted = torch.cat([doubled[:, :2] - 0.5, doubled[:, 2:].square() * found.anchor_size], -1)
+    return complete_iou(predicted, found.boxes.to(raw.dtype))
+
+
+def _best_of_each(quality: Tensor, found: Matches, predictions: int) -> Tensor:
+    """[P]: the best quality [M] of the matches of each prediction, -1 where there is none.
+
+    The maximum, unlike the last write, does not depend on the order of the targets.
+    """
+    unmatched = quality.new_full((predictions,), -1)
+    return unmatched.scatter_reduce(0, found.prediction, torch.where(found.valid, quality, -1), "amax")

@@ -1,0 +1,85 @@
+"""A training step of made-up images, for measuring how much memory a batch takes (utils/training/autobatch.py)."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.assign.targets import pad_targets
+from models.detector import Detector
+from models.losses import Loss
+from utils.distributed.host_copies import to_device
+from utils.distributed.precision import autocast_for
+from utils.distributed.replica import Replica
+from utils.distributed.world import World
+from utils.training.autobatch import choose_batch, initialize_state
+from utils.training.batch_size import GlobalBatch
+from utils.training.ema import EMA
+from utils.training.optimizers import build_optimizer
+
+
+def trial_step(
+    model: Detector,
+    criterion: Loss,
+    autocast: torch.autocast,
+    *,
+    optimizer: str,
+    lr: float,
+    momentum: float,
+    image_size: int,
+    boxes_per_image: int,
+    world: World,
+) -> Callable[[int], None]:
+    """A training step of so many images for each device, as memory-hungry as a run's can get, on copies.
+
+    optimizer, lr, momentum: as build_optimizer takes them. image_size: the largest side that batches have, in pixels, a
+    multiple of the model's largest stride. boxes_per_image: as in a crowded batch.
+    """
+    replica = Replica(copy.deepcopy(model).train(), world)
+    ema = EMA(replica.model)
+    steps = build_optimizer(replica.model, optimizer, lr=lr, momentum=momentum, weight_decay=0)
+    initialize_state(steps)
+    devices = max(len(world.devices), 1)
+
+    def step(images: int) -> None:
+        random = torch.Generator().manual_seed(0)
+        owner = torch.arange(images * devices).repeat_interleave(boxes_per_image)[:, None]
+        corners = torch.rand(len(owner), 2, generator=random) * image_size * 0.8
+        targets = pad_targets(torch.cat([owner, owner * 0, corners, corners + image_size / 8], 1).to(world.device))
+        pixels = torch.zeros(images * devices, image_size, image_size, 3, dtype=torch.uint8)
+        with autocast:
+            raw = replica(to_device(pixels, world.device, model.dtype))
+        sum(criterion(raw, targets).values()).backward()
+        nn.utils.clip_grad_norm_(replica.model.parameters(), max_norm=10.0)
+        steps.step()
+        ema.update(replica.state_dict())
+
+    return step
+
+
+def measure_batch(
+    model: Detector,
+    criterion: Loss,
+    precision: torch.dtype,
+    world: World,
+    say: Callable[[str], None],
+    *,
+    images: int,
+    **trial: Any,
+) -> GlobalBatch:
+    """The largest batch whose training step stays within a share of the free memory; says how much it takes.
+
+    images: to train on. trial: what `trial_step` takes. Raises ValueError as `choose_batch` does.
+    """
+    size, sentence = choose_batch(
+        trial_step(model, criterion, autocast_for(precision, world.device), world=world, **trial),
+        lambda number: min(world.all_gather_object(number)),
+        device=world.device,
+        images=images,
+        shares=max(world.size, len(world.devices)),
+        local_processes=world.local_size,
+    )
+    say(sentence)
+    return GlobalBatch(size, world.size)

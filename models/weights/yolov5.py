@@ -1,0 +1,308 @@
+"""Other projects' checkpoints: YOLOv5's and Ultralytics' pickled modules taken apart, and mapped onto ours.
+
+They are read as data (utils/files/pickled.py); nothing of them is run.
+
+L levels of the head, A anchors per level.
+"""
+
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.detector import Detector, check_shapes, misfits
+from models.table import KEYS, resolve
+from utils.files.pickled import MOST_DEPTH, Archive, Kind, Record, TensorReader, is_args, open_narrow
+from utils.printable import one_line
+
+MOST_MODULES = 20_000
+MOST_TENSORS = 5_000
+MOST_VALUES = 5_000  # in a table
+MOST_NAMES = 50_000
+MAPPINGS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict"}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What another project's checkpoint holds of a model.
+
+    state: by the names that the file has, floats in float32; anchors_px: [L, A, 2], None for a head without; strides:
+    pixels per cell of each level; head: the class of the last layer; activations: the classes of those that follow
+    convolutions; bn_eps: what BatchNorm adds to variances; averaged: whether these are the averaged weights.
+    """
+
+    path: Path
+    state: dict[str, Tensor]
+    names: list[str]
+    table: dict[str, Any]
+    anchors_px: Tensor | None
+    strides: list[int]
+    head: str
+    activations: frozenset[str]
+    bn_eps: frozenset[float]
+    averaged: bool
+
+
+def load_foreign(path: Path) -> tuple[Detector, list[str]]:
+    """A detector in eval mode with the weights of another project's checkpoint, and the names of its classes.
+
+    Raises ValueError as read_foreign does, and if the model is not of YOLOv5's anchor-based kind.
+    """
+    foreign = read_foreign(path)
+    try:
+        return as_detector(foreign), foreign.names
+    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ValueError(f"{path}: its model cannot be taken over ({one_line(error)})") from error
+
+
+def read_foreign(path: Path) -> Foreign:
+    """What YOLOv5's or Ultralytics' checkpoint holds of its model: the averaged one if there are two.
+
+    Raises ValueError if there is no such file, or nothing that can be read without running it.
+    """
+    try:
+        with open_narrow(path) as file:
+            archive = Archive(file)
+            return _foreign(path, archive, archive.unpickled())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
+    except Exception as error:  # a damaged file can make its readers raise nearly anything
+        reason = one_line(error) if isinstance(error, ValueError | zipfile.BadZipFile) else "it is damaged"
+        raise ValueError(f"{path}: is no checkpoint that can be read without running it ({reason})") from error
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file's pickle holds another project's module, so that `load_foreign` is the one to read it."""
+    try:
+        with open_narrow(path) as file:
+            found, _ = _module(Archive(file).unpickled())
+    except Exception:  # whoever reads it for its own sake says what is wrong
+        return False
+    return found is not None
+
+
+# ---------------------------------------------------------------------- from records to a model
+
+
+def _foreign(path: Path, archive: Archive, loaded: Any) -> Foreign:
+    module, averaged = _module(loaded)
+    if module is None:
+        raise ValueError("it holds no module of YOLOv5 or Ultralytics")
+    modules, own = _walk(module), _attributes(module)
+    reader = TensorReader(archive)
+    state = _state(modules, reader)
+    table = plain(own.get("yaml"), iter(range(MOST_VALUES)))
+    if not isinstance(table, dict):
+        raise ValueError("its model has no architecture table")
+    head = next((child for prefix, child in reversed(modules) if re.fullmatch(r"model\.\d+\.", prefix)), module)
+    strides = _strides(own.get("stride", _attributes(head).get("stride")), reader)
+    kinds = [child.kind.rpartition(".")[2] for prefix, child in modules if prefix.endswith(".act.")]
+    eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
+    return Foreign(
+        path,
+        state,
+        _names(plain(own.get("names"), iter(range(MOST_NAMES)))),
+        table,
+        _anchors_px(state, strides),
+        strides,
+        head.kind,
+        frozenset(kinds),
+        frozenset(value for value in eps if isinstance(value, float)),
+        averaged,
+    )
+
+
+def _module(loaded: Any) -> tuple[Record | None, bool]:
+    """The module of a checkpoint, and whether it is the averaged one. Both projects prefer that too."""
+    entries = loaded if isinstance(loaded, dict) else {"model": loaded}
+    for key in ("ema", "model"):
+        found = entries.get(key)
+        if isinstance(found, Record) and isinstance(found.state, dict) and "_modules" in found.state:
+            return found, key == "ema"
+    return None, False
+
+
+def _attributes(module: Any) -> dict[Any, Any]:
+    if not isinstance(module, Record) or not isinstance(module.state, dict):
+        raise ValueError("it has something else where a module should be")
+    return module.state
+
+
+def _entries(value: Any) -> dict[Any, Any]:
+    """What a dict or one of its kind holds."""
+    found = value.items if isinstance(value, Record) and value.kind in MAPPINGS else value
+    if not isinstance(found, dict):
+        raise ValueError("a module of it is damaged")
+    return found
+
+
+def _walk(root: Record) -> list[tuple[str, Record]]:
+    """Every module with the start of its tensors' names, parents first. One that has two places is named twice."""
+    found: list[tuple[str, Record]] = []
+    for prefix, module in _below("", root, 0):
+        found.append((prefix, module))
+        if len(found) > MOST_MODULES:
+            raise ValueError(f"it has more than {MOST_MODULES} modules")
+    return found
+
+
+def _below(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
+    if depth > MOST_DEPTH:
+        raise ValueError("its modules are nested too deeply")
+    yield prefix, module
+    for name, child in _entries(_attributes(module).get("_modules", {})).items():
+        if child is not None:
+            yield from _below(f"{prefix}{_short(name)}.", child, depth + 1)
+
+
+def _short(name: Any) -> str:
+    if not isinstance(name, str) or len(name) > 100:
+        raise ValueError("a name in it is no name")
+    return name
+
+
+def _state(modules: list[tuple[str, Record]], reader: TensorReader) -> dict[str, Tensor]:
+    """What the modules' state_dict would have been."""
+    state: dict[str, Tensor] = {}
+    for count, (key, value) in enumerate(_tensors(modules)):
+        if count == MOST_TENSORS:
+            raise ValueError(f"it has more than {MOST_TENSORS} tensors")
+        if value is not None:
+            tensor = reader.tensor(value)
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            state[key] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+            if not state[key].isfinite().all():
+                raise ValueError(f"{key} is not finite")
+    return state
+
+
+def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
+    for prefix, module in modules:
+        own = _attributes(module)
+        passing = _members(own.get("_non_persistent_buffers_set"))
+        for name, value in _entries(own.get("_parameters", {})).items():
+            yield prefix + _short(name), value
+        for name, value in _entries(own.get("_buffers", {})).items():
+            yield prefix + _short(name), None if name in passing else value
+
+
+def _members(value: Any) -> list[Any]:
+    """What a set holds. There was none before torch 1.5."""
+    if isinstance(value, Record):
+        value = value.args[0] if is_args(value.args, 1) else []
+    if value is not None and (not isinstance(value, list) or len(value) > 100):
+        raise ValueError("a module of it is damaged")
+    return [member for member in value or () if isinstance(member, str)]
+
+
+def plain(value: Any, counted: Iterator[int], depth: int = 0) -> Any:
+    """Values in lists and dicts alone; a record that is no mapping is only named. `counted` ends with what is allowed.
+
+    >>> plain({"head": (1, Record("torch.nn.SiLU", ()))}, iter(range(9)))
+    {'head': [1, 'torch.nn.SiLU']}
+    >>> plain([0] * 9, iter(range(9)))
+    Traceback (most recent call last):
+    ValueError: its table or names are too large
+    """
+    if depth > MOST_DEPTH or next(counted, None) is None:
+        raise ValueError("its table or names are too large")
+    if isinstance(value, Record) and value.kind in MAPPINGS:
+        value = value.items
+    if isinstance(value, dict):
+        return {key: plain(member, counted, depth + 1) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(member, counted, depth + 1) for member in value]
+    if isinstance(value, Record | Kind):
+        return value.kind if isinstance(value, Record) else value.name
+    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
+
+
+def _names(value: Any) -> list[str]:
+    """Class names of a list, or of a dict from the classes' numbers.
+
+    >>> _names({1: "b", 0: "a"}), _names(["a", 7]), _names(None)
+    (['a', 'b'], ['a', '7'], [])
+    """
+    if isinstance(value, dict):
+        if set(value) != set(range(len(value))):
+            raise ValueError("its names are not numbered from 0")
+        value = [value[number] for number in range(len(value))]
+    if not isinstance(value, list | None) or any(isinstance(name, dict | list) for name in value or ()):
+        raise ValueError("its names are no list of names")
+    return [str(name) for name in value or ()]
+
+
+def _strides(value: Any, reader: TensorReader) -> list[int]:
+    if value is None:
+        return []
+    strides = reader.tensor(value).flatten().tolist()
+    if len(strides) > 16 or not all(1 <= stride <= 1024 and stride == int(stride) for stride in strides):
+        raise ValueError("its strides are no whole numbers of pixels")
+    return [int(stride) for stride in strides]
+
+
+def _anchors_px(state: dict[str, Tensor], strides: list[int]) -> Tensor | None:
+    """The anchors [L, A, 2], which YOLOv5 keeps in units of the strides."""
+    keys = [key for key in state if re.fullmatch(r"model\.\d+\.anchors", key)]
+    if not keys:
+        return None
+    anchors = state[keys[0]]
+    if len(keys) > 1 or anchors.ndim != 3 or anchors.shape[0] != len(strides) or anchors.shape[2] != 2:
+        raise ValueError("its anchors are not [levels, anchors, 2]")
+    return anchors * torch.tensor(strides, dtype=torch.float32).view(-1, 1, 1)
+
+
+# ---------------------------------------------------------------------- onto ours
+
+
+def as_detector(foreign: Foreign) -> Detector:
+    """The detector of the table, in eval mode, whose tensors are those of `foreign`.
+
+    Nothing is allocated for the model before its shapes are found to be those of the file.
+
+    Raises ValueError if it is not of YOLOv5's anchor-based kind, or its tensors do not fit its table.
+    """
+    table = _table(foreign)
+    state = _renamed(foreign)
+    model = check_shapes(table)
+    if list(model.strides) != foreign.strides:
+        raise ValueError(f"its strides are {foreign.strides}, but those of its table {list(model.strides)}")
+    if unfit := misfits(model, state, types=True):
+        raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def _table(foreign: Foreign) -> dict[str, Any]:
+    """The resolved table with the anchors that the model has now.
+
+    Other keys are left out: what they could change, the tensors' shapes or the activations tell.
+    """
+    if foreign.anchors_px is None:
+        raise ValueError(f"its head {foreign.head} has no anchors; only YOLOv5's anchor-based Detect can be")
+    if other := sorted(foreign.activations - {"SiLU"}):
+        raise ValueError(f"it has activations {', '.join(other)}; only SiLU is known")
+    if foreign.bn_eps - {1e-3}:
+        raise ValueError("its BatchNorm adds another eps than 0.001")
+    table = {key: foreign.table[key] for key in KEYS if key in foreign.table and key != "scales"}
+    classes = table.get("nc")
+    if classes != len(foreign.names):
+        raise ValueError(f"it has {len(foreign.names)} names for {classes} classes")
+    anchors = foreign.anchors_px.flatten(1).tolist()
+    return resolve(table | {"source": foreign.path.name}, None, classes, channels=table.get("ch", 3), anchors=anchors)
+
+
+def _renamed(foreign: Foreign) -> dict[str, Tensor]:
+    """The state under our names. anchor_grid, of releases before 6.0, repeats the anchors."""
+    state = {
+        re.sub(r"^model\.", "layers.", key): value
+        for key, value in foreign.state.items()
+        if not key.endswith((".anchors", ".anchor_grid"))
+    }
+    head = max((int(key.split(".")[1]) for key in foreign.state if re.match(r"model\.\d+\.", key)), default=0)
+    return state | ({} if foreign.anchors_px is None else {f"layers.{head}.anchors_px": foreign.anchors_px})

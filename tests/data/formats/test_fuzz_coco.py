@@ -1,0 +1,228 @@
+"""Mutated COCO JSONs: kept is what a slow second reader keeps, each other entry is reported by id or position."""
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from data.formats.coco_json import CocoFile, read_coco_annotations
+from data.report import IMAGE_DROPPED, ROW_DROPPED
+from data.scan import scan
+from tests.data.test_labels import assert_same
+from tests.support.fuzzing import assert_presentable, mutated, outcome, unchanged
+from utils.printable import printable
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("cat", "dog", "é\n\x1b[2J")
+SEED: dict[str, Any] = {
+    "info": {"year": 2026},
+    "images": [{"id": k, "file_name": f"{k} ä.png", "width": 40, "height": 20} for k in (7, 3, 12)],
+    "annotations": [
+        {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 10.5, 10], "area": 77, "iscrowd": 0},
+        {"id": 2, "image_id": 7, "category_id": 9, "bbox": [0, 0, 40, 20], "area": 800, "iscrowd": 1},
+        {"id": 5, "image_id": 3, "category_id": 3, "bbox": [5, 5, 5, 5], "segmentation": [[5, 5, 10, 5, 10, 10]]},
+        {"id": 4, "image_id": 12, "category_id": 1, "bbox": [30, 10, 20, 20], "segmentation": [[1, 2, 3, 4]]},
+        {"id": 6, "image_id": 12, "category_id": 9, "bbox": [0.5, 0.5, 1, 1], "area": None},
+    ],
+    "categories": [{"id": 3, "name": "dog"}, {"id": 9, "name": "cat"}, {"id": 1, "name": NAMES[2]}],
+}
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 9, 1.5, 3.0, 1e308, 10**30, 2**53, 10**400, -1e-9, 1e7, 0.0005),
+    *(math.nan, math.inf, -math.inf, "", "3", "x\n\x1b[31m", "\ud800", "a" * 5000, "../a.png", "/etc/hostname", "\0"),
+    *(
+        [],
+        {},
+        [[]],
+        [1, 2, 3],
+        [1, 2, 3, 4],
+        [0, 0, 0, 0],
+        [1, 2, "3", 4],
+        [1, 2, None, 4],
+        [[1, 2, 3, 4, 5, 6]],
+        {"id": 1},
+    ),
+    *([1, 2, math.nan, 4], [1e8, 0, 1, 1], [39.9999, 0, 1, 1], [-5, -5, 10, 10]),
+]
+PIECES = [
+    b"null",
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"9" * 5000,
+    b'"id"',
+    b'"',
+    b"\\u0000",
+    b"\\ud800",
+    b"[" * 3000,
+    b"{",
+    b"},{",
+]
+PIECES += [b'"id": 1, ', b'"bbox": [1, 2, 3, 4], ', b"// ", b"\xff", b"\xef\xbb\xbf", b"'", b",", b"]", b"\n\n"]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything inside."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+def altered(random: np.random.Generator) -> dict[str, Any]:
+    """The seed with one to three entries replaced, removed, or doubled."""
+    document = copy.deepcopy(SEED)
+    for _ in range(int(random.integers(1, 4))):
+        found = places(document)
+        container, key = found[int(random.integers(len(found)))]
+        kind = int(random.integers(4))
+        if kind == 0:
+            del container[key]
+        elif kind == 1 and isinstance(container, list):
+            container.append(copy.deepcopy(container[key]))
+        else:
+            container[key] = copy.deepcopy(VALUES[int(random.integers(len(VALUES)))])
+    return document
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as JSON means it."""
+    if type(value) not in (int, float) or value != value or abs(value) >= 2**53 or value != int(value):
+        return None
+    return int(value)
+
+
+def kept_annotations(document: dict[str, Any]) -> dict[int, tuple[int, str, list[float], float, bool]]:
+    """id -> (image id, category's name, box, area, crowd) of what the format allows, each id's first."""
+    images = kept_images(document)
+    names = {whole(entry["id"]): entry["name"] for entry in document["categories"]}
+    kept, seen = {}, set()
+    for entry in document["annotations"]:
+        number = whole(entry.get("id")) if isinstance(entry, dict) else None
+        if number is None or number in seen:
+            continue
+        seen.add(number)
+        image, category = whole(entry.get("image_id")), whole(entry.get("category_id"))
+        box, crowd, area = entry.get("bbox"), entry.get("iscrowd", 0), entry.get("area")
+        if image not in images or category not in names or type(box) is not list or len(box) != 4:
+            continue
+        if any(type(side) not in (int, float) or not -1e7 < side < 1e7 for side in box):
+            continue
+        if box[2] < 0.001 or box[3] < 0.001 or type(crowd) not in (int, float, bool) or crowd not in (0, 1):
+            continue
+        known = type(area) in (int, float) and 0 <= area < 1e14
+        kept[number] = (image, names[category], box, area if known else box[2] * box[3], bool(crowd))
+    return kept
+
+
+def kept_images(document: dict[str, Any]) -> dict[int, str]:
+    """id -> file name of the entries that the format allows, each id's and each name's first."""
+    kept: dict[int, str] = {}
+    for entry in document["images"]:
+        number = whole(entry.get("id")) if isinstance(entry, dict) else None
+        name = entry.get("file_name") if isinstance(entry, dict) else None
+        good = isinstance(name, str) and name != "" and not re.search("[\ud800-\udc7f\udd00-\udfff]", name)
+        if number is not None and good and number not in kept and name not in kept.values():
+            kept[number] = name
+    return kept
+
+
+def check(file: Path) -> bool:
+    """One JSON against the second reader; whether it was read at all."""
+    found = outcome(lambda: read_coco_annotations(file, NAMES), file)
+    assert str(outcome(lambda: read_coco_annotations(file, NAMES), file)) == str(found)
+    if isinstance(found, str):
+        return False
+    document = json.loads(file.read_bytes())
+    wanted = kept_annotations(document)
+    assert [image.image_id for image in found.images] == list(kept_images(document))
+    read = {
+        row.number: (image.image_id, row) for image, rows in zip(found.images, found.rows, strict=True) for row in rows
+    }
+    assert read.keys() == wanted.keys()
+    for number, (image, name, box, area, crowd) in wanted.items():
+        assert read[number][0] == image
+        row = read[number][1]
+        assert (NAMES[row.class_index], list(row.box_xywh), row.area, row.crowd) == (name, box, area, crowd)
+    _assert_told(found, document, file)
+    return True
+
+
+def _assert_told(found: CocoFile, document: dict[str, Any], file: Path) -> None:
+    """As many problems as entries left out, each with the file and an id or a position."""
+    for problem in found.problems:
+        assert_presentable(str(problem))
+        entry = problem.where.removeprefix(printable(file))
+        assert re.fullmatch(r" ((images|annotations)\[\d+\]|(image|annotation) -?\d+)", entry)
+    kinds = [problem.kind for problem in found.problems]
+    assert kinds.count(IMAGE_DROPPED) == len(document["images"]) - len(found.images)
+    assert kinds.count(ROW_DROPPED) == len(document["annotations"]) - sum(map(len, found.rows))
+
+
+def try_altered(folder: Path, count: int, seed: int) -> int:
+    """How many of `count` altered documents are read."""
+    random, file = np.random.default_rng(seed), folder / "instances val.json"
+    read = 0
+    for _ in range(count):
+        file.write_text(json.dumps(altered(random)))
+        read += check(file)
+    return read
+
+
+def try_mutated(folder: Path, count: int, seed: int) -> int:
+    """How many of `count` mutated texts are read."""
+    random, file = np.random.default_rng(seed), folder / "instances val.json"
+    text = json.dumps(SEED).encode()
+    read = 0
+    for _ in range(count):
+        file.write_bytes(mutated(text, random, PIECES))
+        read += check(file)
+    return read
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three images beside the JSON that will be written."""
+    (tmp_path / "two\nlines").mkdir()
+    for k in (7, 3, 12):
+        picture = cv2.imencode(".png", np.full((20, 40, 3), k, np.uint8))[1].tobytes()
+        (tmp_path / "two\nlines" / f"{k} ä.png").write_bytes(picture)
+    return tmp_path / "two\nlines"
+
+
+def test_the_seed_is_read_whole(folder: Path) -> None:
+    file = folder / "a.json"
+    file.write_text(json.dumps(SEED))
+    assert outcome(lambda: len(read_coco_annotations(file, NAMES).problems), file) == 1  # annotation 4's polygon
+    assert list(kept_annotations(SEED)) == [1, 2, 5, 4, 6]
+
+
+def test_altered_documents(folder: Path) -> None:
+    assert try_altered(folder, 300, seed=0) > 150
+
+
+def test_mutated_texts(folder: Path) -> None:
+    assert try_mutated(folder, 200, seed=0) > 10
+
+
+def test_scans_are_the_same_from_the_cache_and_touch_nothing(folder: Path, tmp_path: Path) -> None:
+    random, file = np.random.default_rng(5), folder / "a.json"
+    scanned = 0
+    for number in range(40):
+        file.write_text(json.dumps(altered(random)))
+        cache = tmp_path / str(number)
+        with unchanged(folder):
+            fresh = outcome(lambda: scan([file], NAMES), folder)
+            for _ in range(2):
+                again = outcome(lambda: scan([file], NAMES, cache_dir=cache), folder)  # noqa: B023
+                if isinstance(fresh, str):
+                    assert again == fresh
+                else:
+                    assert_same(again[0], fresh[0])
+                    assert again[1].with_cache("") == fresh[1].with_cache("")
+                    scanned += 1
+    assert scanned > 30

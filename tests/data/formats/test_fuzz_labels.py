@@ -1,0 +1,194 @@
+"""Mutated label files: the rows that are read are those of a slow second reader, and every other one is reported."""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import pytest
+
+from data.formats.yolo_txt import parse_label_file
+from data.labels import LabelRow
+from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from data.scan import scan
+from tests.data.test_labels import assert_same
+from tests.data.test_scan import sealed
+from tests.support.fuzzing import assert_presentable, line_of, mutated, outcome, unchanged
+
+pytestmark = pytest.mark.slow
+
+SIZE, CLASSES = (200, 100), 5
+NAMES = tuple(f"class {k}" for k in range(CLASSES))
+SEED = (
+    b"0 0.5 0.5 0.25 0.5\n1 .1 .9 .2 .2\n4 0.123456 0.654321 0.2 0.1\n2 0.1 0.1 0.3 0.1 0.2 0.4\n\n"
+    b"3 0.5 0.5 1 1\n0 0.25 0.25 0.1 0.1\n1 0 0 0 1 1 1 1 0 0.5 0.5\n2 0.7 0.3 0.06 0.9\n4 .2 .2 .02 .02"
+)
+NUMBERS = b"nan inf -inf 1e999 -1 5 0.5 1.01 1.011 -0.01 -0.011 320 1e-300 0 +1 00.5 1_0 0x1 ,0.5 1. . - e5 1E-1 -0"
+ROWS = (b"0 .5 .5 .1 .1", b"0 .5 .5 0 .1", b"1 0.95 0.5 0.3 0.1", b"3 .1 .1 .2 .2 .3 .1 .3", b"7 .5 .5 .1 .1")
+SPACES = (b"\n", b"\r\n", b"\r", b" ", b"\t", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xc2\xa0", b"\0", b"\xef\xbb\xbf")
+LETTERS = ("٣".encode(), "é".encode(), b"\x1b[2J", b"\xff\xfe", b"#", b"9" * 400, b"0." + b"3" * 400)
+PIECES = [*NUMBERS.split(), *(b"\n" + row + b"\n" for row in ROWS), *SPACES, *LETTERS]
+NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+class Expected(NamedTuple):
+    """What a label file means: its rows by line, the kind of each other line, the line of a class out of range."""
+
+    rows: dict[int, tuple[int, list[float], list[tuple[float, float]]]]
+    problems: dict[int, str]
+    refused: int | None
+
+
+def expected(data: bytes) -> Expected:
+    """The documented format, read line by line and number by number."""
+    if data[:3] == b"\xef\xbb\xbf":
+        data = data[3:]
+    rows, problems, seen = {}, {}, set()
+    for line, text in enumerate(re.split(rb"\r\n|\r|\n", data), 1):
+        words = [word for word in re.split(rb"[ \t\x0b\x0c]", text) if word]
+        if not words:
+            continue
+        problems[line] = ROW_DROPPED
+        if len(words) < 5 or len(words) % 2 == 0 or not all(NUMBER.fullmatch(word) for word in words):
+            continue
+        values = tuple(float(word) for word in words)
+        if any(math.isinf(value) for value in values) or values[0] != int(values[0]):
+            continue
+        if not 0 <= values[0] < CLASSES:
+            return Expected(rows, problems, line)
+        if values in seen:
+            problems[line] = ROW_DUPLICATE
+            continue
+        seen.add(values)
+        if any(value < -0.01 or value > 1.01 for value in values[1:]):
+            continue
+        box, points, past = _shape(values[1:])
+        if box is None:
+            continue
+        del problems[line]
+        if past > 1e-5:
+            problems[line] = ROW_CLIPPED
+        rows[line] = (int(values[0]), box, points)
+    return Expected(rows, problems, None)
+
+
+def _shape(values: tuple[float, ...]) -> tuple[list[float] | None, list[tuple[float, float]], float]:
+    """x, y, w, h in pixels (None: of no size), the polygon in pixels, and how far it reached out of the image."""
+    if len(values) == 4:
+        cx, cy, w, h = values
+        if w <= 0 or h <= 0:
+            return None, [], 0
+        xs, ys = [cx - w / 2, cx + w / 2], [cy - h / 2, cy + h / 2]
+    else:
+        xs, ys = list(values[::2]), list(values[1::2])
+    past = max(0, -min(xs), -min(ys), max(xs) - 1, max(ys) - 1)
+    if past > 1e-5 or len(values) > 4:
+        xs, ys = [min(max(x, 0), 1) for x in xs], [min(max(y, 0), 1) for y in ys]
+    box = [min(xs) * 200, min(ys) * 100, (max(xs) - min(xs)) * 200, (max(ys) - min(ys)) * 100]
+    points = [(x * 200, y * 100) for x, y in zip(xs, ys, strict=True)] if len(values) > 4 else []
+    return (None if min(box[2:]) < 0.001 else box), points, past
+
+
+def check(data: bytes, file: Path) -> None:
+    """One label file against the second reader."""
+    wanted = expected(data)
+    found = outcome(lambda: parse_label_file(data, str(file), SIZE, CLASSES), file)
+    if isinstance(found, str):
+        assert found.startswith(f"{file} line {wanted.refused}: class "), data
+        return
+    rows, problems = found
+    assert wanted.refused is None, data
+    assert _told(problems, file) == wanted.problems, data
+    assert [row.number for row in rows] == list(wanted.rows), data
+    for row in rows:
+        _assert_row(row, *wanted.rows[row.number])
+
+
+def _told(problems: list[Problem], file: Path) -> dict[int, str]:
+    for problem in problems:
+        assert_presentable(str(problem))
+    told = {line_of(problem.where, file): problem.kind for problem in problems}
+    assert len(told) == len(problems)
+    return told
+
+
+def _assert_row(row: LabelRow, kind: int, box: list[float], points: list[tuple[float, float]]) -> None:
+    assert (row.class_index, row.crowd) == (kind, False)
+    assert row.box_xywh == pytest.approx(box, abs=1e-9)
+    assert row.area == pytest.approx(box[2] * box[3])
+    drawn = np.zeros((0, 2)) if row.points is None else row.points
+    assert drawn == pytest.approx(np.array(points).reshape(-1, 2), abs=1e-4)
+
+
+def many(count: int, seed: int) -> list[bytes]:
+    random = np.random.default_rng(seed)
+    return [mutated(SEED, random, PIECES) for _ in range(count)]
+
+
+def test_the_second_reader_reads_the_seed() -> None:
+    wanted = expected(SEED)
+    assert list(wanted.rows) == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+    assert wanted.rows[1][:2] == (0, [75.0, 25.0, 50.0, 50.0])
+    assert (wanted.problems, wanted.refused) == ({9: ROW_CLIPPED}, None)
+
+
+def test_mutated_label_files() -> None:
+    for data in many(600, seed=0):
+        check(data, Path("labels/a.txt"))
+
+
+def test_numbers_without_end() -> None:
+    for token in (b"9" * 10**6, b"0." + b"1" * 10**6, b"1e" + b"9" * 10**6, b"-" * 10**6, b"1" * 10**6 + b".5e-999999"):
+        check(SEED + b"\n0 .5 .5 .1 " + token + b"\n1 .3 .3 .1 .1", Path("labels/a.txt"))
+    check(b"0 " * 10**6 + b"\n0 .5 .5 .1 .1", Path("labels/a.txt"))
+    check(b"\n" * 10**6, Path("labels/a.txt"))
+
+
+def odd_set(root: Path, count: int) -> tuple[Path, list[bytes]]:
+    """A folder of images of SIZE with odd names, their label files mutated so that none is refused."""
+    texts = [data for data in many(3 * count, seed=1) if expected(data).refused is None][:count]
+    oddities = ["a b", "'", '"', "two\nlines", "\x1b[2J", "é漢字🦖", "%s{x}$y", "#x", "-rf", "~", "a\\b", " ", "a..b"]
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    picture = cv2.imencode(".png", np.zeros((SIZE[1], SIZE[0], 3), np.uint8))[1].tobytes()
+    for number, text in enumerate(texts):
+        stem = f"{oddities[number % len(oddities)]}{number}"
+        (root / "images" / f"{stem}.png").write_bytes(picture)
+        (root / "labels" / f"{stem}.txt").write_bytes(text)
+    return root / "images", texts
+
+
+def test_a_scan_of_mutated_label_files_is_the_same_from_the_cache_and_touches_nothing(tmp_path: Path) -> None:
+    source, texts = odd_set(tmp_path / "odd\nset \x1b[2J", 60)
+    with unchanged(source.parent):
+        fresh, report = scan([source], NAMES)
+        for state in ("cached now", "from cache"):
+            labels, again = scan([source], NAMES, cache_dir=tmp_path / "cache", threads=2)
+            assert_same(labels, fresh)
+            assert again == report.with_cache(state)
+    assert len(fresh) == len(texts)
+    assert len(fresh.classes) == sum(len(expected(text).rows) for text in texts)
+    told = sum(count for kind, count in report.problem_counts if kind != "note")
+    assert told == sum(len(expected(text).problems) for text in texts)
+    for problem in report.problems:
+        assert_presentable(str(problem))
+
+
+def test_a_damaged_cache_never_changes_the_result(tmp_path: Path) -> None:
+    source, _ = odd_set(tmp_path / "set", 8)
+    fresh, _ = scan([source], NAMES, cache_dir=tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    whole, random = file.read_bytes(), np.random.default_rng(3)
+    for number in range(60):
+        damaged = mutated(whole, random)
+        if number % 2:  # sealed as if it had been written so
+            damaged = sealed(mutated(whole[:-32], random))
+        file.write_bytes(damaged)
+        labels, report = outcome(lambda: scan([source], NAMES, cache_dir=tmp_path / "cache"), file)
+        assert_same(labels, fresh)
+        assert_presentable(report.cache)
+        assert report.cache.startswith("damaged cache rebuilt: ") or damaged == whole or number % 2
+        assert os.listdir(file.parent) == [file.name]

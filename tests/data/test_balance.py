@@ -1,0 +1,96 @@
+"""How often images are drawn, by hand and against the rule written out box by box."""
+
+import numpy as np
+import pytest
+
+from data.balance import image_weights
+from data.labels import Labels
+from tests.data.augment.test_plan import box, labels_of
+
+
+def labels_with(*images: list[int], crowd: int | None = None) -> Labels:
+    """Images whose boxes are of these classes; those of class `crowd` are ignore regions."""
+    rows = [[box(c, 1, 1, 9, 9, crowd=c == crowd) for c in classes] for classes in images]
+    return labels_of([(32, 32)] * len(images), rows)
+
+
+def weights_of(labels: Labels, *ap: float) -> list[float]:
+    return image_weights(labels, len(ap), np.array(ap)).tolist()  # type: ignore[no-any-return]
+
+
+def test_by_hand() -> None:
+    labels = labels_with([0, 0], [0, 1], [], [1, 2], [2], crowd=2)
+    # Three boxes of class 0 at AP 0.5: 0.5^2 / 3 = 1/12 each. Two of class 1 at AP 0: 1/2 each. Class 2 is not counted.
+    # Images with boxes: 1/12 + 1/12 = 2/12, 1/12 + 1/2 = 7/12, 1/2 = 6/12; mean 15/12 / 3 = 5/12, background's too.
+    # The mean of all five is 5/12 again: 2/5, 7/5, 1, 6/5, 1.
+    assert weights_of(labels, 0.5, 0.0, 0.0) == pytest.approx([0.4, 1.4, 1.0, 1.2, 1.0])
+
+
+def test_before_the_first_validation_every_class_is_drawn_alike() -> None:
+    labels = labels_with([0], [0], [0], [1])
+    # 1/3, 1/3, 1/3, 1; mean 1/2.
+    assert weights_of(labels, 0.0, 0.0) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
+
+
+def test_what_is_found_well_is_drawn_less() -> None:
+    labels = labels_with([0], [1])
+    # (1 - 0.9)^2 = 0.01 against (1 - 0)^2 = 1; mean 0.505.
+    assert weights_of(labels, 0.9, 0.0) == pytest.approx([0.01 / 0.505, 1 / 0.505])
+    assert weights_of(labels, 1.0, 0.0) == [0.0, 2.0]
+
+
+def test_a_class_that_validation_does_not_show_counts_as_not_found() -> None:
+    labels = labels_with([0], [1], [1])
+    assert weights_of(labels, -1.0, 0.5) == weights_of(labels, 0.0, 0.5)
+
+
+def test_background_keeps_its_share() -> None:
+    labels = labels_with([0], [], [1, 1, 0], [], [], [1])
+    weights = weights_of(labels, 0.3, 0.6)
+    assert (weights[1] + weights[3] + weights[4]) / sum(weights) == pytest.approx(3 / 6)
+    assert np.mean(weights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("images", "ap", "crowd"),
+    [
+        ([[0], [1, 1], []], (1.0, 1.0), None),
+        ([[], [], []], (0.0, 0.0), None),
+        ([[1], [1, 1], []], (0.0, 0.0), 1),
+        ([[0], [0, 0], []], (1.0, 0.0), None),  # only class 1 would weigh anything, and there is none
+    ],
+)
+def test_where_no_box_weighs_anything_images_weigh_the_same(
+    images: list[list[int]], ap: tuple[float, ...], crowd: int | None
+) -> None:
+    assert weights_of(labels_with(*images, crowd=crowd), *ap) == [1.0] * 3
+
+
+def test_no_image() -> None:
+    assert weights_of(labels_with(), 0.0, 0.0) == []
+
+
+def test_against_a_sum_box_by_box() -> None:
+    random = np.random.default_rng(0)
+    images = [random.integers(0, 6, random.integers(0, 5)).tolist() for _ in range(80)]
+    labels, ap = labels_with(*images, crowd=4), random.uniform(0, 1, 6).round(3).tolist()
+    counted = [[c for c in own if c != 4] for own in images]
+    total = [c for own in counted for c in own]
+    raw = [sum((1 - ap[c]) ** 2 / total.count(c) for c in own) for own in counted]
+    shown = [weight for weight, own in zip(raw, counted, strict=True) if own]
+    raw = [weight if own else sum(shown) / len(shown) for weight, own in zip(raw, counted, strict=True)]
+    assert weights_of(labels, *ap) == pytest.approx([weight * 80 / sum(raw) for weight in raw])
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "ap", "text"),
+    [
+        (2, [0.0], r"AP of shape \(1,\), up to 0: give one number up to 1 for each of the 2 classes"),
+        (2, [0.0, 1.5], r"AP of shape \(2,\), up to 1.5: give one number up to 1 for each of the 2 classes"),
+        (2, [0.0, np.nan], r"AP of shape \(2,\), up to nan: give one number up to 1 for each of the 2 classes"),
+        (1, [0.0], "labels of class 1: with 1 classes it is below 1"),
+    ],
+)
+def test_refusals(num_classes: int, ap: list[float], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        image_weights(labels_with([0], [1]), num_classes, np.array(ap))

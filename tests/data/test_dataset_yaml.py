@@ -1,0 +1,187 @@
+"""The data YAML: what it means, and the sentence for everything it may not be."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from data.dataset_yaml import MAX_BYTES, find_yaml, read_data_yaml
+from utils.files.download import Source
+
+
+def write(folder: Path, text: str, name: str = "data.yaml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_paths_are_relative_to_path_which_is_relative_to_the_yaml(tmp_path: Path) -> None:
+    file = write(tmp_path, "path: ../set\ntrain: images/train\nval: [a.txt, b.json]\nnames: [cat, dog]\nnc: 2\n")
+    spec = read_data_yaml(file)
+    assert spec.root == tmp_path.parent / "set"
+    assert spec.train == (spec.root / "images/train",)
+    assert spec.val == (spec.root / "a.txt", spec.root / "b.json")
+    assert spec.test is None
+    assert spec.names == ("cat", "dog")
+
+
+def test_without_path_the_root_is_the_folder_of_the_yaml(tmp_path: Path) -> None:
+    spec = read_data_yaml(write(tmp_path, "train: .\ntest: ~\nval:\nnames: {1: b, 0: a}\n"))
+    assert spec.root == tmp_path
+    assert spec.train == (tmp_path,)
+    assert (spec.val, spec.test) == (None, None)
+    assert spec.names == ("a", "b")
+
+
+def test_names_mean_what_is_written(tmp_path: Path) -> None:
+    text = 'names: [no, 007, null, "null", " a b ", "x\\ny", é, 2024-13-45]\n'
+    with pytest.raises(ValueError, match="classes 2 and 3 are both 'null'"):
+        read_data_yaml(write(tmp_path, text))
+    spec = read_data_yaml(write(tmp_path, text.replace(' "null",', "")))
+    assert spec.names == ("no", "007", "null", " a b ", "x\ny", "é", "2024-13-45")
+
+
+def test_ten_thousand_classes(tmp_path: Path) -> None:
+    spec = read_data_yaml(write(tmp_path, "names:\n" + "".join(f"  {i}: class {i}\n" for i in range(10_000))))
+    assert len(spec.names) == 10_000
+    assert spec.names[9_999] == "class 9999"
+
+
+def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
+    """What is refused of it, and in which words: tests/test_fetching.py."""
+    digest = "00fF" * 16
+    spec = read_data_yaml(write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n"))
+    assert (spec.download, spec.unusable) == ((Source("https://x.org/a.zip", digest.lower()),), "")
+    spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: [https://x.org/a.zip, {url: file:///b.zip}]\n"))
+    assert spec.download == (Source("https://x.org/a.zip"), Source("file:///b.zip"))
+    assert [str(source) for source in spec.download] == ["a.zip from x.org", "b.zip from this machine"]
+    spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: |\n  import os\n"))
+    assert spec.download == ()
+    assert "line 2: 'download' is 'import os\\n': it is not an https:// or file:// URL" in spec.unusable
+    assert read_data_yaml(write(tmp_path, "names: [a]\ndownload:\n")).unusable == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is not a data YAML"),
+        ("- a\n", "is not a data YAML"),
+        ("train: a\n", "has no 'names'"),
+        (
+            "names: [a]\nclasses: 3\n",
+            "line 2: unknown key 'classes', allowed are path, train, val, test, names, nc, download",
+        ),
+        ("names: [a]\nnames: [b]\n", "line 2: the key 'names' comes twice"),
+        ("names: []\n", "line 1: 'names' is empty"),
+        ("names: a\n", "'names' must be a list"),
+        ("names: [a, b, a]\n", "line 1: classes 0 and 2 are both 'a'"),
+        ("names: [a, [b]]\n", "'names' must be text"),
+        ("names: ['']\n", "'names' must be text"),
+        ("names: {0: a, 2: b}\n", "2 names up to id 2, but none for 1"),
+        ("names: {-1: a}\n", "class id '-1'"),
+        ("names: {0: a, 00: b}\n", "class id '00'"),
+        ("names: {99999999999999999999: a}\n", "class id"),
+        ("names: [a]\nnc: 2\n", "line 2: 'nc' is 2, but 'names' has 1 classes"),
+        ("names: [a]\nnc: [1]\n", "'nc' is not a number"),
+        ("names: [a]\ntrain: {a: b}\n", "'train' must be a folder"),
+        ("names: [a]\ntrain: []\n", "'train' must be a folder"),
+        ("names: [a]\ntrain: [[a]]\n", "'train' must be text"),
+        ('names: [a]\ntrain: "a\\0b"\n', "NUL"),
+        ("names: [a\n", "not YAML"),
+        ("names: [a]\n---\nnames: [b]\n", "not YAML"),
+        ("? [a]\n: b\n", "a key of the file must be plain text"),
+        ("names: &n [a]\ntrain: *n\n", "line 2: aliases (*n) are not allowed"),
+        ("names: !!python/object/apply:os.system [ls]\n", "tags (tag:yaml.org,2002:python/object/apply:os...) are"),
+        ("names: " + "[" * 5000 + "]" * 5000, "nested more than 20 deep"),
+    ],
+)
+def test_refusals_name_the_file(tmp_path: Path, text: str, sentence: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        read_data_yaml(file)
+    assert str(caught.value).startswith(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "data.yaml"
+    file.write_bytes(b"names: [a]\ntrain: \xff\xfe")
+    with pytest.raises(ValueError, match="line 2: not UTF-8"):
+        read_data_yaml(file)
+    file.write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(ValueError, match="larger than"):
+        read_data_yaml(file)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_data_yaml(tmp_path / "none.yaml")
+    file.write_bytes(b"\xef\xbb\xbfnames: [a]\n")
+    assert read_data_yaml(file).names == ("a",)
+
+
+def test_sources_must_exist(tmp_path: Path) -> None:
+    spec = read_data_yaml(write(tmp_path, "train: .\nval: nowhere\nnames: [a]\n"))
+    assert spec.sources("train") == (tmp_path,)
+    with pytest.raises(ValueError, match=re.escape(f"'val' is {tmp_path / 'nowhere'}, which does not exist")):
+        spec.sources("val")
+    with pytest.raises(ValueError, match=r"has no 'test' \(it has: train, val\)"):
+        spec.sources("test")
+    with pytest.raises(ValueError, match="split is 'x', allowed are train, val, test"):
+        spec.sources("x")
+
+
+def test_find_yaml_looks_as_given_then_in_the_folder(tmp_path: Path) -> None:
+    file = write(tmp_path, "", "shapes.yaml")
+    assert find_yaml("shapes.yaml", tmp_path) == file
+    assert find_yaml(file, tmp_path / "other") == file
+    with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml is there"):
+        find_yaml("none.yaml", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "{folder}/none.yaml", "../{folder.name}/none.yaml"])
+def test_find_yaml_names_a_place_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = name.format(folder=tmp_path)
+    with pytest.raises(ValueError) as refusal:
+        find_yaml(name, tmp_path)
+    assert str(refusal.value) == f"no file {name}: {tmp_path / 'none.yaml'} is not there"
+
+
+ROBOFLOW = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnames: [a]\n"
+
+
+def test_a_folder_beside_the_yaml_stands_for_one_that_is_absent_above(tmp_path: Path) -> None:
+    """Roboflow's exports: data.yaml lies beside train/ and valid/, and names them as if it lay in one of them."""
+    folder = tmp_path / "export"
+    for split in ("train", "valid"):
+        (folder / split / "images").mkdir(parents=True)
+    spec = read_data_yaml(write(folder, ROBOFLOW))
+    assert spec.sources("train") == (folder / "train/images",)
+    assert spec.sources("val") == (folder / "valid/images",)
+    assert spec.test == (tmp_path / "test/images",)  # in neither place: as written
+    assert spec.notes == (
+        f"{folder}/data.yaml: ../train/images, ../valid/images not found: used without ../ in {folder}",
+    )
+
+
+def test_a_folder_above_is_used_where_it_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    for place in (folder / "train", tmp_path / "train", tmp_path / "valid"):
+        (place / "images").mkdir(parents=True)
+    spec = read_data_yaml(write(folder, ROBOFLOW))
+    assert spec.train == (tmp_path / "train/images",)  # both exist
+    assert spec.val == (tmp_path / "valid/images",)
+    assert spec.notes == ()
+    assert read_data_yaml(write(folder, "names: [a]\n")).notes == ()
+
+
+def test_only_one_step_up_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    (folder / "images").mkdir(parents=True)
+    spec = read_data_yaml(write(folder, "train: ../../images\nval: [../images, ../x.txt]\nnames: [a]\n"))
+    assert spec.train == (tmp_path / "images",)
+    assert spec.val == (folder / "images", tmp_path / "a" / "x.txt")
+
+
+def test_where_an_export_came_from_is_ignored(tmp_path):
+    file = tmp_path / "data.yaml"
+    file.write_text("train: images\nnames: [cat]\nroboflow:\n  workspace: someone\n  version: 1\n")
+    assert read_data_yaml(file).names == ("cat",)

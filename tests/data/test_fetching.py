@@ -1,0 +1,357 @@
+"""data/fetching.py: a data set that is fetched is there whole or not at all, and never without --download."""
+
+import hashlib
+import os
+import re
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+import val
+from data import fetching
+from data.dataset_yaml import read_data_yaml
+from data.fetching import WORK, fetch_data
+from data.splits import open_data
+from tests.support.launching import by_hand, forked, free_port, small
+from tests.support.lying_server import honest, says, slowly
+from tests.support.packing import tarred, zipped
+from utils.distributed.world import World
+from utils.files import download
+from utils.terminal import FaultError
+
+FILES = {"images/train/a.jpg": b"1", "images/val/b.jpg": b"2", "labels/train/a.txt": b"3", "labels/val/b.txt": b"4"}
+OTHERS = {"data.yaml": b"names: [z]", "run.py": b"print()", ".git/hooks.txt": b"", "README": b""}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(download.fetch, "__kwdefaults__", download.fetch.__kwdefaults__ | {"pauses_s": (0.0,)})
+
+
+@pytest.fixture
+def yaml(tmp_path):
+    """yaml(entry, path="set") writes a data YAML with that `download` entry."""
+
+    def write(entry: str, path: str = "set", more: str = "") -> Path:
+        (tmp_path / "home").mkdir(exist_ok=True)
+        file = tmp_path / "home" / "data.yaml"
+        file.write_text(
+            f"path: {path}\ntrain: images/train\nval: images/val\ntest: images/test\nnames: [a]\n"
+            f"download: {entry}\n{more}"
+        )
+        return file
+
+    return write
+
+
+def there(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# ---------------------------------------------------------------------- what comes
+
+
+@pytest.mark.parametrize("top", ["", "set/"])
+def test_a_set_is_fetched_once(serve, yaml, top, capsys):
+    server = serve(honest(zipped({top + name: data for name, data in (FILES | OTHERS).items()})))
+    file = yaml(f"{server.url}/a.zip")
+    spec = open_data(str(file), download=True)
+    assert there(spec.root) == FILES
+    assert sorted(os.listdir(spec.root)) == ["images", "labels"]
+    said = capsys.readouterr().out
+    assert re.search(
+        r"fetching a\.zip from 127\.0\.0\.1:\d+\n.*sha256 [0-9a-f]{64} \(not checked: the YAML gives none", said
+    )
+    left_out = said.split("left out: ")[1].splitlines()[0].split(", ")
+    assert sorted(left_out) == ["1 .py", "1 .txt", "1 .yaml", "1 without suffix"]
+    assert open_data(str(file), download=True) == spec == open_data(str(file))
+    assert len(server.asked) == 1
+
+
+def test_archives_of_a_list_are_one_set(serve, yaml):
+    first, second = (dict(list(FILES.items())[a : a + 2]) for a in (0, 2))
+    server = serve(honest(zipped(first)), honest(tarred(second)))
+    digests = [hashlib.sha256(data).hexdigest() for data in (zipped(first), tarred(second))]
+    entry = "".join(f"\n  - url: {server.url}/{i}\n    sha256: {digest}" for i, digest in enumerate(digests))
+    assert there(open_data(str(yaml(entry)), download=True).root) == FILES
+
+
+def test_what_is_there_stays(serve, yaml, tmp_path):
+    """A file of the same bytes is no obstacle, another one under its name is, and then nothing changes."""
+    server = serve(honest(zipped(FILES)))
+    file = yaml(f"{server.url}/a.zip", path=".")
+    mine = {"images/train/a.jpg": b"1", "labels/train/mine.txt": b"5"}
+    for name, data in mine.items():
+        (file.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / name).write_bytes(data)
+    spec = open_data(str(file), download=True)
+    assert there(spec.root) == FILES | mine | {"data.yaml": file.read_bytes()}
+
+    shutil.rmtree(file.parent / "images" / "val")
+    (file.parent / "labels/train/a.txt").write_bytes(b"changed")
+    before = there(file.parent)
+    with pytest.raises(ValueError, match=r"data\.yaml: .*a\.txt exists, and what was fetched has a different one"):
+        open_data(str(file), download=True)
+    assert {k: v for k, v in there(file.parent).items() if not k.startswith(WORK)} == before
+    (file.parent / "labels/train/a.txt").unlink()
+    assert there(open_data(str(file), download=True).root) == FILES | mine | {"data.yaml": file.read_bytes()}
+    assert len(server.asked) == 2  # the second time it had come already
+
+
+def test_a_folder_in_place_of_a_file_is_in_the_way(serve, yaml):
+    file = yaml(f"{serve(honest(zipped(FILES))).url}/a.zip", path=".")
+    (file.parent / "labels/train/a.txt").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"a\.txt exists, and"):
+        open_data(str(file), download=True)
+    shutil.rmtree(file.parent / "labels")
+    (file.parent / "labels").write_text("")
+    with pytest.raises(ValueError, match=r"labels/\w+ exists, and|labels exists, and"):
+        open_data(str(file), download=True)
+
+
+def test_an_archive_without_what_the_yaml_says(serve, yaml):
+    server = serve(honest(zipped({"other/a.jpg": b""})))
+    file = yaml(f"{server.url}/a.zip")
+    with pytest.raises(ValueError, match=r"it names .*images/train, but what was fetched holds other$"):
+        open_data(str(file), download=True)
+    file.write_text(file.read_text().replace("images/train", "other").replace("images/val", "other"))
+    assert there(open_data(str(file), download=True).root) == {"other/a.jpg": b""}
+    assert len(server.asked) == 1
+
+
+def test_a_hostile_archive_leaves_nothing(serve, yaml):
+    bad = zipped(FILES | {"../../evil.txt": b""})
+    file = yaml(f"{serve(honest(bad)).url}/a.zip")
+    with pytest.raises(
+        ValueError, match=r"a\.zip from 127\S+ was not unpacked: '../../evil.txt' leads out of its folder"
+    ):
+        open_data(str(file), download=True)
+    assert os.listdir(file.parent) == ["data.yaml"]
+
+
+@pytest.mark.parametrize("answer", [says(404), says(200, b"<html>")])
+def test_nothing_is_left_where_nothing_came(serve, yaml, answer):
+    file = yaml(f"{serve(answer).url}/a.zip")
+    with pytest.raises((FaultError, ValueError), match=r"answers 404|is not a zip or tar"):
+        open_data(str(file), download=True)
+    assert os.listdir(file.parent) == ["data.yaml"]
+
+
+# ---------------------------------------------------------------------- stopped in the middle, several at once
+
+
+@pytest.mark.parametrize(
+    "step", ["unpack", "_require_sources", "os.replace", "os.rename 1", "os.rename 2", "os.rename 3"]
+)
+@pytest.mark.parametrize("path", ["set", "."])
+def test_a_stop_at_any_step_leaves_no_half_set(serve, yaml, monkeypatch, step, path):
+    """With `images` there from before, labels go into place one by one."""
+    server = serve(honest(zipped(FILES)))
+    file = yaml(f"{server.url}/a.zip", path=path)
+    root = file.parent / path
+    (root / "images" / "train").mkdir(parents=True)
+    name, _, number = step.partition(" ")
+    left = [int(number or 1)]
+    where = fetching.os if name.startswith("os.") else fetching
+    real = getattr(where, name.removeprefix("os."))
+
+    def stopping(*arguments, **keywords):
+        work = str(root / WORK)
+        if name != "os.replace" or str(arguments[0]) == f"{work}/unfinished":
+            left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return real(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name.removeprefix("os."), stopping)
+        with pytest.raises(KeyboardInterrupt):
+            open_data(str(file), download=True)
+    with pytest.raises(ValueError, match=r"interrupted, or is still running: --download finishes it, or remove \S+"):
+        open_data(str(file))
+    assert {k: v for k, v in there(open_data(str(file), download=True).root).items() if k != "data.yaml"} == FILES
+    assert len(server.asked) == 1
+    assert not (root / WORK).exists()
+
+
+def test_a_cut_download_goes_on_in_the_next_run(serve, yaml):
+    data = zipped(FILES)
+    server = serve(honest(data, only=100, ETag='"1"'), says(404))
+    file = yaml(f"{server.url}/a.zip")
+    with pytest.raises(FaultError, match="answers 404"):
+        open_data(str(file), download=True)
+    server.answers[:] = [honest(data, ETag='"1"')]
+    assert there(open_data(str(file), download=True).root) == FILES
+    assert server.ranges == [None, "bytes=100-", "bytes=100-"]
+
+
+def test_a_damaged_archive_is_fetched_again(serve, yaml):
+    data = zipped(FILES)
+    server = serve(honest(data[:-30]), honest(data))
+    file = yaml(f"{server.url}/a.zip")
+    with pytest.raises(ValueError, match="was not unpacked: it is damaged or cut short"):
+        open_data(str(file), download=True)
+    assert there(open_data(str(file), download=True).root) == FILES
+
+
+def test_of_two_at_once_one_fetches(serve, yaml, capsys):
+    server = serve(slowly(zipped(FILES), 0.3))
+    file = yaml(f"{server.url}/a.zip")
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(open_data(str(file), download=True).root)) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [there(root) for root in found] == [FILES] * 3
+    assert len(server.asked) == 1
+    assert capsys.readouterr().out.count("another process is working there") == 2
+
+
+# ---------------------------------------------------------------------- only when asked, only data
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Whoever asks for a socket fails the test."""
+
+    def refuse(*arguments, **keywords):
+        raise RuntimeError(f"network: {arguments}")
+
+    for name in ("socket", "create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_the_flag_nothing_is_asked(yaml):
+    file = yaml("{url: https://a.org/sets/b.zip, sha256: " + "0" * 64 + "}")
+    before = list(file.parent.iterdir())
+    with pytest.raises(ValueError) as refusal:
+        open_data(str(file)).sources("train")
+    assert str(refusal.value) == (
+        f"{file}: 'train' is {file.parent}/set/images/train, which does not exist; "
+        "--download would fetch b.zip from a.org"
+    )
+    assert list(file.parent.iterdir()) == before
+    for split in ("train", "val"):
+        (file.parent / "set" / "images" / split).mkdir(parents=True)
+    assert open_data(str(file), download=True).sources("val")  # there: nothing to fetch
+    with pytest.raises(ValueError, match=r"images/test, which does not exist$"):
+        open_data(str(file)).sources("test")
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        (
+            "bash data/scripts/get_set.sh",
+            "line 6: 'download' is 'bash data/scripts/get_set.sh': it is not an https:// or file:",
+        ),
+        (
+            "|\n  import os\n  os.system('touch x')\n",
+            "'download' is 'import os\\nos.system('touch x')\\n': it is not an https://",
+        ),
+        ("http://a.org/b.zip", "'http://a.org/b.zip': http:// can be read and changed on the way; use https://"),
+        ("{url: https://a.org/b, sha256: 12}", "'sha256' is '12', not 64 hexadecimal digits"),
+        ("{url: https://a.org/b, md5: 12}", "'download' has the keys 'url, md5', allowed are url and sha256"),
+        ("{sha256: " + "0" * 64 + "}", "'download' has the keys 'sha256'"),
+        ("[https://a.org/b, ftp://a.org/c]", "'download' is 'ftp://a.org/c'"),
+        ("[[https://a.org/b]]", "'download' must be text"),
+        ("{url: https://a.org/b, url: https://a.org/c}", "the key 'url' comes twice"),
+        ("", "has no 'download' to fetch its data from"),
+        ("[]", "has no 'download'"),
+    ],
+)
+def test_what_cannot_be_fetched_is_no_reason_to_refuse_data_that_are_there(yaml, entry, sentence):
+    file = yaml(entry)
+    with pytest.raises(ValueError, match=re.escape(sentence)) as refusal:
+        open_data(str(file), download=True)
+    assert str(refusal.value).startswith(str(file))
+    assert os.listdir(file.parent) == ["data.yaml"]
+    for split in ("train", "val"):
+        (file.parent / "set" / "images" / split).mkdir(parents=True)
+    assert open_data(str(file)).sources("train") == open_data(str(file), download=True).sources("train")
+
+
+def test_a_set_for_tests_alone(serve, tmp_path):
+    server = serve(honest(zipped({"images/a.jpg": b"1"})))
+    file = tmp_path / "data.yaml"
+    file.write_text(f"path: set\ntest: images\nnames: [a]\ndownload: {server.url}/a.zip\n")
+    assert open_data(str(file), download=True).sources("test") == (tmp_path / "set" / "images",)
+
+
+def test_a_top_folder_that_the_yaml_means(serve, tmp_path):
+    server = serve(honest(zipped({"set/a.jpg": b"1"})))
+    file = tmp_path / "data.yaml"
+    file.write_text(f"path: set\ntrain: set\nval: set\nnames: [a]\ndownload: {server.url}/a.zip\n")
+    assert there(open_data(str(file), download=True).root) == {"set/a.jpg": b"1"}
+
+
+# ---------------------------------------------------------------------- through the scripts
+
+
+@pytest.fixture
+def tiny(serve, tiny_data, tmp_path):
+    """A server of the tiny set, and a YAML that names it."""
+    files = {f"tiny/{p.relative_to(tiny_data.parent)}": p.read_bytes() for p in tiny_data.parent.rglob("*.*")}
+    server, file = serve(honest(zipped(files))), tmp_path / "tiny.yaml"
+    file.write_text(f"path: tiny\ntrain: images\nval: images\nnames: [a, b, c]\ndownload: {server.url}/tiny.zip\n")
+    return server, file
+
+
+def test_train_and_val_fetch_what_they_need(tiny, tmp_path, tiny_model):
+    server, file = tiny
+    flags, world = small(file, tiny_model, tmp_path / "runs"), World(torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"--download would fetch tiny\.zip from 127\.0\.0\.1"):
+        train.main(train.parse_args(flags)[0], world)
+    assert server.asked == []
+    train.main(train.parse_args([*flags, "--download"])[0], world)
+    assert len(server.asked) == 1
+
+    shutil.rmtree(tmp_path / "tiny")
+    best = str(tmp_path / "runs" / "exp" / "weights" / "best.pt")
+    again = ["--weights", best, "--imgsz", "64", "--workers", "0", "--device", "cpu", "--project", str(tmp_path)]
+    with pytest.raises(ValueError, match="--download would fetch"):
+        val.main(val.parse_args(again)[0], world)
+    assert val.main(val.parse_args([*again, "--download"])[0], world).images == 8
+    assert len(server.asked) == 2
+
+
+def test_what_a_run_was_allowed_its_resumption_is_not(tiny, tmp_path, tiny_model):
+    server, file = tiny
+    flags, world = small(file, tiny_model, tmp_path / "runs", "--download"), World(torch.device("cpu"))
+    train.main(train.parse_args(flags)[0], world)
+    shutil.rmtree(tmp_path / "tiny")
+    (tmp_path / "runs" / "exp" / "metrics.json").unlink()  # as if it had been stopped
+    resume = ["--resume", str(tmp_path / "runs" / "exp" / "weights" / "last.pt"), "--device", "cpu"]
+    with pytest.raises(ValueError, match="--download would fetch"):
+        train.main(train.parse_args(resume)[0], world)
+    assert len(server.asked) == 1
+    train.main(train.parse_args([*resume, "--download"])[0], world)
+    assert len(server.asked) == 2
+
+
+def test_of_two_processes_of_a_run_one_fetches(tiny, tmp_path, tiny_model):
+    server, file = tiny
+    port = free_port()
+    environments = [by_hand(rank, 2, port) for rank in range(2)]
+    with forked(environments, small(file, tiny_model, tmp_path / "runs", "--download"), tmp_path / "io") as ranks:
+        assert [rank.end(60) for rank in ranks] == [0, 0], ranks[0].err
+    assert len(server.asked) == 1
+    assert ["fetching tiny.zip" in rank.out for rank in ranks] == [True, False]
+    assert "another process is at work" not in ranks[1].out
+
+
+def test_fetching_twice_is_fetching_once(serve, yaml):
+    spec = read_data_yaml(yaml(f"{serve(honest(zipped(FILES))).url}/a.zip"))
+    for _ in range(2):
+        fetch_data(spec)
+        assert there(spec.root) == FILES

@@ -1,0 +1,196 @@
+"""Mutated YAMLs of data, hyper-parameters and models, and image lists: what is written, or a sentence."""
+
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from data.dataset_yaml import read_data_yaml
+from data.images import find_images
+from models import build_model
+from models.detector import Detector, check_shapes
+from models.table import find_model, read_table, resolve
+from tests.support.fuzzing import assert_presentable, line_of, mutated, outcome, unchanged
+from utils.printable import printable
+from utils.training.hyperparameters import Hyp, read_hyp
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+WORDS = "null ~ yes no 007 1e3 .inf .nan 0x1F 1_000 -1 0 99999999999999999999 2024-13-45 1:30 nc Conv"
+SIGNS = ("&a ", "*a", "!!int ", "!!python/name:os.system ", "<<: *a", "{", "}", "[", "]", "[" * 100, ": ", "- ", "? ")
+TEXTS = ("#", "'", '"', "| ", "> ", "%YAML 1.1\n", "---\n", "...\n", "\t", "\n", "\n  ", "\x1b[2J", "\0", "é", "\u2028")
+LONG = ('"\\n\\e[2J"', "a" * 5000)
+PIECES = [
+    *(word.encode() for word in (*WORDS.split(), *SIGNS, *TEXTS, *LONG)),
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\r",
+    b"\x85",
+    b'"\\ud800"',
+]
+
+DATA = (
+    b"# a set\npath: ../set\ntrain: images/train\nval: [images/val, val.json]\ntest:\n\n"
+    b"names:\n  0: person\n  1: traffic light\n  2: no\n  3: 'a: b'\nnc: 4\ndownload: https://example.org/a.zip\n"
+)
+LISTED = b"images/a.png\n./images/b b.png\r\n../x/images/a.png\n\nimages/none.png\nimages\nimages/a.png\n\xc3\xa9.png\n"
+BOMBS = {
+    "aliases": "names: &a [x]\n" + "".join(f"k{i}: &b{i} [*a, *a]\n" for i in range(50)),
+    "merges": "a: &a {k: 1}\n" + "".join(f"b{i}: &b{i} {{<<: [*a, *a]}}\n" for i in range(50)),
+    "lists": "names: " + "[" * 60_000,
+    "mappings": "lr0: " + "{a: " * 12_000,
+    "indents": "".join(" " * i + "a:\n" for i in range(300)),
+    "digits": "nc: " + "9" * 60_000,
+    "keys": "".join(f"k{i}: 1\n" for i in range(5000)),
+    "questions": "? " * 30_000,
+    "quotes": "names: ['" + "''" * 30_000,
+    "escapes": 'names: ["' + "\\n" * 30_000,
+    "tags": "!!a " * 10_000,
+    "anchors": "".join(f"- &a{i}\n" for i in range(5000)),
+    "documents": "---\n" * 15_000,
+    "commas": "names: [" + "a," * 30_000,
+}
+
+
+def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]]:
+    """For each kind: a whole file, where to write it, and what reads it."""
+    hyp = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_bytes()
+    table = (ROOT / "tests" / "tables" / "tiny.yaml").read_bytes()
+    return {
+        "data": (DATA, folder / "data.yaml", read_data_yaml),
+        "hyp": (hyp, folder / "hyp.yaml", read_hyp),
+        "model": (table, folder / "model.yaml", model_of),
+        "list": (LISTED, folder / "train.txt", find_images),
+    }
+
+
+def model_of(file: Path) -> dict[str, Any]:
+    """The resolved table of three classes, tried without memory."""
+    table = resolve(*find_model(file), 3)
+    check_shapes(table)
+    return table
+
+
+def by_another_reader(file: Path) -> Any:
+    """The same file's texts as PyYAML's own Python reader has them: all values stay text."""
+    return yaml.load(file.read_bytes(), yaml.BaseLoader)  # noqa: S506
+
+
+def means_the_same(kind: str, value: Any, file: Path) -> bool:
+    """Whether what was read is what is written."""
+    if kind == "list":
+        return _listed_alike(value, file)
+    try:
+        written = by_another_reader(file)
+    except yaml.YAMLError:  # which knows fewer places for a tab
+        return True
+    if kind == "data":
+        return list(value.names) == _texts(written["names"]) and _train_folder(written, file) in (value.train or ("",))
+    if kind == "hyp":
+        return all(getattr(value, field.name) == float(written.get(field.name, field.default)) for field in fields(Hyp))
+    rows = [*written["backbone"], *written["head"]]
+    read = [*value["backbone"], *value["head"]]
+    return all(row[2] == mine[2] and int(row[1]) == mine[1] for row, mine in zip(rows, read, strict=True))
+
+
+def _train_folder(written: dict[str, Any], file: Path) -> Path | str:
+    """Where the first source of `train` lies; "" if there is none."""
+    nothing = ("", "~", "null", "Null", "NULL")
+    source = written.get("train", "")
+    source = source[0] if isinstance(source, list) else source
+    root = "." if written.get("path", "") in nothing else written["path"]
+    return "" if source in nothing else Path(os.path.abspath(file.parent / root / source))
+
+
+def _texts(names: Any) -> list[str]:
+    return names if isinstance(names, list) else [names[key] for key in sorted(names, key=int)]
+
+
+def _listed_alike(listing: Any, file: Path) -> bool:
+    """Every line that is not empty is an image that exists or a problem with its line."""
+    text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    numbers = {number for number, line in enumerate(text.split("\n"), 1) if line.strip()}
+    told = {line_of(problem.where, file) for problem in listing.problems}
+    for problem in listing.problems:
+        assert_presentable(str(problem))
+    return len(listing.images) + len(told) == len(numbers) and all(map(os.path.isfile, listing.images))
+
+
+def try_mutated(kind: str, folder: Path, count: int, seed: int) -> int:
+    """How many of `count` mutated files are read."""
+    seed_text, file, read = readers(folder)[kind]
+    random, values = np.random.default_rng(seed), 0
+    for _ in range(count):
+        file.write_bytes(mutated(seed_text, random, PIECES))
+        found = outcome(lambda: read(file), file)
+        if isinstance(found, str):
+            continue
+        assert means_the_same(kind, found, file), file.read_bytes()
+        values += 1
+    return values
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a few images, for lists."""
+    place = tmp_path / "set é\n"
+    (place / "images").mkdir(parents=True)
+    for name in ("a.png", "b b.png"):
+        (place / "images" / name).touch()
+    return place
+
+
+@pytest.mark.parametrize("kind", ["data", "hyp", "model", "list"])
+def test_whole_files_are_read(kind: str, folder: Path) -> None:
+    text, file, read = readers(folder)[kind]
+    file.write_bytes(text)
+    with unchanged(folder):
+        assert means_the_same(kind, outcome(lambda: read(file), file), file)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("data", 300), ("hyp", 150), ("model", 200), ("list", 200)])
+def test_mutated_files(kind: str, count: int, folder: Path) -> None:
+    assert try_mutated(kind, folder, count, seed=0) > count // 20
+
+
+@pytest.mark.parametrize("kind", ["data", "hyp", "model"])
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_are_refused_at_once(kind: str, bomb: str, folder: Path) -> None:
+    _, file, read = readers(folder)[kind]
+    file.write_text(BOMBS[bomb])
+    found = outcome(lambda: read(file), file)
+    assert isinstance(found, str) or (kind, bomb) == ("data", "commas")
+
+
+def test_a_yaml_of_too_many_values_is_refused_before_it_fills_memory(folder: Path) -> None:
+    file = folder / "data.yaml"
+    file.write_text("names:\n" + "- a\n" * 500_000)
+    assert "line 199998: more than 200,000 values" in outcome(lambda: read_data_yaml(file), file)
+
+
+def test_a_built_model_of_a_mutated_table_has_what_its_table_says(folder: Path) -> None:
+    text, file, _ = readers(folder)["model"]
+    random, built = np.random.default_rng(9), 0
+    while built < 5:
+        file.write_bytes(mutated(text, random, [b"16", b"8", b"2", b"True", b" "]))
+        model = outcome(lambda: build_model(file, 3), file)
+        if isinstance(model, Detector):
+            built += 1
+            assert model.table == resolve(read_table(file), None, 3)
+
+
+def test_files_of_odd_names(tmp_path: Path) -> None:
+    names = ("a\nb\x1b[2J.yaml", "'", "é漢.yaml", " ", "-x.yaml", os.fsdecode(b"\xff.yaml"), "%s{}")
+    for number, name in enumerate(names):
+        file = tmp_path / f"{number}" / name
+        file.parent.mkdir()
+        file.write_text("a: [1")
+        for _, _, read in readers(tmp_path).values():
+            sentence = outcome(lambda: str(read(file)), file)  # noqa: B023
+            assert printable(file) in sentence

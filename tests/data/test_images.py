@@ -1,0 +1,239 @@
+"""Image files: found, decoded to upright 8-bit BGR whatever they are, refused in one sentence if they are broken."""
+
+import os
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.images import find_images, has_end, read_image
+from data.report import IMAGE_DROPPED, NOTE
+from tests.support.fuzzing import outcome
+
+HEIGHT, WIDTH = 24, 40
+
+
+def picture() -> np.ndarray:
+    """A smooth uint8 [24, 40, 3], different in all corners."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    return np.dstack([x * 6, y * 10, 255 - x * 3 - y * 5]).astype(np.uint8)
+
+
+def save(path: Path, image: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cv2.imencode(path.suffix, image)[1].tobytes())
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".ppm"])
+def test_lossless_formats_give_the_same_pixels(tmp_path: Path, suffix: str) -> None:
+    assert np.array_equal(read_image(save(tmp_path / f"ä {suffix}", picture())), picture())
+
+
+def test_grey_alpha_and_16_bits_become_three_bytes(tmp_path: Path) -> None:
+    image = picture()
+    grey = read_image(save(tmp_path / "grey.png", image[..., 0]))
+    assert np.array_equal(grey, np.dstack([image[..., 0]] * 3))
+    alpha = np.dstack([image, np.zeros_like(image[..., 0])])  # fully transparent: the colours count all the same
+    assert np.array_equal(read_image(save(tmp_path / "alpha.png", alpha)), image)
+    # 257 * v is the 16-bit value that v / 255 stands for; its high byte is v
+    for suffix in (".png", ".tif"):
+        assert np.array_equal(read_image(save(tmp_path / f"deep{suffix}", image.astype(np.uint16) * 257)), image)
+
+
+def test_cmyk_is_converted(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(tmp_path / "cyan.jpg", quality=95)
+    blue, green, red = read_image(tmp_path / "cyan.jpg")[4, 4].tolist()
+    assert red < 60 < 150 < min(blue, green)
+
+
+def test_exif_rotation_is_applied(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown a quarter turn to the right
+    Image.fromarray(picture()[..., ::-1]).save(tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0)
+    turned = read_image(tmp_path / "turned.jpg")
+    assert turned.shape == (WIDTH, HEIGHT, 3)
+    assert np.abs(turned.astype(int) - np.rot90(picture(), -1)).max() <= 8
+
+
+def test_jpeg_without_end_marker_is_whole_but_not_one_cut_shorter(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    file = save(tmp_path / "a.jpg", noise)
+    data, whole = file.read_bytes(), read_image(file)
+    assert has_end(data)
+    file.write_bytes(data[:-2])
+    assert not has_end(data[:-2])
+    assert np.array_equal(read_image(file), whole)
+    for missing in (3, 10, len(data) // 2):
+        file.write_bytes(data[:-missing])
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short or not an image"):
+            read_image(file)
+
+
+def test_broken_images_are_refused_with_their_name(tmp_path: Path) -> None:
+    png = save(tmp_path / "a.png", picture())
+    png.write_bytes(png.read_bytes()[:100])
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("hello")
+    for name, reason in (
+        ("a.png", "damaged"),
+        ("empty.jpg", "is empty"),
+        ("text.jpg", "damaged"),
+        ("no.jpg", "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} .*{reason}"):
+            read_image(tmp_path / name)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_image("a\0b.jpg")
+
+
+def test_a_jpeg_cut_inside_a_byte_or_filled_up_with_zeros_is_cut_short(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    data, file = save(tmp_path / "a.jpg", noise).read_bytes(), tmp_path / "b.jpg"
+    inside = [i + 1 for i in range(len(data) // 2, len(data) - 2) if data[i : i + 2] == b"\xff\x00"]
+    assert inside  # 0xFF is written as two bytes, of which the first alone looks like the beginning of a marker
+    for cut in (data[: inside[0]], data[: inside[-1]], data[:-100] + bytes(100)):
+        file.write_bytes(cut)
+        with pytest.raises(ValueError, match=r"b.jpg is damaged, cut short"):
+            read_image(file)
+    for whole in (data[:-1], data[:-2] + bytes(500)):
+        file.write_bytes(whole)
+        assert np.array_equal(read_image(file), read_image(tmp_path / "a.jpg"))
+
+
+def test_a_progressive_jpeg_without_end_may_lack_scans_and_is_refused(tmp_path: Path) -> None:
+    progressive = cv2.imencode(".jpg", picture(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    scans = [i for i in range(len(progressive)) if progressive[i : i + 2] == b"\xff\xda"]
+    assert len(scans) > 3
+    for cut in (progressive[: scans[-1]], progressive[:-2]):
+        (tmp_path / "a.jpg").write_bytes(cut)
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short"):
+            read_image(tmp_path / "a.jpg")
+
+
+def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(tmp_path: Path) -> None:
+    data = bytearray(save(tmp_path / "a.jpg", picture()).read_bytes())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = (65500).to_bytes(2, "big") + (16000).to_bytes(2, "big")  # 3 GB of grey
+    for coding in (0xC0, 0xC1, 0xC2, 0xC9):
+        data[frame + 1] = coding
+        (tmp_path / "a.jpg").write_bytes(data)
+        began = time.thread_time()
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short"):
+            read_image(tmp_path / "a.jpg")
+        assert time.thread_time() - began < 0.5
+    flat = save(tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8))  # the emptiest picture there is
+    assert read_image(flat).shape == (4000, 4000, 3)
+
+
+def test_a_png_with_a_chunk_longer_than_the_file_takes_no_memory(tmp_path: Path) -> None:
+    data = save(tmp_path / "a.png", picture()).read_bytes()
+    end = data.index(b"IEND") - 4
+    for length in (1, 2**20, 2**30, 2**31 - 1, 2**32 - 1):
+        (tmp_path / "a.png").write_bytes(data[:end] + length.to_bytes(4, "big") + data[end + 4 :])
+        assert isinstance(outcome(lambda: read_image(tmp_path / "a.png"), tmp_path / "a.png"), str)
+
+
+def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    first = Image.fromarray(picture()[..., ::-1])
+    file = tmp_path / "a.png"
+    first.save(file, save_all=True, append_images=[first.rotate(180)])
+    data = file.read_bytes()
+    assert np.array_equal(read_image(file), picture())
+    for place in (data.index(b"IDAT") + 20, data.index(b"fdAT") + 20, data.index(b"acTL") + 5):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ValueError, match=r"a.png is damaged"):  # OpenCV shows what lay in memory
+            read_image(file)
+    for length in (len(data) - 4, len(data) - 12, data.index(b"fdAT")):
+        file.write_bytes(data[:length])
+        with pytest.raises(ValueError, match=r"a.png is damaged"):
+            read_image(file)
+
+
+@pytest.mark.parametrize("suffix", [".hdr", ".pfm"])
+def test_floating_point_values_are_refused_under_any_suffix(tmp_path: Path, suffix: str) -> None:
+    data = cv2.imencode(suffix, picture().astype(np.float32) / 255)[1].tobytes()
+    (tmp_path / "a.png").write_bytes(data)
+    with pytest.raises(ValueError, match=r"a.png holds floating-point values"):
+        read_image(tmp_path / "a.png")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
+def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "endless.jpg").symlink_to("/dev/zero")
+    (tmp_path / "broken.jpg").symlink_to("nowhere")
+    for name in ("pipe.jpg", "endless.jpg", "."):
+        with pytest.raises(ValueError, match="cannot be read: it is not a regular file"):
+            read_image(tmp_path / name)
+    images, problems = find_images(tmp_path)
+    assert images == []
+    reason = "is not a file, or is a broken link"
+    assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
+
+
+def test_folders_are_searched_through(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a.png", "sub/c d.jpeg", "._a.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "sub" / "round").symlink_to(tmp_path)
+    images, problems = find_images(tmp_path)
+    assert images == [str(tmp_path / name) for name in ("a.png", "b.JPG", "sub/c d.jpeg")]
+    (problem,) = problems
+    assert (problem.kind, problem.where) == (NOTE, str(tmp_path))
+    assert problem.reason.startswith("files that are not images, ignored: ")
+    assert set(problem.reason.split("ignored: ")[1].split(", ")) == {"1 .txt", "1 .png"}
+
+
+def test_images_are_ordered_as_paths_are(tmp_path: Path) -> None:
+    names = ["a/b.png", "a/b/c.png", "a.png", "a-b/z.png", "a b.png", "B/1.png", "ä.png", "a/ä/1.png", "10.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "list.txt").write_text("\n".join(names), encoding="utf-8")
+    expected = list(map(str, sorted(tmp_path / name for name in names)))
+    assert find_images(tmp_path).images == find_images(tmp_path / "list.txt").images == expected
+    assert expected != sorted(expected)
+
+
+def test_an_empty_folder_has_no_images(tmp_path: Path) -> None:
+    assert find_images(tmp_path) == ([], [])
+
+
+def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
+    for name in ("lists/../x/a.jpg", "lists/b c.jpg"):
+        path = Path(os.path.abspath(tmp_path / name))
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    file = tmp_path / "lists" / "train.txt"
+    file.write_bytes(b"\xef\xbb\xbf../x/a.jpg\r\n\r\n./b c.jpg  \nb c.jpg\nmissing.jpg\nimages\n")
+    images, problems = find_images(file)
+    assert images == [str(tmp_path / name) for name in ("lists/b c.jpg", "x/a.jpg")]
+    assert [str(p).removeprefix(str(file)) for p in problems] == [
+        f" line 4: {tmp_path}/lists/b c.jpg is listed twice",
+        f" line 5: {tmp_path}/lists/missing.jpg does not exist",
+        " line 6: 'images' is not the name of an image",
+    ]
+    assert {p.kind for p in problems} == {IMAGE_DROPPED}
+
+
+def test_one_image_is_a_source_too(tmp_path: Path) -> None:
+    file = save(tmp_path / "a.png", picture())
+    assert find_images(file) == ([str(file)], [])
+
+
+def test_other_sources_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "b.txt").write_bytes(b"a.jpg\n\xff\n")
+    with pytest.raises(ValueError, match="does not exist"):
+        find_images(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"a.csv is not a folder"):
+        find_images(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"b.txt line 2: not UTF-8 text"):
+        find_images(tmp_path / "b.txt")

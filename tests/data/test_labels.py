@@ -1,0 +1,435 @@
+"""Label files and COCO JSON: the boxes they mean, and a line for each row that means none; the flat arrays."""
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.formats.coco_json import images_root, read_coco_annotations, rows_inside
+from data.formats.yolo_txt import label_path, parse_label_file
+from data.labels import LabelRow, Labels, LabelsBuilder
+from data.report import NOTE, POLYGON_DROPPED, ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE
+
+SIZE = (200, 100)  # width, height
+
+
+def parse(text: str, classes: int = 3) -> tuple[list[LabelRow], list[tuple[str, str]]]:
+    rows, problems = parse_label_file(text.encode(), "labels/0012.txt", SIZE, classes)
+    assert all(p.where.startswith("labels/0012.txt line ") for p in problems)
+    return rows, [(p.kind, f"{p.where.removeprefix('labels/0012.txt ')}: {p.reason}") for p in problems]
+
+
+def test_a_box() -> None:
+    (row,), problems = parse("2 0.5 0.5 0.25 0.5\n")
+    # x = (0.5 - 0.125) * 200 = 75, y = (0.5 - 0.25) * 100 = 25, w = 50, h = 50
+    assert row == LabelRow(2, (75.0, 25.0, 50.0, 50.0), 2500.0, False, None, 1)
+    assert problems == []
+
+
+def test_a_polygon() -> None:
+    (row,), problems = parse("1 0.1 0.2 0.3 0.2 0.2 0.6\n")
+    assert row.box_xywh == pytest.approx((20, 20, 40, 40))  # x 20..60, y 20..60
+    assert row.points is not None
+    assert row.points.tolist() == pytest.approx(np.array([[20, 20], [60, 20], [40, 60]]))
+    assert problems == []
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert parse("") == ([], [])
+    assert parse("\n  \r\n\t\n") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("0 0.5 0.5 0.1", "values: 4; a row is"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "values: 6"),
+        ("0,0.5,0.5,0.1,0.1", "values: 1"),
+        ("0 0.5 x 0.1 0.1", "'x' is not a number"),
+        ("0 0.5 1_0 0.1 0.1", "'1_0' is not a number"),
+        ("0 0.5 nan 0.1 0.1", "NaN or infinite"),
+        ("0 0.5 -inf 0.1 0.1", "NaN or infinite"),
+        ("0 0.5 1e999 0.1 0.1", "NaN or infinite"),
+        ("0.5 0.5 0.5 0.1 0.1", "class 0.5 is not a whole number"),
+        ("0 0.5 1.02 0.1 0.1", "coordinate 1.02 is outside 0-1 by more than 1%"),
+        ("0 -0.02 0.5 0.1 0.1", "coordinate -0.02 is outside"),
+        ("0 320 240 64 48", "coordinate 320 is outside"),
+        ("0 0.5 0.5 0 0.1", "box of width 0 and height 0.1"),
+        ("0 0.5 0.5 0.1 -0.001", "box of width 0.1 and height -0.001"),
+        ("0 0.5 0.5 1e-300 0.1", "of no size"),
+        ("0 1.01 0.5 0.01 0.1", "of no size inside the image"),
+        ("0 0.1 0.1 0.2 0.1 0.3 0.1", "of no size"),
+    ],
+)
+def test_a_bad_row_goes_and_the_others_stay(line: str, reason: str) -> None:
+    rows, problems = parse(f"1 .5 .5 .1 .1\n{line}\n2 .5 .5 .1 .1\n")
+    assert [row.class_index for row in rows] == [1, 2]
+    ((kind, text),) = problems
+    assert kind == ROW_DROPPED
+    assert text.startswith("line 2: ")
+    assert reason in text
+
+
+def test_what_reaches_past_the_edge_is_cut_and_reported() -> None:
+    rows, problems = parse("0 0.05 0.5 0.2 0.2\n0 1.005 0.5 0.2 0.2\n0 -0.01 0 1 0 1 0.5\n")
+    assert rows[0].box_xywh == pytest.approx((0, 40, 30, 20))  # x -0.05..0.15 -> 0..0.15
+    assert rows[1].box_xywh == pytest.approx((181, 40, 19, 20))  # x 0.905..1.105 -> 0.905..1
+    assert rows[2].box_xywh == pytest.approx((0, 0, 200, 50))
+    assert problems == [
+        (ROW_CLIPPED, "line 1: reached 5.00% of the side past the edge"),
+        (ROW_CLIPPED, "line 2: reached 10.50% of the side past the edge"),
+        (ROW_CLIPPED, "line 3: reached 1.00% of the side past the edge"),
+    ]
+
+
+def test_rounding_at_the_edge_is_no_problem() -> None:
+    (row,), problems = parse("0 0.166667 0.5 0.333335 1")
+    assert row.box_xywh[0] == pytest.approx((0.166667 - 0.333335 / 2) * 200)
+    assert problems == []
+
+
+def test_duplicates_are_dropped() -> None:
+    rows, problems = parse("0 .5 .5 .1 .1\n1 .5 .5 .1 .1\n0 0.50 0.5 0.1 0.1\n")
+    assert len(rows) == 2
+    assert problems == [(ROW_DUPLICATE, "line 3: the same as line 1")]
+
+
+@pytest.mark.parametrize("written", ["80", "-1", "80.0"])
+def test_a_class_out_of_range_stops(written: str) -> None:
+    number = written.removesuffix(".0")
+    sentence = f"labels/0012.txt line 3: class {number}, but names has 80 classes (0-79)"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        parse(f"0 .5 .5 .1 .1\n\n{written} .5 .5 .1 .1\n", classes=80)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe0\0 \0", b"\x00" * 50, bytes(range(256)), "0 ٠ 1 1 1".encode()])
+def test_bytes_that_are_no_text_are_bad_rows(data: bytes) -> None:
+    rows, problems = parse_label_file(data, "a.txt", SIZE, 1)
+    assert rows == []
+    assert {p.kind for p in problems} == {ROW_DROPPED}
+    assert all(p.reason.isprintable() for p in problems)
+
+
+def test_a_byte_order_mark_and_any_line_end() -> None:
+    rows, problems = parse("\ufeff0 .5 .5 .1 .1\r\n1 .5 .5 .1 .1\r2 .5 .5 .1 .1")
+    assert [(row.class_index, row.number) for row in rows] == [(0, 1), (1, 2), (2, 3)]
+    assert problems == []
+
+
+def test_label_path() -> None:
+    assert label_path("/images/a/images/b.c.png") == "/images/a/labels/b.c.txt"
+    assert label_path("/a/myimages/b.png") == "/a/myimages/b.txt"
+
+
+# --- COCO JSON ---
+
+
+def annotation(number: int, **changes: Any) -> dict[str, Any]:
+    base = {"id": number, "image_id": 7, "category_id": 3, "bbox": [10, 20, 30.5, 40], "area": 600.25, "iscrowd": 0}
+    return {key: value for key, value in (base | changes).items() if value != "gone"}
+
+
+def coco(folder: Path, annotations: list, **changes: Any) -> Path:
+    """A COCO JSON of one image, which lies beside it, but for `changes`; "gone" leaves a part out."""
+    file = folder / "instances_val.json"
+    (folder / "a.jpg").touch()
+    document = {
+        "images": [{"id": 7, "file_name": "a.jpg", "width": 200, "height": 100}],
+        "annotations": annotations,
+        "categories": [{"id": 3, "name": "dog"}, {"id": 9, "name": "cat"}],
+    }
+    file.write_text(json.dumps({k: v for k, v in (document | changes).items() if v != "gone"}))
+    return file
+
+
+def test_coco_values_are_kept_to_the_bit(tmp_path: Path) -> None:
+    crowd = annotation(2, category_id=9, iscrowd=1, segmentation={"counts": [1, 2], "size": [100, 200]})
+    part = read_coco_annotations(coco(tmp_path, [annotation(1), crowd]), ["cat", "dog", "cow"])
+    ((first, second),) = part.rows
+    assert first == LabelRow(1, (10.0, 20.0, 30.5, 40.0), 600.25, False, None, 1)  # dog is class 1 of the names
+    assert second == LabelRow(0, (10.0, 20.0, 30.5, 40.0), 600.25, True, None, 2)
+    assert part.images == [(str(tmp_path / "a.jpg"), 7, (200, 100))]
+    assert part.category_ids == [9, 3, 12]  # cow is not in the file: 9 + 1 + class 2
+    assert part.problems == []
+
+
+def test_a_polygon_that_spans_its_box_is_kept(tmp_path: Path) -> None:
+    outline = [10, 20, 40.5, 20, 40.5, 60]
+    entries = [
+        annotation(1, segmentation=[outline]),
+        annotation(2, segmentation=[outline, outline]),
+        annotation(3, segmentation=[[10, 20, 40, 20]]),
+        annotation(4, segmentation=[[0, 0, 199, 0, 199, 99]]),
+        annotation(5, segmentation=[[10, 20, None, 20, 40.5, 60]]),
+        annotation(6, segmentation=[["x"] * 6]),
+        annotation(7, segmentation=[]),
+        annotation(8, segmentation=[[[10**30, 0]] * 3]),
+        annotation(9, segmentation=[[str(value) for value in outline]]),
+        annotation(10, segmentation=[[10, 20, [40.5], 20, 40.5, 60]]),
+    ]
+    part = read_coco_annotations(coco(tmp_path, entries), ["cat", "dog"])
+    assert part.rows[0][0].points is not None
+    assert part.rows[0][0].points.tolist() == [[10, 20], [40.5, 20], [40.5, 60]]
+    assert all(row.points is None for row in part.rows[0][1:])
+    assert [p.kind for p in part.problems] == [POLYGON_DROPPED] * 7
+    assert [p.where.split()[-1] for p in part.problems] == ["3", "4", "5", "6", "8", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "where", "reason"),
+    [
+        (annotation(5, bbox="gone"), "annotation 5", "bbox is None, must be four finite numbers"),
+        (annotation(5, bbox=[1, 2, float("nan"), 3]), "annotation 5", "bbox is [1, 2, nan, 3]"),
+        (annotation(5, bbox=[1, 2, 10**400, 3]), "annotation 5", "bbox is [1, 2, 1000000000"),
+        (annotation(5, bbox=[1, 2, "3", 4]), "annotation 5", "bbox is [1, 2, '3', 4]"),
+        (annotation(5, bbox=[[[]], 2, 3, 4]), "annotation 5", "bbox is [..., 2, 3, 4]"),
+        (annotation(5, bbox=[1, 2, 0, 4]), "annotation 5", "bbox of width 0 and height 4"),
+        (annotation(5, image_id=8), "annotation 5", "image_id 8 is not among the file's images"),
+        (annotation(5, image_id=[7]), "annotation 5", "image_id [7] is not among"),
+        (annotation(5, category_id=4), "annotation 5", "category_id 4 is not among the file's categories"),
+        (annotation(5, category_id="gone"), "annotation 5", "category_id None is not"),
+        (annotation(5, iscrowd=2), "annotation 5", "iscrowd is 2, must be 0 or 1"),
+        (annotation(5, id="gone"), "annotations[1]", "id is None, must be a whole number"),
+        (annotation(1), "annotations[1]", "its id comes twice"),
+        ("text", "annotations[1]", "not an object"),
+    ],
+)
+def test_a_bad_annotation_goes_and_the_others_stay(tmp_path: Path, entry: Any, where: str, reason: str) -> None:
+    file = coco(tmp_path, [annotation(1), entry, annotation(6, category_id=9)])
+    part = read_coco_annotations(file, ["dog", "cat"])
+    assert [row.number for row in part.rows[0]] == [1, 6]
+    (problem,) = part.problems
+    assert problem.kind == ROW_DROPPED
+    assert problem.where == f"{file} {where}"
+    assert problem.reason.startswith(reason)
+
+
+def test_a_bad_area_is_replaced_and_told(tmp_path: Path) -> None:
+    part = read_coco_annotations(coco(tmp_path, [annotation(1, area=-1), annotation(2, area="gone")]), ["dog", "cat"])
+    assert [row.area for row in part.rows[0]] == [1220.0, 1220.0]  # 30.5 * 40
+    assert [(p.kind, p.where.split()[-1]) for p in part.problems] == [(NOTE, "1")]
+
+
+def test_bad_image_entries_are_left_out(tmp_path: Path) -> None:
+    images = [
+        {"id": 7, "file_name": "a.jpg"},
+        {"id": 7, "file_name": "b.jpg"},
+        {"id": 8, "file_name": "a.jpg"},
+        {"id": "9", "file_name": "c.jpg"},
+        {"id": 10},
+        {"id": 11, "file_name": "\ud800"},
+        3,
+        {"id": 12, "file_name": "d.jpg", "width": "x", "height": -1},
+    ]
+    part = read_coco_annotations(coco(tmp_path, [], images=images), ["dog", "cat"])
+    assert [(image.image_id, image.declared_size) for image in part.images] == [(7, None), (12, None)]
+    assert [p.where.split()[-1] for p in part.problems] == [f"images[{i}]" for i in (1, 2, 3, 4, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"images": "gone"}, "has no list 'images'"),
+        ({"annotations": {}}, "has no list 'annotations'"),
+        ({"categories": None}, "has no list 'categories'"),
+        ({"categories": [{"id": 3}]}, "categories[0] must have a whole number 'id' and a text 'name'"),
+        ({"categories": [5]}, "categories[0] must have"),
+        (
+            {"categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}]},
+            "categories[1]: id 3 or name 'b' comes twice",
+        ),
+        (
+            {"categories": [{"id": 3, "name": "a"}, {"id": 4, "name": "a"}]},
+            "categories[1]: id 4 or name 'a' comes twice",
+        ),
+    ],
+)
+def test_a_broken_json_is_refused(tmp_path: Path, changes: dict, sentence: str) -> None:
+    file = coco(tmp_path, **({"annotations": []} | changes))
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        read_coco_annotations(file, ["dog", "cat"])
+    assert str(caught.value).startswith(str(file))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "line 1: not JSON"),
+        (b'{\n"a": [1,\n}', "line 3: not JSON"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "no"),
+        (b"\xff\xff{", "not JSON"),
+        (b"[]", "is no COCO JSON"),
+        (b'{"images": [], "images": [{"id": 1}]}', "the object with the id None has the key 'images' twice"),
+        (b'{"a": [{"id": 5, "b\\u001b[2J": 0, "b\\u001b[2J": 1}]}', r"id 5 has the key 'b\x1b[2J' twice"),
+    ],
+)
+def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, sentence: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        read_coco_annotations(file, ["a"])
+    assert str(caught.value).startswith(str(file))
+
+
+def test_only_categories_in_use_must_be_named(tmp_path: Path) -> None:
+    file = coco(tmp_path, [annotation(1)])
+    assert read_coco_annotations(file, ["dog"]).category_ids == [3]
+    with pytest.raises(ValueError, match="annotation 1: category 3 is 'dog', which 'names' of the data YAML lacks"):
+        read_coco_annotations(file, ["cat"])
+
+
+def test_boxes_outside_the_image_go() -> None:
+    inside = LabelRow(0, (-5.0, 90.0, 10.0, 20.0), 1.0, False, None, 1)
+    outside = [
+        LabelRow(0, (200.0, 0.0, 5.0, 5.0), 1.0, False, None, 2),
+        LabelRow(0, (-9.0, 0.0, 9.0, 5.0), 1.0, False, None, 3),
+    ]
+    kept, problems = rows_inside([inside, *outside], SIZE, "x.json")
+    assert kept == [inside]
+    assert [p.where for p in problems] == ["x.json annotation 2", "x.json annotation 3"]
+
+
+def test_images_root_is_where_the_images_are(tmp_path: Path) -> None:
+    places = ("a", "images/a", "images/val/a", "val/a", "../images/a", "../images/val/a", "../val/a")
+    for number, place in enumerate(places):
+        base = tmp_path / str(number) / "annotations"
+        base.mkdir(parents=True)
+        image = base / f"{place}.jpg"
+        image.parent.resolve().mkdir(parents=True, exist_ok=True)
+        image.parent.resolve().joinpath("a.jpg").touch()
+        root = images_root(base / "instances_val.json", ["a.jpg", "missing.jpg"])
+        assert root.resolve() == image.parent.resolve()
+    assert images_root(tmp_path / "x.json", []) == tmp_path
+
+
+def test_images_that_are_in_none_of_the_places_tried(tmp_path: Path) -> None:
+    file = coco(tmp_path, [annotation(1)], images=[{"id": 7, "file_name": "b.jpg"}])
+    (problem,) = read_coco_annotations(file, ["dog"]).problems
+    places = "., images, images/val, val, ../images, ../images/val, ../val"
+    assert str(problem) == (
+        f"{file}: none of its first 1 images, such as b.jpg, was found; tried, in {tmp_path}: {places}"
+    )
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "b.jpg").touch()
+    assert read_coco_annotations(file, ["dog"]).problems == []
+    assert read_coco_annotations(coco(tmp_path, [], images=[]), ["dog"]).problems == []
+
+
+# --- the flat arrays ---
+
+
+def example() -> Labels:
+    """Three images with 2, 0 and 1 rows; the last row is a triangle."""
+    triangle = np.array([[0, 0], [4, 0], [4, 5]], np.float32)
+    builder = LabelsBuilder()
+    builder.add_image(
+        "/x/ä b.jpg",
+        (10, 20),
+        5,
+        [LabelRow(0, (1, 2, 3, 4), 12, False, None, 1), LabelRow(1, (0, 0, 9, 9), 50, True, None, 2)],
+    )
+    builder.add_image("/x/\udcff.jpg", (30, 40), 6, [])
+    builder.add_image("/x/c.jpg", (50, 60), 7, [LabelRow(1, (0, 0, 4, 5), 20, False, triangle, 1)])
+    return builder.build([11, 22])
+
+
+def test_labels_by_image() -> None:
+    labels = example()
+    assert len(labels) == 3
+    assert [labels.path(i) for i in range(3)] == ["/x/ä b.jpg", "/x/\udcff.jpg", "/x/c.jpg"]
+    assert [labels.rows(i) for i in (0, 1, 2, -1)] == [slice(0, 2), slice(2, 2), slice(2, 3), slice(2, 3)]
+    assert labels.sizes.tolist() == [[10, 20], [30, 40], [50, 60]]
+    assert labels.row_points(2).tolist() == [[0, 0], [4, 0], [4, 5]]
+    assert labels.row_points(0).shape == (0, 2)
+    with pytest.raises(IndexError):
+        labels.path(3)
+
+
+@pytest.mark.parametrize("indices", [[], [2], [2, 0], [1, 1, 2], [-1]])
+def test_subset_equals_building_it_anew(indices: list[int]) -> None:
+    labels = example()
+    part = labels.subset(indices)
+    builder = LabelsBuilder()
+    for i in indices:
+        rows = [
+            LabelRow(
+                int(labels.classes[r]),
+                tuple(labels.boxes_xywh[r]),
+                labels.areas[r],
+                labels.crowd[r],
+                labels.row_points(r),
+                0,
+            )
+            for r in range(*labels.rows(i).indices(len(labels.classes)))
+        ]
+        builder.add_image(labels.path(i), tuple(labels.sizes[i]), labels.image_ids[i], rows)
+    assert_same(part, builder.build([11, 22]))
+
+
+def assert_same(first: Labels, second: Labels) -> None:
+    for name, array in first.arrays().items():
+        other = second.arrays()[name]
+        assert array.dtype == other.dtype
+        assert np.array_equal(array, other), name
+
+
+def test_a_digest_tells_what_was_read_and_not_where() -> None:
+    labels = example()
+    arrays = labels.arrays()
+    assert labels.digest().startswith("3 images with 3 boxes, ")
+    moved = Labels(
+        **arrays | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"/x", b"/y"), np.uint8)}
+    )
+    assert moved.path(2) == "/y/c.jpg"
+    assert moved.digest() == labels.digest()
+    other = Labels(**arrays | {"boxes_xywh": np.nextafter(arrays["boxes_xywh"], 1e3)})
+    named = Labels(
+        **arrays | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"c.j", b"d.j"), np.uint8)}
+    )
+    parts = (labels.subset([0, 1]), labels.subset([1, 0, 2]), labels.subset([]))
+    assert len({part.digest() for part in (labels, other, named, *parts, labels.with_single_class())}) == 7
+
+
+def test_single_class_and_pickle() -> None:
+    single = example().with_single_class()
+    assert single.classes.tolist() == [0, 0, 0]
+    assert single.category_ids.tolist() == [11]
+    assert_same(pickle.loads(pickle.dumps(single)), single)  # noqa: S301
+
+
+def test_box_sizes_by_hand() -> None:
+    builder = LabelsBuilder()
+    box, region = LabelRow(0, (1, 2, 20, 10), 200, False, None, 1), LabelRow(0, (0, 0, 50, 50), 2500, True, None, 2)
+    builder.add_image("a.png", (200, 100), 1, [box, region])
+    builder.add_image("b.png", (64, 32), 2, [])
+    builder.add_image("c.png", (30, 60), 3, [LabelRow(1, (0, 0, 6, 15), 90, False, None, 1)])
+    labels = builder.build([1, 2])
+    # Long sides 200 and 60 become 100 px: half of 20 x 10, and 5 / 3 of 6 x 15. The ignore region is left out.
+    assert labels.box_sizes(100).tolist() == pytest.approx(np.array([[10, 5], [10, 25]]))
+    # 2, 0 and 1 boxes: 1 in the middle, and halfway to the most 1.5, which is rounded down.
+    assert [labels.boxes_per_image(percent) for percent in (0, 50, 75, 100)] == [0, 1, 1, 2]
+    assert labels.subset([1]).box_sizes(100).shape == (0, 2)
+    assert labels.subset([1]).boxes_per_image(95) == 0
+
+
+def test_empty_labels() -> None:
+    empty = LabelsBuilder().build([1])
+    assert len(empty) == 0
+    assert_same(empty.subset([]), empty)
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    arrays = example().arrays()
+    for name, wrong, sentence in (
+        ("offsets", np.array([0, 2, 1, 3]), "offsets must rise from 0 to 3"),
+        ("classes", np.array([0, 1, 2], np.int32), "classes must lie in 0-1"),
+        ("sizes", np.zeros((3, 2), np.int64), "sizes is int64"),
+        ("crowd", np.zeros(2, bool), "crowd is bool"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Labels(**(arrays | {name: wrong}))

@@ -1,0 +1,403 @@
+"""From files to batches: the same bytes for any number of loader processes, and no process left behind."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
+from data.images import read_image
+from data.labels import Labels, LabelsBuilder
+from data.loader import Batch, Drawn, Samples, describe_death
+from data.sampler import Key
+from tests.data.augment.test_plan import box, labels_of, polygon
+from utils.terminal import FaultError
+
+SIDE = 64
+EVERYTHING = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.5)
+SIZES = [(80, 60), (60, 80), (200, 100), (64, 64), (33, 47), (1, 1), (2000, 4)]
+SHAPE = np.array([[2, 2], [28, 2], [28, 20], [15, 8]], np.float32)
+
+
+def write_data(folder: Path, sizes: list[tuple[int, int]] = SIZES) -> Labels:
+    """Images of noise; every third has no label, the others a polygon and a crowd, or a box."""
+    builder = LabelsBuilder()
+    for i, (width, height) in enumerate(sizes):
+        path = folder / f"{i}.png"
+        noise = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        cv2.imwrite(str(path), noise)
+        kinds = [[], [polygon(1, SHAPE), box(0, 0, 0, 30, 30, crowd=True)], [box(0, 1, 1, width - 1, height - 1)]]
+        builder.add_image(str(path), (width, height), i + 1, kinds[i % 3])
+    return builder.build([1, 2])
+
+
+def train_loader(labels: Labels, **changes: object) -> Loader:
+    values = {"batch_size": 3, "image_size": SIDE, "stride": 32, "augmentation": EVERYTHING, "seed": 0} | changes
+    return build_train_loader(labels, **values)  # type: ignore[arg-type]
+
+
+def weighted(labels: Labels, **changes: object) -> Loader:
+    """A loader that draws the first images most: some several times an epoch."""
+    loader = train_loader(labels, **changes)
+    loader.sampler.weights = 0.5 ** np.arange(len(labels))  # type: ignore[union-attr]
+    return loader
+
+
+def epochs_of(loader: Loader, epochs: int) -> list[Batch]:
+    batches = []
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        batches += list(loader)
+    return batches
+
+
+def contents(batch: Batch | Drawn) -> tuple[object, ...]:
+    arrays = [np.asarray(part) for part in batch]
+    return tuple((part.dtype, part.shape, part.tobytes()) for part in arrays)
+
+
+@pytest.mark.parametrize(("make", "rect"), [(train_loader, False), (train_loader, True), (weighted, False)])
+def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, make: Callable[..., Loader], rect: bool) -> None:
+    labels = write_data(tmp_path)
+    runs = [epochs_of(make(labels, workers=workers, rect=rect), 2) for workers in (0, 1, 3)]
+    alone, one, three = ([contents(batch) for batch in run] for run in runs)
+    assert len(alone) == 4  # 14 samples in batches of 3
+    assert alone == one == three
+
+
+class NoImport:
+    """Kills other processes than its own that import anything but parts of torch."""
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if os.getpid() != self.parent and name.partition(".")[0] != "torch":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="loader processes are not forked")
+def test_loader_processes_import_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are forked while a thread loads matplotlib: for a module that was half loaded they would wait for ever."""
+    monkeypatch.setattr(sys, "meta_path", [NoImport(), *sys.meta_path])
+    assert len(epochs_of(train_loader(write_data(tmp_path), workers=1), 2)) == 4
+
+
+@pytest.mark.parametrize("make", [train_loader, weighted])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_later_start_gives_the_epochs_last_batches(tmp_path: Path, make: Callable[..., Loader], workers: int) -> None:
+    loader = make(write_data(tmp_path), batch_size=2, workers=workers)
+    whole = [contents(batch) for batch in epochs_of(loader, 2)]
+    assert len(whole) == 7  # 14 samples: 3 batches, then 4
+    for first_batch in (1, 4, 2):
+        loader.sampler.set_epoch(1, first_batch)  # type: ignore[union-attr]
+        assert len(loader) == 4 - first_batch
+        assert [contents(batch) for batch in loader] == whole[3 + first_batch :]
+    assert [contents(batch) for batch in epochs_of(loader, 2)] == whole  # the processes live on and start at the front
+
+
+def test_what_is_skipped_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = train_loader(write_data(tmp_path), batch_size=1, mosaic_until=0)
+    loader.sampler.set_epoch(0, 4)  # type: ignore[union-attr]
+    read: list[str] = []
+    monkeypatch.setattr("data.base_images.read_image", lambda path: read.append(path) or read_image(path))
+    indices = [int(batch.indices) for batch in loader]
+    assert read == [loader.labels.path(index) for index in indices]
+    assert len(indices) == 3
+
+
+def test_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    loader = weighted(labels, batch_size=7, mosaic_until=0)
+    (batch,) = epochs_of(loader, 1)
+    drawn = batch.indices.tolist()
+    assert len(set(drawn)) < 7
+    assert len({image.numpy().tobytes() for image in batch.images}) == 7
+    (keys,) = loader.sampler
+    assert [key.index for key in keys] == drawn
+    # The first draw of an image is the sample that an epoch without weights has.
+    for key, image in zip(keys, batch.images, strict=True):
+        plain = loader.samples.draw([Key(0, key.index, SIDE, SIDE, False)])
+        assert (plain.pixels[0] == image.numpy()).all() == (key.repeat == 0)
+
+
+def test_a_sample_depends_on_its_key_alone(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    keys = [Key(epoch, index, SIDE, SIDE, True) for epoch in (0, 5) for index in range(7)]
+    samples = train_loader(labels).samples
+    forward = [contents(samples.draw([key])) for key in keys]
+    other = train_loader(labels).samples
+    assert [contents(other.draw([key])) for key in reversed(keys)] == forward[::-1]
+    assert len({part[0] for part in forward}) == len(keys)  # pixels of every epoch and index differ
+    again = train_loader(labels, seed=1).samples
+    assert contents(again.draw([keys[0]])) != forward[0]
+
+
+def test_ranks_hold_the_images_of_one_process(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    alone = epochs_of(train_loader(labels, batch_size=4), 2)
+    ranks = [epochs_of(train_loader(labels, batch_size=4, rank=rank, size=2), 2) for rank in (0, 1)]
+    for batch, *parts in zip(alone, *ranks, strict=True):
+        assert torch.stack([part.images for part in parts], 1).flatten(0, 1).equal(batch.images)
+        assert sorted(torch.cat([part.targets[:, 1:] for part in parts]).tolist()) == sorted(
+            batch.targets[:, 1:].tolist()
+        )
+
+
+def test_types_and_image_numbers(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    loader = build_evaluation_loader(labels, batch_size=7, image_size=SIDE, stride=32)
+    batches = list(loader)
+    # In strides, half a one added: the long side 2.5, so 96 px; the short side of 2000 x 4 0.504, 32 px; of 200 x 100
+    # 1.5 and of 80 x 60 2, 64 px; of 64 x 64 and 1 x 1 2.5, 96 px; of 60 x 80 2 and of 33 x 47 1.9, 64 px.
+    shapes = [(1, 32, 96, 3), (2, 64, 96, 3), (2, 96, 96, 3), (2, 96, 64, 3)]
+    assert [tuple(batch.images.shape) for batch in batches] == shapes
+    assert len(loader) == 4
+    for batch in batches:
+        assert batch.images.dtype == torch.uint8
+        assert batch.targets.dtype == torch.float32
+        for row in batch.targets.tolist():
+            rows = labels.rows(int(batch.indices[int(row[0])]))
+            assert row[1] in np.where(labels.crowd[rows], -1, labels.classes[rows])
+        shown = {i for i, index in enumerate(batch.indices.tolist()) if index % 3 and SIZES[index][1] not in (1, 4)}
+        assert set(batch.targets[:, 0].int().tolist()) == shown
+        assert batch.targets[:, 0].tolist() == sorted(batch.targets[:, 0].tolist())
+
+
+def test_an_image_is_evaluated_alike_in_batches_of_any_size(tmp_path: Path) -> None:
+    labels = write_data(tmp_path, [*SIZES, (90, 45), (64, 66), (400, 200)])
+    seen = []
+    for batch_size in (1, 2, 10):
+        found = {}
+        for batch in build_evaluation_loader(labels, batch_size=batch_size, image_size=SIDE, stride=32):
+            for i, index in enumerate(batch.indices.tolist()):
+                targets = batch.targets[batch.targets[:, 0] == i, 1:].tolist()
+                found[index] = (batch.images[i].tolist(), targets, batch.placement[i].tolist())
+        seen.append(found)
+    assert sorted(seen[0]) == list(range(10))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    labels = write_data(tmp_path).subset([0, 3])
+    for batch in [
+        *train_loader(labels, batch_size=2),
+        *build_evaluation_loader(labels, batch_size=2, image_size=SIDE, stride=32),
+    ]:
+        assert batch.targets.shape == (0, 6)
+        assert batch.targets.dtype == torch.float32
+
+
+def test_one_image(tmp_path: Path) -> None:
+    labels = write_data(tmp_path).subset([2])
+    batches = epochs_of(train_loader(labels, batch_size=1), 3)
+    assert [batch.indices.tolist() for batch in batches] == [[0]] * 3
+    assert len({batch.images.numpy().tobytes() for batch in batches}) == 3
+
+
+@pytest.mark.parametrize("size", [(80, 60), (61, 200), (641, 479), (64, 64), (30, 20), (20000, 10), (1, 1)])
+def test_placement_maps_source_pixels_to_the_canvas(tmp_path: Path, size: tuple[int, int]) -> None:
+    width, height = size
+    own = box(0, width * 0.25, height * 0.25, width * 0.5, height * 0.5)
+    path = tmp_path / "0.png"
+    cv2.imwrite(str(path), np.full((height, width, 3), 255, np.uint8))
+    builder = LabelsBuilder()
+    builder.add_image(str(path), size, 1, [own])
+    labels = builder.build([1])
+    (batch,) = build_evaluation_loader(labels, batch_size=4, image_size=SIDE, stride=32)
+    scale, shift = batch.placement[0].numpy().reshape(2, 2)
+    # The white image on the canvas is where placement puts its corners.
+    ys, xs = np.nonzero(batch.images[0, :, :, 0].numpy() == 255)
+    assert shift.tolist() == [xs.min(), ys.min()]
+    assert scale * size + shift == pytest.approx([xs.max() + 1, ys.max() + 1], abs=1e-9)
+    for target in batch.targets[:, 2:].double().numpy():
+        back = (target.reshape(2, 2) - shift) / scale
+        assert back.reshape(-1) == pytest.approx(np.array([0.25, 0.25, 0.75, 0.75]) * [*size, *size], abs=1e-4)
+    assert len(batch.targets) == (0 if size in [(20000, 10)] else 1)
+
+
+def test_training_samples_have_no_placement(tmp_path: Path) -> None:
+    (batch,) = train_loader(write_data(tmp_path), batch_size=7)
+    assert batch.placement.isnan().all()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_was_exchanged_is_named(tmp_path: Path, workers: int) -> None:
+    """Its boxes were read for another one."""
+    labels = write_data(tmp_path)
+    cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
+    said = r"0\.png: has changed since its labels were read: it had 80 x 60 pixels, now it has 300 x 500$"
+    for loader in (
+        train_loader(labels, workers=workers),
+        build_evaluation_loader(labels, batch_size=3, image_size=SIDE, stride=32),
+    ):
+        with pytest.raises(ValueError, match=said):
+            list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_missing_image_is_named_in_one_line(tmp_path: Path, workers: int) -> None:
+    labels = write_data(tmp_path)
+    os.remove(labels.path(1))
+    with pytest.raises(ValueError, match=r"^\S*1\.png cannot be read: No such file or directory$"):
+        list(train_loader(labels, batch_size=7, workers=workers))
+
+
+def test_mosaic_closes(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    closed = epochs_of(train_loader(labels, mosaic_until=0), 2)
+    single = epochs_of(
+        train_loader(labels, augmentation=Augmentation(**vars(EVERYTHING) | {"mosaic": 0.0}), mosaic_until=0), 2
+    )
+    assert [contents(batch) for batch in closed] == [contents(batch) for batch in single]
+    late = epochs_of(train_loader(labels, mosaic_until=1), 2)
+    full = epochs_of(train_loader(labels), 2)
+    assert [contents(b) for b in late] == [contents(b) for b in full[:2] + closed[2:]]
+
+
+def test_loading_leaves_torchs_random_numbers_alone(tmp_path: Path) -> None:
+    loader = train_loader(write_data(tmp_path))
+    before = torch.get_rng_state()
+    epochs_of(loader, 2)
+    assert torch.get_rng_state().equal(before)
+
+
+def test_samples_travel_light() -> None:
+    count = 20_000
+    labels = labels_of([(640, 480)] * count, [[box(0, 1, 1, 9, 9)] * 5] * count)
+    samples = train_loader(labels, batch_size=16).samples
+    # 100,000 rows of class, box, area, crowd and offset: 4 + 32 + 8 + 1 + 8 = 53 bytes; 20,000 images of about 40.
+    assert len(pickle.dumps(samples)) < 53 * 5 * count + 60 * count
+    assert isinstance(pickle.loads(pickle.dumps(samples)), Samples)  # noqa: S301
+
+
+# ---------------------------------------------------------------------- processes
+
+PROGRAM = """
+import multiprocessing
+import sys
+from pathlib import Path
+from tests.data.test_loader import train_loader, write_data
+
+def main(ending):
+    loader = train_loader(write_data(Path(sys.argv[1])), workers=2)
+    batches = iter(loader)
+    next(batches), next(batches)  # one from each
+    print(*[worker.pid for worker in loader._loader._iterator._workers], flush=True)
+    if ending == "raise":
+        raise RuntimeError("something else")
+    if ending == "wait":
+        sys.stdin.read()
+    return batches
+
+multiprocessing.set_start_method(sys.argv[3])
+kept = main(sys.argv[2])
+"""
+
+
+def start(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
+    """A program with two loader processes, and their numbers."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    root = Path(__file__).parents[2]
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), ending, method],
+        cwd=root,
+        text=True,
+        start_new_session=True,
+        **pipes,
+    )
+    assert program.stdout is not None
+    return program, [int(number) for number in program.stdout.readline().split()]
+
+
+def alive(number: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(numbers: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(alive, numbers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, numbers))
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+
+@linux
+@pytest.mark.parametrize("ending", ["raise", "return"])
+def test_a_program_that_ends_with_its_loader_alive_ends(tmp_path: Path, ending: str) -> None:
+    program, workers = start(tmp_path, ending)
+    assert len(workers) == 2
+    assert program.wait(30) == (1 if ending == "raise" else 0)
+    assert wait_for_end(workers, 5)
+
+
+@linux
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # Python 3.14's default is the latter
+def test_workers_outlive_signals_but_not_their_parent(tmp_path: Path, method: str) -> None:
+    program, workers = start(tmp_path, "wait", method)
+    for number in workers:
+        os.kill(number, signal.SIGTERM)
+        os.kill(number, signal.SIGINT)
+    time.sleep(0.3)
+    assert all(map(alive, workers))
+    program.kill()
+    program.wait(10)
+    assert wait_for_end(workers, 5)
+
+
+def kill_one(loader: Loader, seconds: float = 0) -> None:
+    """Kill a worker, and do something else for a while."""
+    os.kill(loader._loader._iterator._workers[0].pid, signal.SIGKILL)
+    for _ in range(round(seconds / 0.05)):
+        time.sleep(0.05)
+
+
+DIED = "^a data loader process died, probably out of memory: use fewer --workers; --resume continues a training$"
+
+
+@linux
+def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path) -> None:
+    """torch raises where the main thread happens to be."""
+    loader = train_loader(write_data(tmp_path), workers=2)
+    next(iter(loader))
+    with pytest.raises(FaultError, match=DIED):
+        kill_one(loader, 5)
+
+
+@linux
+def test_a_worker_that_is_killed_is_missed_when_its_batch_is_due(tmp_path: Path) -> None:
+    """As in Python 3.14, whose workers are no children of this process: nothing reports their end."""
+    loader = train_loader(write_data(tmp_path), workers=2)
+    next(iter(loader))
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        kill_one(loader)
+        with pytest.raises(FaultError, match=DIED):
+            list(loader)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def test_other_errors_of_a_worker_keep_their_words() -> None:
+    assert describe_death("CUDA error: out of memory") == ""
+    assert describe_death("Caught RuntimeError in DataLoader worker process 0.") == ""
+    killed = "DataLoader worker (pid 7) is killed by signal: "
+    assert "died, probably out of memory: use fewer --workers" in describe_death(killed + "Killed. ")
+    assert "out of memory" in describe_death(killed + "Bus error. It is possible that dataloader's workers are ...")
+    assert "died (Aborted): try --workers 0" in describe_death(killed + "Aborted. ")
+    assert "out of memory" in describe_death("DataLoader worker (pid(s) 7, 8) exited unexpectedly")

@@ -1,0 +1,307 @@
+"""Which samples make up which batch, for any number of processes."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data.sampler import ORDER, EvaluationSampler, Key, TrainSampler, repeats
+from utils.letterbox import CanvasShapes
+
+RECT = CanvasShapes(320, 32)
+
+
+def sampler(count: int, batch_size: int, *, weighted: bool = False, **changes: object) -> TrainSampler:
+    ratios = np.random.default_rng(1).uniform(0.4, 2.5, count)
+    values = {"batch_size": batch_size, "image_size": 320, "seed": 0} | changes
+    made = TrainSampler(ratios, **values)  # type: ignore[arg-type]
+    made.weights = some_weights(count) if weighted else None
+    return made
+
+
+def some_weights(count: int) -> NDArray[np.float64]:
+    """Up to 40 to 1, every fifth nothing."""
+    return np.random.default_rng(2).uniform(0.5, 20, count) * (np.arange(count) % 5 > 0)
+
+
+def epoch_of(made: TrainSampler, epoch: int, first_batch: int = 0) -> list[list[Key]]:
+    made.set_epoch(epoch, first_batch)
+    batches = list(made)
+    assert len(batches) == len(made)
+    return batches
+
+
+MODES = {
+    "square": {},
+    "rect": {"shapes": RECT},
+    "weighted": {"weighted": True},
+    "weighted rect": {"weighted": True, "shapes": RECT},
+}
+each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+
+
+@each_mode
+@pytest.mark.parametrize("first_batch", [0, 3])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_batches_are_the_same_for_any_number_of_processes(size: int, first_batch: int, mode: dict[str, object]) -> None:
+    alone = sampler(37, 8, **mode)
+    ranks = [sampler(37, 8, **mode, rank=rank, size=size) for rank in range(size)]
+    for epoch in range(4):
+        shares = [epoch_of(rank, epoch, first_batch) for rank in ranks]
+        for batch, *parts in zip(epoch_of(alone, epoch)[first_batch:], *shares, strict=True):
+            assert [len(part) for part in parts] == [8 // size] * size
+            together = [key for group in zip(*parts, strict=True) for key in group]
+            assert together == batch  # in the same order too, taken in turns
+            assert len(set(together)) == 8  # the ranks share nothing
+
+
+@each_mode
+def test_a_later_start_leaves_batches_out_and_changes_none(mode: dict[str, object]) -> None:
+    made = sampler(37, 8, **mode)
+    for epoch in range(3):
+        whole = epoch_of(made, epoch)
+        for first_batch in range(len(whole) + 1):
+            assert epoch_of(made, epoch, first_batch) == whole[first_batch:]
+            assert made.first_batch == first_batch
+        made.set_epoch(epoch)
+        assert (made.first_batch, len(made)) == (0, len(whole))
+
+
+@pytest.mark.parametrize("first_batch", [-1, 5])
+def test_a_start_outside_of_the_epoch_is_refused_and_changes_nothing(first_batch: int) -> None:
+    made = sampler(37, 8)
+    made.set_epoch(1, 2)
+    with pytest.raises(ValueError, match=rf"^first batch {first_batch}: epoch 2 has 4 batches, choose 0 to 4$"):
+        made.set_epoch(2, first_batch)
+    assert (made.epoch, made.first_batch, len(made)) == (1, 2, 3)
+
+
+def test_the_stream_against_passes_written_out() -> None:
+    def shuffled(epoch: int) -> list[tuple[int, int]]:
+        generator = np.random.Generator(np.random.Philox(key=[0, (epoch << 40) | ORDER]))
+        return [(epoch, index) for index in generator.permutation(37).tolist()]
+
+    passes = shuffled(0) + shuffled(1) + shuffled(2)
+    keys = [Key(epoch, index, 320, 320, True, repeat=0) for epoch, index in passes]
+    made = sampler(37, 8)
+    assert [key for epoch in range(3) for batch in epoch_of(made, epoch) for key in batch] == keys[:104]
+
+
+@pytest.mark.parametrize("shapes", [None, RECT], ids=["square", "rect"])
+@pytest.mark.parametrize(("count", "batch_size"), [(37, 8), (8, 8), (5, 2), (9, 8), (16, 4), (3, 1)])
+def test_every_pass_holds_every_image_once(count: int, batch_size: int, shapes: CanvasShapes | None) -> None:
+    made = sampler(count, batch_size, shapes=shapes)
+    epochs = 9
+    seen = [(key.epoch, key.index) for epoch in range(epochs) for batch in epoch_of(made, epoch) for key in batch]
+    assert len(seen) == len(set(seen))
+    assert epochs * count - len(seen) < batch_size  # what waits for the next epoch
+    everything = {(epoch, index) for epoch in range(epochs) for index in range(count)}
+    assert set(seen) <= everything
+    assert {epoch for epoch, _ in everything - set(seen)} <= {epochs - 1}
+
+
+def test_epoch_lengths() -> None:
+    made = sampler(37, 8)
+    # 37, 74, 111, 148 images fill 4, 9, 13, 18 batches of 8.
+    assert [made.batches_before(epoch) for epoch in range(5)] == [0, 4, 9, 13, 18]
+    assert [len(epoch_of(made, epoch)) for epoch in range(4)] == [4, 5, 4, 5]
+    # The five images over open the next epoch, as samples of their own pass.
+    assert [key.epoch for key in epoch_of(made, 1)[0]] == [0] * 5 + [1] * 3
+
+
+def test_epochs_differ_and_repeat() -> None:
+    made = sampler(40, 8)
+    orders = [[key.index for batch in epoch_of(made, epoch) for key in batch] for epoch in (0, 1, 2, 1)]
+    assert orders[1] == orders[3]
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] != sorted(orders[0])
+    assert [key.index for batch in sampler(40, 8, seed=1) for key in batch] != orders[0]
+
+
+def test_an_iteration_does_not_depend_on_those_before() -> None:
+    made = sampler(37, 8)
+    fresh = epoch_of(sampler(37, 8), 6)
+    for epoch in range(4):
+        next(iter(made))
+        epoch_of(made, epoch)
+    assert epoch_of(made, 6) == fresh
+
+
+def test_rect_batches_are_alike_and_shuffled() -> None:
+    made = sampler(200, 8, shapes=RECT)
+    batches = epoch_of(made, 0)
+    low = [made.ratios[[key.index for key in batch]].min() for batch in batches]
+    high = [made.ratios[[key.index for key in batch]].max() for batch in batches]
+    order = np.argsort(low)
+    assert order.tolist() != list(range(len(batches)))
+    assert all(high[a] <= low[b] for a, b in pairwise(order))
+    for batch in batches:
+        assert len({(key.height, key.width) for key in batch}) == 1
+        key = batch[0]
+        assert key.height % 32 == key.width % 32 == 0
+        assert max(key.height, key.width) == 320
+        for ratio in made.ratios[[k.index for k in batch]]:
+            wide, high_side = (320, 320 * ratio) if ratio < 1 else (320 / ratio, 320)
+            assert wide <= key.width + 1e-6
+            assert high_side <= key.height + 1e-6
+    second = [[key.index for key in batch] for batch in epoch_of(made, 1)]
+    assert second != [[key.index for key in batch] for batch in batches]
+
+
+def test_square_canvases() -> None:
+    assert {(key.height, key.width) for batch in sampler(37, 8) for key in batch} == {(320, 320)}
+
+
+def test_mosaic_closes_with_the_epoch_also_for_what_is_left_of_the_one_before() -> None:
+    made = sampler(37, 8, mosaic_until=1)
+    assert all(key.mosaic for batch in epoch_of(made, 0) for key in batch)
+    last = epoch_of(made, 1)
+    assert last[0][0].epoch == 0
+    assert not any(key.mosaic for batch in last for key in batch)
+    assert all(key.mosaic for batch in epoch_of(sampler(37, 8), 99) for key in batch)
+
+
+def test_rect_has_no_mosaic() -> None:
+    assert not any(key.mosaic for batch in sampler(37, 8, shapes=RECT) for key in batch)
+
+
+@pytest.mark.parametrize(
+    ("count", "values", "text"),
+    [
+        (3, {"batch_size": 8}, "batch size 8 is larger than the 3 training images"),
+        (30, {"batch_size": 8, "size": 3}, "batch size 8 is not a multiple of the 3 processes"),
+        (30, {"batch_size": 0}, "batch size 0 is not a multiple of the 1 processes"),
+        (0, {"batch_size": 1}, "batch size 1 is larger than the 0 training images"),
+    ],
+)
+def test_refusals(count: int, values: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}"):
+        sampler(count, **values)
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def test_images_are_drawn_as_often_as_they_weigh() -> None:
+    made = sampler(40, 8, weighted=True)
+    drawn = np.bincount([key.index for epoch in range(500) for batch in epoch_of(made, epoch) for key in batch])
+    weights = some_weights(40)
+    expected = 20_000 * weights / weights.sum()
+    assert drawn[weights == 0].tolist() == [0] * 8
+    # The sum over 32 images has mean 31 and deviation sqrt(62) = 7.9; even draws would give thousands.
+    squares = (drawn - expected)[weights > 0] ** 2 / expected[weights > 0]
+    assert abs(squares.sum() - 31) < 24
+
+
+def test_weighted_epochs_have_as_many_batches_and_draw_anew() -> None:
+    made, without = sampler(37, 8, weighted=True), sampler(37, 8)
+    epochs = [epoch_of(made, epoch) for epoch in range(4)]
+    assert [len(epoch) for epoch in epochs] == [len(epoch_of(without, epoch)) for epoch in range(4)] == [4, 5, 4, 5]
+    indices = [[key.index for batch in epoch for key in batch] for epoch in epochs]
+    assert len({tuple(drawn[:32]) for drawn in indices}) == 4
+    assert epoch_of(sampler(37, 8, weighted=True, seed=1), 0) != epochs[0]
+    assert {key.epoch for batch in epochs[1] for key in batch} == {1}
+    made.weights = None
+    assert epoch_of(made, 1) == epoch_of(without, 1)
+
+
+@pytest.mark.parametrize("shapes", [None, RECT], ids=["square", "rect"])
+def test_draws_of_an_image_are_numbered(shapes: CanvasShapes | None) -> None:
+    made = sampler(37, 8, weighted=True, shapes=shapes)
+    keys = [key for batch in epoch_of(made, 3) for key in batch]
+    assert len({key.index for key in keys}) < len(keys) == 40
+    for index in {key.index for key in keys}:
+        numbers = sorted(key.repeat for key in keys if key.index == index)
+        assert numbers == list(range(len(numbers)))
+
+
+def test_repeats_against_counting() -> None:
+    values = np.random.default_rng(0).integers(0, 6, 50)
+    assert repeats(values).tolist() == [values[:i].tolist().count(value) for i, value in enumerate(values)]
+    assert repeats(values[:0]).tolist() == []
+
+
+def test_all_the_weight_on_one_image() -> None:
+    made = sampler(9, 3)
+    for weight in (5e-324, 1.0, 1e308):  # neither the smallest float nor the sum of the largest is a problem
+        for index in (0, 4, 8):
+            made.weights = np.where(np.arange(9) == index, weight, 0.0)
+            assert [(key.index, key.repeat) for batch in made for key in batch] == [(index, k) for k in range(9)]
+    made.weights = np.full(9, 1e308)
+    assert len({key.index for batch in made for key in batch}) > 1
+
+
+def test_no_weight_is_never_drawn_at_an_edge_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Edges:
+        """Random numbers where one image's share ends and the next begins, the first and the last there are."""
+
+        def random(self, count: int) -> NDArray[np.float64]:
+            return np.array([0.0, 0.25, 0.5, 0.75, 1 - 2**-53])[:count]
+
+    made = sampler(5, 5)
+    monkeypatch.setattr("data.sampler.generator_for", lambda *key: Edges())
+    made.weights = np.array([0.0, 0.5, 0.0, 0.5, 0.0])  # shares [0, 0.5) and [0.5, 1)
+    assert [key.index for batch in made for key in batch] == [1, 1, 3, 3, 3]
+
+
+def test_weights_are_a_copy() -> None:
+    given = np.ones(9)
+    made = sampler(9, 3)
+    made.weights = given
+    given[:] = 0
+    assert made.weights is not None
+    assert made.weights.tolist() == [1.0] * 9
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        ([1.0, 2.0], r"weights of shape \(2,\): give one for each of the 3 training images"),
+        ([[1.0, 2.0, 3.0]], r"weights of shape \(1, 3\): give one for each of the 3 training images"),
+        ([1.0, -2.0, 3.0], "weights of -2 to 3: they must be finite, 0 or more, and not all of them 0"),
+        ([1.0, np.inf, 3.0], "weights of 1 to inf: they must be finite, 0 or more, and not all of them 0"),
+        ([1.0, np.nan, 3.0], "weights of nan to nan: they must be finite, 0 or more, and not all of them 0"),
+        ([0.0, 0.0, 0.0], "weights of 0 to 0: they must be finite, 0 or more, and not all of them 0"),
+    ],
+)
+def test_weights_that_are_refused(weights: list[float], text: str) -> None:
+    made = sampler(3, 1, weighted=True)
+    before = epoch_of(made, 0)
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        made.weights = np.array(weights)
+    assert epoch_of(made, 0) == before
+
+
+# ---------------------------------------------------------------------- evaluation
+
+VALIDATION = CanvasShapes(320, 32, 0.5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("count", [50, 7, 1, 0])
+def test_evaluation_covers_every_image_once(count: int, size: int) -> None:
+    ratios = np.random.default_rng(0).uniform(0.5, 2, count)
+    alone = list(EvaluationSampler(ratios, batch_size=2, shapes=VALIDATION))
+    shares = [EvaluationSampler(ratios, batch_size=2, shapes=VALIDATION, rank=rank, size=size) for rank in range(size)]
+    assert [(share.rank, share.size) for share in shares] == [(rank, size) for rank in range(size)]
+    assert all(len(list(share)) == len(share) for share in shares)
+    together = {number: batch for share in shares for number, batch in zip(share.numbers, share, strict=True)}
+    assert [share.numbers for share in shares] == [range(rank, len(alone), size) for rank in range(size)]
+    assert [together[number] for number in range(len(alone))] == alone  # whole batches, by the numbers they have alone
+    assert sorted(key.index for batch in alone for key in batch) == list(range(count))
+
+
+def test_a_canvas_does_not_depend_on_what_else_is_in_the_batch() -> None:
+    ratios = np.random.default_rng(0).choice([0.5, 0.56, 0.66, 0.75, 1.0, 1.33, 1.5, 2.0], 60)
+    for batch_size in (1, 2, 7, 100):
+        batches = list(EvaluationSampler(ratios, batch_size=batch_size, shapes=VALIDATION))
+        for batch in batches:
+            assert 1 <= len(batch) <= batch_size
+            assert {(key.height, key.width) for key in batch} == {VALIDATION.shape(ratios[[batch[0].index]])}
+        keys = [key for batch in batches for key in batch]
+        assert all(VALIDATION.shape(ratios[[key.index]]) == (key.height, key.width) for key in keys)
+        # Whole batches but for the last of each shape.
+        counts = [[(k.height, k.width) for k in keys].count(shape) for shape in {(k.height, k.width) for k in keys}]
+        assert len(batches) == sum(-(-count // batch_size) for count in counts)
+        assert [key.index for key in keys] == np.argsort(ratios, kind="stable").tolist()

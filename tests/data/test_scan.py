@@ -1,0 +1,384 @@
+"""A whole split: counted, reported, cached, refused; and the users' files as they were."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data import scan_cache
+from data.dataset_yaml import read_data_yaml
+from data.report import Problem, ProblemLog, report_from_dict
+from data.scan import scan
+from tests.data.test_labels import assert_same
+
+DATASETS = Path(__file__).parents[3] / "shared" / "datasets"
+NAMES = ("cat", "dog")
+
+
+def make(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40, 20)) -> Path:
+    """A folder of images named as the keys, with label files of the given texts; None makes no label file."""
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    (root / "labels").mkdir(exist_ok=True)
+    width, height = size
+    for name, text in labels.items():
+        cv2.imwrite(str(root / "images" / f"{name}.png"), np.full((height, width, 3), 99, np.uint8))
+        if text is not None:
+            (root / "labels" / f"{name}.txt").write_text(text)
+    return root / "images"
+
+
+def tree(root: Path) -> dict[str, tuple[str, int]]:
+    """Contents and times of all files."""
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files}
+
+
+def test_counts_problems_and_untouched_files(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .5 .5\n1 .1 .1 .3 .1 .2 .4\nx\n", "b": "", "c": None, "d": "0 .5 .5 1 1\n"})
+    (source / "e.jpg").write_text("no image")
+    cv2.imwrite(str(source / "f.png"), np.zeros((1, 1, 3), np.uint8))
+    before = tree(tmp_path)
+    labels, report = scan([source], NAMES, threads=2)
+    assert tree(tmp_path) == before
+    assert [Path(labels.path(i)).name for i in range(len(labels))] == ["a.png", "b.png", "c.png", "d.png"]
+    assert labels.image_ids.tolist() == [1, 2, 3, 4]
+    assert labels.category_ids.tolist() == [1, 2]
+    assert labels.sizes.tolist() == [[40, 20]] * 4
+    assert labels.boxes_xywh[0].tolist() == [10, 5, 20, 10]
+    assert (report.images, report.background, report.without_label_file) == (4, 2, 1)
+    assert (report.instances, report.polygons, report.crowd) == (3, 1, 0)
+    assert report.instances_per_class == (("cat", 2), ("dog", 1))
+    assert report.unreadable == (str(source / "e.jpg"), str(source / "f.png"))
+    texts = [str(problem) for problem in report.problems]
+    assert (
+        f"{tmp_path}/labels/a.txt line 3: values: 1; a row is class cx cy w h, or class and 3 or more points x y"
+        in texts
+    )
+    assert f"{source}/e.jpg: is damaged, cut short or not an image that OpenCV can decode" in texts
+    assert f"{source}/f.png: is 1x1, smaller than 2 pixels" in texts
+    assert (
+        f"{source}/c.png: no label file {tmp_path}/labels/c.txt; taken as background, images of this kind: 1" in texts
+    )
+    assert report.summary().startswith("4 images (2 background), 3 boxes in 2 of 2 classes; ")
+
+
+def test_report_goes_through_json(tmp_path: Path) -> None:
+    _, report = scan([make(tmp_path, {"a": "0 .5 .5 .5 .5\n0\n"})], NAMES)
+    assert report_from_dict(json.loads(json.dumps(report.as_dict()))) == report
+
+
+def test_the_listed_problems_are_bounded(tmp_path: Path) -> None:
+    _, report = scan([make(tmp_path, {"a": "0 .5 .5 .5 .5\n" + "bad\n" * 1500})], NAMES)
+    assert len(report.problems) == 1000
+    assert report.problem_counts == (("row dropped", 1500),)
+    assert report.as_dict()["not_listed"] == 500
+
+
+def test_millions_of_bad_rows_are_counted_and_not_kept(tmp_path: Path) -> None:
+    kept = ProblemLog()
+    kept.extend(Problem("row dropped", str(number), "") for number in range(5000))
+    kept.extend([Problem("note", "x", "")])
+    assert (len(kept.first), kept.first[-1].where) == (1000, "999")
+    assert kept.counts == {"row dropped": 5000, "note": 1}
+
+
+def test_two_images_with_one_label_file_are_told(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .5 .5"})
+    cv2.imwrite(str(source / "a.bmp"), np.zeros((9, 9, 3), np.uint8))
+    labels, report = scan([source], NAMES)
+    assert len(labels) == 2
+    assert [str(p) for p in report.problems] == [f"{source}/a.png: has the same label file as {source}/a.bmp"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes in the file system")
+def test_pipes_for_labels_and_json_are_not_waited_for(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .5 .5", "b": None})
+    os.mkfifo(tmp_path / "labels" / "b.txt")
+    assert scan([source], NAMES)[1].unreadable == (f"{source}/b.png",)
+    os.mkfifo(tmp_path / "all.json")
+    with pytest.raises(ValueError, match=r"all.json cannot be read: it is not a regular file"):
+        scan([tmp_path / "all.json"], NAMES)
+
+
+def test_folder_and_list_and_both_give_the_same_images_once(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .5 .5", "b": "1 .5 .5 .5 .5"})
+    listed = tmp_path / "train.txt"
+    listed.write_text("./images/b.png\nimages/a.png\n")
+    one, _ = scan([source], NAMES)
+    two, _ = scan([listed], NAMES)
+    both, report = scan([source, listed], NAMES)
+    assert_same(one, two)
+    assert_same(one, both)
+    assert report.problem_counts == (("note", 2),)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing(tmp_path: Path, threads: int) -> None:
+    source = make(tmp_path, {f"{i:03}": f"{i % 2} .5 .5 .5 {(i + 1) / 200}" for i in range(150)})
+    labels, _ = scan([source], NAMES, threads=threads)
+    assert labels.classes.tolist() == [i % 2 for i in range(150)]
+
+
+def test_stops(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no images in .*empty"):
+        scan([tmp_path / "empty"], NAMES)
+    source = make(tmp_path / "one", {"a": None, "b": None})
+    looked = tmp_path / "one" / "labels" / "a.txt"
+    sentence = (
+        f"no labels for 2 images: the labels of the first image {source}/a.png were looked for in {looked}, which does"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        scan([source], NAMES)
+    source = make(tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"})
+    with pytest.raises(ValueError, match=r"labels/b.txt line 2: class 2, but names has 2 classes \(0-1\)"):
+        scan([source], NAMES)
+    (source / "a.png").write_text("")
+    (source / "b.png").write_text("")
+    with pytest.raises(ValueError, match=r"none of 2 images can be used; the first problem is .*a.png: is empty"):
+        scan([source], NAMES)
+
+
+def test_a_label_file_that_cannot_be_read_is_not_background(tmp_path: Path) -> None:
+    source = make(tmp_path, {"a": "0 .5 .5 .1 .1", "b": None})
+    (tmp_path / "labels" / "b.txt").mkdir()
+    labels, report = scan([source], NAMES)
+    assert len(labels) == 1
+    assert report.unreadable == (str(source / "b.png"),)
+
+
+def write_coco(root: Path, width: int = 40) -> Path:
+    images = [{"id": 70, "file_name": "b.png", "width": width, "height": 20}, {"id": 8, "file_name": "a.png"}]
+    annotations = [
+        {"id": 1, "image_id": 8, "category_id": 2, "bbox": [10, 5, 20, 10], "area": 77.5, "iscrowd": 0},
+        {"id": 2, "image_id": 70, "category_id": 5, "bbox": [50, 5, 20, 10], "iscrowd": 0},
+        {"id": 3, "image_id": 70, "category_id": 5, "bbox": [30, 5, 20, 10], "iscrowd": 1},
+    ]
+    categories = [{"id": 5, "name": "cat"}, {"id": 2, "name": "dog"}]
+    file = root / "instances_val.json"
+    file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return file
+
+
+def test_coco(tmp_path: Path) -> None:
+    make(tmp_path, {"a": None, "b": None})
+    labels, report = scan([write_coco(tmp_path)], NAMES)
+    assert labels.image_ids.tolist() == [70, 8]
+    assert labels.category_ids.tolist() == [5, 2]
+    assert labels.classes.tolist() == [0, 1]
+    assert labels.crowd.tolist() == [True, False]
+    assert labels.areas.tolist() == [200, 77.5]
+    assert labels.boxes_xywh.tolist() == [[30, 5, 20, 10], [10, 5, 20, 10]]
+    assert (report.instances, report.crowd) == (1, 1)
+    assert "annotation 2: bbox [50, 5, 20, 10] lies outside its image of 40x20" in str(report.problems[0])
+
+
+def test_a_coco_json_far_from_its_images_names_the_places_tried(tmp_path: Path) -> None:
+    (tmp_path / "json").mkdir()
+    file = write_coco(tmp_path / "json")
+    tried = (
+        rf"first 2 images, such as b.png, was found; tried, in {tmp_path}/json: \., images, images/val, .*, \.\./val"
+    )
+    with pytest.raises(ValueError, match=rf"none of 2 images can be used; the first problem is {file}: .*{tried}"):
+        scan([file], NAMES)
+    source = make(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
+    labels, report = scan([source, file], NAMES)  # another source has images: the run goes on, and the report says it
+    assert len(labels) == 1
+    assert re.search(tried, str(report.problems[0]))
+    assert dict(report.problem_counts) == {"COCO JSON whose images were not found": 1, "image left out": 2}
+
+
+def test_an_image_of_another_size_than_its_json_says_is_left_out(tmp_path: Path) -> None:
+    make(tmp_path, {"a": None, "b": None})
+    labels, report = scan([write_coco(tmp_path, width=41)], NAMES)
+    assert labels.image_ids.tolist() == [8]
+    assert "b.png: is 40x20 upright, but its JSON says 41x20" in str(report.problems[0])
+
+
+def test_ids_are_counted_anew_when_sources_are_mixed(tmp_path: Path) -> None:
+    source = make(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
+    make(tmp_path / "json", {"a": None, "b": None})
+    labels, _ = scan([source, write_coco(tmp_path / "json")], NAMES)
+    assert labels.image_ids.tolist() == [1, 2, 3]
+    assert labels.category_ids.tolist() == [1, 2]
+
+
+# --- the cache ---
+
+
+def test_the_cache_gives_the_same_and_sees_every_change(tmp_path: Path) -> None:
+    source = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5", "b": None})
+    cache = tmp_path / "cache"
+
+    def again(expected: str, names: tuple[str, ...] = NAMES) -> list[int]:
+        labels, report = scan([source], names, cache_dir=cache)
+        fresh, plain = scan([source], names)
+        assert_same(labels, fresh)
+        assert report.cache == expected
+        assert report.with_cache("") == plain.with_cache("")
+        return labels.classes.tolist()
+
+    assert again("cached now") == [0]
+    assert again("from cache") == [0]
+    label = tmp_path / "set" / "labels" / "a.txt"
+    stamp = label.stat().st_mtime_ns
+    label.write_text("1 .5 .5 .5 .5")  # as many bytes as before
+    os.utime(label, ns=(stamp, stamp + 1))
+    assert again("files changed, cached anew") == [1]
+    (tmp_path / "set" / "labels" / "b.txt").write_text("0 .5 .5 .5 .5")
+    assert again("files changed, cached anew") == [1, 0]
+    make(tmp_path / "set", {"c": "0 .5 .5 .5 .5"})
+    assert again("files changed, cached anew") == [1, 0, 0]
+    (source / "a.png").unlink()
+    assert again("files changed, cached anew") == [0, 0]
+    assert again("cached now", ("dog", "cat")) == [0, 0]
+    assert all(file.suffix == ".npz" for file in cache.iterdir())
+
+
+def test_the_cache_of_a_coco_json_sees_its_images(tmp_path: Path) -> None:
+    make(tmp_path, {"a": None, "b": None})
+    file, cache = write_coco(tmp_path), tmp_path / "cache"
+    assert scan([file], NAMES, cache_dir=cache)[1].cache == "cached now"
+    assert scan([file], NAMES, cache_dir=cache)[1].cache == "from cache"
+    (tmp_path / "images" / "b.png").unlink()
+    labels, report = scan([file], NAMES, cache_dir=cache)
+    assert (len(labels), report.cache) == (1, "files changed, cached anew")
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 100, None])
+def test_a_damaged_cache_is_rebuilt(tmp_path: Path, damage: bytes | None) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    first, _ = scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:-50] if damage is None else damage)
+    second, report = scan([source], NAMES, cache_dir=cache)
+    assert_same(first, second)
+    assert report.cache == "damaged cache rebuilt: the checksum is wrong"
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
+
+
+def test_a_cache_that_holds_objects_is_not_opened(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    np.savez(file, report=np.array([{"a": 1}], dtype=object))
+    data = file.read_bytes()
+    file.write_bytes(data + hashlib.sha256(data).digest())
+    assert scan([source], NAMES, cache_dir=cache)[1].cache.startswith(
+        "damaged cache rebuilt: not a stored scan: Object arrays cannot be"
+    )
+
+
+def sealed(data: bytes) -> bytes:
+    """A stored scan's bytes with the check sum that they should have."""
+    return data + hashlib.sha256(data).digest()
+
+
+def test_a_cache_that_would_unpack_to_more_than_it_holds_is_not_unpacked(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    first, _ = scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    np.savez_compressed(file, report=np.zeros(10**8, np.uint8))
+    file.write_bytes(sealed(file.read_bytes()))
+    labels, report = scan([source], NAMES, cache_dir=cache)
+    assert_same(first, labels)
+    assert report.cache == "damaged cache rebuilt: not a stored scan: it would unpack to more than it holds"
+
+
+@pytest.mark.parametrize("listed", ["5", "[5]", '{"a": 1}', "[", '"text"'])
+def test_a_cache_with_a_right_check_sum_but_wrong_contents_is_rebuilt(tmp_path: Path, listed: str) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    first, _ = scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    with np.load(io.BytesIO(file.read_bytes()[:-32])) as archive:
+        arrays = dict(archive)
+    np.savez(file, **(arrays | {"listed": np.frombuffer(listed.encode(), np.uint8)}))
+    file.write_bytes(sealed(file.read_bytes()))
+    labels, report = scan([source], NAMES, cache_dir=cache)
+    assert_same(first, labels)
+    assert report.cache.startswith("damaged cache rebuilt: not a stored scan: ")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes in the file system")
+def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    file.unlink()
+    os.mkfifo(file)
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == "damaged cache rebuilt: not a regular file"
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_a_cache_can_be_read_by_all_who_may_read_files(tmp_path: Path) -> None:
+    """A folder that a group shares: a file of mode 0600 would be one that each member but one takes for damaged."""
+    source, before = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), os.umask(0o027)
+    try:
+        scan([source], NAMES, cache_dir=tmp_path / "cache")
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "cache").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_of_many_who_write_a_cache_at_once_one_remains(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    stored = scan_cache.load(file)
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(scan_cache.store, file, stored) for _ in range(200)]:
+            done.result()
+            assert_same(scan_cache.load(file).labels, stored.labels)
+    assert list(cache.iterdir()) == [file]
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    (file,) = cache.iterdir()
+    file.write_bytes(b"")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == f"not cached: {cache}: No space left on device"
+    assert list(cache.iterdir()) == [file]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
+    source = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"})
+    (tmp_path / "file").touch()
+    labels, report = scan([source], NAMES, cache_dir=tmp_path / "file" / "cache")
+    assert len(labels) == 1
+    assert "cache" in report.cache
+
+
+# --- real data ---
+
+
+@pytest.mark.parametrize("name", ["bccd", "chess_pieces", "coco128"])
+def test_txt_and_json_of_a_real_set_agree(name: str) -> None:
+    root = DATASETS / name
+    if not root.is_dir():
+        pytest.skip(f"{name} is not beside this checkout")
+    spec = read_data_yaml(root / "dataset.yaml")
+    txt, report = scan(spec.sources("val"), spec.names, threads=2)
+    coco, _ = scan([root / "instances_val.json"], spec.names, threads=2)
+    order = np.argsort([coco.path(i) for i in range(len(coco))], kind="stable")
+    coco = coco.subset(order)
+    assert [txt.path(i) for i in range(len(txt))] == [coco.path(i) for i in range(len(coco))]
+    assert np.array_equal(txt.offsets, coco.offsets)
+    assert np.array_equal(txt.classes, coco.classes)
+    assert np.abs(txt.boxes_xywh - coco.boxes_xywh).max() < 1e-3
+    assert report.problems == ()

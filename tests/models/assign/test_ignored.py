@@ -1,0 +1,46 @@
+"""Cells inside ignore regions, against hand-worked ones and three plain loops."""
+
+import pytest
+import torch
+
+from models.assign.ignored import ignored_cells
+
+
+def random_regions(count: int, seed: int, images: int = 3, side: float = 64.0) -> torch.Tensor:
+    """On whole and quarter pixels, so that cell centres are met often; classes from -1 to 3."""
+    g = torch.Generator().manual_seed(seed)
+    centers = torch.randint(0, int(side * 4) + 1, (count, 2), generator=g) / 4
+    sizes = torch.randint(1, int(side * 4), (count, 2), generator=g) / 4
+    head = [torch.randint(0, images, (count,), generator=g), torch.randint(-1, 4, (count,), generator=g)]
+    return torch.cat([torch.stack(head, 1), centers - sizes / 2, centers + sizes / 2], 1).float()
+
+
+def slow_ignored(targets: torch.Tensor, images: int, stride: float, grid: tuple[int, int]) -> torch.Tensor:
+    ignored = torch.zeros(images, *grid, dtype=torch.bool)
+    for image, class_id, x1, y1, x2, y2 in targets.tolist():
+        for row in range(grid[0]):
+            for column in range(grid[1]):
+                x, y = (column + 0.5) * stride, (row + 0.5) * stride
+                if class_id == -1 and x1 < x < x2 and y1 < y < y2:
+                    ignored[int(image), row, column] = True
+    return ignored
+
+
+def test_ignored_cells_by_hand():
+    # Centres lie at 4, 12, 20, 28 px. The region 4 to 21 across holds 12 and 20 (not 4, on its edge), 0 to 12 down: 4.
+    ignored = ignored_cells(torch.tensor([[1.0, -1, 4, 0, 21, 12]]), 2, 8, (4, 4))
+    assert ignored.nonzero().tolist() == [[1, 0, 1], [1, 0, 2]]
+
+
+@pytest.mark.parametrize("stride", [4, 8, 16])
+def test_ignored_cells_equal_the_slow_loops(stride):
+    targets = random_regions(60, stride)
+    targets[::2, 1] = -1
+    targets[:3, 2:] = torch.tensor([[-50.0, -50, 500, 500], [10, 10, 10, 40], [30, 30, 20, 20]])  # all, empty, reversed
+    for chosen in (targets, targets[1:], targets[3:20]):
+        grid = (64 // stride, 48 // stride)
+        assert ignored_cells(chosen, 3, stride, grid).equal(slow_ignored(chosen, 3, stride, grid))
+
+
+def test_no_targets():
+    assert not ignored_cells(torch.zeros(0, 6), 2, 8, (8, 8)).any()

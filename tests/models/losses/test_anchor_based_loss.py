@@ -1,0 +1,463 @@
+"""The loss against its definition in plain loops, and the laws it must keep."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.assign.anchor_ratio import match_anchors
+from models.assign.targets import pad_targets
+from models.losses.anchor_based import AnchorBasedLoss
+from utils.boxes import complete_iou
+
+ANCHORS = torch.tensor(
+    [
+        [[10.0, 13], [16, 30], [33, 23]],
+        [[30, 61], [62, 45], [59, 119]],
+        [[116, 90], [156, 198], [373, 326]],
+        [[400, 400], [500, 300], [600, 600]],
+    ]
+)
+STRIDES = (8, 16, 32, 64)
+SIDE = 64
+
+
+def make_loss(num_classes: int = 3, levels: int = 3, **settings: float) -> AnchorBasedLoss:
+    return AnchorBasedLoss(ANCHORS[:levels], STRIDES[:levels], num_classes, **settings)
+
+
+def random_maps(images: int, num_classes: int = 3, levels: int = 3, seed: int = 0, spread: float = 1.5) -> list[Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    sides = [SIDE // stride for stride in STRIDES[:levels]]
+    return [torch.randn(images, 3, side, side, 5 + num_classes, generator=g) * spread for side in sides]
+
+
+def random_targets(count: int, images: int, num_classes: int = 3, seed: int = 0) -> Tensor:
+    """Boxes inside the image, no ignore regions."""
+    g = torch.Generator().manual_seed(seed)
+    corners = torch.rand(count, 2, 2, generator=g) * SIDE
+    head = [torch.randint(0, images, (count,), generator=g), torch.randint(0, num_classes, (count,), generator=g)]
+    low, high = corners.amin(1), corners.amax(1) + 2
+    return torch.cat([torch.stack(head, 1), low, high.clamp(max=SIDE)], 1).float()
+
+
+def sigma(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def cross_entropy(logit: float, wanted: float, pos_weight: float, gamma: float) -> float:
+    p = sigma(logit)
+    loss = -pos_weight * wanted * math.log(p) - (1 - wanted) * math.log(1 - p)
+    if gamma > 0:
+        right = wanted * p + (1 - wanted) * (1 - p)
+        loss *= (wanted * 0.25 + (1 - wanted) * 0.75) * (1 - right) ** gamma
+    return loss
+
+
+def slow_iou(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    both = torch.tensor([[*ours], [*theirs]], dtype=torch.float64)
+    return complete_iou(both[:1], both[1:]).item()
+
+
+def slow_loss(
+    maps: list[Tensor],
+    targets: Tensor,
+    *,
+    num_classes: int = 3,
+    box_gain: float = 0.05,
+    obj_gain: float = 1.0,
+    cls_gain: float = 0.5,
+    obj_pos_weight: float = 1.0,
+    cls_pos_weight: float = 1.0,
+    ratio_limit: float = 4.0,
+    label_smoothing: float = 0.0,
+    focal_gamma: float = 0.0,
+) -> dict[str, float]:
+    """The definition: per level, image, anchor and cell, one number at a time."""
+    levels, images = len(maps), len(maps[0])
+    balance = {1: [4], 2: [4, 1], 3: [4, 1, 0.4], 4: [4, 1, 0.25, 0.06]}[levels]
+    total = {"box": 0.0, "obj": 0.0, "cls": 0.0}
+    for level, raw in enumerate(maps):
+        stride, cells = STRIDES[level], raw.shape[2]
+        box_terms, cls_terms, obj_terms = [], [], []
+        for b in range(images):
+            here = [t[1:] for t in targets.tolist() if t[0] == b]
+            for a in range(3):
+                anchor = [side / stride for side in ANCHORS[level, a].tolist()]
+                for row in range(cells):
+                    for column in range(cells):
+                        values = raw[b, a, row, column].tolist()
+                        x, y = 2 * sigma(values[0]) - 0.5 + column, 2 * sigma(values[1]) - 0.5 + row
+                        w, h = (2 * sigma(values[2])) ** 2 * anchor[0], (2 * sigma(values[3])) ** 2 * anchor[1]
+                        best = None
+                        for class_id, *corners in here:
+                            truth = claims(corners, class_id, anchor, stride, row, column, ratio_limit)
+                            if truth is None:
+                                continue
+                            iou = slow_iou([x, y, w, h], truth)
+                            best = max(best if best is not None else 0.0, iou, 0.0)
+                            box_terms.append(1 - iou)
+                            for c in range(num_classes):
+                                wanted = 1 - label_smoothing / 2 if c == class_id else label_smoothing / 2
+                                cls_terms.append(cross_entropy(values[5 + c], wanted, cls_pos_weight, focal_gamma))
+                        center = (column + 0.5) * stride, (row + 0.5) * stride
+                        ignored = any(
+                            c == -1 and x1 < center[0] < x2 and y1 < center[1] < y2 for c, x1, y1, x2, y2 in here
+                        )
+                        counted = best is not None or not ignored
+                        obj_terms.append(counted * cross_entropy(values[4], best or 0.0, obj_pos_weight, focal_gamma))
+        total["box"] += sum(box_terms) / max(len(box_terms), 1)
+        total["cls"] += sum(cls_terms) / max(len(cls_terms), 1) if num_classes > 1 else 0.0
+        total["obj"] += sum(obj_terms) / len(obj_terms) * balance[level]
+    return {
+        "box": total["box"] * box_gain * 3 / levels,
+        "obj": total["obj"] * obj_gain * 3 / levels * (SIDE / 640) ** 2,
+        "cls": total["cls"] * cls_gain * num_classes / 80 * 3 / levels,
+    }
+
+
+def claims(corners, class_id, anchor, stride, row, column, limit):
+    """The target's box in cells if it claims this anchor at this cell, else None."""
+    x1, y1, x2, y2 = (v / stride for v in corners)
+    cx, cy, w, h = (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1
+    if class_id < 0 or max(w / anchor[0], anchor[0] / w, h / anchor[1], anchor[1] / h) >= limit:
+        return None
+    across = math.floor(cx) + (-1 if cx % 1 < 0.5 else 1)
+    along = math.floor(cy) + (-1 if cy % 1 < 0.5 else 1)
+    own = (math.floor(cx), math.floor(cy))
+    return [cx, cy, w, h] if (column, row) in {own, (across, own[1]), (own[0], along)} else None
+
+
+def values(terms: dict[str, Tensor]) -> dict[str, float]:
+    return {name: term.item() for name, term in terms.items()}
+
+
+SETTINGS = [
+    {},
+    {"label_smoothing": 0.1},
+    {"focal_gamma": 1.5},
+    {"focal_gamma": 0.5, "label_smoothing": 0.2},
+    {"obj_pos_weight": 0.67, "cls_pos_weight": 0.5},
+    {"box_gain": 0.02, "obj_gain": 0.7, "cls_gain": 0.3, "ratio_limit": 2.91},
+]
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_equals_the_slow_loops(settings, num_classes):
+    maps, targets = random_maps(2, num_classes), random_targets(8, 2, num_classes)
+    found = values(make_loss(num_classes, **settings)(maps, targets))
+    assert found == pytest.approx(slow_loss(maps, targets, num_classes=num_classes, **settings), rel=2e-5, abs=1e-7)
+    assert found["box"] > 0
+    assert (found["cls"] > 0) is (num_classes > 1)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 4])
+def test_other_numbers_of_levels_equal_the_slow_loops(levels):
+    maps, targets = random_maps(2, levels=levels), random_targets(8, 2)
+    found = values(make_loss(levels=levels)(maps, targets))
+    assert found == pytest.approx(slow_loss(maps, targets), rel=2e-5)
+
+
+def test_ignore_regions_equal_the_slow_loops():
+    maps, targets = random_maps(2), random_targets(8, 2)
+    regions = torch.tensor([[0.0, -1, 5, 5, 40, 64], [1, -1, 0, 0, 20, 20], [1, -1, 10, 10, 30, 30]])
+    mixed = torch.cat([targets[:3], regions, targets[3:]])
+    found = values(make_loss()(maps, mixed))
+    assert found == pytest.approx(slow_loss(maps, mixed), rel=2e-5)
+    assert found["obj"] < values(make_loss()(maps, targets))["obj"]
+
+
+def test_more_levels_than_weights_are_refused():
+    with pytest.raises(ValueError, match="the loss weighs 1 to 5 levels, got 6"):
+        AnchorBasedLoss(torch.ones(6, 3, 2), (4, 8, 16, 32, 64, 128), 3)
+
+
+def test_by_hand():
+    # One image of 64 px, one level of stride 8, one anchor 16 x 16, all logits 0, one class.
+    # Target 16 x 16 px at centre (28, 28): cells (3.5, 3.5); halfway, so the neighbours are the next ones.
+    # Predictions sit at the cell + 0.5 with the anchor's size, 2 x 2 cells: the own cell has IoU 1, the others are one
+    # cell off: overlap 2, union 6, IoU 1/3, rho^2 = 1, hull 3 x 2: c^2 = 13, CIoU = 1/3 - 1/13 = 0.256410.
+    # box = (0 + 2 * (1 - 0.256410)) / 3 * 0.05 * 3 = 0.0743590
+    # obj = -mean ln 0.5 whatever the target = 0.693147 * 4 * 3 * (64 / 640)^2 = 0.0831777
+    loss = AnchorBasedLoss(torch.tensor([[[16.0, 16]]]), (8,), 1)
+    terms = values(loss([torch.zeros(1, 1, 8, 8, 6)], torch.tensor([[0.0, 0, 20, 20, 36, 36]])))
+    assert terms == pytest.approx({"box": 0.0743590, "obj": 0.0831777, "cls": 0.0}, rel=1e-5)
+
+
+def test_no_targets_train_objectness_alone():
+    maps = [raw.requires_grad_() for raw in random_maps(2)]
+    terms = make_loss()(maps, torch.zeros(0, 6))
+    assert values(terms) == pytest.approx(slow_loss(maps, torch.zeros(0, 6)), rel=2e-5)
+    assert (terms["box"].item(), terms["cls"].item()) == (0, 0)
+    sum(terms.values()).backward()
+    for raw in maps:
+        assert raw.grad[..., 4].abs().min() > 0
+        assert raw.grad[..., :4].abs().max() == raw.grad[..., 5:].abs().max() == 0
+
+
+def test_a_cell_in_an_ignore_region_learns_only_what_it_matches():
+    maps = [raw.requires_grad_() for raw in random_maps(1)]
+    # Predicted boxes as small as can be, far corner: their IoU with the target is 0 or below, yet they are matches.
+    with torch.no_grad():
+        maps[0][..., :4] = -20
+    targets = torch.tensor([[0.0, -1, 0, 0, 64, 64], [0, 1, 20, 16, 36, 46]])  # centre (28, 31): cell 3, 3
+    make_loss()(maps, targets)["obj"].backward()
+    learning = maps[0].grad[0, :, :, :, 4] != 0
+    # 16 x 30 px: anchors 10 x 13, 16 x 30 and 33 x 23 are all near enough. (3.5, 3.875): next column, next row.
+    assert {tuple(cell) for cell in learning.nonzero().tolist()} == {
+        (a, row, column) for a in range(3) for row, column in ((3, 3), (3, 4), (4, 3))
+    }
+
+
+def test_order_and_repetition_of_targets():
+    maps, targets = random_maps(2), random_targets(12, 2)
+    targets[6:, 2:] = targets[:6, 2:]  # pairs of one box, in two classes and images, so that cells clash
+    targets[6:, 0] = targets[:6, 0]
+    wanted = values(make_loss()(maps, targets))
+    for seed in range(3):
+        shuffled = targets[torch.randperm(12, generator=torch.Generator().manual_seed(seed))]
+        assert values(make_loss()(maps, shuffled)) == pytest.approx(wanted, rel=1e-6)
+    # Each target twice: the means over matches and the best quality of each cell stay what they were.
+    assert values(make_loss()(maps, targets.repeat(2, 1))) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_crowds_equal_the_slow_loops(settings):
+    maps, targets = random_maps(1), random_targets(50, 1)
+    assert 50 * 9 > 3 * 8 * 8  # more candidates than the finest level has predictions
+    found = values(make_loss(**settings)(maps, targets))
+    assert found == pytest.approx(slow_loss(maps, targets, **settings), rel=2e-5)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_gradients_of_repeated_targets_are_those_of_the_targets(settings):
+    loss, few = make_loss(**settings).double(), random_targets(6, 2)
+    gradients = []
+    for targets in (few, few.repeat(30, 1)):  # 54 and 1620 candidates; 384, 96 and 24 predictions
+        maps = [raw.double().requires_grad_() for raw in random_maps(2)]
+        sum(loss(maps, targets).values()).backward()
+        gradients.append([raw.grad for raw in maps])
+    for one, many in zip(*gradients, strict=True):
+        torch.testing.assert_close(many, one, rtol=1e-12, atol=1e-12 * one.abs().max().item())
+
+
+# ---------------------------------------------------------------------- shares of a global batch
+
+
+def split(maps: list[Tensor], targets: Tensor, at: int) -> list[tuple[list[Tensor], Tensor]]:
+    """The first `at` images and the others, each numbered from 0."""
+    first, second = targets[targets[:, 0] < at], targets[targets[:, 0] >= at].clone()
+    second[:, 0] -= at
+    return [([raw[:at] for raw in maps], first), ([raw[at:] for raw in maps], second)]
+
+
+def counted_by(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Tensor:
+    """What a process hands over to be summed."""
+    seen = []
+    loss(*part, lambda counts: seen.append(counts.clone()) or counts)
+    return seen[0]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_shares_add_up_to_the_whole_batch(at):
+    loss, maps = make_loss().double(), [raw.double() for raw in random_maps(4)]
+    targets = random_targets(15, 4)
+    targets = targets[targets[:, 0] != 0]  # with at = 1 one process has no target at all, with at = 0 no image
+    targets[0, 1] = -1
+    parts = split(maps, targets, at)
+    counts = sum(counted_by(loss, part) for part in parts)
+    shares = [values(loss(*part, lambda _: counts)) for part in parts]
+    whole = values(loss(maps, targets))
+    assert {name: sum(share[name] for share in shares) for name in whole} == pytest.approx(whole, rel=1e-12)
+
+
+def test_means_of_shares_are_another_loss():
+    loss, maps, targets = make_loss(), random_maps(4), random_targets(15, 4)
+    local = [values(loss(*part)) for part in split(maps, targets, 1)]  # each normalised by its own counts
+    whole = values(loss(maps, targets))
+    for name in ("box", "cls"):
+        assert abs(sum(share[name] for share in local) / 2 - whole[name]) > 1e-3 * whole[name]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_gradients_of_shares_are_those_of_the_whole_batch(settings, at):
+    loss, targets = make_loss(**settings).double(), random_targets(15, 4)
+    targets[:2, 1] = -1
+    whole = [raw.double().requires_grad_() for raw in random_maps(4)]
+    sum(loss(whole, targets).values()).backward()
+    apart = [raw.double().requires_grad_() for raw in random_maps(4)]
+    parts = split(apart, targets, at)
+    counts = sum(counted_by(loss, part) for part in parts)
+    for part in parts:
+        sum(loss(*part, lambda _: counts).values()).backward()
+    for ours, theirs in zip(whole, apart, strict=True):
+        assert ours.grad.dtype == torch.float64
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12 * ours.grad.abs().max().item())
+
+
+def test_counts_are_whole_numbers():
+    counts = counted_by(make_loss(), (random_maps(4), random_targets(15, 4)))
+    assert counts.dtype == torch.int64
+    assert counts.shape == (4,)
+    assert counts[-1] == 4
+
+
+# ---------------------------------------------------------------------- numbers at the edge
+
+
+@pytest.mark.parametrize("focal_gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("size", [0.0, 1e-6, 30.0, 300.0, 1e4])
+def test_gradients_are_finite_for_any_logit(size, focal_gamma):
+    g = torch.Generator().manual_seed(1)
+    targets = torch.cat([random_targets(10, 2), torch.tensor([[0.0, 1, 0, 0, 64, 64], [1, 0, 30, 30, 30, 30]])])
+    for sign in (-1, 1, None):
+        maps = random_maps(2)
+        for raw in maps:
+            raw.copy_(torch.randn(raw.shape, generator=g).sign() if sign is None else torch.full_like(raw, sign))
+            raw.mul_(size).requires_grad_()
+        terms = make_loss(focal_gamma=focal_gamma, label_smoothing=0.1)(maps, targets)
+        sum(terms.values()).backward()
+        assert all(math.isfinite(term) for term in values(terms).values())
+        assert all(raw.grad.isfinite().all() for raw in maps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_maps_are_computed_in_float32(dtype):
+    targets = random_targets(10, 2)
+    half = [raw.to(dtype).requires_grad_() for raw in random_maps(2)]
+    terms = make_loss()(half, targets)
+    assert all(term.dtype == torch.float32 for term in terms.values())
+    same = values(make_loss()([raw.detach().float() for raw in half], targets))
+    assert values(terms) == same
+    sum(terms.values()).backward()
+    assert all(raw.grad.dtype == dtype for raw in half)
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
+def test_float64_maps_are_computed_in_float64(settings, num_classes):
+    # Corners on quarter pixels: centres and sizes in cells are exact in the targets' float32.
+    maps, targets = random_maps(2, num_classes), (random_targets(8, 2, num_classes) * 4).round() / 4
+    loss = make_loss(num_classes, **settings)
+    single = values(loss(maps, targets))
+    terms = loss.double()([raw.double() for raw in maps], targets)
+    assert all(term.dtype == torch.float64 for term in terms.values())
+    assert values(terms) == pytest.approx(slow_loss(maps, targets, num_classes=num_classes, **settings), rel=1e-12)
+    assert values(terms) == pytest.approx(single, rel=2e-6)
+
+
+def test_float64_without_targets():
+    terms = make_loss().double()([raw.double() for raw in random_maps(2)], torch.zeros(0, 6))
+    assert all(term.dtype == torch.float64 for term in terms.values())
+    assert (terms["box"].item(), terms["cls"].item()) == (0, 0)
+
+
+def test_anchors_are_kept_in_float32_at_least():
+    kept = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3).anchors_px.dtype for dtype in (torch.float16, torch.float64)]
+    assert kept == [torch.float32, torch.float64]
+
+
+def test_float64_anchors_match_as_float32_ones():
+    # Sizes around 2.91 times an anchor, one float32 apart: float64 would see the limit between two others of them.
+    steps = torch.arange(-20, 21, dtype=torch.int32)
+    for anchors in ANCHORS / 3:
+        widths = ((anchors[0, 0] * 2.91).view(torch.int32) + steps).view(torch.float32)
+        corner = torch.zeros(len(widths), 2)
+        sizes = torch.stack([widths, anchors[0, 1].expand(len(widths))], 1)
+        targets = torch.cat([corner, corner, sizes], 1)
+        single = match_anchors(targets, anchors, 8, 1, (64, 64), 2.91)
+        double = match_anchors(targets, anchors.double(), 8, 1, (64, 64), 2.91)
+        assert single.valid.any()
+        assert not single.valid.all()
+        for name in vars(single):
+            assert getattr(single, name).equal(getattr(double, name)), name
+
+
+def slope(
+    loss: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, place: tuple[int, ...], names: Sequence[str]
+) -> float:
+    """Central difference of the named terms in one number of the first level."""
+    with torch.no_grad():
+        ends = []
+        for step in (1e-5, -1e-5):
+            moved = [maps[0].detach().clone(), *maps[1:]]
+            moved[0][place] += step
+            terms = loss(moved, targets)
+            ends.append(sum(terms[name].item() for name in names))
+    return (ends[0] - ends[1]) / 2e-5
+
+
+@pytest.mark.parametrize("focal_gamma", [0.0, 1.5])
+def test_gradients_are_slopes(focal_gamma):
+    # No gradient flows through CIoU where it is objectness's target, nor through its weight of the aspect term. So
+    # slopes in box numbers are those of the box term, at a box of the target's aspect, where that weight is 0.
+    loss = make_loss(focal_gamma=focal_gamma, cls_pos_weight=0.7, label_smoothing=0.1).double()
+    maps = [raw.double() for raw in random_maps(1)]
+    targets, own = torch.tensor([[0.0, 2, 31, 22, 47, 52]]), (0, 1, 4, 4)  # 16 x 30 px as anchor 1; centre in cell 4, 4
+    maps[0][own][:4] = torch.tensor([0.3, -0.2, 0.4, 0.4])
+    maps = [raw.requires_grad_() for raw in maps]
+    terms = loss(maps, targets)
+    (box,) = torch.autograd.grad(terms["box"], maps[0], retain_graph=True)
+    (logits,) = torch.autograd.grad(terms["obj"] + terms["cls"], maps[0])
+    for number in range(4):
+        place = (*own, number)
+        assert box[place].item() == pytest.approx(slope(loss, maps, targets, place, ["box"]), rel=1e-7)
+    for place in [(*own, number) for number in range(4, 8)] + [(0, 0, 0, 0, 4), (0, 2, 7, 3, 4)]:
+        assert logits[place].item() == pytest.approx(slope(loss, maps, targets, place, ["obj", "cls"]), rel=1e-7)
+        assert logits[place] != 0
+
+
+def test_box_numbers_learn_from_the_box_term_alone():
+    loss, targets = make_loss(2).double(), random_targets(4, 1, 2)
+    maps = [raw[:1].double().requires_grad_() for raw in random_maps(1, 2)]
+    terms = loss(maps, targets)
+    (terms["cls"] + terms["obj"]).backward()
+    # Objectness is compared with a quality through which no gradient flows: box numbers get none.
+    assert all(raw.grad[..., :4].abs().max() == 0 for raw in maps)
+    before = maps[0].grad.clone()
+    terms = loss(maps, targets)
+    terms["box"].backward()
+    assert maps[0].grad[..., 4:].equal(before[..., 4:])
+    assert (maps[0].grad[..., :4] != 0).any()
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the name of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_device_is_never_waited_for():
+    # A fake CUDA device refuses what needs a tensor's value on the host: item, nonzero, boolean indexing. A list that
+    # becomes a tensor on the device is copied there while the host waits; it passes through lift_fresh.
+    with FakeTensorMode(allow_non_fake_inputs=False), Recorder() as recorder:
+        device = torch.device("cuda")
+        loss = AnchorBasedLoss(torch.ones(3, 3, 2, device=device), STRIDES[:3], 3, focal_gamma=1.5, cls_pos_weight=0.5)
+        maps = [torch.empty(2, 3, side, side, 8, device=device) for side in (8, 4, 2)]
+        terms = loss(maps, torch.empty(5, 6, device=device), lambda counts: counts)
+    assert all(term.device.type == "cuda" for term in terms.values())
+    assert not [name for name in recorder.names if "lift" in name]
+
+
+def test_rows_that_stand_for_nothing_change_nothing():
+    for count in (0, 3, 17, 40):
+        maps, targets = random_maps(4), random_targets(count, 4)
+        if count:
+            targets[0, 1] = -1
+        filled = pad_targets(targets)
+        assert len(filled) >= max(count, 16)
+        assert filled[:count].equal(targets)
+        wanted = values(make_loss()(maps, targets))
+        assert values(make_loss()(maps, filled)) == pytest.approx(wanted, rel=1e-6, abs=1e-9)

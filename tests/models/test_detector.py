@@ -1,0 +1,562 @@
+"""Detectors against published counts, two routes that agree, and the errors of bad tables."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from string import ascii_lowercase
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from models import LossGains, build_loss, build_model
+from models.__main__ import main
+from models.blocks import Conv
+from models.detector import Detector, check_shapes, count_gflops, count_parameters
+from models.losses import Loss
+from models.table import find_model, model_names, read_table, resolve
+
+ROOT = Path(__file__).parents[2]
+COUNTS = {  # total, head, fused, GFLOPs at 640
+    "yolov5n": (1_872_157, 115_005, 1_867_405, 4.47),
+    "yolov5s": (7_235_389, 229_245, 7_225_885, 16.43),
+    "yolov5m": (21_190_557, 343_485, 21_172_173, 48.87),
+    "yolov5l": (46_563_709, 457_725, 46_533_693, 108.99),
+    "yolov5x": (86_749_405, 571_965, 86_705_005, 205.45),
+}
+TRUNKS = {  # parameters of rows 0-9, then of the rows below that have any
+    "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
+    "33024 90880 8320 22912 36992 74496 147712 296448",
+    "yolov5s": "3520 18560 18816 73984 115712 295424 625152 1180672 1182720 656896 "
+    "131584 361984 33024 90880 147712 296448 590336 1182720",
+    "yolov5m": "5280 41664 65280 166272 444672 664320 2512896 2655744 4134912 1476864 "
+    "295680 1182720 74112 296448 332160 1035264 1327872 4134912",
+}
+
+
+def table_of(name: str, num_classes: int = 80) -> dict:
+    return resolve(*find_model(name), num_classes)
+
+
+def build_meta(name: str) -> Detector:
+    """A detector without memory: as quick for x as for n."""
+    with torch.device("meta"):
+        return Detector(table_of(name))
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """`model` in eval mode with BatchNorm statistics as after a training."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.running_mean.normal_(0, 0.2)
+            module.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def nano() -> Detector:
+    torch.manual_seed(0)
+    return randomise(build_model("yolov5n.yaml", 3))
+
+
+@pytest.fixture
+def small_table() -> dict:
+    """Two levels, strides 2 and 4."""
+    return {
+        "nc": 2,
+        "depth_multiple": 1.0,
+        "width_multiple": 1.0,
+        "anchors": [[4, 4], [8, 8]],
+        "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 2, "Conv", [16, 3, 1]], [-1, 1, "Conv", [16, 3, 2]]],
+        "head": [
+            [-1, 1, "nn.Upsample", ["None", 2, "nearest"]],
+            [[-1, 1], 1, "Concat", [1]],
+            [[-1, 2], 1, "Detect", ["nc", "anchors"]],
+        ],
+    }
+
+
+# Counts
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_to_the_digit(name):
+    total, head, fused, _ = COUNTS[name]
+    model = build_meta(name)
+    assert count_parameters(model) == total
+    assert count_parameters(model.head) == head
+    assert count_parameters(model.fuse()) == fused
+
+
+@pytest.mark.parametrize(("name", "total"), [("yolov5n6", 3_246_940), ("yolov5s6", 12_626_620)])
+def test_p6_counts_to_the_digit(name, total):
+    model = build_meta(name)
+    assert count_parameters(model) == total
+    assert model.strides == (8, 16, 32, 64)
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_counts_per_layer(name):
+    counts = [line.parameters for line in build_meta(name).info()[:-1]]
+    assert [count for count in counts if count] == [int(count) for count in TRUNKS[name].split()]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_gflops_within_one_percent(name):
+    assert count_gflops(table_of(name), 640) == pytest.approx(COUNTS[name][3], rel=0.01)
+
+
+def test_gflops_by_hand(small_table):
+    # On 8 x 8 px: 3x3 of 3 to 8 on 4x4 cells, 8 to 16 and 16 to 16 on 4x4, 16 to 16 on 2x2, heads 32 and 16 to 7.
+    macs = 9 * 3 * 8 * 16 + 9 * 8 * 16 * 16 + 9 * 16 * 16 * 16 + 9 * 16 * 16 * 4 + 32 * 7 * 16 + 16 * 7 * 4
+    assert count_gflops(resolve(small_table, None, 2), 8) == pytest.approx(2 * macs / 1e9, rel=1e-12)
+
+
+# Every table
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_builds_with_the_strides_its_rows_say(name):
+    table = table_of(name)
+    check_shapes(table)
+    assert list(build_meta(name).strides) == {"p2": [4, 8, 16, 32], "p6": [8, 16, 32, 64], "tiny": [16, 32]}.get(
+        "p6" if name.endswith("6") else name.split("-")[-1], [8, 16, 32]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["yolov5s", "yolov5s.yaml", "models/yolov5s.yaml", "models/hub/yolov5s.yaml", "yolov5s.yml"]
+)
+def test_names_of_one_model(name):
+    table, scale = find_model(name)
+    assert (table["source"], scale) == ("models/yolov5.yaml", "s")
+
+
+def test_p6_is_a_family_of_its_own():
+    table, scale = find_model("yolov5x6.yaml")
+    assert (table["source"], scale) == ("models/yolov5-p6.yaml", "x6")
+
+
+# The map
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 64), (32, 160)])
+def test_raw_maps(nano, height, width):
+    with torch.no_grad():
+        maps = nano(torch.rand(2, 3, height, width))
+    expected = [(2, 3, height // stride, width // stride, 8) for stride in (8, 16, 32)]
+    assert [tuple(raw.shape) for raw in maps] == expected
+    boxes, scores = nano.decode(maps)
+    count = 3 * sum(shape[2] * shape[3] for shape in expected)
+    assert (tuple(boxes.shape), tuple(scores.shape)) == ((2, count, 4), (2, count, 3))
+
+
+def test_train_and_eval_give_the_same_form(nano):
+    images = torch.rand(2, 3, 64, 64)
+    trained = copy.deepcopy(nano).train()(images)
+    assert [raw.shape for raw in trained] == [raw.shape for raw in nano(images)]
+
+
+def test_empty_batch(nano):
+    boxes, scores = nano.decode(nano(torch.empty(0, 3, 64, 64)))
+    assert (tuple(boxes.shape), tuple(scores.shape)) == ((0, 252, 4), (0, 252, 3))
+
+
+def test_batched_equals_single(nano):
+    images = torch.rand(3, 3, 64, 64)
+    with torch.no_grad():
+        for index, distributed_session in enumerate(zip(*nano(images), strict=True)):
+            for raw, alone in zip(distributed_session, nano(images[index : index + 1]), strict=True):
+                torch.testing.assert_close(raw, alone[0], rtol=1e-4, atol=1e-5)
+
+
+def test_every_parameter_learns():
+    model = build_model("yolov5n", 2).train()
+    sum(raw.square().mean() for raw in model(torch.rand(2, 3, 64, 64))).backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []
+
+
+@torch.no_grad()
+def test_channels_last(nano):
+    images, seen = torch.rand(2, 3, 64, 96), []
+    model = copy.deepcopy(nano).to(memory_format=torch.channels_last)
+    for module in model.modules():
+        if isinstance(module, Conv):
+            module.register_forward_hook(lambda _module, _inputs, out: seen.append(out))
+    maps = model(images.to(memory_format=torch.channels_last))
+    assert all(out.is_contiguous(memory_format=torch.channels_last) for out in seen)
+    assert len(seen) == 57  # 60 convolutions, but the head's three
+    for raw, plain in zip(maps, nano(images), strict=True):
+        torch.testing.assert_close(raw, plain, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "side"), [("yolov5n", 64), ("yolov5n6", 128), ("yolov3-tiny", 64)])
+def test_fuse_is_the_same_function(name, side):
+    torch.manual_seed(1)
+    model, images = randomise(build_model(name, 3)), torch.rand(2, 3, side, side)
+    before = model(images)
+    assert model.fuse() is model
+    assert not any(isinstance(module, _BatchNorm) for module in model.modules())
+    for fused, raw in zip(model(images), before, strict=True):
+        torch.testing.assert_close(fused, raw, rtol=1e-4, atol=1e-4)
+
+
+def test_maps_are_freed_when_no_row_reads_them_any_more(small_table):
+    # Row 1 is read by row 4, row 2 by 3 and 5; Detect reads 4 and 2; the images are read by row 0 only.
+    assert Detector(small_table)._frees == [[-1], [0], [], [], [1, 3], [2, 4]]
+
+
+# Precision
+
+
+def some_targets(images: int) -> torch.Tensor:
+    """Three boxes in each image of 64 px."""
+    boxes = torch.tensor([[0.0, 4, 6, 30, 40], [1, 20, 10, 60, 58], [2, 33, 35, 47, 62]])
+    return torch.cat([torch.cat([torch.full((3, 1), float(image)), boxes], 1) for image in range(images)])
+
+
+def doubled(model: Detector) -> tuple[Detector, Loss]:
+    model = copy.deepcopy(model).double()
+    return model, build_loss(model.head, LossGains()).double()
+
+
+def test_dtype(nano):
+    assert nano.dtype == torch.float32
+    assert copy.deepcopy(nano).double().dtype == torch.float64
+    assert copy.deepcopy(nano).bfloat16().dtype == torch.bfloat16
+
+
+def test_float64_agrees_with_float32(nano):
+    single, (double, criterion) = copy.deepcopy(nano).train(), doubled(nano)
+    images, targets = torch.rand(2, 3, 64, 64), some_targets(2)
+    wanted = build_loss(single.head, LossGains())(single(images), targets)
+    terms = criterion(double.train()(images.double()), targets)
+    for name, term in terms.items():
+        assert term.dtype == torch.float64
+        assert term.item() == pytest.approx(wanted[name].item(), rel=1e-5)
+    boxes, scores = double.decode(double(images.double()))
+    assert (boxes.dtype, scores.dtype) == (torch.float32, torch.float32)
+
+
+def test_float64_gradients_are_slopes(nano):
+    model, _ = doubled(nano)
+    model.train()
+    images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
+    sum(raw.square().mean() for raw in model(images)).backward()
+    for name in (
+        "layers.0.conv.weight",
+        "layers.9.cv1.bn.weight",
+        "layers.17.m.0.cv2.conv.weight",
+        "layers.24.m.1.bias",
+    ):
+        values = model.get_parameter(name)
+        place = values.grad.abs().flatten().argmax()
+        ends = []
+        with torch.no_grad():
+            for step in (1e-6, -2e-6):
+                values.view(-1)[place] += step
+                ends.append(sum(raw.square().mean().item() for raw in model(images)))
+            values.view(-1)[place] += 1e-6
+        assert values.grad.view(-1)[place].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+
+
+def test_gradients_of_shares_are_those_of_the_batch(nano):
+    # Statistics that are kept make images independent, as BatchNorm over all processes makes shares of them.
+    model, criterion = doubled(nano)
+    images, targets = torch.rand(4, 3, 64, 64, dtype=torch.float64), some_targets(4)
+    sum(criterion(model(images), targets).values()).backward()
+    whole = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    first, second = targets[targets[:, 0] < 1], targets[targets[:, 0] >= 1] - torch.tensor([1.0, 0, 0, 0, 0, 0])
+    parts, counts = [(images[:1], first), (images[1:], second)], []
+    for part, boxes in parts:
+        criterion(model(part), boxes, lambda own: counts.append(own) or own)
+    for part, boxes in parts:
+        sum(criterion(model(part), boxes, lambda _: sum(counts)).values()).backward()
+    largest = max(gradient.abs().max().item() for gradient in whole.values())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-12, atol=1e-12 * largest)
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """What torch's DataParallel runs on each device: parameters are plain attributes there."""
+    replica = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, None if parameter is None else parameter.view_as(parameter))
+    for name, child in module.named_children():
+        setattr(replica, name, replica_of(child))
+    return replica
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_replicas_of_data_parallel(nano, recompute):
+    model, images = copy.deepcopy(nano).train(), torch.rand(2, 3, 64, 64)
+    model.recompute = recompute
+    replica = replica_of(model)
+    assert next(replica.parameters(), None) is None
+    sum(raw.square().mean() for raw in replica(images)).backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    sum(raw.square().mean() for raw in model(images)).backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.equal(ours[name])] == []
+
+
+# State
+
+
+def test_table_is_plain_and_builds_the_same_model(nano):
+    again = Detector(json.loads(json.dumps(nano.table)))
+    assert again.table == nano.table
+    again.load_state_dict(nano.state_dict())
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        for raw, expected in zip(again.eval()(images), nano(images), strict=True):
+            torch.testing.assert_close(raw, expected, rtol=0, atol=0)
+
+
+def test_state_is_named_row_by_row(nano):
+    names = set(nano.state_dict())
+    assert {"layers.0.conv.weight", "layers.2.m.0.cv1.bn.running_mean", "layers.9.cv2.conv.weight"} <= names
+    assert {"layers.24.m.0.bias", "layers.24.anchors_px"} <= names
+    assert len(names) == 349  # as many tensors as YOLOv5 stores for its n
+
+
+def test_channels_and_anchors_can_be_given():
+    model = build_model("yolov5n", 1, channels=4, anchors=[[8, 8], [16, 16], [32, 32]])
+    assert model.head.anchors_px.tolist() == [[[8, 8]], [[16, 16]], [[32, 32]]]
+    assert [tuple(raw.shape) for raw in model.eval()(torch.rand(1, 4, 32, 32))] == [
+        (1, 1, 4, 4, 6),
+        (1, 1, 2, 2, 6),
+        (1, 1, 1, 1, 6),
+    ]
+
+
+def test_set_anchors_reaches_buffer_and_table(small_table):
+    model = Detector(small_table)
+    model.head.set_anchors(torch.tensor([[[9.0, 7.0]], [[2.0, 3.0]]]))  # large first: reversed
+    model.update_table()
+    assert model.head.anchors_px.tolist() == [[[2, 3]], [[9, 7]]]
+    assert Detector(model.table).head.anchors_px.tolist() == model.head.anchors_px.tolist()
+    with pytest.raises(ValueError, match="the head has 2 levels of 1 anchors"):
+        model.head.set_anchors(torch.tensor([[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 3.0]]]))
+
+
+# A user's own table
+
+
+def test_yolov5s_own_format(small_table, tmp_path):
+    family = read_table(ROOT / "models" / "yolov5.yaml")
+    own = {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.25}
+    own |= {key: family[key] for key in ("anchors", "backbone", "head")}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(own))
+    assert count_parameters(build_model(path, 80)) == COUNTS["yolov5n"][0]
+    assert build_model(path, 3).num_classes == 3
+
+
+def test_a_number_of_anchors(small_table):
+    assert build_model(small_table | {"anchors": 3}, 2).head.anchors_px.shape == (2, 3, 2)
+
+
+def test_repeated_rows_stack(small_table):
+    model = build_model(small_table, 2)
+    assert "layers.1.1.conv.weight" in model.state_dict()
+    assert [line.number for line in model.info()] == [1, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("position", "row", "message"),
+    [
+        (
+            1,
+            [-1, 1, "Cnov", [16]],
+            r"row 1 \[-1, 1, Cnov, \[16\]\]: no module 'Cnov'; allowed are Conv, Bottleneck, C3",
+        ),
+        (1, [-1, 1, "Conv", []], r"row 1 .*: Conv takes 1 to 5 arguments \(out_channels, kernel, .*\), got 0"),
+        (1, [-1, 6, "C3", [16, True, 1, 0.5, 9]], r"row 1 .*: C3 takes 1 to 4 arguments .*, got 5"),
+        (1, [-1, 1, "Conv", ["__import__('os')"]], r"row 1 .*: the first argument must be a number of channels"),
+        (1, [-1, 1, "Conv", [16, "big"]], r"row 1 \[-1, 1, Conv, \[16, 'big'\]\]: an argument is of the wrong kind"),
+        (1, [-1, 1, "Conv", [16, 3, 1, 1, 3]], r"row 1 .*: .*divisible by groups"),
+        (1, [-1, 1, "Conv", [16, 3, 0]], r"row 1 .*: stride must be 1 or more, got 0"),
+        (1, [-1, 1, "Conv", [16, 3, 1.0]], r"row 1 .*: an argument is of the wrong kind: stride is 1.0, no int"),
+        (1, [-1, 1, "Conv", [16, True]], r"row 1 .*: an argument is of the wrong kind: kernel is True, no int"),
+        (1, [-1, 3, "C3", [16, "False"]], r"row 1 .*: an argument is of the wrong kind: shortcut is 'False', no bool"),
+        (1, [-1, 3, "C3", [16, 3]], r"row 1 .*: an argument is of the wrong kind: shortcut is 3, no bool"),
+        (1, [-1, 3, "C3", [16, True, 1, 0]], r"row 1 .*: a convolution to 0 channels"),
+        (1, [-1, 1, "Conv", [10**9]], r"row 1 .*: the first argument must be a number of channels, 1 to 1,000,000"),
+        (1, [-1, 1, "Conv", [10**400]], r"row 1 .*: the first argument must be a number of channels"),
+        (0, [-1, 1, "Conv", [8, 3, 10**9]], r"a stride of 2000000000 pixels, at most 4096 is allowed"),
+        (1, [-1, 1, "Conv", [16, 10**6 + 1]], r"Storage size calculation overflowed|a model of [\d,]* parameters"),
+        (
+            1,
+            [-1, 1, "Conv", [16, 1, 1, 10**6]],
+            r"row 1 .*: cannot run on maps .* would fill the memory",
+        ),
+        (1, [-1, 1, "a\nb\x1b[2J", [16]], r"row 1 \[-1, 1, a\\nb\\x1b\[2J, \[16\]\]: no module 'a\\nb"),
+        (1, [[-1, 0], 1, "Conv", [16]], r"row 1 .*: Conv takes one input, got 2"),
+        (1, [1, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above this one, 0 to 0"),
+        (1, [-3, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above"),
+        (1, ["-1", 1, "Conv", [16]], r"row 1 .*: `from` must be a row's index"),
+        (1, [-1, 0, "Conv", [16]], r"row 1 .*: `number` must be a whole number, 1 to 1000"),
+        (1, [-1, 1, "Conv"], r"row 1: must be \[from, number, module, args\], got \[-1, 1, 'Conv'\]"),
+        (1, [-1, 1, "Detect", ["nc", "anchors"]], r"row 1 .*: "),
+        (2, [-1, 1, "Conv", [16, 3, 1]], r"row 4 .*Concat.*: maps of strides 1, 2 differ in size"),
+        (2, [-1, 1, "Conv", [16, 3, 2, 0]], r"row 4 .*Concat.*: cannot run on maps of .*, .*"),
+        (4, [[-1, 1], 2, "Concat", [1]], r"row 4 .*: Concat cannot be repeated"),
+        (4, [[-1, 1], 1, "Concat", [2]], r"row 4 .*: maps are joined along dimension 1"),
+        (5, [[-1, 2], 1, "Detect", [7, "anchors"]], r"a head of 2 classes"),
+        (5, [-1, 1, "Detect", ["nc", "anchors"]], r"row 5 .*: anchors are given for 2 levels, but the head has 1"),
+        (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and no other, must be a head \(Detect\)"),
+    ],
+)
+def test_bad_rows_are_named(small_table, position, row, message):
+    rows = small_table["backbone"] + small_table["head"]
+    rows[position] = row
+    bad = small_table | {"backbone": rows[:3], "head": rows[3:]}
+    with pytest.raises(ValueError, match=message):
+        build_model(bad, 2)
+
+
+def test_the_error_names_the_file(tmp_path, small_table):
+    small_table["head"][0] = [-1, 1, "nn.Upsample", [None, 1.5]]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(small_table))
+    with pytest.raises(
+        ValueError, match=r"mine.yaml row 3 \[-1, 1, nn.Upsample, \[None, 1.5\]\]: arguments must be None"
+    ):
+        build_model(path, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "nn.ReLU()"}, "unknown keys activation; a model table has nc, ch, scales"),
+        ({"backbone": None}, "`backbone` must be a list of rows"),
+        ({"width_multiple": 0}, r"depth and width multiple must be two positive numbers, got \[1.0, 0\]"),
+        ({"anchors": [[1, 2, 3]]}, "every level needs the same number of anchors"),
+        ({"anchors": [[1, 2], [1, 2, 3, 4]]}, "every level needs the same number of anchors"),
+        ({"anchors": [[1, -2], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
+        ({"anchors": [[1, 1e300], [3, 4]]}, "anchor sizes must be positive numbers of pixels, up to 100,000, got"),
+        ({"anchors": [[1, 1e-300], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
+        ({"anchors": "auto"}, "anchors must be one list w, h, w, h, ... per level, got 'auto'"),
+        ({"scales": {"a": [1, 1]}}, "a family with the scales a; name one"),
+        ({"scales": 3}, "`scales` must be a mapping"),
+    ],
+)
+def test_bad_tables(small_table, change, message):
+    with pytest.raises(ValueError, match=message):
+        build_model(small_table | change, 2)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_bad_numbers_of_classes(small_table, count):
+    with pytest.raises(ValueError, match="a model needs 1 or more classes"):
+        build_model(small_table, count)
+
+
+@pytest.mark.parametrize("name", ["yolov9000", "elsewhere/yolov5s.yaml", "yolov5"])
+def test_unknown_models(name):
+    with pytest.raises(
+        ValueError, match=r"no model .* one of yolov3, .*yolov5s6|a family with the scales n, s, m, l, x"
+    ):
+        build_model(name, 80)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "not YAML"),
+        ("!!python/object/apply:os.system ['true']", "tags .* are not allowed"),
+        ("a: 1\na: 2", "line 2: the key 'a' comes twice"),
+        ("a: " + "[" * 50_000, "nested more than 20 deep"),
+        ('"a\\nb\\e[2J": 1', r"unknown keys a\\nb\\x1b\[2J; a model table"),
+        ("[1, 2]", "a model table is a mapping"),
+        ("", "a model table is a mapping"),
+        ("#" * (1 << 18) + "!", "larger than 262,144 bytes, the most a model table may have"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"bad.yaml.*{message}"):
+        build_model(path, 80)
+
+
+@pytest.mark.parametrize("unfold", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merged mappings"])
+def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path, unfold):
+    lines = [f"{b}: &{b} {unfold.format(f'*{a}, *{a}')}" for a, b in pairwise(ascii_lowercase)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(["a: &a {k: 1}", *lines]))
+    with pytest.raises(ValueError, match=r"bomb.yaml line 2: aliases \(\*a\) are not allowed"):
+        build_model(path, 80)
+
+
+def test_values_of_a_table_mean_what_is_written(tmp_path):
+    text = "ch: [3, -1, 1e-3, .5, True, no, None, null, ~, '5', 007, 0x10, 1_0, 1:30, 2024-13-45, .inf, 9e999, ٣]"
+    path = tmp_path / "values.yaml"
+    path.write_text(text)
+    numbers = [3, -1, 0.001, 0.5]
+    words = [True, False, "None", None, None, "5", "007", "0x10", "1_0", "1:30", "2024-13-45", ".inf"]
+    found = read_table(path)["ch"]
+    assert found == [*numbers, *words, math.inf, "٣"]
+    assert [type(value) for value in found[:4]] == [int, int, float, float]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"anchors": 10**9}, "1000000000 anchors per level, at most 1000"),
+        ({"depth_multiple": 1e300}, r"depth and width multiple are \[1e\+300, 1.0\], at most 100"),
+        ({"width_multiple": 101}, "at most 100 is allowed"),
+        ({"backbone": [[-1, 1, "Conv", [8]]] * 2000}, r"2,003 rows, at most 1000"),
+        (
+            {"depth_multiple": 90, "backbone": [[-1, 9, "Conv", [8]]] * 3},
+            r"2,433 layers with all repeats, at most 1000",
+        ),
+        ({"ch": 1}, "`ch` is 1, but the images have 3 channels"),
+        ({"nc": "0x_"}, "`nc` is '0x_', must be a number of 1 or more"),
+    ],
+)
+def test_a_model_too_large_for_any_machine_is_refused_at_once(small_table, change, message):
+    began = time.thread_time()
+    with pytest.raises(ValueError, match=message):
+        build_model(small_table | change, 2)
+    assert time.thread_time() - began < 5
+
+
+def test_a_head_of_too_many_classes_is_refused_before_it_takes_memory():
+    with pytest.raises(ValueError, match=r"a model of [\d,]{13,} parameters, at most 1,000,000,000 are allowed"):
+        build_model("yolov5x", 300_000)
+
+
+# The command
+
+
+def test_command_prints_the_table(capsys):
+    assert main(["yolov5s.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5].split()[:5] == ["4", "3", "2", "115,712", "C3"]
+    assert lines[-1] == "7,235,389 parameters, 16.4 GFLOPs at 640"
+
+
+def test_command_refuses_in_one_sentence(capsys):
+    assert main(["yolov5s.yaml", "--img", "100"]) == 2
+    assert capsys.readouterr().err == "--img 100: must be a multiple of the stride, 32\n"
+
+
+@pytest.mark.slow
+def test_command_as_a_process():
+    command = [sys.executable, "-m", "models", "yolov5n", "--nc", "3", "--img", "320"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    # 80 - 3 = 77 classes fewer: 3 anchors * (64 + 128 + 256 channels + 3 biases) * 77 = 104,181 parameters fewer
+    assert done.stdout.splitlines()[-1].startswith(f"{1_872_157 - 104_181:,} parameters, ")

@@ -1,0 +1,273 @@
+"""models/predict.py: boxes in the pixels of any image, those that val.py finds."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import val
+from data import build_evaluation_loader
+from data.dataset_yaml import read_data_yaml
+from data.images import read_image
+from data.labels import Labels
+from data.scan import scan
+from models import build_model
+from models.predict import ImageDetections, Predictor
+from models.views import ensemble, single_view, with_test_time_augmentation
+from tests.data.test_loader import write_data
+from utils.distributed.host_copies import to_device
+from utils.distributed.world import World
+
+CPU = World(torch.device("cpu"))
+SIZES = [(200, 100), (100, 200), (96, 96), (641, 479), (61, 20), (30, 20), (20000, 10), (1, 1)]  # width, height
+
+
+class BrightSpot(torch.nn.Module):
+    """Finds the one box around all that is brighter than 0.9, class 1 of 3 with score 0.75; no box if nothing is."""
+
+    strides = (16, 32)
+    num_classes = 3
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, images):
+        self.seen.append(tuple(images.shape))
+        return images
+
+    def decode(self, images):
+        boxes, scores = torch.zeros(len(images), 1, 4), torch.zeros(len(images), 1, 3)
+        for i, bright in enumerate((images > 0.9).all(1)):
+            ys, xs = bright.nonzero(as_tuple=True)
+            if len(xs):
+                boxes[i, 0] = torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+                scores[i, 0, 1] = 0.75
+        return boxes, scores
+
+
+def spot(size: tuple[int, int], box: tuple[int, int, int, int]) -> np.ndarray:
+    """Black, white within the box."""
+    image = np.zeros((size[1], size[0], 3), np.uint8)
+    image[box[1] : box[3], box[0] : box[2]] = 255
+    return image
+
+
+@pytest.fixture(scope="module")
+def odd_data(tmp_path_factory: pytest.TempPathFactory) -> Labels:
+    return write_data(tmp_path_factory.mktemp("odd"), SIZES)
+
+
+@pytest.fixture(scope="module")
+def drawn_data(tiny_data) -> Labels:
+    spec = read_data_yaml(tiny_data)
+    return scan(spec.sources("val"), spec.names)[0]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    torch.manual_seed(0)
+    return build_model(tiny_model, 3)
+
+
+def as_val_finds(model, labels: Labels, **how) -> list[ImageDetections]:
+    loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=max(model.strides))
+    found = val.detect(model, loader, CPU, active=False, **how).detections
+    images = []
+    for image_id in labels.image_ids:
+        own = found.image_ids == image_id
+        low, size = np.split(found.boxes_xywh[own], 2, axis=1)
+        images.append(ImageDetections(np.concatenate([low, low + size], 1), found.scores[own], found.class_ids[own]))
+    return images
+
+
+def assert_alike(found: list[ImageDetections], expected: list[ImageDetections], atol: float) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.boxes_xyxy, other.boxes_xyxy, rtol=0, atol=atol)
+        np.testing.assert_allclose(one.scores, other.scores, rtol=0, atol=atol)
+        assert one.class_ids.tolist() == other.class_ids.tolist()
+
+
+@pytest.mark.parametrize("data", ["drawn_data", "odd_data"])
+@pytest.mark.parametrize("views", [single_view, with_test_time_augmentation])
+def test_the_boxes_of_val(request, model, data, views):
+    """Whatever the images' shapes; val.py reads them through the planner, the drawer and the loader."""
+    labels = request.getfixturevalue(data)
+    limits = {"confidence": 0.0, "iou": 0.6, "max_detections": 40}
+    expected = as_val_finds(model, labels, predict=views(model), **limits)
+    predictor = Predictor(model, image_size=96, multi_label=True, batch_size=1, predict=views(model), **limits)
+    images = [read_image(labels.path(i)) for i in range(len(labels))]
+    found = predictor(images, channel_order="bgr")
+    assert sum(map(len, found)) > 10 * len(images)
+    assert_alike(found, expected, 1e-9)
+    assert_alike([predictor(image, channel_order="bgr") for image in images], expected, 1e-9)
+    turned = [image[..., ::-1] for image in images]  # as views: memory that runs backwards
+    assert_alike(predictor(turned, channel_order="rgb"), expected, 1e-9)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_boxes_lie_where_the_spots_are(batch_size):
+    """Edges land between pixels when an image is resized: off by at most a pixel, of the image or of the canvas."""
+    boxes = [(round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]]
+    images = [spot(size, box) for size, box in zip(SIZES, boxes, strict=False)]
+    found = Predictor(BrightSpot(), image_size=320, batch_size=batch_size)(images, channel_order="rgb")
+    for size, box, one in zip(SIZES, boxes, found, strict=False):
+        assert (one.scores.tolist(), one.class_ids.tolist()) == ([0.75], [1])
+        assert np.abs(one.boxes_xyxy[0] - box).max() <= max(1, max(size) / 320)
+
+
+def test_an_image_that_is_not_resized_is_found_to_the_pixel():
+    found = Predictor(BrightSpot(), image_size=128)(spot((128, 72), (10, 20, 30, 60)), channel_order="rgb")
+    assert found.boxes_xyxy.tolist() == [[10, 20, 30, 60]]
+    assert (found.boxes_xyxy.dtype, found.scores.dtype, found.class_ids.dtype) == (np.float64, np.float64, np.int64)
+    assert len(found) == 1
+
+
+def test_images_share_a_forward_pass_if_they_share_a_canvas():
+    model = BrightSpot()
+    images = [spot(size, (0, 0, 1, 1)) for size in [(64, 64), (64, 32), (64, 64), (60, 60), (64, 64)]]
+    found = Predictor(model, image_size=64, batch_size=3)(images, channel_order="rgb")
+    # Square: ceil(2 + 0.5) = 3 strides; 64 x 32: ceil(1 + 0.5) = 2 strides high.
+    assert model.seen == [(3, 3, 96, 96), (1, 3, 96, 96), (1, 3, 64, 96)]
+    assert [one.boxes_xyxy.shape for one in found] == [(1, 4)] * 5
+
+
+def test_no_images_and_no_boxes():
+    predictor = Predictor(BrightSpot(), image_size=64)
+    assert predictor([], channel_order="rgb") == []
+    found = predictor(np.zeros((50, 70, 3), np.uint8), channel_order="bgr")
+    assert (len(found), found.boxes_xyxy.shape, found.boxes_xyxy.dtype) == (0, (0, 4), np.float64)
+    assert (found.scores.shape, found.class_ids.shape) == ((0,), (0,))
+
+
+def test_boxes_end_at_the_image(model, odd_data):
+    predictor = Predictor(model, image_size=96, confidence=0.0, max_detections=300)
+    images = [read_image(odd_data.path(i)) for i in range(len(odd_data))]
+    for (width, height), one in zip(SIZES, predictor(images, channel_order="bgr"), strict=True):
+        assert len(one) > 0
+        assert (one.boxes_xyxy >= 0).all()
+        assert (one.boxes_xyxy <= [width, height, width, height]).all()
+        assert (np.diff(one.scores) <= 0).all()
+
+
+def test_grey_images_get_three_equal_channels(model):
+    grey = np.random.default_rng(0).integers(0, 256, (70, 90), dtype=np.uint8)
+    predictor = Predictor(model, image_size=64, confidence=0.0, max_detections=20)
+    expected = [predictor(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), channel_order="rgb")]
+    assert_alike([predictor(grey, channel_order="rgb")], expected, 0)
+    assert_alike([predictor(grey[..., None], channel_order="bgr")], expected, 0)
+
+
+def test_the_order_of_channels_matters():
+    """Red only: to a model of one class per channel it is not blue."""
+
+    class Channels(BrightSpot):
+        def decode(self, images):
+            return torch.tensor([[[0.0, 0, 9, 9]]]).expand(len(images), 1, 4), images.amax((2, 3))[:, None] * 0.9
+
+    image = np.zeros((96, 96, 3), np.uint8)
+    image[..., 0] = 255
+    predictor = Predictor(Channels(), image_size=96, confidence=0.5)
+    assert predictor(image, channel_order="rgb").class_ids.tolist() == [0]
+    assert predictor(image, channel_order="bgr").class_ids.tolist() == [2]
+
+
+def two_boxes(_) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes that overlap by IoU 0.8, of classes 0 and 2; the first also half a class 1."""
+    boxes = torch.tensor([[[10.0, 10, 20, 20], [10, 10, 20, 18]]])
+    return boxes, torch.tensor([[[0.9, 0.5, 0.0], [0.0, 0.1, 0.8]]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "class_ids"),
+    [
+        ({}, [0, 2]),
+        ({"multi_label": True}, [0, 2, 1]),
+        ({"agnostic": True}, [0]),
+        ({"agnostic": True, "iou": 0.9}, [0, 2]),
+        ({"agnostic": True, "class_ids": [2]}, [2]),  # class 0 is not there to suppress it
+        ({"class_ids": [1]}, [1]),
+        ({"class_ids": []}, []),
+        ({"confidence": 0.85}, [0]),
+        ({"max_detections": 1}, [0]),
+    ],
+)
+def test_settings(settings, class_ids):
+    predictor = Predictor(BrightSpot(), image_size=64, predict=two_boxes, **settings)
+    assert predictor(np.zeros((64, 64, 3), np.uint8), channel_order="rgb").class_ids.tolist() == class_ids
+
+
+def test_several_models_and_their_stride():
+    model = BrightSpot()
+    predictor = Predictor(
+        model, image_size=100, stride=64, predict=ensemble([single_view(model), single_view(model)]), iou=1.0
+    )
+    assert predictor.image_size == 128
+    found = predictor(spot((128, 128), (32, 32, 64, 64)), channel_order="rgb")
+    assert found.boxes_xyxy.tolist() == [[32, 32, 64, 64]] * 2
+    assert model.seen == [(1, 3, 192, 192)] * 2
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_precision(model, precision):
+    types = set()
+    hook = model.layers[0].conv.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
+    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    predictor = Predictor(model.train(), image_size=64, confidence=0.0, precision=precision)
+    found = predictor(image, channel_order="rgb")
+    hook.remove()
+    assert types == {precision}
+    assert (found.scores.dtype, model.training) == (np.float64, False)
+
+
+@pytest.mark.parametrize(
+    ("images", "text"),
+    [
+        (np.zeros((8, 8, 3), np.float32), r"the image is float32 \[8, 8, 3\]; an image is a NumPy array, uint8 \[H, W"),
+        ([np.zeros((8, 8), np.uint16)], r"image 0 is uint16 \[8, 8\]; an image is"),
+        ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 4), np.uint8)], r"image 1 is uint8 \[8, 8, 4\]; an image is"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r"the image is uint8 \[2, 8, 8, 3\]; an image is"),
+        (np.zeros((3, 8, 8), np.uint8)[None, None], r"the image is uint8 \[1, 1, 3, 8, 8\]; an image is"),
+        (np.zeros(8, np.uint8), r"the image is uint8 \[8\]; an image is"),
+        ([torch.zeros(8, 8, 3, dtype=torch.uint8)], r"image 0 is a Tensor; an image is a NumPy array"),
+        (np.zeros((0, 8, 3), np.uint8), r"the image is \[0, 8, 3\], which has no pixels"),
+    ],
+)
+def test_what_is_no_image_is_refused(images, text):
+    model = BrightSpot()
+    with pytest.raises(ValueError, match=text):
+        Predictor(model)(images, channel_order="rgb")
+    assert model.seen == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"confidence": 1.5}, "confidence 1.5: a threshold lies between 0 and 1"),
+        ({"iou": -0.1}, "iou -0.1: a threshold lies between 0 and 1"),
+        ({"max_detections": 0}, "max_detections 0: choose 1 or more"),
+        ({"image_size": 0}, "image_size 0: choose 1 or more"),
+        ({"batch_size": 0}, "batch_size 0: choose 1 or more"),
+        ({"class_ids": [0, 3]}, r"class 3: the model has 3 classes \(0-2\)"),
+        ({"class_ids": [-1]}, r"class -1: the model has 3 classes \(0-2\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, text):
+    with pytest.raises(ValueError, match=text):
+        Predictor(BrightSpot(), **settings)
+
+
+def test_an_unknown_channel_order_is_refused():
+    with pytest.raises(ValueError, match="channel_order is 'RGB': choose 'rgb' or 'bgr'"):
+        Predictor(BrightSpot())([], channel_order="RGB")
+
+
+def test_to_device():
+    pixels = torch.randint(0, 256, (2, 5, 7, 3), dtype=torch.uint8)
+    images = to_device(pixels, torch.device("cpu"))
+    assert images.shape == (2, 3, 5, 7)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert images.equal(pixels.permute(0, 3, 1, 2) / 255)

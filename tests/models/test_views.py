@@ -1,0 +1,58 @@
+"""models/views.py: views and ensembles put boxes where they belong."""
+
+import torch
+
+from models.views import ensemble, merge_classes, only_classes, with_test_time_augmentation
+
+
+def test_views_put_boxes_back():
+    """A model that answers with the brightest pixel finds it at every scale, mirrored or not."""
+
+    class Brightest:
+        strides = (32,)
+
+        def __call__(self, images):
+            return images
+
+        def decode(self, images):
+            width = images.shape[3]
+            place = images.mean(1).flatten(1).argmax(1)
+            x, y = (place % width).float() + 0.5, (place // width).float() + 0.5
+            return torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None], torch.ones(len(images), 1, 1)
+
+    images = torch.zeros(1, 3, 96, 160)
+    images[0, :, 30:36, 50:56] = 1  # centre (53, 33)
+    boxes, scores = with_test_time_augmentation(Brightest())(images)
+    assert boxes.shape == (1, 3, 4)
+    assert scores.shape == (1, 3, 1)
+    centers = (boxes[0, :, :2] + boxes[0, :, 2:]) / 2
+    assert (centers - torch.tensor([53.0, 33.0])).abs().max() < 4
+
+
+def fixed(boxes, scores):
+    return lambda images: (
+        torch.tensor(boxes).expand(len(images), -1, 4),
+        torch.tensor(scores).expand(len(images), -1, 2),
+    )
+
+
+def test_ensemble_is_both():
+    first = fixed([[0.0, 0, 1, 1]], [[0.1, 0.9]])
+    second = fixed([[0.0, 0, 2, 2], [0, 0, 3, 3]], [[0.2, 0.3], [0.5, 0.4]])
+    boxes, scores = ensemble([first, second])(torch.zeros(2, 3, 8, 8))
+    assert boxes[1].tolist() == [[0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]]
+    torch.testing.assert_close(scores[0], torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.5, 0.4]]))
+
+
+def test_one_class_takes_the_best_score():
+    boxes, scores = merge_classes(fixed([[0.0, 0, 1, 1]], [[0.1, 0.9]]))(torch.zeros(1, 3, 8, 8))
+    assert boxes.shape == (1, 1, 4)
+    torch.testing.assert_close(scores, torch.tensor([[[0.9]]]))
+
+
+def test_other_classes_have_no_score():
+    predict = fixed([[0.0, 0, 1, 1]], [[0.1, 0.9]])
+    for class_ids, expected in (([0], [0.1, 0]), ([1], [0, 0.9]), ([0, 1], [0.1, 0.9]), ([], [0, 0])):
+        boxes, scores = only_classes(predict, class_ids)(torch.zeros(1, 3, 8, 8))
+        assert boxes.shape == (1, 1, 4)
+        torch.testing.assert_close(scores, torch.tensor([[expected]], dtype=torch.float32))

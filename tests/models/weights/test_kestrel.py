@@ -1,0 +1,80 @@
+"""Detectors from checkpoints: the round trip and the refusals."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import build_model
+from models.detector import Detector
+from models.weights.kestrel import digest, load_detector
+from utils.files import checkpoint_file
+
+
+@pytest.fixture
+def model(tiny_model: str) -> Detector:
+    torch.manual_seed(0)
+    return build_model(tiny_model, 3)
+
+
+def saved_as(path: Path, detector: Detector, **changes: object) -> Path:
+    state = {"model": detector.state_dict(), "table": detector.table, "names": ["a", "b", "c"]}
+    checkpoint_file.save(path, state | changes)
+    return path
+
+
+def test_round_trip(model, tmp_path):
+    loaded, saved = load_detector(saved_as(tmp_path / "a.pt", model))
+    image = torch.rand(1, 3, 64, 64)
+    for ours, theirs in zip(model.eval()(image), loaded.eval()(image), strict=True):
+        assert ours.equal(theirs)
+    assert saved["names"] == ["a", "b", "c"]
+
+
+def test_averaged_weights_come_first(model, tmp_path):
+    averaged = {key: torch.full_like(value, 2) for key, value in model.state_dict().items()}
+    loaded, _ = load_detector(saved_as(tmp_path / "a.pt", model, ema=averaged))
+    assert all((value == 2).all() for value in loaded.state_dict().values())
+
+
+def test_a_digest_tells_weights_apart(model):
+    before = digest(model)
+    assert before == digest(copy.deepcopy(model)) != digest(copy.deepcopy(model).half())
+    next(model.buffers()).add_(1)
+    assert digest(model) != before
+    assert digest(torch.nn.Identity()) == "e3b0c442"  # of nothing
+
+
+def test_fitted_anchors_survive(model, tmp_path):
+    model.head.set_anchors(model.head.anchors_px * 1.2345)
+    loaded, _ = load_detector(saved_as(tmp_path / "a.pt", model))
+    assert loaded.head.anchors_px.equal(model.head.anchors_px)
+
+
+@pytest.mark.parametrize("table", [None, 7, [], {}, {"nc": 3}, "yolov5n.yaml"])
+def test_a_table_that_is_none_is_one_sentence(model, tmp_path, table):
+    with pytest.raises(ValueError, match=r"a\.pt: its weights do not fit its table \("):
+        load_detector(saved_as(tmp_path / "a.pt", model, table=table))
+
+
+@pytest.mark.parametrize("weights", [None, {}, {"x": 1}])
+def test_weights_that_do_not_fit_are_one_sentence(model, tmp_path, weights):
+    with pytest.raises(ValueError, match=r"a\.pt: its weights do not fit its table \("):
+        load_detector(saved_as(tmp_path / "a.pt", model, model=weights))
+
+
+@pytest.mark.parametrize("names", [None, 3, ["a", "b"], ["a", "b", 3], {"0": "a"}])
+def test_names_that_do_not_fit_are_one_sentence(model, tmp_path, names):
+    with pytest.raises(ValueError, match="its names are not the names of the 3 classes that its table has"):
+        load_detector(saved_as(tmp_path / "a.pt", model, names=names))
+
+
+def test_weights_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError) as refusal:
+        load_detector(tmp_path / "yolov5s.pt")
+    assert str(refusal.value) == (
+        f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Weights come from a training run "
+        "(runs/train/exp/weights/best.pt), or are a file that you have downloaded, for example from YOLOv5's "
+        "releases: nothing is downloaded unasked"
+    )

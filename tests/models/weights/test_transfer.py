@@ -1,0 +1,93 @@
+"""Weights carried from model to model, and classes in another order."""
+
+import pytest
+import torch
+from torch import nn
+
+from models import build_model
+from models.detector import Detector
+from models.weights.kestrel import digest
+from models.weights.transfer import reorder_classes, transfer
+
+
+@pytest.fixture
+def model(tiny_model: str) -> Detector:
+    torch.manual_seed(0)
+    return build_model(tiny_model, 3)
+
+
+ABC = ["a", "b", "c"]
+
+
+def outputs(detector: Detector, level: int = 0) -> torch.Tensor:
+    """The weights of one level's last convolution: [anchors, 5 + classes, channels, 1, 1]."""
+    weight = detector.head.m[level].weight.detach()
+    return weight.view(3, -1, *weight.shape[1:])
+
+
+def test_transfer_between_equals_carries_all_but_anchors(model, tiny_model):
+    other = build_model(tiny_model, 3)
+    other.head.set_anchors(other.head.anchors_px * 2)
+    assert transfer(other, ABC, model, ABC) == (len(model.state_dict()) - 1, len(model.state_dict()) - 1, 3)
+    for key, value in other.state_dict().items():
+        factor = 2 if key.endswith("anchors_px") else 1
+        assert value.equal(model.state_dict()[key] * factor)
+
+
+def test_transfer_to_other_classes_goes_by_name(model, tiny_model):
+    other = build_model(tiny_model, 4)
+    fresh = [outputs(other, level).clone() for level in range(3)]
+    copied, wanted, classes = transfer(other, ["c", "new", "a", "newer"], model, ABC)
+    assert (copied, classes) == (wanted, 2)
+    for level in range(3):
+        ours, theirs = outputs(other, level), outputs(model, level)
+        assert ours[:, :5].equal(theirs[:, :5])  # box and objectness
+        assert ours[:, 5].equal(theirs[:, 5 + 2])
+        assert ours[:, 7].equal(theirs[:, 5])
+        assert ours[:, [6, 8]].equal(fresh[level][:, [6, 8]])
+    biases = [m.bias.detach().view(3, -1) for m in (other.head.m[0], model.head.m[0])]
+    assert biases[0][:, [5, 7]].equal(biases[1][:, [7, 5]])
+    assert other.layers[0].state_dict()["conv.weight"].equal(model.layers[0].state_dict()["conv.weight"])
+
+
+def test_transfer_to_a_head_of_other_anchors_leaves_it(model, tiny_model):
+    other = build_model(tiny_model, 3, anchors=2)
+    head = {key: value.clone() for key, value in other.head.state_dict().items()}
+    copied, wanted, classes = transfer(other, ABC, model, ABC)
+    assert (wanted - copied, classes) == (2 * 3, 0)  # a weight and a bias per level
+    assert all(value.equal(head[key]) for key, value in other.head.state_dict().items())
+
+
+def test_transfer_to_another_model_takes_what_fits(model, tiny_model):
+    other = build_model(tiny_model, 3)
+    other.layers[0] = nn.Identity()
+    model.layers[1] = nn.Identity()
+    copied, wanted, _ = transfer(other, ABC, model, ABC)
+    assert 0 < copied < wanted
+    assert copied == len(other.state_dict().keys() & model.state_dict().keys()) - 1
+
+
+@torch.no_grad()
+def test_classes_in_another_order_give_the_same_scores(model):
+    image = torch.rand(1, 3, 64, 64)
+    boxes, scores = model.eval().decode(model(image))
+    reorder_classes(model, ABC, ["c", "a", "b"])
+    other_boxes, other_scores = model.decode(model(image))
+    assert other_boxes.equal(boxes)
+    assert other_scores.equal(scores[..., [2, 0, 1]])
+    reorder_classes(model, ["c", "a", "b"], ABC)
+    assert model.decode(model(image))[1].equal(scores)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"), [(ABC, ["a", "b", "d"]), (ABC, ["a", "b"]), (ABC, []), (["a", "a", "b"], ["a", "b", "a"])]
+)
+def test_other_classes_are_no_order(model, names, wanted):
+    before = digest(model)
+    with pytest.raises(ValueError, match=f"the classes are {', '.join(names)}, wanted are {', '.join(wanted)}"):
+        reorder_classes(model, names, wanted)
+    assert digest(model) == before
+
+
+def test_classes_that_share_a_name_keep_their_order(model):
+    reorder_classes(model, ["a", "a", "b"], ["a", "a", "b"])

@@ -1,0 +1,715 @@
+"""Other projects' checkpoints: the same numbers out of them, and nothing run of those that are hostile."""
+
+import io
+import os
+import pickle
+import struct
+import sys
+import tracemalloc
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models import build_model
+from models.detector import Detector
+from models.weights.kestrel import load_detector
+from models.weights.yolov5 import is_foreign, load_foreign, read_foreign
+from utils.files import checkpoint_file, pickled
+from utils.files.pickled import Machine, Record
+
+ROOT = Path(__file__).parents[3]
+FIXTURE = ROOT.parent / "shared" / "fixtures" / "yolov5n_bccd"
+needs_fixture = pytest.mark.skipif(not FIXTURE.is_dir(), reason="../shared/fixtures/yolov5n_bccd is not here")
+NAMES = ["disc", "square", "bar"]
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def model(tiny_model: str) -> Detector:
+    torch.manual_seed(0)
+    detector = build_model(tiny_model, 3)
+    detector.head.set_anchors(detector.head.anchors_px * 1.25)
+    detector.update_table()
+    for name, buffer in detector.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 1.5)
+    return detector.eval()
+
+
+def as_theirs(detector: Detector) -> nn.Module:
+    """A module whose state, attributes and pickle are laid out as YOLOv5's are, of torch's and our classes."""
+    theirs = nn.Module()
+    theirs.model = nn.Sequential(*deepcopy(detector).layers)
+    head = theirs.model[-1]
+    strides = torch.tensor(head.strides, dtype=torch.float32)
+    anchors = head.anchors_px / strides.view(-1, 1, 1)
+    del head.anchors_px
+    head.register_buffer("anchors", anchors)
+    theirs.stride, theirs.names = strides, dict(enumerate(NAMES))
+    theirs.yaml = {key: deepcopy(value) for key, value in detector.table.items() if key != "source"}
+    return theirs
+
+
+def saved(path: Path, module: Any, **others: Any) -> Path:
+    torch.save({"epoch": 3, "ema": None, "model": module, "best_fitness": np.array([0.5])} | others, path)
+    return path
+
+
+# ---------------------------------------------------------------------- the same numbers
+
+
+@needs_fixture
+def test_a_checkpoint_of_yolov5_gives_its_numbers():
+    found, names = load_foreign(FIXTURE / "yolov5n_bccd.pt")
+    assert names == ["WBC", "RBC", "Platelets"]
+    assert not found.training
+    with np.load(FIXTURE / "forward.npz") as stored:
+        expected = {key: torch.from_numpy(stored[key]) for key in stored.files}
+    with torch.no_grad():
+        raw = found(expected["image"][None].float() / 255)
+    for level, values in enumerate(raw):
+        assert (values - expected[f"raw{level}"]).abs().max() < 1e-4
+    boxes, scores = found.decode(raw)
+    theirs = expected["decoded"]  # cx, cy, w, h, objectness, classes
+    cxcywh = torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], -1)
+    # A side is (2 sigma)^2 anchors, so that a raw map's 1e-5 changes 522 px by up to 522 * 2 * 1e-5 = 1e-2 px.
+    # Seen: 3e-4 px at 514 px, which is 5 steps of float32; 26 of the 25,200 numbers differ by more than 1e-4 px.
+    difference = (cxcywh - theirs[..., :4]).abs()
+    assert (difference / theirs[..., :4].abs().clamp(min=100)).max() < 1e-5
+    assert difference[..., :2].max() < 1e-4
+    assert (difference > 1e-4).float().mean() < 0.01
+    assert (scores - theirs[..., 4:5] * theirs[..., 5:]).abs().max() < 1e-5
+
+
+def test_round_trip_of_a_module(model, tmp_path):
+    found, names = load_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    assert names == NAMES
+    assert found.state_dict().keys() == model.state_dict().keys()
+    assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
+    assert found.table["anchors"] == model.table["anchors"]
+    assert found.table["source"] == "a.pt"
+    assert not found.training
+    assert all(parameter.requires_grad for parameter in found.parameters())
+    image = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert all(a.equal(b) for a, b in zip(found(image), model(image), strict=True))
+
+
+def test_a_detector_taken_over_can_be_saved_and_trained(model, tmp_path):
+    found, names = load_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    checkpoint_file.save(tmp_path / "b.pt", {"model": found.state_dict(), "table": found.table, "names": names})
+    again = Detector(checkpoint_file.load(tmp_path / "b.pt")["table"])
+    again.load_state_dict(found.state_dict())
+    sum(raw.square().mean() for raw in found.train()(torch.rand(2, 3, 64, 64))).backward()
+    assert all(parameter.grad is not None for parameter in found.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_floats_of_any_length_become_float32(model, tmp_path, dtype):
+    found = read_foreign(saved(tmp_path / "a.pt", as_theirs(model).to(dtype)))
+    for key, value in as_theirs(model).to(dtype).state_dict().items():
+        assert found.state[key].equal(value.float() if value.is_floating_point() else value)
+    assert {value.dtype for value in found.state.values()} == {torch.float32, torch.int64}
+
+
+def test_all_that_is_read(model, tmp_path):
+    found = read_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    assert (found.names, found.strides, found.averaged) == (NAMES, [8, 16, 32], False)
+    assert found.head == "models.heads.anchor_based.AnchorBasedHead"
+    assert found.activations == {"SiLU"}
+    assert found.bn_eps == {1e-3}
+    assert found.table == as_theirs(model).yaml
+    assert found.anchors_px is not None
+    assert found.anchors_px.equal(model.head.anchors_px)
+    assert found.state.keys() == as_theirs(model).state_dict().keys()
+
+
+def test_the_averaged_model_comes_first(model, tmp_path):
+    averaged = deepcopy(model)
+    averaged.head.set_anchors(averaged.head.anchors_px * 2)
+    path = saved(tmp_path / "a.pt", as_theirs(model), ema=as_theirs(averaged))
+    assert read_foreign(path).averaged
+    assert load_foreign(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
+    assert load_foreign(saved(path, None, ema=as_theirs(averaged)))[0].head.anchors_px.equal(averaged.head.anchors_px)
+
+
+def test_a_module_saved_by_itself_and_any_protocol(model, tmp_path):
+    for protocol in (2, 3, 4, 5):
+        torch.save(as_theirs(model), tmp_path / "a.pt", pickle_protocol=protocol)
+        found, _ = load_foreign(tmp_path / "a.pt")
+        assert found.layers[0].conv.weight.equal(model.layers[0].conv.weight)
+
+
+def test_modules_of_older_releases_of_torch(model, tmp_path):
+    """They have ordered dicts, and before 1.5 no set of buffers that pass; YOLOv5 before 6.0 has anchor_grid."""
+    theirs = as_theirs(model)
+    theirs.model[-1].register_buffer("anchor_grid", model.head.anchors_px.clone())
+    for module in theirs.modules():
+        del module._non_persistent_buffers_set
+        for key in ("_modules", "_parameters", "_buffers"):
+            module.__dict__[key] = OrderedDict(module.__dict__[key])
+    theirs.yaml = OrderedDict(theirs.yaml)
+    found, names = load_foreign(saved(tmp_path / "a.pt", theirs))
+    assert names == NAMES
+    assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
+
+
+def test_views_and_buffers_that_pass(model, tmp_path):
+    theirs = as_theirs(model)
+    theirs.register_buffer("passing", torch.ones(3), persistent=False)
+    theirs.model[0].conv.weight.data = theirs.model[0].conv.weight.data.to(memory_format=torch.channels_last)
+    assert load_foreign(saved(tmp_path / "a.pt", theirs))[0].layers[0].conv.weight.equal(model.layers[0].conv.weight)
+    store = torch.arange(100.0)
+    for view in (store[10:16].view(2, 3), store[::7], store.view(10, 10).T[2:5], store[:0], torch.tensor(3)):
+        root = nn.Module()
+        root.register_buffer("x", view)
+        root.yaml = {}
+        torch.save(root, tmp_path / "b.pt")
+        assert read_foreign(tmp_path / "b.pt").state["x"].equal(view)
+
+
+def test_whose_a_file_is(model, tmp_path):
+    assert is_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    checkpoint_file.save(tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES})
+    torch.save(model.state_dict(), tmp_path / "c.pt")
+    (tmp_path / "d.pt").write_text("")
+    assert not any(is_foreign(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", "."))
+
+
+# ---------------------------------------------------------------------- models that are not ours to take over
+
+
+def refusal(path: Path, read: Callable[[Path], object] = load_foreign) -> str:
+    """What is said of a file beyond its name: always one line."""
+    with pytest.raises(ValueError) as caught:
+        read(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    assert text.isprintable()
+    assert len(text) < len(str(path)) + 450
+    return text.removeprefix(f"{path}: ")
+
+
+def changed(model: Detector, tmp_path: Path, change: Callable[[Any], object]) -> str:
+    theirs = as_theirs(model)
+    change(theirs)
+    return refusal(saved(tmp_path / "a.pt", theirs))
+
+
+def set_table(**values: Any) -> Callable[[Any], object]:
+    return lambda theirs: theirs.yaml.update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda m: delattr(m.model[-1], "anchors"),
+            "its head models.heads.anchor_based.AnchorBasedHead has no anchors; only YOLOv5's",
+        ),
+        (lambda m: setattr(m.model[0], "act", nn.LeakyReLU()), "it has activations LeakyReLU; only SiLU is known"),
+        (lambda m: setattr(m.model[0].bn, "eps", 1e-5), "its BatchNorm adds another eps than 0.001"),
+        (lambda m: setattr(m, "names", ["a"]), "it has 1 names for 3 classes"),
+        (lambda m: setattr(m, "stride", torch.tensor([8.0, 16, 64])), "its strides are [8, 16, 64], but those of"),
+        (lambda m: setattr(m.model[0], "conv", nn.Conv2d(3, 4, 1)), "2 of its tensors do not fit its table, such as l"),
+        (lambda m: m.yaml["backbone"][0].__setitem__(2, "Focus\n\x1b[2J"), "no module 'Focus"),
+        (set_table(backbone=[[-1, 1, "Conv", [64, 3]]] * 400), "its model cannot be taken over"),
+        (set_table(depth_multiple=1e300), "at most 100 is allowed"),
+        (set_table(depth_multiple=-1), "depth and width multiple must be two positive numbers"),
+        (set_table(width_multiple=1e300), "its model cannot be taken over"),
+        (set_table(width_multiple=0.5), "of its tensors do not fit its table"),
+        (set_table(nc=10**12), "it has 3 names for 1000000000000 classes"),
+        (set_table(nc=None), "it has 3 names for None classes"),
+        (set_table(head=None), "`head` must be a list of rows"),
+    ],
+)
+def test_models_of_another_kind(model, tmp_path, change, text):
+    said = changed(model, tmp_path, change)
+    assert said.startswith("its model cannot be taken over (")
+    assert text in said
+
+
+def test_what_cannot_be_taken_over_can_still_be_read(model, tmp_path):
+    theirs = as_theirs(model)
+    del theirs.model[-1].anchors
+    found = read_foreign(saved(tmp_path / "a.pt", theirs))
+    assert found.anchors_px is None
+    assert (found.names, found.strides, len(found.state)) == (NAMES, [8, 16, 32], len(theirs.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda m: setattr(m, "yaml", "yolov5n.yaml"), "its model has no architecture table"),
+        (lambda m: setattr(m, "yaml", {"head": [0] * 6000}), "its table or names are too large"),
+        (lambda m: setattr(m, "names", {1: "a", 2: "b"}), "its names are not numbered from 0"),
+        (lambda m: setattr(m, "names", 3), "its names are no list of names"),
+        (lambda m: setattr(m, "stride", torch.tensor([0.5])), "its strides are no whole numbers of pixels"),
+        (lambda m: setattr(m, "stride", torch.tensor([8.0])), "its anchors are not [levels, anchors, 2]"),
+        (lambda m: m.model[0].conv.weight.data.fill_(float("nan")), "model.0.conv.weight is not finite"),
+        (lambda m: m._modules.update(loop=m), "its modules are nested too deeply"),
+        (lambda m: m._modules.update(wrong=m.stride), "it has something else where a module should be"),
+        (lambda m: m._parameters.update(wrong=3), "it has something else where a tensor should be"),
+        (lambda m: m._buffers.update({"x" * 101: None}), "a name in it is no name"),
+        (lambda m: m._buffers.update(b=torch.zeros(3, dtype=torch.complex64)), "tensors of torch.ComplexFloatStorage"),
+        (lambda m: m._buffers.update({str(i): None for i in range(5001)}), "it has more than 5000 tensors"),
+    ],
+)
+def test_modules_that_are_damaged(model, tmp_path, change, text):
+    said = changed(model, tmp_path, change)
+    assert said.startswith("is no checkpoint that can be read without running it (")
+    assert text in said
+
+
+# ---------------------------------------------------------------------- hostile files: nothing is run
+
+
+class Calls:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.call
+
+
+def written(path: Path, pickled: bytes, entries: dict[str, bytes] | None = None, compression: int = 0) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in {"data.pkl": pickled, "version": b"3\n", **(entries or {})}.items():
+            archive.writestr(f"a/{name}", content)
+    return path
+
+
+def text_global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def call(function: bytes, *words: str) -> bytes:
+    """Steps that call `function` with words."""
+    args = b"".join(b"X" + struct.pack("<I", len(word.encode())) + word.encode() for word in words)
+    return function + b"(" + args + b"tR"
+
+
+START = b"\x80\x02"
+TOUCH = "open({!r}, 'w').close()"
+TENSOR = text_global("torch._utils", "_rebuild_tensor_v2")
+
+
+def program(steps: bytes) -> Callable[[str], bytes]:
+    return lambda stamp: START + steps + b"."
+
+
+def python(*line: Any) -> Callable[[str], bytes]:
+    """The pickle of a call with the stamp's line of Python as its last argument."""
+    return lambda stamp: pickle.dumps(Calls(*line, TOUCH.format(stamp)), 2)
+
+
+def chain(stamp: str) -> bytes:
+    """getattr(__import__("os"), "system")("touch stamp")."""
+    found = call(text_global("builtins", "__import__"), "os")
+    attribute = text_global("builtins", "getattr") + b"(" + found + b"X\x06\x00\x00\x00systemtR"
+    return START + call(attribute, f"touch {stamp}") + b"."
+
+
+def builtins_by_attributes(stamp: str) -> bytes:
+    """torch.serialization.os.system: a name of an innocent module that leads to another."""
+    return START + call(text_global("torch.serialization", "os.system"), f"touch {stamp}") + b"."
+
+
+def in_a_module(stamp: str) -> bytes:
+    """A checkpoint whose model hides a call in an attribute."""
+    root = nn.Module()
+    root.yaml = {"nc": Calls(os.system, f"touch {stamp}")}
+    return pickle.dumps({"model": root}, 2)
+
+
+def stack_global(stamp: str) -> bytes:
+    return pickle.dumps({"model": Calls(os.system, f"touch {stamp}")}, 4)
+
+
+HOSTILE: dict[str, tuple[Callable[[str], bytes], str]] = {
+    "os.system": (lambda s: pickle.dumps({"model": Calls(os.system, f"touch {s}")}, 2), f"names {os.name}.system"),
+    "os.popen": (lambda s: START + call(text_global("os", "popen"), f"touch {s}") + b".", "names os.popen"),
+    "protocol 4": (stack_global, f"names {os.name}.system"),
+    "protocol 0": (lambda s: pickle.dumps(Calls(os.system, f"touch {s}"), 0), "names"),
+    "eval": (lambda s: START + call(text_global("__builtin__", "eval"), TOUCH.format(s)) + b".", "names builtins.eval"),
+    "exec": (python(exec), "names builtins.exec"),
+    "subprocess": (lambda s: START + call(text_global("subprocess", "getoutput"), f"touch {s}") + b".", "subprocess.g"),
+    "runpy": (lambda s: START + call(text_global("runpy", "_run_code"), TOUCH.format(s)) + b".", "names runpy._run"),
+    "attribute chain": (chain, "names builtins.getattr"),
+    "dotted name": (builtins_by_attributes, "it holds no module"),
+    "numpy's eval": (
+        lambda s: START + call(text_global("numpy.f2py.crackfortran", "myeval"), TOUCH.format(s)) + b".",
+        "it holds no module",
+    ),
+    "torch.hub": (lambda s: START + call(text_global("torch.hub", "load"), s, s) + b".", "it holds no module"),
+    "torch.load": (lambda s: START + call(text_global("torch", "load"), s) + b".", "it holds no module"),
+    "in a module": (in_a_module, f"names {os.name}.system"),
+    "import by name": (program(text_global("no_such_module_of_anyone", "x")), "its pickle|it holds no module"),
+    "INST": (lambda s: START + b"(X\x01\x00\x00\x00xios\nsystem\n.", "its pickle has a step INST"),
+    "OBJ": (program(b"(" + text_global("a", "b") + b"o"), "its pickle has a step OBJ"),
+    "extension": (program(b"\x82\x01"), "its pickle has a step EXT1"),
+    "PERSID": (program(b"Pstorage\n"), "its pickle has a step PERSID"),
+    "tower of calls": (program(text_global("a", "b") + b")R" * 100), "its pickle calls what is no class"),
+    "deep tower of calls": (
+        program(text_global("a", "b") * 20_000 + b")R" + b"\x85R" * 19_999),
+        "it holds no module",
+    ),
+    "deep tuples": (program(b")" + b"\x85" * 100_000), "it holds no module"),
+    "hash for ever": (program(b"})" + b"q\x00h\x00\x86" * 60 + b"Ns"), "it holds no module"),
+    "set of hashes for ever": (
+        program(text_global("builtins", "set") + b"])" + b"q\x00h\x00\x86" * 60 + b"a\x85R"),
+        "it holds no module",
+    ),
+    "terabyte of bytes": (
+        program(text_global("builtins", "bytearray") + b"\x8a\x06" + b"\xff" * 5 + b"\0\x85R"),
+        "holds no m",
+    ),
+    "terabyte of tensor": (
+        program(text_global("torch", "Tensor") + b"\x8a\x06" + b"\xff" * 5 + b"\0\x85R"),
+        "holds no m",
+    ),
+    "no storage": (program(b"X\x01\x00\x00\x00xQ"), "it refers to what is no storage"),
+    "made-up name": (program(b")]\x93"), "it makes up names"),
+    "nothing on the stack": (program(b"R"), "its pickle is damaged"),
+    "no mark": (program(b"t"), "its pickle is damaged"),
+    "memo of nothing": (program(b"h\x07"), "its pickle is damaged"),
+    "odd items": (program(b"}(Nu"), "its pickle is damaged"),
+    "fill a number": (program(b"K\x01K\x02a"), "its pickle fills what cannot be filled"),
+    "state of a number": (program(b"K\x01}b"), "its pickle fills what cannot be filled"),
+    "no end": (lambda s: START + b"N", "pickle exhausted before seeing STOP"),
+    "no pickle": (lambda s: b"\xff" * 99, "opcode"),
+    "nothing": (lambda s: b"", "pickle exhausted before seeing STOP"),
+    "long text that is not there": (lambda s: START + b"X\xff\xff\xff\x7fx.", "expected 2147483647 bytes"),
+}
+WATCHED = {
+    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "subprocess.Popen", "socket.connect"),
+    *("exec", "compile", "import", "pickle.find_class", "ctypes.dlopen"),
+}
+
+
+class Watch:
+    """Notes what the interpreter reports of itself while switched on. A hook can never be removed again."""
+
+    def __init__(self) -> None:
+        self.on, self.seen = False, []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.on and event in WATCHED:
+            self.seen.append((event, str(args)[:100]))
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Watch:
+    """Made when torch and numpy have imported what they leave until it is first used."""
+    np.random.default_rng(0).integers(9)
+    whole = build_model(str(ROOT / "tests" / "tables" / "tiny.yaml"), 3)
+    load_foreign(saved(tmp_path_factory.mktemp("first") / "a.pt", as_theirs(whole)))
+    return Watch()
+
+
+@pytest.fixture
+def watch(audit: Watch, tmp_path: Path) -> Iterator[Path]:
+    """A stamp that must not be there when the test ends; nothing may be run or imported in between."""
+    stamp = tmp_path / "stamp"
+    audit.seen.clear()
+    zipfile.ZipFile(io.BytesIO(b"PK\x05\x06" + bytes(18)))  # imports what it needs
+    "".encode("cp437")
+    audit.on = True
+    yield stamp
+    audit.on = False
+    assert not stamp.exists()
+    assert audit.seen == []
+
+
+def test_the_hostile_pickles_would_work(tmp_path, audit):
+    """What the others show is not for nothing: run, these leave a stamp."""
+    for name in ("os.system", "protocol 4", "protocol 0", "eval", "exec", "attribute chain", "dotted name"):
+        stamp = tmp_path / name.replace(" ", "")
+        audit.on = True
+        made = HOSTILE[name][0](str(stamp))
+        if name == "dotted name":
+            made = START + call(text_global("os", "system"), f"touch {stamp}") + b"."
+        pickle.loads(made)  # noqa: S301
+        audit.on = False
+        assert stamp.exists()
+    assert {"os.system", "exec", "pickle.find_class"} <= {event for event, _ in audit.seen}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pickles(watch, tmp_path, name):
+    make, text = HOSTILE[name]
+    path = written(tmp_path / "a.pt", make(str(watch)))
+    for read in (read_foreign, load_foreign):
+        said = refusal(path, read)
+        assert said.startswith("is no checkpoint that can be read without running it (")
+        assert any(part in said for part in text.split("|"))
+    assert not is_foreign(path)
+    with pytest.raises(ValueError, match=r"a\.pt: is not a checkpoint of Kestrel"):
+        load_detector(path)  # as --weights does
+
+
+def test_a_class_is_never_more_than_a_name(watch, model, tmp_path):
+    """Names that lead nowhere, in a module that is whole: it is read all the same."""
+    theirs = as_theirs(model)
+    theirs.model[0].hook = Calls(nn.Module)
+    torch.save({"model": theirs}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    pickled = entries.pop("data.pkl").replace(b"torch.nn.modules.module\nModule", b"no.such.module\nModule")
+    found, _ = load_foreign(written(tmp_path / "b.pt", pickled, entries))
+    assert found.head.anchors_px.equal(model.head.anchors_px)
+
+
+def test_every_step_is_data():
+    """A pickle's steps by hand: a call is a record, and so is an object with its state."""
+    steps = START + text_global("a.b", "C") + b"K\x01\x85R}X\x01\x00\x00\x00xNsb."
+    found = Machine().run(steps)
+    assert isinstance(found, Record)
+    assert (found.kind, found.args, found.state) == ("a.b.C", (1,), {"x": None})
+    values = [None, True, -7, 1 << 40, 2.5, "é", b"x", (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": [1, {3: 4}]}]
+    for protocol in (2, 3, 4, 5):
+        kept = values if protocol > 2 else [value for value in values if value != b"x"]
+        assert Machine().run(pickle.dumps(kept, protocol)) == kept
+
+
+# ---------------------------------------------------------------------- hostile files: bounded memory
+
+
+@pytest.fixture
+def frugal() -> Iterator[None]:
+    """Nothing in the test may take more than 24 MiB at once."""
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 * MEGABYTE
+
+
+def sparse(path: Path, size: int, start: bytes = b"", end: bytes = b"") -> Path:
+    with path.open("wb") as file:
+        file.write(start)
+        file.seek(size - len(end))
+        file.write(end)
+        file.truncate(size)
+    return path
+
+
+def one_buffer(size: bytes, strides: bytes, count: bytes, offset: bytes = b"K\0") -> bytes:
+    """A module of one buffer `x` on storage 0, floats."""
+    storage = b"(X\x07\0\0\0storage" + text_global("torch", "FloatStorage") + b"X\x01\0\0\x000X\x03\0\0\0cpu" + count
+    tensor = TENSOR + b"(" + storage + b"tQ" + offset + size + strides + b"\x89NtR"
+    state = b"}(X\x08\0\0\0_modules}X\x08\0\0\0_buffers}X\x01\0\0\0x" + tensor + b"sX\x04\0\0\0yaml}u"
+    return START + text_global("a", "B") + b")\x81" + state + b"b."
+
+
+def test_the_hand_made_module_is_read(tmp_path, watch):
+    content = np.arange(4, dtype=np.float32).tobytes()
+    path = written(tmp_path / "a.pt", one_buffer(b"K\x04\x85", b"K\x01\x85", b"K\x04"), {"data/0": content})
+    assert read_foreign(path).state["x"].tolist() == [0, 1, 2, 3]
+
+
+THOUSANDS = b"M\xff\xffM\xff\xff\x86"  # (65535, 65535)
+
+
+@pytest.mark.parametrize(
+    ("pickled", "text"),
+    [
+        (one_buffer(THOUSANDS, b"K\0K\0\x86", b"K\x04"), "reaches outside its storage"),
+        (one_buffer(b"K\x05\x85", b"K\x01\x85", b"K\x04"), "reaches outside its storage"),
+        (one_buffer(b"K\x04\x85", b"K\x02\x85", b"K\x04"), "reaches outside its storage"),
+        (one_buffer(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x04"), "reaches outside its storage"),
+        (one_buffer(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"K\x03"), "reaches outside its storage"),
+        (one_buffer(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"J\xff\xff\xff\xff"), "reaches outside its storage"),
+        (one_buffer(b"K\x02\x85", b"K\x01K\x01\x86", b"K\x04"), "reaches outside its storage"),
+        (one_buffer(b"N", b"N", b"K\x04"), "reaches outside its storage"),
+        (one_buffer(THOUSANDS, b"M\xff\xffK\x01\x86", b"\x8a\x05" + b"\xff" * 4 + b"\0"), "larger than the file"),
+        (one_buffer(b"K\x05\x85", b"K\x01\x85", b"K\x05"), "its data/0 has 16 bytes for 5 torch.float32"),
+        (one_buffer(b"K\x04\x85", b"K\x01\x85", b"N"), "it refers to what is no storage"),
+        (one_buffer(b"K\x04\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"), "it refers to what is no storage"),
+    ],
+)
+def test_tensors_that_reach_too_far(watch, frugal, tmp_path, pickled, text):
+    assert text in refusal(written(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_foreign)
+
+
+def test_entries_that_are_missing(watch, tmp_path):
+    pickled = one_buffer(b"K\x04\x85", b"K\x01\x85", b"K\x04")
+    assert "it has no entry data/0" in refusal(written(tmp_path / "a.pt", pickled))
+    no_pickle = tmp_path / "b.pt"
+    for names in ([], ["x"], ["data.pkl"], ["a/b/data.pkl"], ["a/data.pkl", "b/data.pkl"]):
+        with zipfile.ZipFile(no_pickle, "w") as archive:
+            archive.writestr("first", "")
+            for name in names:
+                archive.writestr(name, pickled)
+        assert "it has no data.pkl as torch.save writes it" in refusal(no_pickle)
+
+
+def test_one_storage_shown_many_times(watch, frugal, tmp_path):
+    """4 MB in a file, as 64 buffers of 4 MB each."""
+    root = nn.Module()
+    store = torch.zeros(MEGABYTE)
+    for number in range(64):
+        root.register_buffer(f"x{number}", store)
+    root.yaml = {}
+    torch.save(root, tmp_path / "a.pt")
+    assert "its tensors are larger than the file" in refusal(tmp_path / "a.pt")
+
+
+def test_lists_that_repeat_each_other(watch, frugal, model, tmp_path):
+    laughs: list[Any] = [1] * 10
+    for _ in range(30):
+        laughs = [laughs] * 10
+    theirs = as_theirs(model)
+    theirs.yaml["head"] = laughs
+    assert "its table or names are too large" in refusal(saved(tmp_path / "a.pt", theirs))
+    twins = nn.Module()
+    for _ in range(30):
+        twins, inner = nn.Module(), twins
+        twins.a = twins.b = inner
+    assert "it has more than 20000 modules" in refusal(saved(tmp_path / "b.pt", twins))
+
+
+def test_a_pickle_of_too_many_steps(watch, frugal, tmp_path, monkeypatch):
+    monkeypatch.setattr(pickled, "MOST_STEPS", 10_000)
+    for step in (b"N", b"}", b"]", b"(", b"K\x01q\x01"):
+        said = refusal(written(tmp_path / "a.pt", START + b"N" + step * MEGABYTE + b"."))
+        assert "its pickle has more than 10000 steps" in said
+
+
+def test_a_long_text_in_many_names(watch, frugal, tmp_path):
+    """4 MB of text, and 10,000 names that are made of it."""
+    text = b"X" + struct.pack("<I", 4 * MEGABYTE) + b"y" * (4 * MEGABYTE) + b"q\0"
+    said = refusal(written(tmp_path / "a.pt", START + text + b"h\0\x93h\0" * 10_000 + b"."))
+    assert "it has names of more than 500 letters" in said
+
+
+def test_zip_bombs(watch, frugal, tmp_path, monkeypatch):
+    zeros = START + b"N" * (64 * MEGABYTE)
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a/data.pkl", "w") as f:
+        for start in range(0, len(zeros), MEGABYTE):
+            f.write(zeros[start : start + MEGABYTE])
+    del zeros
+    tracemalloc.reset_peak()
+    assert (tmp_path / "a.pt").stat().st_size < MEGABYTE
+    assert "its entries are compressed" in refusal(tmp_path / "a.pt")
+
+
+def test_a_pickle_that_is_too_large(watch, frugal, tmp_path):
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("a/data.pkl", "w") as file:
+        for _ in range(65):
+            file.write(bytes(MEGABYTE))
+    assert f"its data.pkl has more than {64 * MEGABYTE} bytes" in refusal(path)
+
+
+def test_entries_that_share_their_bytes(watch, tmp_path):
+    """A directory that names one entry's place twice: 2 MB of tensors in a file of 1 MB."""
+    written(tmp_path / "a.pt", START + b"N.", {"data/0": bytes(MEGABYTE), "data/1": b""})
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    directory = content.rindex(b"PK\x05\x06")
+    places = [at for at in range(MEGABYTE, directory) if content[at : at + 4] == b"PK\x01\x02"]
+    content[places[3] + 16 : places[3] + 28] = content[places[2] + 16 : places[2] + 28]
+    content[places[3] + 42 : places[3] + 46] = content[places[2] + 42 : places[2] + 46]
+    (tmp_path / "b.pt").write_bytes(content)
+    assert "its entries are larger than the file" in refusal(tmp_path / "b.pt")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_other_zips(watch, tmp_path):
+    twice = tmp_path / "a.pt"
+    with zipfile.ZipFile(twice, "w") as archive:
+        archive.writestr("a/data.pkl", START + b"N.")
+        archive.writestr("a/data.pkl", START + b"}.")
+    assert "it has two entries of one name" in refusal(twice)
+    assert "it holds no module" in refusal(written(twice, START + b"N."))
+    assert "not little-endian" in refusal(written(twice, START + b"N.", {"byteorder": b"big"}))
+    content = bytearray(written(twice, START + b"N" * 99 + b"0.").read_bytes())
+    content[content.index(b"NNNN")] ^= 1
+    twice.write_bytes(content)
+    assert "Bad CRC-32" in refusal(twice)
+
+
+def test_a_gigabyte_of_nothing(watch, frugal, tmp_path):
+    """Sparse files of 1 GiB: zeros, a zip that starts and never ends, and one whose directory has it all."""
+    size = 1 << 30
+    assert "it is no zip file" in refusal(sparse(tmp_path / "a.pt", size))
+    assert "is not a zip file" in refusal(sparse(tmp_path / "b.pt", size, b"PK\x03\x04"))
+    end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, size - 26, 4, 0)
+    said = refusal(sparse(tmp_path / "c.pt", size, b"PK\x03\x04", end))
+    assert "its directory has more than 4194304 bytes" in said
+    assert "it has more than 17179869184 bytes" in refusal(sparse(tmp_path / "d.pt", 17 << 30))
+
+
+def test_no_file_at_all(watch, tmp_path):
+    assert refusal(tmp_path / "none.pt") == "cannot be read as a checkpoint: No such file or directory"
+    assert "it is no file" in refusal(tmp_path)
+    (tmp_path / "empty.pt").touch()
+    assert "it is empty" in refusal(tmp_path / "empty.pt")
+    (tmp_path / "text.pt").write_text("import os\n")
+    assert "it is no zip file as torch writes them since 1.6" in refusal(tmp_path / "text.pt")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.pt")  # which would be waited for
+        assert "it is no file" in refusal(tmp_path / "pipe.pt")
+
+
+@pytest.fixture
+def old_file(tmp_path: Path) -> Path:
+    torch.save({"model": nn.Module()}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    return tmp_path / "a.pt"
+
+
+def test_old_files_are_refused(old_file, watch, tmp_path):
+    assert "it is no zip file as torch writes them since 1.6" in refusal(old_file)
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(Calls(os.system, f"touch {watch}")))
+    assert "it is no zip file as torch writes them since 1.6" in refusal(tmp_path / "b.pt")
+
+
+def test_files_cut_anywhere(watch, tmp_path):
+    root = nn.Module()
+    root.model, root.yaml = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), {}
+    torch.save(root, tmp_path / "a.pt")
+    content = (tmp_path / "a.pt").read_bytes()
+    for length in range(0, len(content), 41):
+        (tmp_path / "b.pt").write_bytes(content[:length])
+        assert refusal(tmp_path / "b.pt", read_foreign)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+def test_files_with_changed_bytes(watch, tmp_path):
+    """Noise in the pickle, whose check sum is right: a sentence or the same kind of thing, never another error."""
+    random = np.random.default_rng(0)
+    root = nn.Module()
+    root.model, root.yaml = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), {"nc": 1}
+    torch.save(root, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    pickled, said = entries.pop("data.pkl"), []
+    for _ in range(400):
+        noisy = bytearray(pickled)
+        for place in random.integers(0, len(noisy), random.integers(1, 4)):
+            noisy[place] = random.integers(256)
+        path = written(tmp_path / "b.pt", bytes(noisy), entries)
+        try:
+            read_foreign(path)
+        except ValueError as error:
+            said.append(str(error))
+    assert all(text.startswith(f"{path}: is no checkpoint") and text.isprintable() for text in said)
+    assert len(said) > 100
+
+
+def test_what_a_sentence_shows_of_a_file(watch, tmp_path):
+    name = "x\x1b[2J" + "y" * 400
+    said = refusal(written(tmp_path / "a.pt", START + text_global("os", name) + b"."))
+    assert r"names os.x\x1b[2Jyy" in said
+    assert "..." in said[-10:]

@@ -1,0 +1,161 @@
+"""A user's commands, run one after another by this process, in which Python has no way to the network.
+
+    python tests/support/no_network.py DATA.yaml MODEL.yaml FOLDER
+
+An audit hook notes every attempt and refuses it; nothing can take it away again, and forked loader processes inherit
+it. What C code does on its own the hook does not see: in an empty network (see test_no_network.py) the kernel counts
+what it could not send. FOLDER/found.json says how it went.
+"""
+
+import ctypes
+import ftplib
+import http.client
+import json
+import os
+import runpy
+import smtplib
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SUSPECTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "imaplib.", "poplib.", "nntplib.", "telnetlib.")
+PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "os.startfile")
+MAY_START = {"fc-list", "ldconfig", "gcc", "cc", "ld", "objdump"}  # for matplotlib's fonts, and ctypes' find_library
+UNSENT = "IpOutNoRoutes"  # packets, and connections not even begun
+ELSEWHERE = ("192.0.2.1", 9)  # an address that nobody has (RFC 5737)
+
+
+# ---------------------------------------------------------------------- the hook
+
+
+def is_local(event: str, values: Sequence[Any]) -> bool:
+    """Whether what Python is about to do stays on this machine."""
+    if event in ("socket.__new__", "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"):
+        family = values[1] if event == "socket.__new__" else values[0].family
+        return family == socket.AF_UNIX  # as loader processes use them
+    if event.startswith(PROGRAMS):
+        return os.path.basename(os.fsdecode(values[0] or values[1][0])) in MAY_START
+    return event == "socket.gethostname"
+
+
+def refuse_network(notes: Path) -> None:
+    """From now on each way to the network raises PermissionError in this process, and leaves a line in `notes`."""
+
+    def hook(event: str, values: tuple[Any, ...]) -> None:
+        if event.startswith((*SUSPECTS, *PROGRAMS)) and not is_local(event, values):
+            with notes.open("a") as file:
+                file.write(f"{event} {values[:2]!r}\n")  # not the environment, which may hold secrets
+            raise PermissionError(f"no network here: {event}")
+
+    notes.touch()
+    sys.addaudithook(hook)
+
+
+def bitten(notes: Path) -> dict[str, bool]:
+    """Whether each way to the network was refused and noted."""
+    ways: dict[str, Callable[[], object]] = {
+        "socket": lambda: socket.socket().connect(ELSEWHERE),
+        "bound": lambda: socket.create_server(("127.0.0.1", 0)),
+        "name": lambda: socket.getaddrinfo("kestrel.example", 80),
+        "name alone": lambda: socket.gethostbyname("kestrel.example"),
+        "urllib": lambda: urllib.request.urlopen("http://192.0.2.1/"),
+        "http": lambda: http.client.HTTPConnection(*ELSEWHERE).connect(),
+        "ftp": lambda: ftplib.FTP(ELSEWHERE[0]),  # noqa: S321
+        "mail": lambda: smtplib.SMTP(*ELSEWHERE),
+        "program": lambda: subprocess.run(["true"]),
+        "shell": lambda: os.system("true"),  # noqa: S605
+    }
+    found = {}
+    for name, way in ways.items():
+        before, refused = notes.read_text(), False
+        try:
+            way()
+        except PermissionError as error:
+            refused = "no network here" in str(error)
+        found[name] = refused and notes.read_text() != before
+    return found
+
+
+# ---------------------------------------------------------------------- the kernel's count
+
+
+def unsent() -> int:
+    """What the kernel could not send for want of a way, by any process in this network."""
+    with suppress(OSError):
+        lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines()]
+        for names, values in zip(lines[::2], lines[1::2], strict=True):
+            counts = {names[0][:-1] + name: int(value) for name, value in zip(names[1:], values[1:], strict=True)}
+            if UNSENT in counts:
+                return counts[UNSENT]
+    return 0
+
+
+def connect_in_c() -> None:
+    """What no audit hook sees."""
+    libc = ctypes.CDLL(None)
+    address = struct.pack("=HHI8x", socket.AF_INET, socket.htons(ELSEWHERE[1]), 0x010200C0)
+    with suppress(OSError):
+        number = libc.socket(int(socket.AF_INET), int(socket.SOCK_DGRAM), 0)
+        libc.connect(number, address, len(address))
+        os.close(number)
+
+
+# ---------------------------------------------------------------------- the commands
+
+
+def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
+    """Training with pictures, going on, validating, and the small commands: words that follow `python`."""
+    flags = f"--img 64 --workers 1 --device cpu --project {folder}"
+    trained, validated = folder / "trained", folder / "validated"
+    files = f"{validated}/ground_truth.json {validated}/predictions.json"
+    words = {
+        "train": f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --name trained {flags}",
+        "resume": f"train.py --resume {trained} --epochs 2",
+        "val": f"val.py --weights {trained}/weights/best.pt --batch 4 --save-json --name validated {flags}",
+        "models": "-m models yolov5n.yaml",
+        "metrics": f"-m utils.metrics {files}",
+        "shapes": f"-m data.shapes --root {folder}/shapes --train 2 --val 1 --size 64",
+    }
+    return {name: text.split() for name, text in words.items()}
+
+
+def run(words: list[str]) -> Any:
+    """The exit code of `python WORDS`, or its traceback."""
+    module = words[0] == "-m"
+    sys.argv = words[module:]
+    try:
+        if module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    except SystemExit as end:
+        return end.code or 0
+    except BaseException:
+        return traceback.format_exc()
+    return 0
+
+
+def main(data: str, model: str, place: str) -> None:
+    folder = Path(place)
+    notes, before = folder / "attempts.txt", unsent()
+    refuse_network(notes)
+    sys.path.insert(0, str(ROOT))
+    codes = {name: run(words) for name, words in commands(data, model, folder).items()}
+    found: dict[str, Any] = {"codes": codes, "attempts": notes.read_text(), "unsent": unsent() - before}
+    found["bitten"] = bitten(notes)
+    before = unsent()
+    connect_in_c()
+    found["unsent from C"] = unsent() - before
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

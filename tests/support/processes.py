@@ -1,0 +1,346 @@
+"""What the processes of test_processes.py do. As a script (see launching.forked) it does the works of a plan, in order.
+
+A plan is a JSON file: flags of Launch, and works by name with their arguments. Each process leaves what a work returns
+in a file of its own.
+"""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import cv2
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import data
+import train
+import val
+from data import build_evaluation_loader
+from data.augment.plan import Planner
+from data.dataset_yaml import read_data_yaml
+from data.labels import Labels
+from data.multi_scale import MultiScale
+from data.sampler import Key, TrainSampler
+from data.scan import scan
+from models import LossGains, build_loss
+from models.losses.anchor_based import AnchorBasedLoss
+from models.weights.kestrel import load_detector
+from tests.support.launching import by_hand, forked
+from utils.distributed.launch import Launch
+from utils.distributed.replica import DistributedReplica, sync_buffers
+from utils.distributed.session import distributed_session
+from utils.distributed.sync_bn import SyncBatchNorm2d
+from utils.distributed.world import World
+from utils.files import checkpoint_file
+from utils.plots.pictures import Pictures
+
+ALONE = World(torch.device("cpu"))
+Fault = Callable[[World], AbstractContextManager[object]]
+Found = dict[str, Any]  # tensors and plain values
+
+
+# ---------------------------------------------------------------------- data
+
+
+def draw_data(root: Path, count: int = 12) -> Path:
+    """A data YAML of drawn images of three shapes, with 0 to 3 rectangles, the same for training and validation."""
+    random = np.random.default_rng(0)
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    for number in range(count):
+        height, width = ((96, 96), (72, 96), (96, 60))[number % 3]
+        image, rows = random.integers(90, 130, (height, width, 3)).astype(np.uint8), []
+        for _ in range(number % 4):
+            kind, (wide, high) = int(random.integers(3)), random.integers(12, 40, 2).tolist()
+            x, y = int(random.integers(width - wide)), int(random.integers(height - high))
+            cv2.rectangle(image, (x, y), (x + wide - 1, y + high - 1), [255 * (c == kind) for c in range(3)], -1)
+            shares = (x + wide / 2) / width, (y + high / 2) / height, wide / width, high / height
+            rows.append(f"{kind} {' '.join(f'{share:.6f}' for share in shares)}\n")
+        cv2.imwrite(str(root / "images" / f"{number:02}.png"), image)
+        (root / "labels" / f"{number:02}.txt").write_text("".join(rows))
+    file = root / "rectangles.yaml"
+    file.write_text("path: .\ntrain: images\nval: images\nnames: [blue, green, red]\n")
+    return file
+
+
+# ---------------------------------------------------------------------- launching
+
+
+def launch(folder: Path, size: int, works: dict[str, Found], *, seconds: float = 300, **flags: Any) -> dict[str, list]:
+    """What `size` processes returned, by work and rank. works: by a name each the arguments of WORKS[work]."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = {"launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags}, "works": works}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    environments = [by_hand(rank, size, 0) for rank in range(size)]
+    with forked(environments, [str(folder / "plan.json")], folder, script="tests.support.processes") as ranks:
+        for rank in ranks:
+            code = rank.end(seconds)
+            assert code == 0, f"{rank.out[-2000:]}\n{rank.err[-4000:]}"
+    return {
+        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(size)] for name in works
+    }
+
+
+def run(arguments: Sequence[str]) -> None:
+    """The script of one process."""
+    file = Path(arguments[0])
+    plan = json.loads(file.read_text())
+    with distributed_session() as connect:
+        world = connect(Launch(**plan["launch"]))
+        for name, work in plan["works"].items():
+            found = WORKS[work.pop("work")](world, file.parent, name, **work)
+            torch.save(checkpoint_file.to_plain(found), file.parent / f"{name}.{world.rank}.pt")
+
+
+# ---------------------------------------------------------------------- training
+
+
+def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault: str = "") -> Found:
+    """A run of train.py into folder/name; the best checkpoint's numbers."""
+    places = ["--project", str(folder), "--name", name]
+    with FAULTS[fault](world) if fault else nullcontext():
+        return train.main(train.parse_args([*flags, *places])[0], world).coco.stats
+
+
+def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> Found:
+    """A run of one epoch: its BatchNorm's statistics before they are made one, and what each process then evaluates."""
+    found: Found = {}
+    real_epoch, real_detect = train.train_one_epoch, val.detect
+
+    def train_one_epoch(state: train.TrainState, *arguments: Any, **keywords: Any) -> Any:
+        result = real_epoch(state, *arguments, **keywords)
+        for part, model in (("model", state.replica.model), ("ema", state.ema.model)):
+            found[part] = {key: value.clone() for key, value in model.state_dict().items() if "running" in key}
+        return result
+
+    def detect(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        found.setdefault("evaluated", {key: value.clone() for key, value in model.state_dict().items()})
+        return real_detect(model, *arguments, **keywords)
+
+    with mock.patch.object(train, "train_one_epoch", train_one_epoch), mock.patch.object(val, "detect", detect):
+        trains(world, folder, name, flags=flags)
+    return found
+
+
+@contextlib.contextmanager
+def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
+    """A loss divided once more by the number of processes; local: the counts are this process's own."""
+    real = AnchorBasedLoss.forward
+
+    def forward(self: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, total: Any = None) -> dict[str, Tensor]:
+        losses = real(self, maps, targets, None if local else total)
+        return {term: value / world.size for term, value in losses.items()}
+
+    with mock.patch.object(AnchorBasedLoss, "forward", forward):
+        yield
+
+
+def seeded_by_rank(world: World) -> AbstractContextManager[object]:
+    def planner(labels: Labels, image_size: int, augmentation: data.Augmentation, seed: int) -> Planner:
+        return Planner(labels, image_size, augmentation, seed + world.rank)
+
+    return mock.patch.object(data, "Planner", planner)
+
+
+def sized_by_rank(world: World) -> AbstractContextManager[object]:
+    return mock.patch.object(train, "MultiScale", lambda seed, stride: MultiScale(seed + world.rank, stride))
+
+
+def padded(world: World) -> AbstractContextManager[object]:
+    """The last sample of an epoch repeats another one, as where a share is filled up."""
+    real = TrainSampler.__iter__
+
+    def batches(self: TrainSampler) -> Iterator[list[Key]]:
+        shares = list(real(self))
+        shares[-1][-1] = shares[-1][0]
+        return iter(shares)
+
+    return mock.patch.object(TrainSampler, "__iter__", batches)
+
+
+@contextlib.contextmanager
+def slow_writer(world: World) -> Iterator[None]:
+    """Rank 0 takes its time to draw before the training, to write its state, and to draw after the training."""
+    real = checkpoint_file.save
+
+    def save(path: Path, state: Found) -> None:
+        time.sleep(SLOW_S if path.name == "last.pt" else 0)
+        real(path, state)
+
+    def draw(pictures: Pictures, *_: Any) -> None:
+        time.sleep(SLOW_S if pictures.active else 0)
+
+    writing = mock.patch.object(checkpoint_file, "save", save)
+    last = mock.patch.object(train, "draw_results", draw)
+    with writing, last, mock.patch.multiple(Pictures, train_batch=lambda *_: None, labels=draw):
+        yield
+
+
+SLOW_S = 4.0
+FAULTS: dict[str, Fault] = {
+    "rank-local normalisation": lambda world: scaled_loss(world, local=True),
+    "gradients not multiplied by the number of processes": lambda world: scaled_loss(world, local=False),
+    "rank-seeded augmentation": seeded_by_rank,
+    "rank-local image size": sized_by_rank,
+    "padding duplicates": padded,
+    "slow writer": slow_writer,
+}
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+def evaluates(
+    world: World,
+    folder: Path,
+    name: str,
+    *,
+    yaml: str,
+    weights: str,
+    images: list[int],
+    batch: int = 1,
+    confidence: float = 0.001,
+    twice: bool = False,
+) -> Found:
+    """What `evaluate` finds in the images of these numbers. twice: each process sees its first batch again."""
+    spec = read_data_yaml(yaml)
+    labels, _ = scan(spec.sources("val"), spec.names, threads=1)
+    model, _ = load_detector(Path(weights))
+    shape: Found = {"batch_size": batch, "image_size": 64, "stride": 32}
+    loader = build_evaluation_loader(labels.subset(images), **shape, rank=world.rank, size=world.size)
+    sampler = loader.sampler
+    if twice:
+        sampler.batches, sampler.numbers = [*sampler.batches, sampler.batches[0]], [*sampler.numbers, 0]
+    criterion = None if twice else build_loss(model.head, LossGains())
+    found = val.evaluate(model, loader, world, criterion=criterion, confidence=confidence, active=False)
+    return {
+        "numbers": {"loss": found.losses, **found.as_dict(spec.names)},
+        "detections": {column: torch.from_numpy(values) for column, values in vars(found.detections).items()},
+        "precision": torch.from_numpy(found.coco.precision),
+        "curves": torch.from_numpy(found.curves.pr_precision),
+        "batches": len(loader),
+    }
+
+
+# ---------------------------------------------------------------------- the operations of a world
+
+
+def operates(world: World, folder: Path, name: str) -> Found:
+    """What every operation of a world of three gives to this process, whose number goes into it."""
+    rank, rows = world.rank, torch.arange(2.0)
+    mine = [rows + rank, torch.tensor([[10.0 * rank]], dtype=torch.float64), torch.tensor(rank)]
+    means, rank_0s = [value.clone() for value in mine[:2]], [value.clone() for value in mine]
+    world.all_reduce_mean_(means)
+    world.broadcast_(rank_0s)
+    world.all_reduce_mean_([])
+    world.broadcast_([])
+    return {
+        "place": [world.rank, world.local_rank, world.size, world.local_size, world.is_main],
+        "sum": world.all_reduce_sum(mine[0]),
+        "untouched": mine[0],
+        "whole sum": world.all_reduce_sum(torch.tensor([rank, 1])),
+        "gather": world.all_gather_rows(torch.full((rank * 2, 3), rank)),  # of rank 0 nothing
+        "gather of rank 1 alone": world.all_gather_rows(torch.ones(int(rank == 1), 7, dtype=torch.float64)),
+        "gather of nobody": world.all_gather_rows(torch.zeros(0, 7)),
+        "average": means,
+        "spread": rank_0s,
+        "share": world.broadcast_object({"bits": [0.1 + 0.2, float("nan")], "rank": rank}),
+        "all_gather_object": world.all_gather_object({"rank": rank, "text": "é"}),
+    }
+
+
+def takes_turns(world: World, folder: Path, name: str) -> Found:
+    """Who finds the first one's work done in local_main_first, where the last rank has a machine of its own."""
+    place = dataclasses.replace(world, local_rank=0 if world.rank == world.size - 1 else world.rank)
+    machine, first = int(world.rank == world.size - 1), place.local_rank == 0
+    done, began = folder / f"machine{machine}", time.monotonic()
+    with place.local_main_first():
+        found = done.exists()
+        time.sleep(0.5 if first else 0)
+        done.touch()
+    return {"first": first, "found": found, "waited": time.monotonic() - began}
+
+
+def disagrees(world: World, folder: Path, name: str) -> Found:
+    """What is said where the last of the processes differs."""
+    said = []
+    for value in (int(world.rank == world.size - 1), {"a": [1, 2], "b": world.rank // (world.size - 1), "c": 3}):
+        try:
+            world.require_same("--this", value)
+        except ValueError as error:
+            said.append(str(error))
+    world.require_same("--that", {"a": 0.1})
+    return {"said": said}
+
+
+# ---------------------------------------------------------------------- replicas
+
+
+class Norm(nn.Module):
+    """A synchronised normalisation between two convolutions, with a buffer that is no statistic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 4, 3, bias=False), SyncBatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 1, 3)
+        ).double()
+        self.register_buffer("sizes", torch.ones(3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+def images_of_a_step() -> Tensor:
+    """[12, 2, 8, 8]: three batches of four."""
+    return torch.randn(12, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def accumulates(world: World, folder: Path, name: str) -> Found:
+    """Two optimizer steps' gradients of three batches each, and how often gradients were exchanged after each batch."""
+    replica, exchanges, counts, gradients = DistributedReplica(Norm(), world, accumulates=True), [], [], []
+
+    def counted(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        exchanges.append(bucket.index())
+        return allreduce_hook(group, bucket)
+
+    replica.wrapped.register_comm_hook(None, counted)
+    for _ in range(2):
+        for number, batch in enumerate(images_of_a_step().split(4)):
+            with replica.gradients(last=number == 2):
+                share = replica(batch[world.rank :: world.size]).square().sum()
+                (share * world.size).backward()
+            counts.append(len(exchanges))
+        gradients.append(
+            [parameter.grad.clone() for parameter in replica.model.parameters() if parameter.grad is not None]
+        )
+        replica.model.zero_grad()
+    return {"exchanges": counts, "gradients": gradients}
+
+
+def aligns(world: World, folder: Path, name: str) -> Found:
+    """The state of a model full of this process's number after it was made one, without and with synchronised norms."""
+    found = {}
+    for synchronised in (False, True):
+        model = Norm()
+        for value in model.state_dict().values():
+            value.fill_(world.rank)
+        sync_buffers(model, world, synchronised=synchronised)
+        state = model.state_dict()
+        assert all((value == value.flatten()[0]).all() for value in state.values())
+        found["synchronised" if synchronised else "own"] = {key: value.max().item() for key, value in state.items()}
+    return found
+
+
+WORKS: dict[str, Callable[..., Found]] = {
+    work.__name__: work for work in (trains, averages, evaluates, operates, takes_turns, disagrees, accumulates, aligns)
+}

@@ -1,0 +1,454 @@
+"""README.md and docs/: their commands parse and run, their links and paths lead somewhere, their YAML is read."""
+
+import argparse
+import importlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import launch as older_launcher
+from torch.distributed import run as launcher
+
+import train
+import val
+from data.dataset_yaml import read_data_yaml
+from utils.distributed.world import World
+from utils.flags import FlagParser
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+MOST_LINES = 130
+USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*USER_PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md"))]
+NOT_BUILT = {"detect.py", "export.py", "--evolve", "--quad"}  # the README says so
+CPU = World(torch.device("cpu"))
+
+# Commands that no test runs, and words in front of others, by their first word.
+NOT_RUN = {
+    "pip": "changes the environment",
+    "apt-get": "changes the machine",
+    "sysctl": "changes the machine",
+    "docker": "needs a container",
+    "export": "sets variables of the shell for network interfaces that are not here",
+    "make": "runs the tests, this one too",
+    "kill": "ends another process",
+    "python -m pytest": "runs the tests, this one too",
+}
+IN_FRONT = {
+    "timeout": "ends a launcher by force",
+    "srun": "needs SLURM; the variables that it sets are tested in test_launch.py",
+}
+# Flags of programs that are not ours, and whose parser is not at hand.
+FLAGS_OF_OTHERS = {"--init": "docker", "--kill-on-bad-exit": "srun", "--use_env": "torch.distributed.launch"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+# ---------------------------------------------------------------------- reading a page
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines of code of a page: of a fence, with its language, or indented, without one."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+
+def read_page(page: Path) -> tuple[list[Block], list[tuple[int, str]]]:
+    """The blocks of a page, and its other lines with their numbers."""
+    blocks, prose, fence, start, held = [], [], None, 0, []
+    for number, line in enumerate([*page.read_text(encoding="utf-8").splitlines(), ""], 1):
+        if line.startswith("```"):
+            if fence is None:
+                fence, start = line[3:].strip(), number + 1
+            else:
+                blocks.append(Block(page, start, fence, "\n".join(held)))
+                fence, held = None, []
+        elif fence is not None:
+            held.append(line)
+        elif line.startswith("    "):
+            start = start if held else number
+            held.append(line[4:])
+        else:
+            if held:
+                blocks.append(Block(page, start, "", "\n".join(held)))
+                held = []
+            prose.append((number, line))
+    assert fence is None, f"{page.name}: a fence stays open"
+    return blocks, prose
+
+
+def inline_code(prose: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    for number, line in prose:
+        for code in re.findall(r"`([^`]+)`", line):
+            yield number, code
+
+
+@dataclass(frozen=True)
+class Command:
+    page: Path
+    line: int
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line} {shlex.join(self.words)}"
+
+
+def split_commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a block.
+
+    >>> list(split_commands("a b \\\\\\n  c   # why\\nd && X=1 e ''"))
+    [['a', 'b', 'c'], ['d'], ['X=1', 'e', '']]
+    """
+    for line in text.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word != "&&":
+                words.append(word)
+            elif words:
+                yield words
+                words = []
+
+
+def commands_of(page: Path) -> Iterator[Command]:
+    """The commands in a page's blocks, and in its text those that begin with the name of a program."""
+    blocks, prose = read_page(page)
+    for block in blocks:
+        if block.language in ("", "bash", "sh"):
+            for words in split_commands(block.text):
+                yield Command(page, block.line, tuple(words))
+    for line, code in inline_code(prose):
+        first = code.split()[0]
+        if " " in code and (first in {"python", *NOT_RUN} or (first in IN_FRONT and " python " in code)):
+            for words in split_commands(code):
+                yield Command(page, line, tuple(words))
+
+
+COMMANDS = [command for page in (*USER_PAGES, ROOT / "CONTRIBUTING.md") for command in commands_of(page)]
+
+
+def without_front(words: tuple[str, ...]) -> list[str]:
+    """A command without what stands in front of `python`: variables, and the programs of IN_FRONT.
+
+    >>> without_front(("A=1", "timeout", "-k", "3", "python", "x.py"))
+    ['python', 'x.py']
+    """
+    front, rest = list(words), []
+    if "python" in words:
+        at = words.index("python")
+        front, rest = list(words[:at]), list(words[at:])
+        while front and re.match(r"[A-Z_]+=", front[0]):
+            front.pop(0)
+    assert not rest or not front or front[0] in IN_FRONT, f"{shlex.join(words)}: what is {front[0]}?"
+    return rest or front
+
+
+def reason_not_to_run(words: tuple[str, ...]) -> str:
+    """The entry of NOT_RUN that a command belongs to, or ""."""
+    own = shlex.join(without_front(words))
+    return next((name for name in NOT_RUN if f"{own} ".startswith(f"{name} ")), "")
+
+
+PYTHON = [command for command in COMMANDS if not reason_not_to_run(command.words)]
+
+
+def test_there_are_commands():
+    assert len(PYTHON) > 30
+    assert {without_front(command.words)[1] for command in PYTHON} >= {"train.py", "val.py", "-m"}
+
+
+def test_what_is_not_run_is_there():
+    assert {reason_not_to_run(command.words) for command in COMMANDS} - {""} == set(NOT_RUN)
+    assert {command.words[0] for command in COMMANDS} >= set(IN_FRONT)
+
+
+# ---------------------------------------------------------------------- every flag is accepted
+
+
+class ParsedError(Exception):
+    """A script has parsed its command line."""
+
+
+def parse_by_script(main: Callable[[], object], words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a script's own `main` parse a command line, and do no more."""
+
+    def stopping(parse: Callable[..., object]) -> Callable[..., object]:
+        def parse_and_stop(*arguments: object, **keywords: object) -> None:
+            parse(*arguments, **keywords)
+            raise ParsedError
+
+        return parse_and_stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        patch.setattr(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args))
+        patch.setattr(FlagParser, "read", stopping(FlagParser.read))
+        with pytest.raises(ParsedError):
+            main()
+
+
+def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse `python ...` by the parser of the script or module that it starts, and of the launcher, if there is one."""
+    assert words[0] == "python", f"{shlex.join(words)}: add it to NOT_RUN, with a reason"
+    script, rest = words[1], words[2:]
+    if script == "-m":
+        script, rest = rest[0], rest[1:]
+    if script in ("torch.distributed.run", "torch.distributed.launch"):
+        parser = launcher.get_args_parser().parse_args if script.endswith("run") else older_launcher.parse_args
+        inner = parser(rest)
+        parse(["python", inner.training_script, *inner.training_script_args], monkeypatch)
+    elif script in ("train.py", "val.py"):
+        with pytest.raises(SystemExit, match="0") if "--help" in rest else nullcontext():
+            {"train.py": train, "val.py": val}[script].parse_args(rest)
+    else:
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            monkeypatch.setenv(name, "1")  # benchmarks set them, and change the path: for this test alone
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        name = script.removesuffix(".py").replace("/", ".") if script.endswith(".py") else f"{script}.__main__"
+        parse_by_script(importlib.import_module(name).main, [script, *rest], monkeypatch)
+
+
+@pytest.mark.parametrize("command", PYTHON, ids=str)
+def test_a_command_is_parsed(command, monkeypatch):
+    parse(without_front(command.words), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python train.py --no-such-flag",
+        "python val.py --task nothing",
+        "python -m torch.distributed.run --no-such-flag train.py",
+        "python -m torch.distributed.run --nproc_per_node 2 train.py --imgs 64",
+        "python -m models",
+        "python benchmarks/step.py --no-such-flag",
+    ],
+)
+def test_a_wrong_command_is_noticed(text, monkeypatch, capsys):
+    with pytest.raises((ValueError, SystemExit)):
+        parse(text.split(), monkeypatch)
+
+
+def test_flags_in_the_text_exist(monkeypatch):
+    known: set[str] = {*FLAGS_OF_OTHERS, *NOT_BUILT, *launcher.get_args_parser()._option_string_actions}
+    read = FlagParser.read
+    monkeypatch.setattr(
+        FlagParser, "read", lambda self, words=None: (known.update(self._option_string_actions), read(self, words))[1]
+    )
+    train.parse_args([])
+    val.parse_args([])
+    for page in USER_PAGES:
+        for line, code in inline_code(read_page(page)[1]):
+            if code.split()[0] != "python":
+                flags = set(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", code))
+                assert flags <= known, f"{page.name}:{line}: no flag {flags - known}"
+
+
+# ---------------------------------------------------------------------- commands, run from top to bottom
+
+
+@pytest.fixture(scope="module")
+def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Flags that go behind those of a command, and take their place: tiny data, a tiny model, small images, a CPU."""
+    both = ["--data", str(tiny_data), "--img", "64", "--batch", "4", "--workers", "0", "--device", "cpu"]
+    both += ["--cache-dir", str(tmp_path_factory.mktemp("cache"))]
+    return {"train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"], "val.py": both}
+
+
+def play(words: list[str], small: dict[str, list[str]]) -> None:
+    """Run `python train.py ...` or `python val.py ...` in this process."""
+    script, flags = words[1], [*words[2:], *small[words[1]]]
+    if script == "train.py":
+        train.main(train.parse_args([*flags, "--epochs", "2" if "--resume" in flags else "1"])[0], CPU)
+    else:
+        val.main(val.parse_args(flags)[0], CPU)
+
+
+@pytest.mark.slow
+def test_the_readme_from_top_to_bottom(small, tmp_path, monkeypatch):
+    """Train, validate, train on other data, fine-tune, resume, validate: each finds what those before have left."""
+    monkeypatch.chdir(tmp_path)
+    blocks, _ = read_page(README)
+    commands = [words for block in blocks if not block.language for words in split_commands(block.text)]
+    played = [words for words in commands if words[1] in ("train.py", "val.py")]
+    assert [words[1] for words in played] == ["train.py", "val.py", "train.py", "train.py", "train.py", "val.py"]
+    for words in played:
+        play(words, small)
+    assert sorted(str(path) for path in Path("runs").glob("*/*")) == [
+        *(f"runs/train/exp{number}" for number in ("", "2", "3")),
+        *(f"runs/val/exp{number}" for number in ("", "2")),
+    ]
+    rows = [len(Path(f"runs/train/{run}/results.csv").read_text().splitlines()) for run in ("exp", "exp2", "exp3")]
+    assert rows == [2, 2, 3]  # a header and an epoch; the resumed run has two
+
+
+@pytest.mark.slow
+def test_validation_and_its_files(small, tmp_path, monkeypatch, capsys):
+    """An ensemble, and COCO's numbers of the two files that --save-json writes: commands of docs/run_folder.md."""
+    monkeypatch.chdir(tmp_path)
+    play(["python", "train.py"], small)
+    for name in ("a.pt", "b.pt"):
+        shutil.copy("runs/train/exp/weights/best.pt", name)
+    commands = list(commands_of(ROOT / "docs" / "run_folder.md"))
+    validations = [list(command.words) for command in commands if {"--save-json", "--augment"} & {*command.words}]
+    assert len(validations) == 2
+    for words in validations:
+        play(words, small)
+    written = next(Path("runs/val").glob("*/predictions.json")).parent
+    assert len(list((written / "labels").glob("*.txt"))) == 8
+
+    monkeypatch.chdir(written)
+    metrics = [command for command in commands if command.words[:3] == ("python", "-m", "utils.metrics")]
+    assert len(metrics) == 2
+    main = importlib.import_module("utils.metrics.__main__").main
+    assert [main(list(command.words[3:])) for command in metrics] == [0, 0]
+    assert '"AP50"' in capsys.readouterr().out
+
+
+def test_the_table_of_a_model(capsys):
+    words = next(command.words for command in PYTHON if command.words[:3] == ("python", "-m", "models"))
+    assert importlib.import_module("models.__main__").main(list(words[3:])) == 0
+    assert capsys.readouterr().out.endswith("7,235,389 parameters, 16.4 GFLOPs at 640\n")
+
+
+def test_the_generated_set(tmp_path, monkeypatch, capsys):
+    words = next(command.words for command in PYTHON if command.words[:3] == ("python", "-m", "data.shapes"))
+    monkeypatch.chdir(tmp_path)
+    assert importlib.import_module("data.shapes.__main__").main([*words[3:], "--train", "2", "--val", "1"]) == 0
+    assert (tmp_path / "datasets/shapes/shapes.yaml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", ["python train.py", "python -m torch.distributed.run"])
+def test_as_users_start_them(opening, small, tmp_path):
+    """The README's first training, and its first one through the launcher, each in processes of their own."""
+    words = next(command.words for command in PYTHON if " ".join(command.words).startswith(opening))
+    started = [sys.executable, *(str(ROOT / word) if word == "train.py" else word for word in words[1:])]
+    flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
+    done = subprocess.run([*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/exp/weights/best.pt").exists()
+
+
+# ---------------------------------------------------------------------- what a page names is there
+
+DATA_YAMLS = [block for page in USER_PAGES for block in read_page(page)[0] if block.language == "yaml"]
+
+
+@pytest.mark.parametrize("block", DATA_YAMLS, ids=lambda block: f"{block.page.name}:{block.line}")
+def test_a_data_yaml_is_read(block, tmp_path):
+    for split in ("train", "val", "test"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+    (tmp_path / "mydata.yaml").write_text(block.text)
+    spec = read_data_yaml(tmp_path / "mydata.yaml")
+    assert spec.names == ("cat", "dog")
+    assert spec.sources("train") == (tmp_path / "images" / "train",)
+    assert spec.unusable == ""
+    assert [source.url for source in spec.download] == re.findall(r"https://\S+", block.text)
+
+
+def links_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Target and title of each link and picture."""
+    for _, line in read_page(page)[1]:
+        yield from re.findall(r"\]\(([^)\s]+)(?:\s+\"([^\"]*)\")?\)", line)
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    """And where a link has a title, that is a test in the file that it leads to."""
+    for target, title in links_of(page):
+        if not target.startswith("https://"):
+            file = page.parent / target
+            assert file.is_file(), f"{page.name}: no {target}"
+            if title:
+                assert re.search(rf"def {title}\(", file.read_text()), f"{page.name}: no {title} in {target}"
+
+
+def test_each_guarantee_is_linked_to_a_test():
+    section = README.read_text().partition("## What it guarantees")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| Kestrel")]
+    assert len(rows) == 10
+    for row in rows:
+        assert re.search(r"\]\(tests/\S+\.py \"test_\w+\"\)", row), row
+
+
+def is_there(path: str) -> bool:
+    """Whether the project has this file or folder; a script or test may be called by its name alone."""
+    bare = path.rstrip("/")
+    if "*" in bare:
+        return bool(list(ROOT.glob(bare)))
+    if "/" not in bare and bare.endswith(".py"):  # by its name alone, wherever it lies
+        return bool(list(ROOT.glob(f"**/{bare}")))
+    return (ROOT / bare).exists()
+
+
+def paths_of(page: Path) -> Iterator[str]:
+    """What a page names, in its text, that looks like a file or folder of the project."""
+    top = {"models", "data", "utils", "tests", "benchmarks", "docs", ".ci"}
+    for _, code in inline_code(read_page(page)[1]):
+        for word in code.split():
+            word = word.strip(",;:()")
+            if ("/" in word and word.partition("/")[0] in top) or re.fullmatch(r"[\w*]+\.py|[A-Z]+\.md", word):
+                yield word
+            elif re.fullmatch(r"hyp\.[\w.-]+\.yaml", word):
+                yield f"data/hyps/{word}"
+
+
+@each_page
+def test_paths_exist(page):
+    absent = {path for path in paths_of(page) if not is_there(path)} - NOT_BUILT
+    assert not absent
+
+
+def test_pages_name_paths():
+    """So that the test before looks at something."""
+    assert {"models/nms.py", "data/augment/plan.py"} <= set(paths_of(ROOT / "PROVENANCE.md"))
+    assert "data/hyps/hyp.shapes.yaml" in set(paths_of(ROOT / "docs" / "benchmarks.md"))
+    assert not is_there("models/no_such_module")
+    assert not is_there("no_such_script.py")
+
+
+def tree_of_readme() -> list[str]:
+    """The files and folders of the README's tree."""
+    blocks = [block for block in read_page(README)[0] if block.language == "text"]
+    assert len(blocks) == 1
+    found, folder = [], ""
+    for line in blocks[0].text.splitlines():
+        names = list(takewhile(lambda word: re.search(r"/$|\.py$|\*", word), line.split()))
+        if line.startswith(" "):
+            found += [f"{folder}{name}" for name in names if not name.startswith("*")]
+        else:
+            folder = names[0]
+            found += names
+    return found
+
+
+def test_the_tree_is_the_project():
+    tree = tree_of_readme()
+    assert [path for path in tree if not is_there(path)] == []
+    packages = {
+        file.parent.relative_to(ROOT) for top in ("data", "models", "utils") for file in ROOT.glob(f"{top}/**/*.py")
+    }
+    assert {f"{package}/" for package in packages} <= set(tree)
+
+
+def test_the_readme_is_short_and_leads_to_every_page():
+    assert len(README.read_text().splitlines()) <= MOST_LINES
+    linked = {target for target, _ in links_of(README)}
+    assert {f"docs/{page.name}" for page in USER_PAGES[1:]} <= linked
+    assert {"CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md", "LOG.md"} <= linked
+    pictures = [ROOT / target for target in linked if target.endswith((".jpg", ".png"))]
+    assert len(pictures) == 1
+    assert all(picture.stat().st_size < 150_000 for picture in pictures)

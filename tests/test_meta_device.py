@@ -1,0 +1,371 @@
+"""Training, drawing and validation keep to the device and look at no value, shown on one that has no values.
+
+Where values must be looked at, in models/nms.py, it says so too.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Conv2d
+
+import train
+import utils.training.checkpoints.preemption
+import utils.training.nonfinite
+import utils.training.state
+from data import Augmentation, Loader, build_train_loader
+from data.base_images import DecodedImages
+from data.cache import DeviceImages, offsets_of
+from data.labels import Labels
+from data.multi_scale import MultiScale
+from data.splits import open_data, read_split
+from models import Detector, build_model
+from models.assign.targets import pad_targets
+from models.blocks import LAYERS
+from models.freezing import freeze, set_training
+from models.heads.registry import HEADS, build_loss
+from models.losses import LossGains
+from models.nms import non_max_suppression
+from models.views import ensemble, merge_classes, only_classes, single_view, with_test_time_augmentation
+from tests.support.anchor_free import FAMILY
+from tests.support.meta_device import META, SENT, NeverRead, OneDevice, fused_on_meta, use_fused
+from utils.background import BackgroundTask
+from utils.distributed.host_copies import to_device
+from utils.distributed.replica import Replica, running_statistics
+from utils.distributed.world import World
+from utils.training.batch_size import GlobalBatch
+from utils.training.checkpoints.preemption import SaveTrigger
+from utils.training.ema import EMA
+from utils.training.optimizers import build_optimizer
+from utils.training.state import build_train_state
+
+SIDE = 64
+EVERYTHING = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.0)  # no copy-paste
+UPRIGHT = Augmentation(0.02, 0.7, 0.4, 0, 0.1, 0.5, 0, 0.0, 0.5, 0.5, 0.7, 0.5, 0.0)
+BATCHES = 2  # in an epoch of the eight images
+TABLE: dict[str, Any] = {  # one of every layer
+    "source": "every layer",
+    "nc": 3,
+    "depth_multiple": 1.0,
+    "width_multiple": 1.0,
+    "anchors": [[10, 14, 23, 27], [81, 82, 135, 169]],
+    "backbone": [
+        [-1, 1, "Conv", [8, 3, 2]],
+        [-1, 1, "nn.MaxPool2d", [2, 2, 0]],  # stride 4
+        [-1, 1, "C3", [8]],
+        [-1, 1, "nn.ZeroPad2d", [[0, 1, 0, 1]]],
+        [-1, 1, "nn.MaxPool2d", [2, 1, 0]],
+        [-1, 1, "Bottleneck", [8]],
+        [-1, 1, "Conv", [16, 3, 2]],  # 6, stride 8
+        [-1, 1, "Conv", [16, 3, 2]],
+        [-1, 1, "SPPF", [16, 5]],
+        [-1, 1, "SPP", [16]],  # 9, stride 16: out
+    ],
+    "head": [
+        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
+        [[-1, 6], 1, "Concat", [1]],
+        [-1, 1, "Conv", [16, 1]],  # 12, stride 8: out
+        [[12, 9], 1, "Detect", ["nc", "anchors"]],
+    ],
+}
+
+# ---------------------------------------------------------------------- the device itself
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x, host: x + host,
+        lambda x, host: x + host[0, 0],  # a GPU would take a lone number, but the code has none
+        lambda x, host: x.add_(host),
+        lambda x, host: x.copy_(host),
+        lambda x, host: x @ host.T,
+        lambda x, host: x[host[0].long()],
+        lambda x, host: x.gather(0, host.long()),
+        lambda x, host: torch._foreach_lerp_([x], [host], 0.5),
+        lambda x, host: torch._foreach_copy_([x], [host]),
+        lambda x, host: x[[0, 1]],
+        lambda x, host: x.new_tensor([1.0, 2.0, 3.0]),
+        lambda x, host: torch.tensor(1.0, device=x.device),
+    ],
+)
+def test_a_mix_of_devices_is_refused(mix: Callable[[Tensor, Tensor], object]) -> None:
+    with OneDevice(), pytest.raises(RuntimeError, match=r"mixes tensors of|numbers of the host"):
+        mix(torch.ones(2, 3, device=META), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x.sum().item(),
+        lambda x: float(x[0, 0]),
+        lambda x: bool(x.any()),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.unique(),
+        lambda x: x.equal(x),
+        lambda x: max(x[0, 0], x[0, 1]),
+        lambda x: x[: x.sum().long()],
+    ],
+)
+def test_a_look_at_a_value_is_refused(look: Callable[[Tensor], object]) -> None:
+    with OneDevice(), pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta tensor|data-independent"):
+        look(torch.ones(2, 3, device=META))
+
+
+def test_the_table_has_every_layer() -> None:
+    assert {row[2] for row in TABLE["backbone"] + TABLE["head"]} == {*LAYERS, "Detect"}
+
+
+def test_what_keeps_to_the_device_is_let_through() -> None:
+    with OneDevice() as device:
+        x = torch.ones(2, 3).to(META)
+        x[:1, 1] = 5.0
+        torch.where(x > 0, x * 2, 0).sum()
+    assert device.calls[SENT] == 1
+    assert device.calls["where"] == 1
+
+
+# ---------------------------------------------------------------------- training
+
+
+@pytest.fixture
+def labels(tiny_data: Path, tmp_path: Path) -> Labels:
+    return read_split(open_data(str(tiny_data)), "train", single=False, cache_dir=str(tmp_path), progress=False)[0]
+
+
+def on_device(labels: Labels) -> DeviceImages:
+    """The images of `labels` in the device's memory."""
+    images = DecodedImages(labels, SIDE)
+    pixels = np.concatenate([images(index).reshape(-1) for index in range(len(labels))])
+    return DeviceImages(SimpleNamespace(sizes=images.sizes, offsets=offsets_of(images.sizes), pixels=pixels), META)  # type: ignore[arg-type]
+
+
+class Epoch:
+    """An epoch of train.py on the device, of this process as the first of `size`, with the optimizer of a GPU."""
+
+    def __init__(
+        self,
+        loader: Loader[Any],
+        *,
+        head: Sequence[Any] = ("Detect", ["nc", "anchors"]),
+        optimizer: str = "SGD",
+        precision: torch.dtype = torch.float32,
+        recompute: bool = False,
+        frozen: Sequence[int] = (),
+        scale: bool = False,
+        **gains: float,
+    ) -> None:
+        sampler, self.loader = loader.sampler, loader
+        world = World(META, size=sampler.num_replicas)
+        self.model = build_model(TABLE | {"head": [*TABLE["head"][:-1], [[12, 9], 1, *head]]}, 3)
+        self.model.to(memory_format=torch.channels_last).to(META)
+        self.model.recompute = recompute
+        set_training(self.model, freeze(self.model, frozen))
+        self.criterion = build_loss(self.model.head, LossGains(**gains)).to(META)
+        self.state = build_train_state(
+            self.model,
+            world,
+            GlobalBatch(sampler.batch_size, world.size),
+            precision,
+            self.criterion.terms,
+            layers=list(self.model.layers),
+            smallest_side=2 * max(self.model.strides),
+            total=BATCHES * 10,
+            epochs=10,
+            patience=0,
+            cosine=False,
+            optimizer=optimizer,
+            weight_decay=5e-4,
+            sync_bn=False,
+            shard=False,
+            say=lambda _: None,
+        )
+        self.scale = MultiScale(0, max(self.model.strides)) if scale else None
+
+    def train(self) -> OneDevice:
+        """Train it: the operations."""
+        trigger = SaveTrigger(self.state.world, 0, BackgroundTask("test"))
+        checkpoints: Any = SimpleNamespace(trigger=trigger, after_step=lambda _: trigger.check())
+        with fused_on_meta(), OneDevice() as device:
+            train.train_one_epoch(self.state, self.loader, self.criterion, checkpoints, title="", scale=self.scale)
+            self.state.sync_buffers()
+        return device
+
+
+def loader_of(
+    labels: Labels, images: Any = None, augmentation: Augmentation = EVERYTHING, size: int = 1
+) -> Loader[Any]:
+    square = {"image_size": SIDE, "stride": 32, "augmentation": augmentation, "seed": 0, "device": META, "size": size}
+    return build_train_loader(labels, batch_size=len(labels) // BATCHES, images=images, **square)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the processes of a run, which the others leave alone; the meta device has no autocast."""
+    for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
+        monkeypatch.setattr(module, "AsyncHostCopy", NeverRead)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
+    monkeypatch.setattr("torch.distributed.broadcast", lambda *_: None)
+    built = utils.training.state
+    monkeypatch.setattr(built, "build_replica", lambda model, world, **_: Replica(model, world))
+    monkeypatch.setattr(built, "build_optimizer", lambda *given, **named: use_fused(build_optimizer(*given, **named)))
+    monkeypatch.setattr(built, "autocast_for", lambda *_: nullcontext())
+    monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "size", "settings"),
+    [
+        ("SGD", 1, {}),
+        ("SGD", 1, {"scale": True, "recompute": True}),
+        ("SGD", 2, {"frozen": (1,)}),
+        ("SGD", 1, {"head": ("AnchorFree", ["nc"])}),
+        ("Adam", 1, {"scale": True, "focal_gamma": 1.5, "label_smoothing": 0.1}),
+        ("AdamW", 2, {"precision": torch.float16}),  # whose scaler looks for its scale on the device
+    ],
+)
+def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int, settings: dict[str, Any]) -> None:
+    epoch = Epoch(loader_of(labels, size=size), optimizer=optimizer, **settings)
+    calls = epoch.train().calls
+    closing = epoch.state.schedule.closing_batches(0, BATCHES)
+    assert calls[SENT] == 2 * BATCHES  # images and targets
+    assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one for each group of parameters
+    convolutions = sum(any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if type(c) is Conv2d)
+    assert calls["convolution_backward"] == convolutions * BATCHES > 10
+    assert epoch.state.ema.updates == len(closing) > 0
+    assert epoch.state.progress.losses.sums.device == META
+
+
+@pytest.mark.parametrize("augmentation", [UPRIGHT, EVERYTHING], ids=["upright", "everything"])
+def test_an_epoch_of_images_that_the_device_draws_keeps_to_it(labels: Labels, augmentation: Augmentation) -> None:
+    loader = loader_of(labels, on_device(labels), augmentation)
+    calls = Epoch(loader).train().calls
+    assert calls[SENT] == 5 * BATCHES  # targets, and the plans: lines, places, mixes, tables
+    assert calls["_fused_sgd_"] > 0
+
+
+def multiplied_on_the_cpu(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    return losses | {"box": losses["box"] * torch.ones(())}
+
+
+def gradient_multiplied_on_the_cpu(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    losses["box"].register_hook(lambda gradient: gradient * torch.ones(()))
+    return losses
+
+
+def looked_at(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    return losses if losses["box"].item() else {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "refusal"),
+    [
+        (multiplied_on_the_cpu, "mul mixes tensors of cpu and meta"),
+        (gradient_multiplied_on_the_cpu, "mul mixes tensors of cpu and meta"),
+        (looked_at, r"item\(\) cannot be called on meta tensors"),
+    ],
+)
+def test_a_fault_of_the_loss_is_seen(labels: Labels, fault: Callable[..., Any], refusal: str) -> None:
+    epoch = Epoch(loader_of(labels))
+    epoch.criterion.register_forward_hook(lambda module, taken, losses: fault(losses))
+    with pytest.raises(RuntimeError, match=refusal):
+        epoch.train()
+
+
+def test_a_loss_left_on_the_cpu_is_seen(labels: Labels) -> None:
+    epoch = Epoch(loader_of(labels))
+    epoch.criterion.anchors_px = torch.ones(epoch.criterion.anchors_px.shape)
+    with pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
+        epoch.train()
+
+
+def test_an_average_left_on_the_cpu_is_seen(labels: Labels) -> None:
+    epoch = Epoch(loader_of(labels))
+    epoch.state.ema = EMA(build_model(TABLE, 3))
+    with pytest.raises(RuntimeError, match="_foreach_lerp_ mixes tensors of cpu and meta"):
+        epoch.train()
+
+
+def test_the_guard_of_an_optimizer_that_is_not_fused_is_seen_to_wait(labels: Labels) -> None:
+    epoch = Epoch(loader_of(labels))
+    epoch.state.optimizer.defaults["fused"] = False
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        epoch.train()
+
+
+# ---------------------------------------------------------------------- validation
+
+
+PREDICTIONS = {
+    "single": single_view,
+    "views": with_test_time_augmentation,
+    "ensemble": lambda model: ensemble([single_view(model), with_test_time_augmentation(model)]),
+    "two of three": lambda model: only_classes(single_view(model), [0, 2]),
+    "one class": lambda model: merge_classes(single_view(model)),
+}
+
+
+def fused_model() -> Detector:
+    """A model as it is validated: its BatchNorm folded, on the device."""
+    return build_model(TABLE, 3).to(memory_format=torch.channels_last).to(META).fuse()
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_predictions_keep_to_the_device(name: str) -> None:
+    model, host = fused_model(), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
+    with torch.no_grad(), OneDevice() as device:
+        boxes, scores = PREDICTIONS[name](model)(to_device(host, META))
+    assert device.calls[SENT] == 1
+    assert boxes.device == scores.device == META
+    assert (boxes.shape[:2], boxes.shape[2]) == (scores.shape[:2], 4)
+    assert scores.shape[2] == (1 if name == "one class" else 3)
+
+
+@pytest.mark.parametrize("boxes", [0, 3])
+def test_the_loss_of_a_validation_keeps_to_the_device(boxes: int) -> None:
+    model = fused_model()
+    criterion = build_loss(model.head, LossGains()).to(META)
+    targets, images = torch.zeros(boxes, 6, device=META), torch.zeros(2, 3, SIDE, SIDE, device=META)
+    with torch.no_grad(), OneDevice():
+        losses = criterion(model(images), pad_targets(targets))
+    assert {name: loss.shape for name, loss in losses.items()} == {"box": (), "obj": (), "cls": ()}
+
+
+def test_a_model_is_fused_on_the_device() -> None:
+    model = build_model(TABLE, 3).to(META)
+    with OneDevice():
+        model.fuse()
+    assert not running_statistics(model)
+
+
+def test_a_fault_of_the_head_is_seen() -> None:
+    model, images = fused_model(), torch.zeros(1, 3, SIDE, SIDE, device=META)
+    with OneDevice() as device:
+        model.decode(model(images))
+        assert device.calls["convolution"] == 17
+        model.head.anchors_px = torch.ones(model.head.anchors_px.shape)
+        with pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
+            model.decode(model(images))
+    model.layers[0].register_forward_hook(lambda layer, taken, given: given.max().item())
+    with OneDevice(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        model(images)
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+def test_suppression_is_where_values_are_first_looked_at(multi_label: bool) -> None:
+    """Up to the scores that pass, whose number it has to know, it keeps to the device as well."""
+    boxes, scores = torch.zeros(1, 10, 4, device=META), torch.zeros(1, 10, 3, device=META)
+    with OneDevice() as device, pytest.raises(NotImplementedError, match=r"torch\.nonzero") as refused:
+        non_max_suppression(boxes, scores, multi_label=multi_label)
+    assert device.calls["gt"] == 1
+    own = [entry for entry in refused.traceback if entry.path.name == "nms.py"]
+    assert own[-1].name == "_candidates"

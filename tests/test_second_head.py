@@ -1,0 +1,141 @@
+"""A head that train.py and val.py do not know: it trains, validates, resumes, and two processes train it like one."""
+
+import csv
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import train
+import val
+from models.heads.registry import HEADS
+from models.weights.kestrel import load_detector
+from tests import test_resume
+from tests.support.anchor_free import FAMILY, register
+from tests.support.anchor_free.head import AnchorFreeHead
+from tests.support.launching import by_hand, forked, free_port, small
+from tests.support.processes import ALONE, draw_data
+from tests.test_processes import TOLERANCE, apart, write_hyp
+from tests.test_resume import assert_same_bits
+from utils.files import checkpoint_file
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
+]
+TABLE = str(Path(__file__).parent / "tables" / "anchor_free.yaml")
+REGISTERED = {"KESTREL_FAULT": "tests.support.anchor_free:register"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(HEADS, "AnchorFree", FAMILY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("second")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Path:
+    return draw_data(folder / "data")
+
+
+@pytest.fixture(scope="module")
+def start(folder: Path, data: Path) -> Path:
+    """The folder of a run of this process that learns twelve images."""
+    write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, box=1.0, cls=1.0)
+    learning = ["--epochs", "100", "--batch", "12", "--optimizer", "AdamW", "--noval", "--nosave", "--name", "start"]
+    train_here(folder, data, *learning, "--hyp", str(folder / "learn.yaml"))
+    return folder / "start"
+
+
+def train_here(folder: Path, data: Path, *flags: str) -> None:
+    train.main(train.parse_args(small(data, TABLE, folder, *flags))[0], ALONE)
+
+
+def killed() -> None:
+    register()
+    test_resume.killed()
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    with open(run / "results.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_it_learns_and_is_measured(start, data, folder):
+    columns = ["epoch", "time", "train/box_loss", "train/cls_loss"]
+    columns += [f"metrics/{name}" for name in ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")]
+    assert list(rows_of(start)[0]) == [*columns, "val/box_loss", "val/cls_loss", "lr"]
+    first, last = rows_of(start)[0], rows_of(start)[-1]
+    for term in ("train/box_loss", "train/cls_loss"):
+        assert float(last[term]) < 0.5 * float(first[term])
+    best = start / "weights" / "best.pt"
+    model, saved = load_detector(best)
+    assert isinstance(model.head, AnchorFreeHead)
+    assert "anchors" not in saved["table"]
+    words = f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir {folder}/cache --batch 4"
+    found = val.main(val.parse_args(words.split())[0], ALONE)
+    assert found.coco.stats["AP50"] > 0.5
+    assert found.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
+
+
+@pytest.mark.parametrize("flags", ["--batch -1", "--multi-scale --image-weights", "--checkpoint-activations --rect"])
+def test_flags_train(data, tmp_path, flags):
+    train_here(tmp_path, data, *flags.split(), "--name", "run")
+    (row,) = rows_of(tmp_path / "run")
+    assert float(row["train/cls_loss"]) > 0
+    assert float(row["val/box_loss"]) > 0
+
+
+def lives(size: int, words: list[str], folder: Path, **faults: str) -> list[int]:
+    """The exit codes of a run of so many processes."""
+    port = free_port()
+    places = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
+    with forked([place | REGISTERED | faults for place in places], words, folder / "io") as ranks:
+        codes = [rank.end(120) for rank in ranks]
+        assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
+        return codes
+
+
+def test_two_processes_train_it_like_one(start, folder, data):
+    tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "box": 1.0, "cls": 1.0}
+    write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
+    flags = ["--epochs", "2", "--batch", "6", "--sync-bn", "--amp", "fp64", "--nosave"]
+    flags += ["--hyp", str(folder / "tune.yaml"), "--weights", str(start / "weights" / "last.pt")]
+    train_here(folder, data, *flags, "--name", "one")
+    assert lives(2, small(data, TABLE, folder, *flags, "--name", "two"), folder) == [0, 0]
+    found = apart(folder / "one", folder / "two")
+    assert max(found.values()) < TOLERANCE["fp64"], found
+    assert checkpoint_file.load(folder / "one" / "weights" / "last.pt")["ema_updates"] == 3
+    for one, two in zip(rows_of(folder / "one"), rows_of(folder / "two"), strict=True):
+        assert {name: float(one[name]) for name in one if name != "time"} == pytest.approx(
+            {name: float(two[name]) for name in two if name != "time"}, rel=1e-4
+        )
+
+
+@pytest.fixture
+def live(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
+    """live(name, at=instant): a life of a run, which goes on if it can."""
+
+    def one(name: str, at: str = "0 nowhere 1") -> list[int]:
+        words = small(data, TABLE, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9")
+        last = tmp_path / name / "weights" / "last.pt"
+        resume = ["--resume", str(last)] if last.exists() else []
+        fault = {"KESTREL_FAULT": "tests.test_second_head:killed", "KESTREL_INSTANT": at}
+        return lives(1, [*words, *resume], tmp_path, **fault)
+
+    return one
+
+
+def test_killed_and_resumed_it_ends_with_the_same_bits(live, tmp_path):
+    assert live("straight") == [0]
+    for instant in ("before a step 3", "in a checkpoint 2", "after validation 1"):
+        assert live("broken", f"0 {instant}") == [-9]
+    assert live("broken") == [0]
+    assert_same_bits(tmp_path / "straight", tmp_path / "broken")

@@ -1,0 +1,405 @@
+"""Processes meet, in life after life over one store, and hear of each other's failures. Threads stand in for them."""
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from utils.distributed.launch import RankInfo
+from utils.distributed.rendezvous import (
+    FAILED,
+    GENERATION,
+    PeerFailedError,
+    PeerWatch,
+    Rendezvous,
+    join_rendezvous,
+    of_generation,
+    open_store,
+)
+from utils.terminal import FaultError
+
+Connect = Callable[[], dist.Store]
+
+
+def listening() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(params=["tcp", "file", "hash"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """connect(): a connection to one store."""
+    host = listening() if request.param == "tcp" else dist.HashStore()
+    if request.param == "file":
+        return lambda: dist.FileStore(str(tmp_path / "store"), -1)
+    if request.param == "hash":
+        return lambda: host
+    return lambda: dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+
+
+def together(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each work returns or raises, all of them done at the same time."""
+
+    def outcome(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(outcome, works))
+
+
+def outcome_of(work: Callable[[], Any], seconds: float) -> Any:
+    """What `work` returns or raises; a word if it takes longer, which must not hold up the tests."""
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.extend(together([work])), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcomes[0] if outcomes else f"runs on after {seconds:g} s"
+
+
+def arrive(
+    connect: Connect, rank: int, size: int, timeout_s: float = 20, late_s: float = 0
+) -> Callable[[], Rendezvous]:
+    def work() -> Rendezvous:
+        time.sleep(late_s)
+        return join_rendezvous(connect(), RankInfo(rank, size), timeout_s)
+
+    return work
+
+
+def met(connect: Connect, size: int) -> list[Rendezvous]:
+    meetings = together([arrive(connect, rank, size) for rank in range(size)])
+    assert all(isinstance(meeting, Rendezvous) for meeting in meetings), meetings
+    return meetings
+
+
+# ---------------------------------------------------------------------- lives
+
+
+def test_all_meet_and_know_their_ranks(connect):
+    meetings = met(connect, 3)
+    assert [(m.generation, m.rank, m.size) for m in meetings] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
+
+
+def test_a_lone_process_meets_itself(connect):
+    meeting = join_rendezvous(connect(), RankInfo(), 1)
+    assert (meeting.broadcast_object({"a": None}), meeting.all_gather_object("b")) == ({"a": None}, ["b"])
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["rank 0 late", "rank 1 late"])
+def test_lives_over_one_store_hear_nothing_of_each_other(connect, late):
+    """The store is a launcher's, and outlives what it starts: each life ends in a failure here."""
+    for life in range(1, 5):
+        works = [arrive(connect, rank, 2, late_s=0.1 * (rank == late)) for rank in range(2)]
+        meetings = together(works)
+        assert [m.generation for m in meetings] == [life, life]
+        assert together([lambda m=m: m.broadcast_object(m.generation) for m in meetings]) == [life, life]
+        for meeting in meetings:
+            meeting.raise_if_failed()
+        meetings[life % 2].claim_failure(life)
+
+
+def test_a_greeting_in_a_dead_life_is_repeated_in_the_next(connect):
+    """Rank 1 comes first, finds the life of a rank 0 that died when it had welcomed another rank 1, and goes on."""
+    store = connect()
+    store.add(GENERATION, 1)
+    dead = of_generation(store, 1)
+    for key, text in (("hello/1", "somebody"), ("welcome/1", "somebody"), ("all", "")):
+        dead.set(key, text)
+    meetings = together([arrive(connect, 0, 2, late_s=0.3), arrive(connect, 1, 2)])
+    assert [m.generation for m in meetings] == [2, 2]
+    assert dead.get("hello/1") != b"somebody"  # it had greeted there
+
+
+def test_a_dead_life_with_more_processes(connect):
+    met(connect, 4)
+    meetings = met(connect, 2)
+    assert [m.generation for m in meetings] == [2, 2]
+    assert together([lambda m=m: m.all_gather_object(m.rank) for m in meetings]) == [[0, 1], [0, 1]]
+
+
+def test_who_is_missing_is_named(connect):
+    first, second = together([arrive(connect, 0, 4, 0.5), arrive(connect, 2, 4, 1)])
+    assert isinstance(first, FaultError)
+    assert str(first) == "of 4 processes rank 1, 3 did not come within 0.5 s"
+    assert isinstance(second, FaultError)
+    assert str(second) == "another process of 4 did not come within 1 s"
+
+
+def test_a_missing_rank_0_is_named(connect):
+    store = connect()
+    store.add(GENERATION, 1)
+    for key in ("hello/1", "welcome/1", "all"):  # of a dead life: nobody to be counted on
+        of_generation(store, 1).set(key, "somebody")
+    with pytest.raises(FaultError, match=r"^rank 0 of 2 did not come within 0.3 s$"):
+        join_rendezvous(store, RankInfo(1, 2), 0.3)
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+def test_share_and_exchange_in_one_order(connect):
+    values = [0.1 + 0.2, math.inf, 5e-324, [None, {"ä": "\n"}], "", 2**60, []]
+
+    def tell(meeting: Rendezvous) -> list[Any]:
+        time.sleep(0.05 * meeting.rank)
+        heard = [meeting.broadcast_object(value if meeting.rank == 0 else "mine") for value in values]
+        everyone = meeting.all_gather_object({"rank": meeting.rank})
+        return [*heard, everyone, meeting.broadcast_object(meeting.rank), meeting.all_gather_object(meeting.rank)]
+
+    everyone = [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    expected = [*values, everyone, 0, [0, 1, 2]]
+    assert together([lambda m=m: tell(m) for m in met(connect, 3)]) == [expected] * 3
+
+
+def test_not_a_number_is_shared_too(connect):
+    assert math.isnan(join_rendezvous(connect(), RankInfo(), 1).broadcast_object(math.nan))
+
+
+def test_rank_0_does_not_wait_for_those_it_tells(connect):
+    first, second = met(connect, 2)
+    assert [first.broadcast_object(value) for value in "abc"] == ["a", "b", "c"]
+    assert [second.broadcast_object("") for _ in "abc"] == ["a", "b", "c"]
+
+
+def test_the_first_failure_counts(connect):
+    first, second = met(connect, 2)
+    first.raise_if_failed()
+    assert second.claim_failure(2) == (True, 2)
+    assert first.claim_failure(1) == (False, 2)
+    for meeting in (first, second):
+        with pytest.raises(PeerFailedError) as caught:
+            meeting.raise_if_failed()
+        assert caught.value.code == 2
+
+
+def test_of_many_failures_at_once_one_is_the_first(connect):
+    meetings = met(connect, 4)
+    claims = together([lambda m=m: m.claim_failure(10 + m.rank) for m in meetings])
+    winner = [first for first, _ in claims].index(True)
+    assert sum(first for first, _ in claims) == 1
+    assert {code for _, code in claims} == {10 + winner}
+
+
+@pytest.mark.parametrize(
+    "waiting", [lambda m: m.broadcast_object(0), lambda m: m.all_gather_object(0)], ids=["broadcast", "all_gather"]
+)
+def test_waiting_ends_with_a_failure(connect, waiting):
+    first, second = met(connect, 2)
+
+    def fail() -> None:
+        time.sleep(0.2)
+        first.claim_failure(7)
+
+    _, error = together([fail, lambda: waiting(second)])
+    assert isinstance(error, PeerFailedError)
+    assert error.code == 7
+
+
+def test_waiting_for_a_failure(connect):
+    first, second = met(connect, 2)
+    began = time.monotonic()
+    second.failure_within(0.3)
+    assert 0.3 <= time.monotonic() - began < 2
+    first.claim_failure(1)
+    began = time.monotonic()
+    second.failure_within(30)
+    assert time.monotonic() - began < 2
+
+
+def test_ending_together(connect):
+    def end(meeting: Rendezvous) -> float:
+        time.sleep(0.2 * meeting.rank)
+        meeting.leave_together(20)
+        return time.monotonic()
+
+    began = time.monotonic()
+    ends = together([lambda m=m: end(m) for m in met(connect, 3)])
+    assert max(ends) - min(ends) < 0.4
+    assert 0.4 <= min(ends) - began < 10
+
+
+def test_ending_with_one_that_does_not_come(connect):
+    meeting = met(connect, 2)[0]
+    began = time.monotonic()
+    meeting.leave_together(0.3)
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_ending_when_the_store_is_gone():
+    host = listening()
+    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    meeting = Rendezvous(client, 1, 0, 2)
+    del host
+    meeting.leave_together(20)
+
+
+# ---------------------------------------------------------------------- watch
+
+
+class Ended:
+    """Takes the place of os._exit."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.called = threading.Event()
+        self.began = time.monotonic()
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        self.after = time.monotonic() - self.began
+        self.called.set()
+
+
+over_tcp = pytest.mark.parametrize("connect", ["tcp"], indirect=True)
+
+
+@pytest.fixture
+def watched(connect):
+    """watched(grace_s): two that have met, what takes the place of the second one's end, and its watch."""
+
+    def start(grace_s: float) -> tuple[Rendezvous, Rendezvous, Ended, PeerWatch]:
+        first, second = met(connect, 2)
+        ended = Ended()
+        return first, second, ended, PeerWatch(second, grace_s, ended)
+
+    return start
+
+
+@over_tcp
+def test_a_watch_ends_the_process_after_a_failure_elsewhere(watched):
+    first, _, ended, watch = watched(0.5)
+    first.claim_failure(3)
+    assert ended.called.wait(5)
+    watch.stop()
+    assert ended.codes == [3]
+    assert ended.after >= 0.5  # its grace
+
+
+@over_tcp
+def test_a_watch_leaves_a_process_alone_that_ends_by_itself(watched):
+    first, _, ended, watch = watched(1)
+    first.claim_failure(3)
+    time.sleep(0.8)  # noticed, within the grace
+    watch.stop()
+    assert not ended.called.wait(1.2)
+
+
+@over_tcp
+def test_a_watch_is_quiet_otherwise(watched):
+    first, second, ended, watch = watched(0)
+    assert together([lambda m=m: m.all_gather_object(m.rank) for m in (first, second)]) == [[0, 1], [0, 1]]
+    assert not ended.called.wait(1.2)
+    watch.stop()
+    first.claim_failure(1)
+    assert not ended.called.wait(0.8)
+
+
+def test_a_watch_ends_the_process_when_the_store_is_gone():
+    host = listening()
+    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    ended = Ended()
+    watch = PeerWatch(Rendezvous(client, 1, 1, 2), 0.2, ended)
+    time.sleep(0.7)
+    assert not ended.codes
+    del host
+    assert ended.called.wait(5)
+    watch.stop()
+    assert ended.codes == [1]
+
+
+# ---------------------------------------------------------------------- the store
+
+
+def test_rank_0_hosts_unless_the_launcher_does():
+    host = open_store(RankInfo(0, 2, host="127.0.0.1", port=0), f"tcp://127.0.0.1:{(port := free_port())}", 5)
+    again = open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{port}", 5, again=True)
+    other = open_store(RankInfo(1, 2, host="127.0.0.1", port=port), "env://", 5)
+    hosted = open_store(RankInfo(0, 2, host="127.0.0.1", port=port, hosted=True), "env://", 5)
+    host.set("a", "b")
+    assert [store.get("a") for store in (again, other, hosted)] == [b"b"] * 3
+
+
+def free_port() -> int:
+    store = listening()
+    port = store.port
+    del store
+    return port
+
+
+def test_nobody_answers():
+    port, began = free_port(), time.monotonic()
+    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {port}: nobody answered within 1 s \(--dist-timeout\)$"):
+        open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1)
+    assert time.monotonic() - began < 4
+
+
+def test_a_name_server_that_is_silent(monkeypatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(30))
+    error = outcome_of(lambda: open_store(RankInfo(1, 2), "tcp://somewhere:29500", 1), 8)
+    assert isinstance(error, FaultError), error
+    assert str(error) == "somewhere port 29500: nobody answered within 1 s (--dist-timeout)"
+
+
+def test_a_port_that_is_taken():
+    host = listening()
+    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {host.port}: cannot be listened on$"):
+        open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{host.port}", 1)
+
+
+def test_somebody_else_listens_and_says_nothing():
+    """Found by its number, a port may be another program's."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        error = outcome_of(lambda: open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1), 8)
+    assert isinstance(error, FaultError), error
+    assert str(error) == f"127.0.0.1 port {port}: nobody answered within 1 s (--dist-timeout)"
+
+
+@pytest.mark.parametrize(
+    ("place", "url", "sentence"),
+    [
+        (RankInfo(0, 2), "env://", "MASTER_ADDR and MASTER_PORT are not set"),
+        (RankInfo(1, 2, host="a"), "env://", "MASTER_ADDR and MASTER_PORT are not set"),
+        (RankInfo(1, 2, host="127.0.0.1", port=65536), "env://", "port 65536"),
+        (RankInfo(0, 2), "tcp://127.0.0.1:99999", "port 99999"),
+        (RankInfo(0, 2), "tcp://127.0.0.1:0", "port 0"),
+        (RankInfo(0, 2), "file:///", "file:///"),
+    ],
+)
+def test_a_place_where_no_store_can_be(place, url, sentence):
+    error = outcome_of(lambda: open_store(place, url, 1), 8)
+    assert isinstance(error, ValueError), error
+    assert sentence in str(error)
+
+
+def test_a_second_connection_waits_on_its_own(connect):
+    """One that waits in its main thread must not hold up the watch."""
+    main, watch = connect(), connect()
+    if main is watch:
+        pytest.skip("one store object, which has no connections")
+    main.set_timeout(timedelta(seconds=1))
+
+    def wait() -> float:
+        with pytest.raises(RuntimeError):
+            main.wait(["never"])
+        return time.monotonic()
+
+    def check() -> float:
+        time.sleep(0.2)
+        assert not watch.check([FAILED])
+        return time.monotonic()
+
+    waited, checked = together([wait, check])
+    assert checked < waited

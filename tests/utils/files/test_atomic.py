@@ -1,0 +1,163 @@
+"""Writing that fails."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from tests.support.launching import small
+from utils.files import checkpoint_file
+from utils.files.atomic import atomic_write, name_os_errors
+from utils.files.folders import remove_partial_files
+from utils.files.writers import write_csv
+from utils.terminal import FaultError, exit_code_of
+
+
+def test_the_error_says_which_file(tmp_path):
+    with pytest.raises(OSError, match=r"No space.*last\.pt"), name_os_errors(tmp_path / "last.pt"):
+        raise OSError(28, "No space left on device")
+
+
+def test_torn_files_go_and_others_stay(tmp_path):
+    (tmp_path / "weights").mkdir()
+    torn = ["weights/last.pt.tmp.12", ".labels.png.tmp.345", "results.csv.tmp.6"]
+    whole = ["weights/last.pt", "notes.tmp.txt", "results.csv"]
+    for name in torn + whole:
+        (tmp_path / name).touch()
+    remove_partial_files(tmp_path)
+    assert all((tmp_path / name).exists() for name in whole)
+    assert not any((tmp_path / name).exists() for name in torn)
+    remove_partial_files(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a file that is always full")
+@pytest.mark.parametrize("numbers", [10, 1_000_000])
+def test_a_checkpoint_on_a_full_disk(tmp_path, monkeypatch, numbers):
+    """torch would say `unexpected pos 1778688 vs 1778584`."""
+    file = tmp_path / "last.pt"
+    checkpoint_file.save(file, {"model": torch.zeros(3)})
+    before = file.read_bytes()
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest: real("/dev/full" if ".tmp." in str(path) else path, *rest))
+    with pytest.raises(OSError, match="No space left on device") as full:
+        checkpoint_file.save(file, {"model": torch.zeros(numbers)})
+    assert Path(full.value.filename) == file
+    assert file.read_bytes() == before
+
+
+@pytest.fixture
+def largest_file(monkeypatch):
+    """largest_file(bytes): as `ulimit -f`, until the test is over."""
+    resource = pytest.importorskip("resource", reason="a limit of POSIX")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [64, 5_000, 300_000])
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("last.pt", lambda file: checkpoint_file.save(file, {"model": torch.zeros(100_000)})),
+        ("results.csv", lambda file: write_csv(file, [{"epoch": 1.5, "lr": 0.01}] * 50_000)),
+    ],
+)
+def test_a_file_larger_than_the_limit(tmp_path, largest_file, capsys, name, write, size):
+    """400 kB each."""
+    file = tmp_path / name
+    file.write_text("old")
+    largest_file(size)
+    assert exit_code_of(lambda: write(file)) == 1
+    assert capsys.readouterr().err == f"error: {file}: File too large (for ulimit -f or for the disk)\n"
+    assert (file.read_text(), list(tmp_path.iterdir())) == ("old", [file])
+
+
+def test_written_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "a.txt"
+    with atomic_write(file) as temporary:
+        temporary.write_text("old")
+        assert not file.exists()
+
+    def stopped_in_the_middle():
+        with atomic_write(file) as temporary:
+            temporary.write_text("new")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        stopped_in_the_middle()
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    told = r"gone/a\.txt: its folder no longer exists"
+    with pytest.raises(FaultError, match=told), atomic_write(tmp_path / "gone" / "a.txt") as file:
+        file.write_text("a")
+    with pytest.raises(FaultError, match="its folder no longer exists"):
+        checkpoint_file.save(tmp_path / "gone" / "last.pt", {})
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "a.txt"):
+        (tmp_path / "other").read_text()
+
+
+# ---------------------------------------------------------------------- a run on such a disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 14 MB: the tiny model's checkpoints have 5.8 and 1.9 MB, and a new one lies beside the old one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=14m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("mounting a small disk takes root")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(run: Path) -> None:
+    (run.parent / "others").write_bytes(bytes(shutil.disk_usage(run).free - 2_000_000))
+
+
+def close_for_writing(run: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", run.parent], check=True)
+
+
+@pytest.mark.parametrize(
+    ("befalls", "sentence", "left"),
+    [
+        (fill, r"error: \S+/exp/weights/last\.pt: No space left on device\n", True),
+        (close_for_writing, r"error: \S+/exp/results\.csv: Read-only file system\n", True),
+        (shutil.rmtree, r"error: \S+/exp/results\.csv: its folder no longer exists\n", False),
+    ],
+    ids=["full", "read-only", "gone"],
+)
+def test_a_run_ends_with_a_sentence_and_its_old_checkpoint(
+    small_disk, tiny_data, tiny_model, tmp_path, monkeypatch, capsys, befalls, sentence, left
+):
+    run = small_disk / "exp"
+    real, epochs = train.train_one_epoch, iter(range(1, 9))
+
+    def work(*arguments, **keywords):
+        if next(epochs) == 3:
+            befalls(run)
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(train, "train_one_epoch", work)
+    monkeypatch.setattr(
+        "utils.training.run.lock_folder", lambda folder: None
+    )  # with its file open the disk cannot be remounted
+    flags = small(tiny_data, tiny_model, small_disk, "--epochs", "9", "--noval", "--cache-dir", str(tmp_path / "cache"))
+    assert exit_code_of(lambda: train.run(flags)) == 1
+    assert re.fullmatch(sentence, capsys.readouterr().err)
+    if left:
+        assert checkpoint_file.load(run / "weights" / "last.pt")["epoch"] == 2
+        assert checkpoint_file.load(run / "weights" / "best.pt")["epoch"] == 2
+        assert sorted(file.name for file in (run / "weights").iterdir()) == ["best.pt", "last.pt"]

@@ -1,0 +1,301 @@
+"""Checkpoints: the round trip, writing that survives a kill, and reading that runs nothing."""
+
+import enum
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from utils.files import checkpoint_file
+
+ROOT = Path(__file__).parents[3]
+NEEDED = {"model": {}, "table": {}, "names": []}
+
+
+class Word(str):
+    """As torch's version string is one."""
+
+
+class Level(enum.IntEnum):
+    LOW = 3
+
+
+def test_round_trip(tmp_path):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    random = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.default_rng(5).bit_generator.state,
+        "mt19937": np.random.RandomState(5).get_state(),  # an array in a tuple
+    }
+    state = {"optimizer": optimizer.state_dict(), "random": random, "half": torch.rand(3).half(), 7: [None, True, b"x"]}
+    checkpoint_file.save(tmp_path / "a.pt", NEEDED | state | {"model": model.state_dict()})
+
+    loaded = checkpoint_file.load(tmp_path / "a.pt")
+    assert all(value.equal(loaded["model"][key]) for key, value in model.state_dict().items())
+    assert loaded["random"]["torch"].equal(random["torch"])
+    generator = np.random.default_rng()
+    generator.bit_generator.state = loaded["random"]["numpy"]
+    assert generator.random() == np.random.default_rng(5).random()
+    assert loaded["random"]["mt19937"][1] == random["mt19937"][1].tolist()
+    assert loaded["half"].dtype == torch.float16
+    assert loaded[7] == [None, True, b"x"]
+    optimizer.load_state_dict(loaded["optimizer"])
+    assert torch.load(tmp_path / "a.pt", weights_only=True).keys() == loaded.keys()
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (Word("2.11"), "2.11"),
+        (torch.__version__, str(torch.__version__)),
+        (Level.LOW, 3),
+        (np.float64(0.1), 0.1),
+        (np.float32(0.5), 0.5),
+        (np.int64(-7), -7),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+        (np.array(5), 5),
+        (np.zeros((0, 2)), []),
+        ((1, (2,)), [1, [2]]),
+        (torch.Size([1, 2]), [1, 2]),
+        (OrderedDict(a=np.int8(1)), {"a": 1}),
+        ({np.int64(1): 2}, {1: 2}),
+        (2**100, 2**100),
+        ({}, {}),
+    ],
+    ids=repr,
+)
+def test_what_becomes_plain(value, wanted):
+    found = checkpoint_file.to_plain(value)
+    assert found == wanted
+    assert type(found) is type(wanted)
+    pickled = pickle.dumps(found)
+    assert b"numpy" not in pickled
+
+
+def test_tensors_are_freed_of_their_graph():
+    parameter = nn.Parameter(torch.ones(2))
+    found = checkpoint_file.to_plain(parameter)
+    assert type(found) is torch.Tensor
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Path("a"), "PosixPath"),
+        ({1}, "set"),
+        (object(), "object"),
+        (1j, "complex"),
+        (np.array([Path("a")], object), "ndarray"),
+        (np.datetime64("2020-01-01"), "datetime64"),
+        (np.longdouble(1), "longdouble"),
+        (torch.float32, "dtype"),
+        (len, "builtin_function_or_method"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_what_a_checkpoint_cannot_hold(tmp_path, value, kind):
+    file = tmp_path / "a.pt"
+    checkpoint_file.save(file, NEEDED)
+    before = file.read_bytes()
+    with pytest.raises(TypeError, match=f"a checkpoint cannot hold a {kind}"):
+        checkpoint_file.save(file, NEEDED | {"x": [{"y": value}]})
+    assert file.read_bytes() == before
+    assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
+
+
+SAVER = """
+import sys, torch
+from pathlib import Path
+from utils.files import checkpoint_file
+state = {"model": {"x": torch.zeros(3_000_000)}, "table": {}, "names": []}
+print("ready", flush=True)
+for n in range(10**6):
+    checkpoint_file.save(Path(sys.argv[1]), state | {"n": n})
+"""
+
+
+def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
+    file = tmp_path / "last.pt"
+    checkpoint_file.save(file, NEEDED | {"n": -1})
+    numbers, deadline = [], time.monotonic() + 60
+
+    def wait_for_a_save() -> None:
+        while not list(tmp_path.glob("*.tmp.*")):
+            assert saver.poll() is None
+            assert time.monotonic() < deadline
+
+    saver = subprocess.Popen([sys.executable, "-c", SAVER, str(file)], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        saver.stdout.readline()
+        wait_for_a_save()
+        for _ in range(20):  # a reader sees whole files too
+            numbers.append(checkpoint_file.load(file)["n"])
+            time.sleep(0.005)
+        wait_for_a_save()
+    finally:
+        os.kill(saver.pid, signal.SIGKILL)
+        saver.wait()
+        saver.stdout.close()
+    numbers.append(checkpoint_file.load(file)["n"])
+    assert numbers == sorted(numbers)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "a.pt"
+    checkpoint_file.save(file, NEEDED | {"n": 1})
+
+    def full(state: object, stream) -> None:
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint_file.save(file, NEEDED | {"n": 2})
+    monkeypatch.undo()
+    assert checkpoint_file.load(file)["n"] == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
+
+
+# ---------------------------------------------------------------------- files that are none
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        checkpoint_file.load(file)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(str(file))
+    assert "weights_only" not in text  # torch's advice to load it unsafely is not passed on
+    return text.removeprefix(f"{file}: ")
+
+
+def test_no_file(tmp_path):
+    assert refusal(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
+    assert refusal(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is no file)"
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\0" * 1000, b"\x93NUMPY"])
+def test_foreign_files(tmp_path, content):
+    file = tmp_path / "a.pt"
+    file.write_bytes(content)
+    assert refusal(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
+
+
+def test_a_truncated_file_at_many_lengths(tmp_path):
+    whole, file = tmp_path / "whole.pt", tmp_path / "a.pt"
+    checkpoint_file.save(whole, NEEDED | {"x": torch.rand(100)})
+    data = whole.read_bytes()
+    for length in range(0, len(data), 97):
+        file.write_bytes(data[:length])
+        assert "damaged" in refusal(file)
+
+
+def test_a_changed_byte_is_noticed(tmp_path):
+    file = tmp_path / "a.pt"
+    checkpoint_file.save(file, NEEDED | {"x": torch.rand(1000)})
+    data = bytearray(file.read_bytes())
+    at = data.index(checkpoint_file.load(file)["x"].numpy().tobytes()) + 2000
+    data[at] ^= 1
+    file.write_bytes(data)
+    assert torch.load(file, weights_only=True)["x"].shape == (1000,)  # torch itself sees nothing
+    assert "damaged (Bad CRC-32 for file" in refusal(file)
+
+
+def test_a_zip_that_is_no_checkpoint(tmp_path):
+    file = tmp_path / "a.pt"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data.pkl", "hello")
+    assert refusal(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
+
+
+@pytest.mark.parametrize("state", [{}, [1], torch.ones(3), {"model": {}, "table": {}}, {"names": 1, "model": 2}])
+def test_other_plain_files(tmp_path, state):
+    torch.save(state, tmp_path / "a.pt")
+    assert refusal(tmp_path / "a.pt") == "is not a checkpoint of Kestrel (no model, table and names in it)"
+
+
+class Trap:
+    """Pickles as a call of os.system."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.trace}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_loading_runs_nothing(tmp_path, zipped):
+    trace, file = tmp_path / "trace", tmp_path / "a.pt"
+    torch.save(NEEDED | {"x": Trap(trace)}, file, _use_new_zipfile_serialization=zipped)
+    reason = refusal(file)
+    assert not trace.exists()
+    if zipped:
+        assert reason == "is not a checkpoint of Kestrel, or is damaged (names posix.system)"
+    file.write_bytes(pickle.dumps(Trap(trace)))
+    refusal(file)
+    assert not trace.exists()
+
+
+def test_a_pickled_module_is_refused(tmp_path):
+    torch.save({"model": nn.Linear(1, 1)}, tmp_path / "a.pt")
+    assert "(it holds more than tensors and plain values: " in refusal(tmp_path / "a.pt")
+
+
+# ---------------------------------------------------------------------- the newest
+
+
+def test_newest(tmp_path):
+    for name, age in (("exp", 1), ("exp2", 30), ("exp10", 20)):
+        file = tmp_path / name / "weights" / "last.pt"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (10**9 + age, 10**9 + age))
+    assert checkpoint_file.newest(tmp_path, "*/weights/last.pt") == tmp_path / "exp2" / "weights" / "last.pt"
+
+
+@pytest.mark.parametrize("folder", ["", "absent"])
+def test_no_newest(tmp_path, folder):
+    with pytest.raises(ValueError) as caught:
+        checkpoint_file.newest(tmp_path / folder, "*/weights/last.pt")
+    assert str(caught.value) == f"no */weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
+
+
+def test_what_asks_for_memory_is_refused_before_it_gets_any(tmp_path):
+    """A zip bomb, a pickle that would make a gigabyte of nothing, and a file that claims tensors it does not hold."""
+    bomb, empty, claim = tmp_path / "bomb.pt", tmp_path / "empty.pt", tmp_path / "claim.pt"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(60_000_000))
+    pickled = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."  # bytearray(2**30)
+    with zipfile.ZipFile(empty, "w") as archive:
+        archive.writestr("a/data.pkl", pickled)
+    checkpoint_file.save(claim, NEEDED | {"x": torch.zeros(10)})
+    content = claim.read_bytes()
+    claim.write_bytes(content.replace(b"K\x00K\n\x85", b"K\x00K\xff\x85"))
+    tracemalloc.start()
+    said = [refusal(file) for file in (bomb, empty, claim)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "its entries are compressed" in said[0]
+    assert "it holds more than tensors and plain values: builtins.bytearray" in said[1]
+    assert "is damaged" in said[2]
+    assert peak < 10_000_000

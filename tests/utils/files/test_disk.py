@@ -1,0 +1,70 @@
+"""Room on a disk, and folders that one process at a time writes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from utils.files.disk import _locked, exclusive_access, format_bytes, lock_folder, require_free_space
+from utils.terminal import FaultError
+
+ROOT = Path(__file__).parents[3]
+HOLDER = "import sys, time; from pathlib import Path; from utils.files.disk import lock_folder; "
+HOLDER += "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+
+
+def test_one_process_at_a_time(tmp_path):
+    folder = tmp_path / "a" / "work"
+    with exclusive_access(folder):
+        inside = os.open(folder / "lock", os.O_RDWR)
+        assert not _locked(inside)
+        (folder / "kept").touch()
+    assert _locked(inside)
+    os.close(inside)
+    assert sorted(os.listdir(folder)) == ["kept", "lock"]
+    with exclusive_access(folder):
+        (folder / "kept").unlink()
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_room(tmp_path):
+    require_free_space(tmp_path, 0)
+    with pytest.raises(FaultError, match=r"1.00 EB are needed there, .* are free"):
+        require_free_space(tmp_path, 10**18)
+    assert [format_bytes(n) for n in (0, 999, 1000, 2**31)] == ["0 bytes", "999 bytes", "1.00 kB", "2.15 GB"]
+
+
+def test_a_folder_that_another_process_holds(tmp_path, monkeypatch):
+    """As long as that lives, and no longer; its children do not keep it."""
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=-1, cwd=ROOT)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(
+            ValueError, match="another run is writing there; wait for its end, or choose another --name"
+        ):
+            lock_folder(tmp_path, patience_s=0.3)
+    finally:
+        other.kill()
+        other.communicate()
+    monkeypatch.setattr(time, "sleep", None)  # it need not wait
+    first = lock_folder(tmp_path)
+    first.release()
+    first.release()
+    lock_folder(tmp_path).release()
+
+
+def test_a_disk_without_locks_counts_as_free(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("utils.files.disk._locked", refuse)
+    lock_folder(tmp_path).release()
+    with (
+        pytest.raises(FaultError, match="this disk does not support file locks"),
+        exclusive_access(tmp_path / "work"),
+    ):
+        pass

@@ -1,0 +1,340 @@
+"""utils/files/download.py against a server that cuts, stalls and lies."""
+
+import hashlib
+import os
+import re
+import shutil
+import socket
+
+import pytest
+
+from tests.support.lying_server import Server, honest, raw, says
+from utils.files import download
+from utils.files.download import Source, check_url, fetch, host_of
+from utils.terminal import FaultError
+
+DATA = bytes(range(256)) * 400  # 102,400 bytes
+DIGEST = hashlib.sha256(DATA).hexdigest()
+OTHER = DATA[::-1]
+NO_PAUSES = (0.0, 0.0)
+
+
+@pytest.fixture
+def get(tmp_path):
+    """get(server) fetches to tmp_path/a.zip, checks that nothing else is left there, and returns the bytes."""
+
+    def run(server: Server, sha256: str = "", path: str = "/a.zip", **options):
+        target = tmp_path / "a.zip"
+        found = fetch(Source(server.url + path, sha256), target, **{"pauses_s": NO_PAUSES, "stall_s": 0.3} | options)
+        assert os.listdir(tmp_path) == ["a.zip"]
+        assert found == hashlib.sha256(target.read_bytes()).hexdigest()
+        return target.read_bytes()
+
+    return run
+
+
+# ---------------------------------------------------------------------- what comes through
+
+
+@pytest.mark.parametrize("data", [b"", b"x", DATA])
+@pytest.mark.parametrize("headers", [{}, {"ETag": '"1"'}])
+def test_a_file_comes_as_it_is(serve, get, data, headers):
+    server = serve(honest(data, **headers))
+    assert get(server) == data
+    assert get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data  # and takes the place of the old one
+    assert [(path, asked["Accept-Encoding"]) for path, asked in server.asked] == [("/a.zip", "identity")] * 2
+
+
+def test_lengths_may_be_untold(serve, get):
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:1000], DATA[1000:])) + b"0\r\n\r\n"
+    assert get(serve(says(200, DATA))) == DATA  # ends with the connection
+    assert get(serve(raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked))) == DATA
+    assert get(serve(says(200, DATA, Content_Length="many"))) == DATA
+
+
+@pytest.mark.parametrize("headers", [{"ETag": '"1"'}, {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
+def test_a_cut_file_is_gone_on_with(serve, get, headers):
+    server = serve(honest(DATA, only=30_000, **headers), honest(DATA, only=50_000, **headers), honest(DATA, **headers))
+    assert get(server) == DATA
+    assert server.ranges == [None, "bytes=30000-", "bytes=80000-"]
+    assert [asked.get("If-Range") for _, asked in server.asked] == [None, *headers.values(), *headers.values()]
+
+
+def test_a_weak_etag_is_no_condition(serve, get):
+    marks = {"ETag": 'W/"1"', "Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+    server = serve(honest(DATA, only=9, **marks), honest(DATA, **marks))
+    assert get(server) == DATA
+    assert server.asked[1][1]["If-Range"] == marks["Last_Modified"]
+
+
+def test_without_marks_only_a_digest_lets_it_go_on(serve, get):
+    blind = serve(honest(DATA, only=30_000), honest(DATA))
+    assert get(blind) == DATA
+    assert blind.ranges == [None, None]
+    checked = serve(honest(DATA, only=30_000), honest(DATA))
+    assert get(checked, sha256=DIGEST) == DATA
+    assert checked.ranges == [None, "bytes=30000-"]
+
+
+def test_a_later_call_goes_on_too(serve, get, tmp_path):
+    server = serve(honest(DATA, only=30_000, ETag='"1"'), says(503))
+    with pytest.raises(
+        FaultError, match=r"answers 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB of"
+    ):
+        get(server)
+    assert sorted(os.listdir(tmp_path)) == ["a.zip.part", "a.zip.part.json"]
+    server.answers[:] = [honest(DATA, ETag='"1"')]
+    assert get(server) == DATA
+    assert server.ranges[-1] == "bytes=30000-"
+
+
+@pytest.mark.parametrize(
+    "note", ["", "{}", "[1]", "not JSON", '{"url": "x", "total": 1, "etag": 2, "modified": null}', None]
+)
+def test_parts_of_unknown_origin_are_thrown_away(serve, get, tmp_path, note):
+    (tmp_path / "a.zip.part").write_bytes(OTHER[:50_000])
+    if note is not None:
+        (tmp_path / "a.zip.part.json").write_text(note)
+    server = serve(honest(DATA, ETag='"1"'))
+    assert get(server) == DATA
+    assert server.ranges == [None]
+
+
+def test_many_cuts_are_endured_as_long_as_each_try_brings_much(serve, get, monkeypatch):
+    monkeypatch.setattr(download, "ENOUGH", 10_000)
+    server = serve(honest(DATA, only=10_000, ETag='"1"'))
+    assert get(server) == DATA  # 11 answers, with 2 pauses
+    assert len(server.asked) == 11
+    with pytest.raises(FaultError, match="gave up after 3 tries"):
+        get(serve(honest(DATA, only=9_999, ETag='"1"')))
+
+
+# ---------------------------------------------------------------------- lies about ranges and states
+
+
+def test_a_server_that_knows_no_ranges_sends_all_again(serve, get):
+    server = serve(honest(DATA, only=30_000, ETag='"1"'), says(200, DATA, Content_Length=str(len(DATA)), ETag='"1"'))
+    assert get(server) == DATA
+    assert server.ranges == [None, "bytes=30000-"]
+
+
+def test_a_file_that_changes_on_the_way_is_fetched_anew(serve, get):
+    server = serve(honest(DATA, only=30_000, ETag='"1"'), honest(OTHER, ETag='"2"'))
+    assert get(server) == OTHER  # If-Range: the server sends all of it
+
+
+@pytest.mark.parametrize(
+    ("given", "headers"),
+    [
+        ("bytes 0-102399/102400", {"ETag": '"1"'}),  # another part
+        ("bytes 30001-102399/102400", {"ETag": '"1"'}),
+        ("bytes 30000-29999/102400", {"ETag": '"1"'}),
+        ("bytes 30000-102399/102401", {"ETag": '"1"'}),  # of another file
+        ("bytes 30000-102399/102400", {"ETag": '"2"'}),
+        ("30000-", {"ETag": '"1"'}),
+        ("", {}),
+    ],
+)
+def test_wrong_ranges_are_not_believed(serve, get, given, headers):
+    lie = says(206, OTHER[30_000:], Content_Range=given, Content_Length="72400", **headers)
+    server = serve(honest(DATA, only=30_000, ETag='"1"'), lie, honest(DATA, ETag='"1"'))
+    assert get(server) == DATA
+    assert server.ranges == [None, "bytes=30000-", None]
+
+
+def test_a_file_that_became_shorter(serve, get):
+    server = serve(honest(DATA, only=30_000), honest(DATA[:20_000]))  # 416 to the range, as nothing marks the state
+    assert get(server, sha256=hashlib.sha256(DATA[:20_000]).hexdigest()) == DATA[:20_000]
+    assert server.ranges == [None, "bytes=30000-", None]
+
+
+def test_two_states_mixed_are_noticed_by_the_digest(serve, get):
+    server = serve(honest(OTHER, only=30_000), honest(DATA))
+    assert get(server, sha256=DIGEST) == DATA
+    assert server.ranges == [None, "bytes=30000-", None]
+
+
+# ---------------------------------------------------------------------- faults
+
+
+def chunk_without_end(handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\nabc")
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence", "tries"),
+    [
+        (says(404), "answers 404 Not Found", 1),
+        (says(403), "answers 403 Forbidden", 1),
+        (says(204), "answers 204 No Content", 1),
+        (says(206, DATA), "answers 206 Partial Content", 1),
+        (says(799), "answers 799", 1),
+        (says(500), "answers 500 Internal Server Error; gave up after 3 tries in a row", 3),
+        (says(429), "answers 429 Too Many Requests; gave up", 3),
+        (raw(b""), "cut the connection; gave up", 3),
+        (raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "gives an answer that is not HTTP; gave up", 3),
+        (raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n"), "gives an answer that is not HTTP; gave up", 3),
+        (chunk_without_end, "cut the connection; gave up", 3),
+        (honest(DATA, only=100), "cut the connection after 100 bytes of 102 kB; gave up", 3),
+        (honest(DATA, only=100, then="stall"), "sent nothing for 0.3 s; gave up", 3),
+        (says(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are fetched", 1),
+        (says(302), "redirects to a URL that is not allowed: it is not an https:// or file:// URL", 1),
+        (says(302, Location="/a.zip"), "redirects more than 10 times", 1),
+        (says(302, Location="file:///etc/passwd"), "not allowed: http:// must not lead to file://", 1),
+        (says(302, Location="ftp://a.org/b"), "not allowed: it is not an https:// or file:// URL", 1),
+        (says(307, Location="http://a.org/b"), "not allowed: http:// can be read and changed", 1),
+        (says(308, Location="//a.org/b"), "not allowed: http:// can be read and changed", 1),
+        (says(303, Location="https://me:secret@a.org/b"), "not allowed: it holds a user name", 1),
+    ],
+)
+def test_faults_are_sentences_that_name_the_host(serve, get, tmp_path, answer, sentence, tries):
+    server = serve(answer)
+    with pytest.raises(FaultError, match=re.escape(sentence)) as fault:
+        get(server)
+    text = str(fault.value)
+    assert host_of(server.url) in text
+    assert "secret" not in text
+    assert text.isprintable()
+    assert len(server.asked) in (tries, 11)
+    assert "a.zip" not in os.listdir(tmp_path)
+
+
+def test_redirects_are_followed(serve, get):
+    goal = serve(honest(DATA))
+    server = serve(says(301, Location="b%20c.zip?d"), says(302, Location=goal.url + "/e\xe9"))
+    assert get(server, path="/x/a.zip") == DATA
+    assert [path for path, _ in server.asked] == ["/x/a.zip", "/x/b%20c.zip?d"]
+    assert [path for path, _ in goal.asked] == ["/e%E9"]
+
+
+def test_https_never_leads_to_http():
+    with pytest.raises(
+        FaultError, match=r"a\.org redirects to a URL that is not allowed: https:// must not lead to http:"
+    ):
+        download._redirected("https://a.org/b", "http://127.0.0.1/c")
+    assert download._redirected("https://a.org/b/c", "../d") == "https://a.org/d"
+
+
+def test_a_wrong_digest(serve, get, tmp_path):
+    server = serve(honest(OTHER, ETag='"1"'))
+    wrong = hashlib.sha256(OTHER).hexdigest()
+    with pytest.raises(
+        FaultError, match=rf"the SHA-256 of a.zip from 127\S+ is {wrong}, expected {DIGEST}: .* removed"
+    ):
+        get(server, sha256=DIGEST)
+    assert os.listdir(tmp_path) == []
+    assert len(server.asked) == 1
+
+
+def test_more_than_announced_or_allowed(serve, get, tmp_path):
+    """What follows the announced length is never read; without one, or behind a range, it is counted."""
+    assert get(serve(says(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"'))) == DATA
+    (tmp_path / "a.zip").unlink()
+    for answer in (says(200, DATA), says(200, DATA, Content_Length=str(len(DATA)))):
+        with pytest.raises(
+            FaultError, match=r"sends more than the 1.00 kB that is fetched at most|has 102 kB; at most"
+        ):
+            get(serve(answer), limit=1000)
+    long = says(206, DATA, Content_Range="bytes 30000-102399/102400", ETag='"1"')
+    with pytest.raises(FaultError, match="sends more than the 102 kB that it announced"):
+        get(serve(honest(DATA, only=30_000, ETag='"1"'), long))
+    assert (tmp_path / "a.zip.part").stat().st_size == 0
+
+
+def test_a_full_disk(serve, get, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**5))
+    with pytest.raises(FaultError, match=r"102 kB are needed there, 100 kB are free"):
+        get(serve(honest(DATA)))
+
+
+def test_nobody_there(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.zip"
+        with pytest.raises(FaultError, match=r"127.0.0.1:\d+ refuses the connection; gave up after 1 tries in a row$"):
+            fetch(Source(url), tmp_path / "a.zip", pauses_s=())
+
+
+def test_proxies_are_for_other_hosts(serve, get, tmp_path, monkeypatch):
+    proxy = serve(says(403))
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, proxy.url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert get(serve(honest(DATA))) == DATA
+    assert proxy.asked == []
+    with pytest.raises(
+        FaultError, match=r"somewhere\.invalid cannot be reached: Tunnel connection failed: 403 Forbidden"
+    ):
+        fetch(Source("https://somewhere.invalid/a.zip"), tmp_path / "b.zip", pauses_s=())
+    assert [path for path, _ in proxy.asked] == ["somewhere.invalid:443"]
+
+
+# ---------------------------------------------------------------------- URLs and files
+
+
+def test_files_are_copied(tmp_path):
+    source, target = tmp_path / "a b.zip", tmp_path / "c.zip"
+    source.write_bytes(DATA)
+    assert fetch(Source(source.as_uri(), DIGEST), target) == DIGEST
+    assert target.read_bytes() == DATA
+    for url in ((tmp_path / "none").as_uri(), tmp_path.as_uri(), "file:///dev/zero", source.as_uri() + "%00"):
+        with pytest.raises(FaultError, match="there is no such file"):
+            fetch(Source(url), target)
+    with pytest.raises(FaultError, match=r"the SHA-256 of a%20b\.zip from this machine is"):
+        fetch(Source(source.as_uri(), "0" * 64), target)
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a.org",
+        "HTTPS://a.org:8443/b?c#d",
+        "https://[::1]/a",
+        "http://localhost:80/",
+        "http://[::1]:1/",
+        "file:///a",
+    ],
+)
+def test_urls_that_are_allowed(url):
+    check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("", "not an https:// or file:// URL"),
+        ("bash data/get.sh", "commands and code are never run"),
+        ("import os\nos.system('ls')", "commands and code are never run"),
+        ("https://a.org/b c", "not an https:// or file:// URL"),
+        ("https://a.org/\n", "not an https:// or file:// URL"),
+        ("https://a.org/\x1b[31m", "not an https:// or file:// URL"),
+        ("https://ä.org/", "not an https:// or file:// URL"),
+        ("ftp://a.org/b", "not an https:// or file:// URL"),
+        ("data:text/plain,abc", "not an https:// or file:// URL"),
+        ("https:a.org", "not an https:// or file:// URL"),
+        ("https://", "names no host"),
+        ("https:///a", "names no host"),
+        ("https://a..b/", "names no host"),
+        ("https://a.org\\@b.org/", "names no host|a user name"),
+        ("https://" + "a" * 64 + "/", "names no host"),
+        ("https://" + "a-" * 5000 + "!/", "names no host"),
+        ("https://a.org:x/", "is not a URL"),
+        ("https://a.org:99999/", "is not a URL"),
+        ("https://[::1/", "is not a URL"),
+        ("https://me@a.org/", "user name"),
+        ("https://:secret@a.org/", "password"),
+        ("http://a.org/", "use https://"),
+        ("http://127.0.0.1.a.org/", "use https://"),
+        ("http://127.0.0.2/", "use https://"),
+        ("file://a.org/b", "this machine in full"),
+        ("file:a", "not an https:// or file:// URL"),
+        ("file://localhost", "this machine in full"),
+    ],
+)
+def test_urls_that_are_not(url, problem, tmp_path):
+    with pytest.raises(ValueError, match=problem):
+        check_url(url)
+    with pytest.raises(ValueError, match=problem):
+        fetch(Source(url), tmp_path / "a")

@@ -1,0 +1,218 @@
+"""Curves and the confusion matrix against hand-worked numbers and slow oracles."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from utils.metrics.coco import evaluate_boxes
+from utils.metrics.confusion import confusion_matrix
+from utils.metrics.curves import operating_curves
+from utils.metrics.matching import box_iou
+from utils.metrics.records import Detections, GroundTruth
+
+NO_TRUTH = GroundTruth([], [], [], [], [])
+NO_DETECTIONS = Detections([], [], [], [])
+
+
+def truths(*rows):
+    """Ground truths from rows (image, class, box, crowd)."""
+    images, classes, boxes, crowd = zip(*rows, strict=True)
+    return GroundTruth(images, classes, boxes, [box[2] * box[3] for box in boxes], crowd)
+
+
+def draw(seed, num_images=6, num_classes=3):
+    """Crowded images with crowds, wrong classes and tied scores; class 3 is asked for and never there."""
+    generator = np.random.default_rng(seed)
+    images, classes = generator.integers(0, num_images, 60), generator.integers(0, num_classes, 60)
+    boxes = np.hstack([generator.uniform(0, 200, (60, 2)), generator.uniform(20, 80, (60, 2))])
+    truth = GroundTruth(images, classes, boxes, boxes[:, 2] * boxes[:, 3], generator.random(60) < 0.15)
+    source = generator.integers(0, 60, 150)
+    moved = boxes[source] + generator.normal(0, 6, (150, 4))
+    kinds = np.where(generator.random(150) < 0.7, classes[source], generator.integers(0, num_classes, 150))
+    return truth, Detections(images[source], kinds, moved, generator.random(150).round(1))
+
+
+def oracle_counts(truth, detections, class_id, least):
+    """True and false positives of a class at IoU 0.5, of score `least` or more, one box at a time, as COCO matches."""
+    hits = misses = 0
+    for image in np.unique(detections.image_ids):
+        mine = [g for g in range(len(truth.areas)) if truth.image_ids[g] == image and truth.class_ids[g] == class_id]
+        found = [
+            d
+            for d in range(len(detections.scores))
+            if detections.image_ids[d] == image and detections.class_ids[d] == class_id
+        ]
+        free = set(mine)
+        for d in sorted(found, key=lambda d: -detections.scores[d]):
+            overlap = {g: iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) for g in mine}
+            real = [g for g in mine if g in free and not truth.crowd[g] and overlap[g] >= 0.5]
+            in_crowd = any(truth.crowd[g] and overlap[g] >= 0.5 for g in mine)
+            if real:
+                free.remove(max(real, key=overlap.get))
+            if detections.scores[d] >= least:
+                hits += bool(real)
+                misses += not real and not in_crowd
+    return hits, misses
+
+
+def iou_of(box, truth_box, crowd):
+    return box_iou(box[:, None], truth_box[:, None], np.array([crowd]))[0]
+
+
+def oracle_confusion(truth, detections, num_classes, confidence, iou):
+    """The matrix by looking for the best pair left, again and again."""
+    matrix = np.zeros((num_classes + 1, num_classes + 1), int)
+    found = {d for d in range(len(detections.scores)) if detections.scores[d] >= confidence}
+    wanted = {g for g in range(len(truth.areas)) if not truth.crowd[g]}
+
+    def overlap(d, g):
+        distributed_session = detections.image_ids[d] == truth.image_ids[g]
+        return iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) if distributed_session else 0.0
+
+    shared = {(d, g): overlap(d, g) for d in found for g in range(len(truth.areas))}
+    while found and wanted:
+        d, g = max(((d, g) for d in found for g in wanted), key=shared.get)
+        if shared[d, g] < iou:
+            break
+        matrix[detections.class_ids[d], truth.class_ids[g]] += 1
+        found.remove(d)
+        wanted.remove(g)
+    for g in wanted:
+        matrix[num_classes, truth.class_ids[g]] += 1
+    for d in found:
+        crowds = [
+            g for g in range(len(truth.areas)) if truth.crowd[g] and truth.class_ids[g] == detections.class_ids[d]
+        ]
+        matrix[detections.class_ids[d], num_classes] += not any(shared[d, g] >= iou for g in crowds)
+    return matrix
+
+
+class TestOperatingCurves:
+    def test_hand_worked(self):
+        # Two ground truths; a hit at .9, a miss at .6, a hit at .3.
+        truth = truths((1, 5, [0, 0, 10, 10], False), (1, 5, [50, 0, 10, 10], False))
+        boxes = [[0, 0, 10, 10], [200, 0, 10, 10], [50, 0, 10, 10]]
+        curves = operating_curves(
+            truth, Detections([1] * 3, [5] * 3, boxes, [0.9, 0.6, 0.3]), image_ids=[1], class_ids=[5]
+        )
+        at = {c: int(np.searchsorted(curves.confidence, c)) for c in (0.1, 0.5, 0.8, 0.95)}
+        # at .1: 2 of 3 right, 2 of 2 found, F1 = 2 * 2/3 / (5/3) = 4/5
+        # at .5: 1 of 2, 1 of 2; at .8: 1 of 1, 1 of 2, F1 = 1 / 1.5 = 2/3
+        for confidence, expected in {0.1: (2 / 3, 1, 0.8), 0.5: (0.5, 0.5, 0.5), 0.8: (1, 0.5, 2 / 3)}.items():
+            place = at[confidence]
+            assert (curves.precision[0, place], curves.recall[0, place], curves.f1[0, place]) == pytest.approx(expected)
+        # nothing is claimed at .95: nothing is found, precision keeps its last value
+        assert (curves.precision[0, at[0.95]], curves.recall[0, at[0.95]], curves.f1[0, at[0.95]]) == (1, 0, 0)
+        assert curves.best_confidence < 0.3
+        assert curves.precision_at_best == pytest.approx([2 / 3])
+        assert curves.recall_at_best == pytest.approx([1])
+        # precision 1 up to recall .5 (51 points), then 2/3 (50 points)
+        assert curves.ap50 == pytest.approx([(51 + 50 * 2 / 3) / 101])
+
+    def test_score_equal_to_the_confidence_is_claimed(self):
+        truth = truths((0, 0, [0, 0, 10, 10], False))
+        curves = operating_curves(truth, Detections([0], [0], [[0, 0, 10, 10]], [1.0]), image_ids=[0], class_ids=[0])
+        assert curves.recall.min() == 1
+
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_slow_oracle(self, seed):
+        truth, detections = draw(seed)
+        curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
+        for class_id in range(3):
+            wanted = int(((truth.class_ids == class_id) & ~truth.crowd).sum())
+            for place in (0, 250, 333, 700):
+                hits, misses = oracle_counts(truth, detections, class_id, curves.confidence[place])
+                assert curves.recall[class_id, place] == pytest.approx(hits / wanted)
+                assert curves.precision[class_id, place] == pytest.approx(hits / (hits + misses))
+
+    def test_ap50_is_the_evaluators(self):
+        truth, detections = draw(2)
+        curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
+        result = evaluate_boxes(truth, detections, image_ids=range(6), class_ids=range(4))
+        assert curves.mean(curves.ap50) == pytest.approx(result.stats["AP50"], abs=1e-12)
+        assert curves.ap50[:3] == pytest.approx([result.per_class[k]["AP50"] for k in range(3)], abs=1e-12)
+
+    def test_best_is_the_peak_of_the_smoothed_mean_f1(self):
+        truth, detections = draw(3)
+        curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
+        mean_f1 = curves.f1[:3].mean(axis=0)  # class 3 has no ground truth
+        reach = np.arange(-50, 51)
+        smoothed = [mean_f1[np.clip(place + reach, 0, 999)].mean() for place in range(1000)]
+        place = int(np.argmin(np.abs(curves.confidence - curves.best_confidence)))
+        assert smoothed[place] == pytest.approx(max(smoothed), abs=1e-12)
+        assert np.array_equal(curves.precision_at_best, curves.precision[:, place])
+        assert np.array_equal(curves.recall_at_best, curves.recall[:, place])
+
+    def test_class_without_truth_is_left_out_of_means(self):
+        truth = truths((0, 0, [0, 0, 10, 10], False))
+        detections = Detections([0, 0], [0, 1], [[0, 0, 10, 10]] * 2, [0.9, 0.9])
+        curves = operating_curves(truth, detections, image_ids=[0], class_ids=[0, 1])
+        assert curves.has_truth.tolist() == [True, False]
+        assert curves.mean(curves.recall_at_best) == 1
+        assert curves.mean(curves.precision_at_best) == 1
+        assert not curves.precision[1].any()
+
+    def test_crowd_matches_are_neither_right_nor_wrong(self):
+        truth = truths((0, 0, [0, 0, 100, 100], True), (0, 0, [200, 0, 10, 10], False))
+        boxes = [[0, 0, 20, 20], [30, 30, 20, 20], [200, 0, 10, 10]]
+        curves = operating_curves(
+            truth, Detections([0] * 3, [0] * 3, boxes, [0.9, 0.8, 0.7]), image_ids=[0], class_ids=[0]
+        )
+        assert (curves.precision[0, 0], curves.recall[0, 0]) == (1, 1)
+
+    @pytest.mark.parametrize("class_ids", [[], [0, 1]])
+    def test_empty_gives_zeros_and_no_warning(self, class_ids):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            curves = operating_curves(NO_TRUTH, NO_DETECTIONS, image_ids=[], class_ids=class_ids)
+            means = [curves.mean(rows) for rows in (curves.precision, curves.recall, curves.f1, curves.pr_precision)]
+        assert curves.precision.shape == curves.recall.shape == curves.f1.shape == (len(class_ids), 1000)
+        assert curves.pr_precision.shape == (len(class_ids), 101)
+        assert not any(mean.any() for mean in means)
+        assert curves.best_confidence == 0
+
+
+class TestConfusionMatrix:
+    def test_hand_worked(self):
+        truth = truths(
+            (0, 3, [0, 0, 10, 10], False),  # found as class 3
+            (0, 3, [50, 0, 10, 10], False),  # found as class 8
+            (1, 8, [0, 0, 10, 10], False),  # not found: the box there scores .2
+        )
+        boxes = [[0, 0, 10, 10], [50, 0, 10, 9], [0, 0, 10, 10], [100, 100, 5, 5]]
+        detections = Detections([0, 0, 1, 1], [3, 8, 8, 8], boxes, [0.9, 0.25, 0.2, 0.5])
+        expected = [[1, 0, 0], [1, 0, 1], [0, 1, 0]]  # rows predicted 3, 8, background; columns true
+        assert confusion_matrix(truth, detections, class_ids=[3, 8]).tolist() == expected
+
+    def test_one_to_one_by_iou(self):
+        # The surer box overlaps less (81 / 100), so the exact one gets the ground truth.
+        truth = truths((0, 0, [0, 0, 10, 10], False))
+        detections = Detections([0, 0], [0, 1], [[0, 0, 9, 9], [0, 0, 10, 10]], [0.9, 0.3])
+        assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
+
+    def test_crowd_absorbs_its_class_only(self):
+        truth = truths((0, 0, [0, 0, 100, 100], True))
+        detections = Detections([0] * 3, [0, 0, 1], [[0, 0, 9, 9], [20, 20, 9, 9], [40, 40, 9, 9]], [0.9] * 3)
+        assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
+
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_slow_oracle(self, seed):
+        truth, detections = draw(seed)
+        found = confusion_matrix(truth, detections, class_ids=range(3))
+        assert np.array_equal(found, oracle_confusion(truth, detections, 3, 0.25, 0.45))
+        assert found.dtype == np.int64
+        assert np.array_equal(found[:, :3].sum(axis=0), np.bincount(truth.class_ids[~truth.crowd], minlength=3))
+
+    def test_other_classes_are_left_out(self):
+        truth, detections = truths((0, 7, [0, 0, 10, 10], False)), Detections([0], [9], [[0, 0, 10, 10]], [0.9])
+        assert confusion_matrix(truth, detections, class_ids=[1]).tolist() == [[0, 0], [0, 0]]
+
+    @pytest.mark.parametrize("class_ids", [[], [0, 1]])
+    def test_empty(self, class_ids):
+        size = len(class_ids) + 1
+        assert confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=class_ids).tolist() == [[0] * size] * size
+
+    def test_iou_out_of_range(self):
+        with pytest.raises(ValueError, match=r"is 0, but must be above 0 and at most 1"):
+            confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=[0], iou=0)

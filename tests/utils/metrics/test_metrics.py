@@ -1,0 +1,401 @@
+"""The evaluator against pycocotools, hand-worked numbers and filed cases."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from utils.metrics import __main__, matching
+from utils.metrics.coco import evaluate_boxes, format_summary
+from utils.metrics.coco_json import read_coco_results
+from utils.metrics.matching import AREA_RANGES, IOU_THRESHOLDS, Pairs, match_detections, overlapping_pairs
+from utils.metrics.records import Detections, GroundTruth
+
+ROOT = Path(__file__).parents[3]
+FIXTURES = ROOT.parent / "shared" / "coco_eval_fixtures"
+KEYS = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]
+NO_TRUTH = GroundTruth([], [], [], [], [])
+NO_DETECTIONS = Detections([], [], [], [])
+needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/coco_eval_fixtures is not here")
+close = {"abs": 1e-9, "rel": 0}
+
+
+def pycocotools_evaluator(truth, detections, image_ids, class_ids):
+    """COCOeval of the same arrays, after evaluate, accumulate and summarize."""
+    annotations = [
+        {
+            "id": g + 1,
+            "image_id": int(truth.image_ids[g]),
+            "category_id": int(truth.class_ids[g]),
+            "bbox": truth.boxes_xywh[g].tolist(),
+            "area": float(truth.areas[g]),
+            "iscrowd": int(truth.crowd[g]),
+        }
+        for g in range(len(truth.areas))
+    ]
+    results = [
+        {
+            "image_id": int(detections.image_ids[d]),
+            "category_id": int(detections.class_ids[d]),
+            "bbox": detections.boxes_xywh[d].tolist(),
+            "score": float(detections.scores[d]),
+        }
+        for d in range(len(detections.scores))
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference = COCO()
+        categories = [{"id": int(kind)} for kind in class_ids]
+        reference.dataset = {
+            "images": [{"id": int(i)} for i in image_ids],
+            "categories": categories,
+            "annotations": annotations,
+        }
+        reference.createIndex()
+        evaluator = COCOeval(reference, reference.loadRes(results), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return evaluator
+
+
+def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
+    """Whole-pixel boxes on a small canvas, so that ties of score and of IoU, exact thresholds and area borders happen
+    by themselves.
+
+    Images 0, 7, 14 ..., classes 3, 13, 23 ... Class 43 has no ground truth, class 53 no detection, class 63 neither;
+    the first image has no ground truth; the last one has more than 100 detections of a class.
+    """
+    generator = np.random.default_rng(seed)
+    image_ids, class_ids = np.arange(num_images) * 7, np.array([3, 13, 23, 33, 43, 53, 63])
+    sides = np.array([0, 8, 16, 31, 32, 33, 64, 95, 96, 97, 128])
+    boxes = np.hstack(
+        [generator.integers(0, 20, (num_truths, 2)) * 8, generator.choice(sides, (num_truths, 2))]
+    ).astype(float)
+    areas = boxes[:, 2] * boxes[:, 3]
+    odd = generator.random(num_truths) < 0.3
+    areas[odd] = generator.choice([0, 1023, 1024, 1025, 9215, 9216, 9217, 2e10], int(odd.sum()))
+    truth_classes = generator.choice([3, 13, 23, 33, 53], num_truths)
+    truth = GroundTruth(
+        generator.choice(image_ids[1:], num_truths), truth_classes, boxes, areas, generator.random(num_truths) < 0.15
+    )
+
+    source = generator.integers(0, num_truths, num_detections)
+    found = truth.boxes_xywh[source] + generator.choice([0, 0, 0, 4, 8, -4], (num_detections, 4))
+    kinds = np.where(
+        generator.random(num_detections) < 0.8, truth_classes[source], generator.choice([3, 43], num_detections)
+    )
+    kinds[kinds == 53] = 3
+    places = truth.image_ids[source].copy()
+    places[:10] = image_ids[0]
+    kinds[-130:], places[-130:] = 13, image_ids[-1]
+    return truth, Detections(places, kinds, found, generator.random(num_detections).round(1)), image_ids, class_ids
+
+
+def write_case(folder, truth, detections):
+    """Both contents as files; text is written as it is."""
+    paths = folder / "gt.json", folder / "dt.json"
+    for path, content in zip(paths, (truth, detections), strict=True):
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return paths
+
+
+def run_command(*arguments):
+    command = [sys.executable, "-m", "utils.metrics", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONUTF8": "1"}
+    )
+
+
+class TestAgainstPycocotools:
+    @pytest.mark.parametrize("seed", range(8))
+    def test_drawn_case(self, seed):
+        truth, detections, image_ids, class_ids = draw_case(seed)
+        expected = pycocotools_evaluator(truth, detections, image_ids, class_ids)
+        result = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
+        assert list(result.stats) == KEYS
+        assert list(result.stats.values()) == pytest.approx(expected.stats.tolist(), **close)
+        assert result.precision.shape == expected.eval["precision"].shape
+        np.testing.assert_allclose(result.precision, expected.eval["precision"], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(result.recall, expected.eval["recall"], rtol=0, atol=1e-9)
+
+    def test_drawn_case_is_hard_enough(self):
+        """What the docstring of draw_case promises is in the data, in both evaluators' way."""
+        truth, detections, image_ids, _ = draw_case(0)
+        _, counts = np.unique(np.stack([detections.image_ids, detections.class_ids]), axis=1, return_counts=True)
+        assert counts.max() > 100
+        assert truth.crowd.any()
+        assert (truth.boxes_xywh[:, 2:] == 0).any()
+        assert np.isin([1024.0, 9216.0], truth.areas).all()
+        assert len(np.unique(detections.scores)) < 20
+        iou = overlapping_pairs(
+            detections.boxes_xywh, detections.image_ids * 0, truth.boxes_xywh, truth.image_ids * 0, truth.crowd, 0.01
+        ).iou
+        assert np.isin([0.5, 0.75], iou).all()
+        assert image_ids[0] not in truth.image_ids
+        assert image_ids[0] in detections.image_ids
+        assert not np.isin([43, 63], truth.class_ids).any()
+        assert not np.isin([53, 63], detections.class_ids).any()
+
+    def test_many_images_at_once(self, monkeypatch):
+        """Blocks of pairs change nothing."""
+        truth, detections, image_ids, class_ids = draw_case(20)
+        whole = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
+        monkeypatch.setattr(matching, "PAIRS_AT_ONCE", 7)
+        blocks = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
+        assert np.array_equal(whole.precision, blocks.precision)
+        assert np.array_equal(whole.recall, blocks.recall)
+
+    @needs_fixtures
+    @pytest.mark.parametrize("name", ["coco2014_fakebbox100", "rodm_sampled_bbox_area", "voc100_real_detections"])
+    def test_filed_case(self, name):
+        folder = FIXTURES / name
+        expected = json.loads((folder / "expected.json").read_text())
+        names = {row["id"]: row["name"] for row in json.loads((folder / "gt.json").read_text())["categories"]}
+        files = read_coco_results(folder / "gt.json", folder / "dt.json")
+        result = files.evaluate()
+        assert result.stats == pytest.approx(expected["stats"], **close)
+        assert result.ap_per_iou == pytest.approx(expected["AP_per_iou"], **close)
+        per_class = {names[files.categories[k]]: numbers for k, numbers in result.per_class.items()}
+        assert set(expected["per_class"]) <= set(per_class)
+        for kind, numbers in expected["per_class"].items():
+            assert {key: per_class[kind][key] for key in numbers} == pytest.approx(numbers, **close), kind
+
+    @needs_fixtures
+    def test_filed_edge_cases(self, tmp_path):
+        cases = json.loads((FIXTURES / "edge_cases.json").read_text())
+        assert len(cases) == 22
+        for name, case in cases.items():
+            result = read_coco_results(*write_case(tmp_path, case["gt"], case["dt"])).evaluate()
+            assert result.stats == pytest.approx(case["expected"], **close), name
+            assert result.ap_per_iou == pytest.approx(case["AP_per_iou"], **close), name
+
+
+class TestHandWorked:
+    def test_average_precision(self):
+        # Two ground truths of 50 x 50; a hit at .9 (IoU 1), a miss at .8, a hit at .7 of 50 x 40 (IoU .8: good for .50
+        # to .80, 7 of 10). Where both hit: precision 1 up to recall .5 (51 points), then 2/3 (50 points). Where one
+        # hits: 1 on 51 points, then 0.
+        truth = GroundTruth([4, 4], [2, 2], [[0, 0, 50, 50], [100, 0, 50, 50]], [2500, 2500], [False, False])
+        boxes = [[0, 0, 50, 50], [300, 0, 40, 40], [100, 0, 50, 40]]
+        result = evaluate_boxes(
+            truth, Detections([4] * 3, [2] * 3, boxes, [0.9, 0.8, 0.7]), image_ids=[4], class_ids=[2]
+        )
+        both, one = (51 + 50 * 2 / 3) / 101, 51 / 101
+        assert result.ap_per_iou == pytest.approx([both] * 7 + [one] * 3)
+        assert result.stats["AP"] == pytest.approx(0.7 * both + 0.3 * one)
+        assert result.stats["AP50"] == result.stats["AP75"] == pytest.approx(both)
+        assert result.stats["AR1"] == pytest.approx(0.5)
+        assert result.stats["AR100"] == pytest.approx(0.7 * 1 + 0.3 * 0.5)
+        assert (result.stats["APs"], result.stats["APm"], result.stats["APl"]) == pytest.approx(
+            (-1, result.stats["AP"], -1)
+        )
+
+    def test_per_class_numbers_and_counts(self):
+        boxes = [[0, 0, 10, 10], [20, 0, 10, 10], [0, 0, 10, 10], [0, 0, 10, 10]]
+        truth = GroundTruth([1, 1, 2, 2], [5, 5, 5, 9], boxes, [100] * 4, [False, False, False, True])
+        result = evaluate_boxes(
+            truth, Detections([1], [5], [[0, 0, 10, 10]], [0.5]), image_ids=[1, 2], class_ids=[9, 5, 5]
+        )
+        assert list(result.per_class) == [5, 9]
+        assert (result.per_class[5]["images"], result.per_class[5]["instances"]) == (2, 3)
+        assert (result.per_class[9]["images"], result.per_class[9]["instances"]) == (0, 0)  # a crowd is no instance
+        assert result.per_class[5]["AP"] == pytest.approx(34 / 101)  # recall 1/3: points 0, .01 ... .33
+        assert result.per_class[9]["AP"] == -1
+        assert result.stats["AP"] == result.per_class[5]["AP"]
+
+    def test_match_prefers_the_better_ground_truth(self):
+        # The surer detection has IoU 80/120 with the first and 90/110 with the second: it takes the second.
+        truth = GroundTruth([0, 0], [0, 0], [[0, 0, 10, 10], [3, 0, 10, 10]], [100, 100], [False, False])
+        detections = Detections([0, 0], [0, 0], [[0, 0, 10, 10], [2, 0, 10, 10]], [0.5, 0.9])
+        matches = match_detections(
+            truth, detections, image_ids=[0], class_ids=[0], iou_thresholds=[0.6], area_ranges=AREA_RANGES[:1]
+        )
+        assert matches.rows.tolist() == [1, 0]
+        assert matches.true_positive.tolist() == [[[True, True]]]
+
+    def test_thresholds_are_cocos(self):
+        assert np.linspace(0.5, 0.95, 10).tolist() == list(IOU_THRESHOLDS)
+
+    def test_overlapping_pairs_stay_in_their_group(self):
+        boxes = np.array([[0.0, 0, 2, 2], [0, 0, 2, 2]])
+        found = overlapping_pairs(boxes, np.array([5, 4]), boxes[:1], np.array([4]), np.array([False]), 0.5)
+        assert [column.tolist() for column in found] == [[1], [0], [1.0]]
+        assert isinstance(found, Pairs)
+
+
+class TestOrder:
+    def test_rows_may_come_in_any_order_of_images(self):
+        """Only the order within an image and class matters, and only between ties."""
+        truth, detections, image_ids, class_ids = draw_case(9)
+        by_image, by_class = (
+            np.argsort(-detections.image_ids, kind="stable"),
+            np.argsort(truth.class_ids, kind="stable"),
+        )
+        turned = Detections(*(column[by_image] for column in vars(detections).values()))
+        sorted_truth = GroundTruth(*(column[by_class] for column in vars(truth).values()))
+        straight = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
+        other = evaluate_boxes(sorted_truth, turned, image_ids=image_ids[::-1], class_ids=class_ids[::-1])
+        assert np.array_equal(straight.precision, other.precision)
+
+    def test_rows_of_other_images_and_classes_are_left_out(self):
+        truth, detections, image_ids, class_ids = draw_case(10)
+        images, classes = image_ids[3:9], class_ids[1:5]
+        part = np.isin(detections.image_ids, images) & np.isin(detections.class_ids, classes)
+        picked = Detections(*(column[part] for column in vars(detections).values()))
+        some = evaluate_boxes(truth, detections, image_ids=images, class_ids=classes)
+        assert some.stats == evaluate_boxes(truth, picked, image_ids=images, class_ids=classes).stats
+
+
+class TestEmpty:
+    @pytest.mark.parametrize("image_ids", [[], [1, 2]])
+    @pytest.mark.parametrize("class_ids", [[], [0, 1]])
+    def test_nothing_at_all(self, image_ids, class_ids):
+        result = evaluate_boxes(NO_TRUTH, NO_DETECTIONS, image_ids=image_ids, class_ids=class_ids)
+        assert result.stats == dict.fromkeys(KEYS, -1.0)
+        assert result.ap_per_iou == [-1.0] * 10
+        assert list(result.per_class) == class_ids
+        assert result.precision.shape == (10, 101, len(class_ids), 4, 3)
+
+    def test_no_detections(self):
+        truth = GroundTruth([1], [0], [[0, 0, 10, 10]], [100], [False])
+        stats = evaluate_boxes(truth, NO_DETECTIONS, image_ids=[1], class_ids=[0]).stats
+        assert (stats["AP"], stats["AR100"], stats["APs"], stats["APl"]) == (0, 0, 0, -1)
+
+    def test_no_ground_truth(self):
+        stats = evaluate_boxes(
+            NO_TRUTH, Detections([1], [0], [[0, 0, 9, 9]], [0.5]), image_ids=[1], class_ids=[0]
+        ).stats
+        assert stats == dict.fromkeys(KEYS, -1.0)
+
+
+class TestArrays:
+    def test_lengths_must_agree(self):
+        with pytest.raises(ValueError, match=r"Detections\.scores has shape \(2,\), but image_ids asks for \(1,\)\."):
+            Detections([1], [0], [[0, 0, 1, 1]], [0.5, 0.6])
+
+    def test_boxes_have_four_sides(self):
+        with pytest.raises(
+            ValueError, match=r"GroundTruth\.boxes_xywh has shape \(1, 3\), but image_ids asks for \(1, 4\)\."
+        ):
+            GroundTruth([1], [0], [[0, 0, 1]], [1], [False])
+
+    def test_scores_are_finite(self):
+        with pytest.raises(ValueError, match=r"Detections\.scores row 1 is nan, but must be finite\."):
+            Detections([1, 1], [0, 0], [[0, 0, 1, 1]] * 2, [0.5, float("nan")])
+
+
+TRUTH = {
+    "images": [{"id": 1}],
+    "categories": [{"id": 1}, {"id": 2}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 10, 50, 50], "area": 2500, "iscrowd": 0}],
+}
+HIT = {"image_id": 1, "category_id": 1, "bbox": [10, 10, 50, 50], "score": 0.5}
+NOTE = TRUTH["annotations"][0]
+
+
+def without(row, key):
+    return {name: value for name, value in row.items() if name != key}
+
+
+class TestReadCoco:
+    def test_unknown_categories_are_left_out(self, tmp_path):
+        paths = write_case(tmp_path, TRUTH, [HIT, HIT | {"category_id": 77, "score": 0.9}])
+        assert read_coco_results(*paths).evaluate().stats["AP50"] == pytest.approx(1)
+
+    def test_ids_may_be_text(self, tmp_path):
+        truth = TRUTH | {"images": [{"id": "b"}, {"id": "a"}], "annotations": [NOTE | {"image_id": "b"}]}
+        files = read_coco_results(*write_case(tmp_path, truth, [HIT | {"image_id": "b"}]))
+        assert files.images == ["a", "b"]
+        assert files.evaluate().stats["AP50"] == pytest.approx(1)
+
+    @pytest.mark.parametrize("missing", ["iscrowd", "id"])
+    def test_what_is_not_needed(self, tmp_path, missing):
+        truth = TRUTH | {"annotations": [without(NOTE, missing)]}
+        assert read_coco_results(*write_case(tmp_path, truth, [HIT])).evaluate().stats["AP50"] == pytest.approx(1)
+
+    def test_no_detections(self, tmp_path):
+        assert read_coco_results(*write_case(tmp_path, TRUTH, [])).evaluate().stats["AP"] == 0
+
+    @pytest.mark.parametrize(
+        ("truth", "detections", "sentence"),
+        [
+            ("{", [], r"gt\.json line 1: this is not JSON"),
+            (
+                [],
+                [],
+                r"gt\.json: the content is a list, but must be an object with images, annotations and categories\.",
+            ),
+            (without(TRUTH, "images"), [], r"gt\.json: images is missing, but must be a list of objects\."),
+            (without(TRUTH, "categories"), [], r"gt\.json: categories is missing"),
+            (without(TRUTH, "annotations"), [], r"gt\.json: annotations is missing"),
+            (TRUTH | {"annotations": [3]}, [], r"gt\.json: annotations\[0\] is a number, but must be an object\."),
+            (
+                TRUTH | {"annotations": [without(NOTE, "bbox")]},
+                [],
+                r'annotations\[0\] has no "bbox", which is needed\.',
+            ),
+            (TRUTH | {"annotations": [without(NOTE, "area")]}, [], r'annotations\[0\] has no "area"'),
+            (TRUTH | {"annotations": [NOTE, NOTE]}, [], r"annotations\[1\]: id 1 is given twice"),
+            (
+                TRUTH | {"annotations": [NOTE | {"bbox": [1, 2, 3]}]},
+                [],
+                r"bbox is \[1, 2, 3\], but must be \[left, top",
+            ),
+            (TRUTH, {"a": 1}, r"dt\.json: detections is an object, but must be a list of objects\."),
+            (TRUTH, [HIT, without(HIT, "score")], r'dt\.json: detections\[1\] has no "score"'),
+            (TRUTH, [HIT | {"score": float("nan")}], r"detections\[0\]: score is nan, but must be a finite number\."),
+            (TRUTH, [HIT | {"score": 10**400}], r"detections\[0\]: score is 1000+, but must be a finite number\."),
+            (TRUTH, [HIT | {"bbox": [0, 0, "9", 9]}], r"detections\[0\]: bbox is '9', but must be a finite number\."),
+            (
+                TRUTH,
+                [HIT | {"image_id": 7}],
+                r"detections\[0\]: image_id is 7, but the ground truth has no such image\.",
+            ),
+            (TRUTH, [HIT | {"image_id": None}], r"image_id is None, but must be a whole number or a text\."),
+        ],
+    )
+    def test_bad_files(self, tmp_path, truth, detections, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            read_coco_results(*write_case(tmp_path, truth, detections))
+
+    def test_bad_bytes(self, tmp_path):
+        (tmp_path / "gt.json").write_bytes(b"\xff\xfe{}")
+        with pytest.raises(ValueError, match=r"gt\.json: this is not JSON"):
+            read_coco_results(tmp_path / "gt.json", tmp_path / "gt.json")
+
+
+class TestCommand:
+    def test_json(self, tmp_path):
+        done = run_command(*write_case(tmp_path, TRUTH, [HIT]), "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        stats = json.loads(done.stdout)
+        assert list(stats) == KEYS
+        assert (stats["AP50"], stats["APl"]) == (pytest.approx(1), -1)
+
+    def test_text(self, tmp_path):
+        paths = write_case(tmp_path, TRUTH, [HIT])
+        done = run_command(*paths)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == format_summary(read_coco_results(*paths).evaluate().stats) + "\n"
+        assert [line.split()[0] for line in done.stdout.splitlines()] == KEYS
+
+    def test_user_error_is_one_sentence(self, tmp_path):
+        gt, dt = write_case(tmp_path, TRUTH, [HIT | {"image_id": 7}])
+        done = run_command(gt, dt)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"{dt}: detections[0]: image_id is 7, but the ground truth has no such image.\n"
+
+    def test_missing_file(self, tmp_path, capsys):
+        assert __main__.main([str(tmp_path / "none.json"), "x"]) == 2
+        assert (
+            capsys.readouterr().err
+            == f"{tmp_path / 'none.json'}: the file cannot be read (No such file or directory).\n"
+        )

@@ -1,0 +1,73 @@
+"""Work task: its result is taken in where it is settled, once, in the thread that settles it."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from utils.background import BackgroundTask
+from utils.terminal import FaultError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_result_is_taken_in_once_and_here():
+    task, taken, go_on = BackgroundTask("adding"), [], threading.Event()
+    assert not task.busy
+    task.wait()  # there is nothing
+
+    def work() -> threading.Thread:
+        assert go_on.wait(20)
+        return threading.current_thread()
+
+    task.start(work, lambda thread: taken.append((thread, threading.current_thread())))
+    assert task.busy
+    assert taken == []
+    go_on.set()
+    task.wait()
+    assert not task.busy
+    ((worked, took),) = taken
+    assert worked is not took is threading.current_thread()
+    task.wait()
+    assert len(taken) == 1
+
+
+def test_new_work_begins_when_the_old_is_settled():
+    task, taken = BackgroundTask("adding"), []
+    for number in range(3):
+        task.start(lambda number=number: number, taken.append)
+        assert taken == list(range(number))
+    task.wait()
+    assert taken == [0, 1, 2]
+
+
+def test_errors_come_where_it_is_settled():
+    task = BackgroundTask("adding")
+    task.start(lambda: 1 // 0, lambda _: None)
+    with pytest.raises(ZeroDivisionError):
+        task.wait()
+    assert not task.busy
+    task.wait()
+
+
+def test_want_of_memory_names_the_work():
+    def work() -> None:
+        raise MemoryError
+
+    task = BackgroundTask("scoring detections")
+    task.start(work, lambda _: None)
+    with pytest.raises(FaultError, match=r"^out of memory \(of this machine, not of a GPU\): scoring detections$"):
+        task.wait()
+
+
+def test_a_process_that_ends_does_not_wait_for_it():
+    script = """
+import time
+from utils.background import BackgroundTask
+BackgroundTask("sleeping").start(lambda: time.sleep(60), print)
+raise KeyboardInterrupt
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    assert ended.stderr.endswith(b"KeyboardInterrupt\n")

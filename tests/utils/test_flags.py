@@ -1,0 +1,68 @@
+"""A command line whose every fault is one sentence."""
+
+import sys
+
+import pytest
+
+from utils.flags import FlagParser, answer_help
+
+
+@pytest.fixture
+def parser():
+    parser = FlagParser("words")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--cache-dir", default="")
+    parser.add_argument("--task", choices=["val", "test"])
+    parser.refuse({"--evolve": "use --epochs", "--Evolve": "use --cache-dir"})
+    return parser
+
+
+def test_values(parser):
+    assert vars(parser.read(["--epochs", "5"])) == {"epochs": 5, "cache_dir": "", "task": None}
+    assert parser.read([]).epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--epoch", "5"], "no flag --epoch (did you mean --epochs?); --help lists the flags"),
+        (["--epoch=5"], "no flag --epoch (did you mean --epochs?); --help lists the flags"),
+        (["--zzz"], "no flag --zzz; --help lists the flags"),
+        (["5"], "'5' belongs to no flag; --help lists the flags"),
+        (["--epochs"], "--epochs: expected one argument"),
+        (["--epochs", "five"], "--epochs: invalid int value: 'five'"),
+        (["--evolve", "300"], "--evolve is not supported: use --epochs"),
+        (["--evolve=300"], "--evolve is not supported: use --epochs"),
+        (["--Evolve"], "--Evolve is not supported: use --cache-dir"),
+        (["--evolved"], "no flag --evolved; --help lists the flags"),
+    ],
+)
+def test_refusals(parser, words, sentence):
+    with pytest.raises(ValueError) as refusal:
+        parser.read(words)
+    assert str(refusal.value) == sentence
+
+
+def test_help(parser, capsys):
+    with pytest.raises(SystemExit) as end:
+        parser.read(["--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "--epochs" in said
+    assert "evolve" not in said
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--epochs", "5", "-h"]])
+def test_help_is_answered_early(parser, words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    with pytest.raises(SystemExit) as end:
+        answer_help(parser.read)
+    assert end.value.code == 0
+    assert "--epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--zzz"], ["--epochs", "five", "--help"], ["--cache-dir", "--help"]])
+def test_whatever_is_wrong_is_left_for_later(parser, words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    answer_help(parser.read)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,155 @@
+"""Where an image lies on a canvas, against numbers worked by hand, and the way back."""
+
+import numpy as np
+import pytest
+
+from utils.letterbox import (
+    EVALUATION_PAD,
+    GREY,
+    CanvasShapes,
+    Placement,
+    base_sizes,
+    centered,
+    draw_letterboxed,
+    place,
+    resized,
+)
+
+SHAPES = CanvasShapes(64, 32, EVALUATION_PAD)
+SIZES = [(640, 480), (641, 479), (479, 641), (61, 200), (64, 64), (30, 20), (20000, 10), (10, 20000), (1, 1), (3, 1)]
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def base_size(size: tuple[int, int], image_size: int = 64) -> tuple[int, int]:
+    width, height = base_sizes(np.array([size], np.int32), image_size)[0].tolist()
+    return width, height
+
+
+def canvas_of(size: tuple[int, int]) -> tuple[int, int]:
+    return SHAPES.shape(np.array([size[1] / size[0]]))
+
+
+@pytest.mark.parametrize(
+    ("size", "base", "canvas", "scale", "shift"),
+    [
+        # Height 479 * 64 / 641 = 47.8, so 48; canvas ceil(2 + 0.5) = 3 strides wide, ceil(1.49 + 0.5) = 2 strides high;
+        # (96 - 64) / 2 = 16 columns left, (64 - 48) / 2 = 8 rows above.
+        ((641, 479), (64, 48), (64, 96), (64 / 641, 48 / 479), (16, 8)),
+        # Width 61 * 64 / 200 = 19.52, so 20; (64 - 20) / 2 = 22, (96 - 64) / 2 = 16; ceil(0.61 + 0.5) = 2 strides wide.
+        ((61, 200), (20, 64), (96, 64), (20 / 61, 64 / 200), (22, 16)),
+        # Height 10 * 64 / 20000 = 0.03, but at least 1; ceil(0.001 + 0.5) = 1 stride high; (32 - 1) // 2 = 15.
+        ((20000, 10), (64, 1), (32, 96), (64 / 20000, 1 / 10), (16, 15)),
+        ((1, 1), (64, 64), (96, 96), (64, 64), (16, 16)),
+    ],
+)
+def test_hand_worked_placements(size, base, canvas, scale, shift):
+    assert base_size(size) == base
+    assert canvas_of(size) == canvas
+    placement = place(size, base, canvas)
+    assert placement.scale_xy == pytest.approx(scale, rel=1e-15)
+    assert placement.shift_xy.tolist() == list(shift)
+
+
+def test_hand_worked_boxes():
+    """640 x 480 at 320 on 320 x 320: half as large, 40 rows below the top."""
+    placement = place((640, 480), (320, 240), (320, 320))
+    box = np.array([[100.0, 60, 200, 160]])
+    assert placement.to_canvas(box).tolist() == [[50, 70, 100, 120]]
+    assert placement.to_image(np.array([[50.0, 70, 100, 120]]), (640, 480)).tolist() == box.tolist()
+    beyond = np.array([[-8.0, 30, 400, 300], [0, 0, 320, 39]])  # past every edge; wholly above the image
+    assert placement.to_image(beyond, (640, 480)).tolist() == [[0, 0, 640, 480], [0, 0, 640, 0]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_there_and_back_is_the_identity(size):
+    placement = place(size, base_size(size), canvas_of(size))
+    corners = np.random.default_rng(0).uniform(0, 1, (100, 2, 2)) * size
+    boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
+    on_canvas = placement.to_canvas(boxes)
+    assert np.abs(placement.to_image(on_canvas, size) - boxes).max() < 1e-9
+    height, width = canvas_of(size)
+    assert (on_canvas >= 0).all()
+    assert (on_canvas <= [width, height, width, height]).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_boxes(size):
+    placement = place(size, base_size(size), canvas_of(size))
+    for found in (placement.to_canvas(np.zeros((0, 4))), placement.to_image(np.zeros((0, 4)), size)):
+        assert (found.shape, found.dtype) == ((0, 4), np.float64)
+
+
+def test_rows_of_a_batch_are_placements():
+    placement = place((641, 479), (64, 48), (64, 96))
+    row = np.concatenate(placement)
+    assert [part.tolist() for part in Placement(*row.reshape(2, 2))] == [part.tolist() for part in placement]
+
+
+@pytest.mark.parametrize(
+    ("base", "canvas", "region"),
+    [
+        ((20, 10), (10, 20), (0, 0, 20, 10)),
+        ((20, 9), (12, 23), (1, 1, 21, 10)),  # 3 columns and 3 rows over: the larger part on the right and below
+        ((20, 10), (5, 20), (5, 0, 15, 5)),  # half as large
+        ((20, 10), (20, 5), (0, 9, 5, 11)),  # a quarter: 2.5 rows, so 2
+        ((1000, 1), (8, 8), (0, 3, 8, 4)),  # 0.008 rows, but at least 1
+    ],
+)
+def test_centered(base, canvas, region):
+    assert centered(base, canvas) == region
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_drawn_where_it_is_placed(size):
+    canvas = np.full((*canvas_of(size), 3), 7, np.uint8)
+    draw_letterboxed(np.full((size[1], size[0], 3), 255, np.uint8), base_size(size), canvas)
+    rows, columns = np.nonzero((canvas == 255).all(2))
+    drawn = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    placement = place(size, base_size(size), canvas_of(size))
+    assert placement.to_canvas(np.array([[0.0, 0, *size]]))[0] == pytest.approx(drawn, abs=1e-9)
+    assert len(rows) == (drawn[2] - drawn[0]) * (drawn[3] - drawn[1])
+    assert ((canvas == 255) | (canvas == GREY)).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("pad", [0.0, 0.5])
+@pytest.mark.parametrize("image_size", [64, 96, 100, 640])
+def test_a_canvas_of_its_own_holds_the_base_image(size, pad, image_size):
+    height, width = CanvasShapes(image_size, 32, pad).shape(np.array([size[1] / size[0]]))
+    wide, high = base_size(size, image_size)
+    assert wide <= width
+    assert high <= height
+
+
+@pytest.mark.parametrize(
+    ("ratios", "pad", "shape"),
+    [
+        ([1.0], 0.0, (320, 320)),
+        ([0.75], 0.0, (256, 320)),  # 240 / 32 = 7.5 strides
+        ([0.8], 0.0, (256, 320)),  # exactly 8 strides, not 9 for rounding
+        ([0.75], 0.5, (256, 352)),  # 8 and 10.5 strides
+        ([2.0], 0.0, (320, 160)),
+        ([0.5, 2.0], 0.0, (320, 320)),
+        ([0.0005], 0.0, (32, 320)),
+        ([0.0005], 0.5, (32, 352)),
+    ],
+)
+def test_canvas_shapes(ratios: list[float], pad: float, shape: tuple[int, int]) -> None:
+    assert CanvasShapes(320, 32, pad).shape(np.array(ratios)) == shape
+
+
+def test_resized_averages_where_it_shrinks() -> None:
+    image = noise(8, 12)
+    assert resized(image, 12, 8) is image
+    small = resized(image, 6, 4)
+    assert np.abs(small - image.reshape(4, 2, 6, 2, 3).mean((1, 3))).max() <= 0.51
+    assert resized(image, 24, 16).shape == (16, 24, 3)
+
+
+@pytest.mark.parametrize(("source", "base"), [((20000, 10), (320, 1)), ((1, 1), (320, 320)), ((1, 3), (107, 320))])
+def test_resized_extremes(source: tuple[int, int], base: tuple[int, int]) -> None:
+    image = np.full((source[1], source[0], 3), 77, np.uint8)
+    assert (resized(image, *base) == np.full((base[1], base[0], 3), 77)).all()

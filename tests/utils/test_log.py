@@ -1,0 +1,218 @@
+"""Run folders, files that are written whole, and the progress of a loop."""
+
+import json
+import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from utils.files.folders import new_run_folder
+from utils.files.writers import write_csv, write_json, write_text, write_yaml
+from utils.log import EpochEnded, Event, ImageWritten, Message, RunEnded, RunLog, RunStarted
+from utils.progress import Progress
+
+
+def test_folders_are_numbered(tmp_path):
+    made = [new_run_folder(tmp_path / "runs" / "train", "exp", False) for _ in range(3)]
+    assert [folder.name for folder in made] == ["exp", "exp2", "exp3"]
+    assert all(folder.is_dir() for folder in made)
+    made[1].rmdir()
+    assert new_run_folder(tmp_path / "runs" / "train", "exp", False).name == "exp2"
+    assert new_run_folder(tmp_path / "runs" / "train", "a/b", False) == tmp_path / "runs" / "train" / "a" / "b"
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: new_run_folder(tmp_path, "exp", False).name, range(64)))
+    assert sorted(made) == sorted(["exp", *(f"exp{n}" for n in range(2, 65))])
+
+
+def test_an_existing_folder_is_used_when_asked(tmp_path):
+    assert new_run_folder(tmp_path, "exp", True) == new_run_folder(tmp_path, "exp", True) == tmp_path / "exp"
+    assert [folder.name for folder in tmp_path.iterdir()] == ["exp"]
+
+
+def test_a_file_in_the_folders_place(tmp_path):
+    (tmp_path / "exp").touch()
+    with pytest.raises(ValueError, match=r"exp: the run folder cannot be made \(File exists\)"):
+        new_run_folder(tmp_path, "exp", True)
+    assert new_run_folder(tmp_path, "exp", False).name == "exp2"
+    with pytest.raises(ValueError, match="the run folder cannot be made"):
+        new_run_folder(tmp_path / "exp", "exp", False)
+
+
+def test_a_project_on_a_disk_that_is_gone(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ValueError, match="the run folder cannot be made"):
+        new_run_folder(tmp_path / "runs", "exp", False)
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    with pytest.raises(ValueError, match=r"the run folder cannot be made \(File name too long\)"):
+        new_run_folder(tmp_path, "x" * 300, False)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_results_to_the_byte(tmp_path):
+    rows = [
+        {"epoch": 1, "time": 12.3456789, "metrics/mAP_0.5:0.95": 0.0, "lr": 1e-5},
+        {"epoch": 2, "time": 1e6, "metrics/mAP_0.5:0.95": float("nan"), "lr": 0.01},
+    ]
+    write_csv(tmp_path / "results.csv", rows)
+    assert (tmp_path / "results.csv").read_bytes() == (
+        b"epoch,time,metrics/mAP_0.5:0.95,lr\n1,12.3457,0,1e-05\n2,1e+06,nan,0.01\n"
+    )
+
+
+def test_the_log_writes_the_results(tmp_path):
+    rows = [{"epoch": 1, "lr": 0.5}, {"epoch": 2, "lr": 0.25}]
+    log = RunLog(active=True)
+    log.send(RunStarted(tmp_path, {}, {}, rows[:1]))
+    assert (tmp_path / "results.csv").read_text() == "epoch,lr\n1,0.5\n"
+    log.send(EpochEnded(tmp_path, rows[1], rows, "2/2  box 0.1"))
+    assert (tmp_path / "results.csv").read_bytes() == b"epoch,lr\n1,0.5\n2,0.25\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["results.csv"]
+
+
+def test_a_silent_log_says_and_writes_nothing(tmp_path, capsys):
+    log = RunLog(active=False)
+    log.say("hello")
+    log.send(EpochEnded(tmp_path, {"epoch": 1}, [{"epoch": 1}], "1/1"))
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().out == ""
+    RunLog(active=True).say("hello")
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_no_rows(tmp_path):
+    write_csv(tmp_path / "a.csv", [])
+    assert (tmp_path / "a.csv").read_bytes() == b"\n"
+
+
+def test_yaml_and_json(tmp_path):
+    values = {"b": 1, "a": [1.5, None, True], "name": "Füchse: ja"}
+    write_yaml(tmp_path / "a.yaml", values)
+    assert (tmp_path / "a.yaml").read_text(encoding="utf-8").startswith("b: 1\na:")
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text(encoding="utf-8")) == values
+    write_json(tmp_path / "a.json", values)
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == values
+
+
+def test_json_has_no_word_for_nan(tmp_path):
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    write_json(tmp_path / "a.json", {"a": [math.nan, {"b": math.inf}], "c": (1.0,)})
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text, parse_constant=refuse) == {"a": [None, {"b": None}], "c": [1.0]}
+
+
+def test_readers_see_the_old_file_or_the_new_one(tmp_path):
+    file = tmp_path / "a.txt"
+    write_text(file, "0" * 100_000)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [write_text(file, str(n % 10) * 100_000) for n in range(50)])
+        while not writing.done():
+            text = file.read_text()
+            assert len(text) == 100_000
+            assert len(set(text)) == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    write_text(file, "old")
+
+    def fail(*_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_text(file, "new")
+    assert file.read_text() == "old"
+    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
+
+
+# ---------------------------------------------------------------------- progress
+
+
+def test_progress_measures_waiting(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def slow_batches():
+        for n in range(3):
+            clock[0] += 4
+            yield n
+
+    progress = Progress(slow_batches(), total=3, title="1/3", active=True)
+    seen = []
+    for batch in progress:
+        clock[0] += 2
+        seen.append(batch)
+        progress.text("box 0.1")
+    assert seen == [0, 1, 2]
+    assert (progress.waited, progress.seconds) == (12, 18)
+    assert progress.wait_share == 12 / 18
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_progress_writes_nothing_into_a_pipe(capsys, active):
+    assert list(Progress([1, 2], total=2, title="a", active=active)) == [1, 2]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_of_nothing():
+    progress = Progress([], total=0, title="a", active=True)
+    assert list(progress) == []
+    assert 0 <= progress.wait_share <= 1
+
+
+class Remembers:
+    """A sink that keeps all events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def handle(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def test_a_sink_hears_of_everything_in_order(tmp_path):
+    first, second = Remembers(), Remembers()
+    log = RunLog(active=True, sinks=[first, second])
+    log.say("a", "b")
+    log.table("x\ny")
+    log.image_written(tmp_path / "labels.png")
+    log.send(RunEnded(tmp_path, {"best": {}}))
+    assert first.events == second.events
+    assert first.events == [
+        Message("a"),
+        Message("b"),
+        Message("x\ny", table=True),
+        ImageWritten(tmp_path / "labels.png"),
+        RunEnded(tmp_path, {"best": {}}),
+    ]
+
+
+def test_nobody_hears_of_another_ranks_events(tmp_path):
+    sink = Remembers()
+    log = RunLog(active=False, sinks=[sink])
+    log.say("a")
+    log.image_written(tmp_path)
+    assert sink.events == []
+
+
+def test_an_error_of_a_sink_is_not_hidden(tmp_path):
+    class Full(Remembers):
+        def handle(self, event: Event) -> None:
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        RunLog(active=True, sinks=[Full()]).say("a")

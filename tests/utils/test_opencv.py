@@ -1,0 +1,26 @@
+"""utils/opencv.py: what a slim machine is told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_missing_library_is_one_sentence(tmp_path):
+    """A cv2 that fails as it does where libGL is missing."""
+    message = "libGL.so.1: cannot open shared object file"
+    (tmp_path / "cv2.py").write_text(f"raise ImportError({message!r})\n")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import train"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "opencv-python-headless" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+
+
+def test_nothing_else_imports_it_directly():
+    for file in [*ROOT.glob("*.py"), *(p for d in ("utils", "models", "data") for p in (ROOT / d).glob("*.py"))]:
+        if file.name != "opencv.py":
+            assert "import cv2" not in file.read_text().replace("from utils.opencv import cv2", ""), file

@@ -1,0 +1,105 @@
+"""What a script does first: closed streams, and Ctrl-C while it imports."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.startup import allow_interrupts, is_first_process, prepare_script
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="file numbers and signals of POSIX")
+
+
+def outcome(program: str, redirections: str = "", **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a program that a shell starts with these redirections."""
+    command = ["bash", "-c", f'exec "$@" {redirections}', "-", sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+WRITE = """
+import os, sys
+from utils.startup import prepare_script
+prepare_script()
+file = open(sys.executable, "rb")
+print("out"), print("err", file=sys.stderr), sys.stdout.flush(), os.write(1, b"1"), os.write(2, b"2")
+sys.exit(file.fileno() < 3 or sys.stdin.read() != "")
+"""
+
+
+@pytest.mark.parametrize(
+    ("redirections", "out", "err"),
+    [
+        ("</dev/null", "out\n1", "err\n2"),
+        ("</dev/null 2>&-", "out\n1", ""),
+        ("</dev/null >&-", "", "err\n2"),
+        ("<&- >&- 2>&-", "", ""),
+    ],
+)
+def test_closed_streams_take_what_is_written(redirections, out, err):
+    """And the next file gets a number of its own."""
+    assert outcome(WRITE, redirections) == (0, out, err)
+
+
+def test_processes_inherit_the_streams_that_were_opened():
+    start = f"import subprocess, sys; from utils.startup import prepare_script; prepare_script(); child = {WRITE!r}; "
+    assert outcome(start + "sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)", "<&- >&- 2>&-")[0] == 0
+
+
+INTERRUPT = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.path.insert(0, os.getcwd())
+sys.argv = ["{script}"]
+runpy.run_path("{script}", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["utils.distributed.launch", "utils.flags", "torch", "utils.distributed.session"])
+@pytest.mark.parametrize("script", ["train.py", "val.py"])
+def test_ctrl_c_during_the_imports(script, module):
+    program = INTERRUPT.format(script=script, module=module)
+    assert outcome(program) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "err"), [({"RANK": "0"}, "interrupted\n"), ({"RANK": "1"}, ""), ({"KESTREL_SPAWNED": "1"}, "")]
+)
+def test_one_process_reports_ctrl_c_during_the_imports(environment, err):
+    program = INTERRUPT.format(script="val.py", module="utils.flags")
+    assert outcome(program, **environment) == (130, "", err)
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored():
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    prepare = "from utils.startup import prepare_script; prepare_script(); signal.raise_signal(signal.SIGINT)"
+    assert outcome(ignore + prepare) == (0, "", "")
+
+
+def test_interrupts_are_raised_again_afterwards():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        prepare_script()
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        allow_interrupts()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_process():
+    assert is_first_process({})
+    assert is_first_process({"RANK": "0", "SLURM_PROCID": "3"})
+    assert not is_first_process({"RANK": "1"})
+    assert not is_first_process({"RANK": "", "SLURM_PROCID": "1"})

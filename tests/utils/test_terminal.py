@@ -1,0 +1,88 @@
+"""How a script ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.terminal import print_lines
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+from utils.terminal import run_and_exit
+def run():
+    {body}
+run_and_exit(run)
+"""
+
+
+def end_of(body: str, **environment: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", SCRIPT.format(body=body)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        ("pass", 0, ""),
+        (
+            "raise ValueError('--epochs 0: train for 1 epoch or more')",
+            2,
+            "error: --epochs 0: train for 1 epoch or more\n",
+        ),
+        (r"raise ValueError('a\nerror: b \x1b[2J\udcff.txt: no')", 2, "error: a\\nerror: b \\x1b[2J\\udcff.txt: no\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted\n"),
+        ("import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt", 130, ""),  # its launcher reports it
+        ("sys.exit(3)", 3, ""),
+    ],
+)
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
+def test_ends(body, code, text, environment):
+    assert end_of(body, **environment) == (code, text)
+
+
+def test_what_is_shown_steers_no_terminal(capsys):
+    print_lines("two lines\nof \x1b[31ma.yaml\r, é")
+    assert capsys.readouterr().out == "two lines\nof \\x1b[31ma.yaml\\r, é\n"
+
+
+def test_one_of_several_leaves_nothing_behind():
+    """Though it ends at once: its children would go on for a while, and hold stderr open."""
+    child = "import multiprocessing as m, time; m.Process(target=time.sleep, args=(60,), daemon=True).start()"
+    assert end_of(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (0, "late")
+
+
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
+def test_a_fault_keeps_its_traceback(environment):
+    code, text = end_of("raise KeyError('x')", **environment)
+    assert code == 1
+    assert text.startswith("Traceback")
+    assert text.endswith("KeyError: 'x'\n")
+
+
+def test_the_traceback_of_a_refusal_on_demand():
+    code, text = end_of("raise ValueError('no')", KESTREL_TRACEBACK="1")
+    assert code == 2
+    assert text.startswith("Traceback")
+    assert text.endswith("error: no\n")
+
+
+def test_a_fault_of_the_disk_is_one_sentence():
+    code, text = end_of("import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/exp/last.pt')")
+    assert (code, text) == (1, "error: runs/exp/last.pt: No space left on device\n")
+    code, text = end_of("import errno, os; raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), 'last.pt')")
+    assert (code, text) == (1, "error: last.pt: File too large (for ulimit -f or for the disk)\n")
+    code, text = end_of("open('/dev/null/x')")  # not a directory: a mistake of ours
+    assert code == 1
+    assert text.startswith("Traceback")
+
+
+def test_letters_that_the_terminal_lacks():
+    assert end_of("from utils.terminal import print_lines; print_lines('\\u6f22')", PYTHONIOENCODING="ascii") == (0, "")
+
+
+def test_no_terminal_at_all():
+    assert end_of("from utils.terminal import print_lines; sys.stdout = None; print_lines('a')") == (0, "")

@@ -1,0 +1,95 @@
+"""utils/training/checkpoints/contents.py: what a checkpoint holds, and which formats are read."""
+
+import hashlib
+import json
+import re
+
+import pytest
+import torch
+
+from utils.training.checkpoints.contents import (
+    ENTRIES,
+    FORMAT,
+    Checkpoint,
+    Description,
+    checked_checkpoint,
+    read_checkpoint,
+)
+from utils.training.config import TrainConfig
+from utils.training.hyperparameters import Hyp
+
+
+def entries(**changes):
+    """The entries of a file of a run of one epoch."""
+    made = {name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor}
+    made |= {"format": FORMAT, "epoch": 1, "results": [{"epoch": 1.0}], "config": TrainConfig().as_dict()}
+    return made | {"losses": torch.zeros(1, 4), "statistics": torch.zeros(1, 2)} | changes
+
+
+def test_entries_make_a_checkpoint_and_a_checkpoint_these_entries():
+    saved = checked_checkpoint("last.pt", entries(names=["a"], ema_updates=3))
+    assert (saved.description.names, saved.ema_updates, saved.pending) == (["a"], 3, None)
+    again = checked_checkpoint("last.pt", saved.as_dict())
+    assert {k: v for k, v in again.as_dict().items() if k not in ("losses", "statistics")} == {
+        k: v for k, v in saved.as_dict().items() if k not in ("losses", "statistics")
+    }
+    assert saved.as_dict().keys() == ENTRIES.keys()
+
+
+def test_a_pending_epoch():
+    pending = {"time": 1.5, "losses": {"box": 0.5}, "lr": 0.1, "pace": "fast"}
+    saved = checked_checkpoint("last.pt", entries(epoch=2, open=pending))
+    assert saved.pending is not None
+    assert vars(saved.pending) == pending
+
+
+def test_format_3_is_read_with_the_meaning_that_it_had():
+    """--compile was "" where it is "off" now: twenty commits ago such a checkpoint was called damaged."""
+    old = entries(format=3, config=TrainConfig().as_dict() | {"compile": ""})
+    saved = checked_checkpoint("last.pt", old)
+    assert saved.description.config["compile"] == "off"
+    assert saved.format == FORMAT
+    assert TrainConfig(**saved.description.config | {"freeze": (0,)}).compile == "off"
+    kept = checked_checkpoint("last.pt", entries(format=3, config=TrainConfig().as_dict() | {"compile": "default"}))
+    assert kept.description.config["compile"] == "default"
+
+
+@pytest.mark.parametrize("found", [2, FORMAT + 1, "4", None, True])
+def test_another_version_is_no_damage(found):
+    what = f"format {found}" if type(found) is int else "no format number"
+    sentence = (
+        f"last.pt: written by another version of Kestrel ({what}; this one reads 3 to {FORMAT}): resume it with the "
+        "version that wrote it, or start a new run from its weights with --weights"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        checked_checkpoint("last.pt", entries(format=found))
+
+
+def test_best_is_no_checkpoint_to_resume():
+    best = {name: value for name, value in entries().items() if name != "optimizer"}
+    with pytest.raises(ValueError, match=r"holds no training state to resume; fine-tune from it with --weights"):
+        checked_checkpoint("last.pt", best)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read as a checkpoint: No such file"):
+        read_checkpoint(str(tmp_path / "last.pt"))
+
+
+# A checkpoint's meaning, in one number for each format. Where this fails, something of it has changed: raise FORMAT,
+# teach `upgraded` to read the one before, or have it refused, and only then write the new number down.
+MEANING = {4: "313a700298271148"}
+
+
+def test_a_change_of_meaning_raises_the_format():
+    settings = {name: type(value).__name__ for name, value in TrainConfig().as_dict().items()}
+    parts = [{name: kind.__name__ for name, kind in ENTRIES.items()}, settings, sorted(Hyp().as_dict())]
+    told = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    assert {FORMAT: told} == MEANING
+
+
+def test_records_hold_what_they_declare():
+    assert set(vars(Description)["__annotations__"]) | set(vars(Checkpoint)["__annotations__"]) == {
+        *ENTRIES,
+        "description",
+    }

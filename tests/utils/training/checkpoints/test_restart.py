@@ -1,0 +1,217 @@
+"""A run whose processes a launcher starts anew goes on as if nothing had happened, with fewer of them too."""
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small
+from tests.support.processes import draw_data
+from utils.files import checkpoint_file
+from utils.training.checkpoints.restart import MARKS, find_own_run, launcher_mark
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="forks processes, and finds them in /proc")
+SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
+
+# ---------------------------------------------------------------------- marks
+
+
+def test_a_mark_tells_launchers_apart():
+    assert launcher_mark({}) == ""
+    mark = launcher_mark({"TORCHELASTIC_RUN_ID": "x"})
+    assert mark == launcher_mark({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert mark != launcher_mark({"TORCHELASTIC_RUN_ID": "y"})  # a notebook may launch one after another
+    assert str(os.getppid()) in mark.split()
+
+
+def keep(run: Path, marks: object, *, done: bool = False, age_s: float = 0) -> Path:
+    """A run folder that launchers have left their marks in, so many seconds ago."""
+    run.mkdir(parents=True)
+    file = run / MARKS
+    file.write_text(marks if isinstance(marks, str) else json.dumps(marks))
+    os.utime(file, (time.time() - age_s,) * 2)
+    if done:
+        (run / "metrics.json").write_text("{}")
+    return run
+
+
+def test_no_run_of_ones_own(tmp_path):
+    assert not find_own_run(tmp_path / "nowhere", ["a"])
+    assert not find_own_run(tmp_path, ["a"])
+    keep(tmp_path / "exp", ["b", "c", ""])
+    assert not find_own_run(tmp_path, ["a"])
+    assert not find_own_run(tmp_path, [])
+    assert not find_own_run(tmp_path, ["", ""])  # no launcher, no mark
+
+
+def test_one_launcher_in_common_is_enough(tmp_path):
+    run = keep(tmp_path / "exp", ["a", "b"])
+    assert find_own_run(tmp_path, ["b", "c"]) == str(run)
+
+
+def test_the_newest_that_is_not_done(tmp_path):
+    keep(tmp_path / "exp", ["a"], age_s=30)
+    run = keep(tmp_path / "exp2", ["a"], age_s=20)
+    keep(tmp_path / "exp3", ["a"], age_s=10, done=True)
+    keep(tmp_path / "exp4", ["b"])
+    assert find_own_run(tmp_path, ["a"]) == str(run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1", "null", "3", '{"a": 1}', '"a"', "[]", "[null, 3, [], {}]", "\0\xff"])
+def test_damaged_marks_are_nobodys(tmp_path, text):
+    keep(tmp_path / "exp", text)
+    run = keep(tmp_path / "exp2", ["a"], age_s=10)
+    assert find_own_run(tmp_path, ["a"]) == str(run)
+
+
+def test_marks_that_cannot_be_read(tmp_path):
+    (tmp_path / "exp" / MARKS).mkdir(parents=True)
+    (tmp_path / "exp2").mkdir()
+    (tmp_path / "exp2" / MARKS).symlink_to(tmp_path / "gone")
+    keep(tmp_path / "exp3", b"\xff\xfe".decode("latin-1"))
+    run = keep(tmp_path / "exp4", ["a"], age_s=10)
+    assert find_own_run(tmp_path, ["a"]) == str(run)
+
+
+# ---------------------------------------------------------------------- faults
+
+
+def die(rank: int, epoch: int) -> None:
+    """Have a rank killed in place of an epoch, counted from 1 in each life."""
+    real, epochs = train.train_one_epoch, iter(range(1, 1000))
+
+    def work(*arguments, **keywords):
+        if next(epochs) == epoch and os.environ["RANK"] == str(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **keywords)
+
+    train.train_one_epoch = work
+
+
+def dies_once() -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        die(rank=1, epoch=2)
+
+
+def dies_before_the_first_checkpoint() -> None:
+    die(rank=1, epoch=1)
+
+
+def dies_in_the_second_epoch() -> None:
+    die(rank=int(os.environ["WORLD_SIZE"]) - 1, epoch=2)
+
+
+def dies_when_all_is_written() -> None:
+    real = train.main
+
+    def main(*arguments):
+        real(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    train.main = main if os.environ["RANK"] == "1" else real
+
+
+# ---------------------------------------------------------------------- lives
+
+
+@pytest.fixture
+def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
+    return [*small(tiny_data, tiny_model, tmp_path), "--epochs", "3", "--sync-bn"]
+
+
+Live = Callable[..., list[int]]
+
+
+@pytest.fixture
+def live(flags: list[str], tmp_path: Path) -> Live:
+    """live(processes, flags, fault=name): one life of a run by the launcher that forks here; the exit codes."""
+
+    def one(size: int, *more: str, fault: str = "", launcher: bool = True) -> list[int]:
+        elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"} if launcher else {}
+        faults = {"KESTREL_FAULT": f"tests.utils.training.checkpoints.test_restart:{fault}"} if fault else {}
+        port = free_port()
+        environments = [by_hand(rank, size, port) | elastic | faults for rank in range(size)]
+        with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
+            return [rank.end(60) for rank in ranks]
+
+    return one
+
+
+def timeless(run: Path) -> list[str]:
+    """results.csv without the times."""
+    return [re.sub(r"^(\d+),[^,]+", r"\1", line) for line in (run / "results.csv").read_text().splitlines()]
+
+
+def runs(project: Path) -> list[str]:
+    return sorted(path.name for path in project.glob("exp*"))
+
+
+def assert_same_bits(run: Path, other: Path) -> None:
+    assert timeless(run) == timeless(other)
+    for file in ("last.pt", "best.pt"):
+        first, second = (checkpoint_file.load(folder / "weights" / file) for folder in (run, other))
+        assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"])
+    assert (run / "metrics.json").read_text() == (other / "metrics.json").read_text()
+
+
+@linux
+@pytest.mark.slow
+def test_torchrun_starts_again_and_the_run_goes_on(flags, live, tmp_path):
+    command = [*TORCHRUN, "--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
+    with launched(
+        command, tmp_path / "io", KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once"
+    ) as job:
+        assert job.end(120) == 0, job.err
+        assert job.out.count("started again by the launcher\nresuming") == 1
+    assert runs(tmp_path) == ["exp"]
+    assert live(2, launcher=False) == [0, 0]  # a launch of its own, uninterrupted
+    assert runs(tmp_path) == ["exp", "exp2"]
+    assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
+
+
+@linux
+@pytest.mark.slow
+def test_lives_of_one_launcher_share_a_folder(live, tmp_path):
+    """Of three processes: where two add up their gradients, the order makes no difference."""
+    six = ("--batch", "6")
+    assert live(3, *six, fault="dies_before_the_first_checkpoint") == [1, -9, 1]
+    assert live(3, *six, fault="dies_in_the_second_epoch") == [1, 1, -9]
+    broken = timeless(tmp_path / "exp")
+    assert live(3, *six, launcher=False) == [0, 0, 0]  # another launch, which leaves the broken run alone
+    assert (runs(tmp_path), timeless(tmp_path / "exp")) == (["exp", "exp2"], broken)
+    assert live(3, *six) == [0, 0, 0]
+    assert runs(tmp_path) == ["exp", "exp2"]
+    assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
+
+
+@linux
+@pytest.mark.slow
+def test_three_processes_keep_the_bits_where_the_graph_is_static(live, tmp_path):
+    """One batch to an optimizer step, of 64 images and more."""
+    data = draw_data(tmp_path / "data", 72)
+    wide = ("--data", str(data), "--batch", "66", "--save-period", "1")
+    assert live(3, *wide, launcher=False) == live(3, *wide, launcher=False) == [0, 0, 0]
+    second = tmp_path / "exp2" / "weights" / "epoch2.pt"
+    assert live(3, *wide, "--resume", str(second), launcher=False) == [0, 0, 0]
+    assert runs(tmp_path) == ["exp", "exp2"]
+    assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
+
+
+@linux
+@pytest.mark.slow
+def test_a_run_that_is_done_is_not_trained_again(live, tmp_path):
+    """A process may die in leaving, when all is written; its launcher then starts all of them again."""
+    assert live(2, fault="dies_when_all_is_written") in ([0, -9], [1, -9])
+    assert (tmp_path / "exp" / "metrics.json").exists()
+    written = (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns
+    assert live(2) == [0, 0]
+    assert runs(tmp_path) == ["exp"]
+    assert (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns == written

@@ -1,0 +1,407 @@
+"""The batch that fits: the search against all answers, the count against the allocator, the choice against steps."""
+
+import copy
+import gc
+import math
+import random
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from models import LossGains, build_loss, build_model
+from utils.terminal import FaultError
+from utils.training import autobatch
+from utils.training.autobatch import (
+    choose_batch,
+    format_gib,
+    initialize_state,
+    largest_batch,
+    memory_advice,
+    memory_budget,
+    step_memory,
+)
+from utils.training.ema import EMA
+from utils.training.optimizers import build_optimizer
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+MIB, GIB = 2**20, 2**30
+SIDE = 96
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections() -> Iterator[None]:
+    """Spares the collector, called after each trial, all that was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def alone(value: int) -> int:
+    """The least over one process."""
+    return value
+
+
+def works(*_: object) -> None:
+    """Takes what expressions give, for steps of one line."""
+
+
+# ---------------------------------------------------------------------- the search
+
+
+def search(need: Callable[[int], float | None], budget: int, most: int) -> tuple[int, list[int]]:
+    """What is found, and the batches that were tried."""
+    tried: list[int] = []
+
+    def watched(batch: int) -> int | None:
+        tried.append(batch)
+        taken = need(batch)
+        return None if taken is None else int(taken)
+
+    return largest_batch(watched, budget, most=most), tried
+
+
+def check(found: int, tried: list[int], best: int, most: int) -> None:
+    assert (found == 0) == (best == 0)
+    assert found <= best <= found + max(found // 8, 1)
+    assert found == best or found >= 8  # small ones to the image
+    assert found == 0 or found in tried  # nothing is answered that was not tried
+    near = found + max(found // 8, 1)
+    assert near >= most or any(found < size <= near for size in tried)  # one as near was seen not to fit
+    assert len(tried) == len(set(tried))
+    assert all(1 <= size <= most for size in tried)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 10, 100, 1024])
+def test_finds_every_threshold_where_needs_say_nothing(most):
+    for best in range(most + 1):
+        found, tried = search(lambda batch: 0 if batch <= best else None, 1, most)  # noqa: B023
+        check(found, tried, best, most)
+        assert len(tried) <= math.log2(most) + 5
+
+
+@pytest.mark.parametrize(("base", "each"), [(0, 7), (5, 7), (1000, 7), (100_000, 7), (300, 1), (10, 1000)])
+@pytest.mark.parametrize("most", [1, 40, 1024])
+def test_needs_in_a_line_are_found_in_few_trials(base, each, most):
+    for best in range(most + 1):
+        found, tried = search(lambda batch: base + each * batch, base + each * best + each // 2, most)
+        check(found, tried, best, most)
+        assert len(tried) <= 8
+        assert max(tried) <= max(best * 9 / 8, best + 1)  # no trial goes far beyond the budget
+
+
+def test_needs_by_hand():
+    # 1 takes 12 and 2 take 14, so 23 would end at 6.5 (6); that is within 4 * 2, fits with 22, and 7 take 24.
+    assert search(lambda batch: 10 + 2 * batch, 23, 1024) == (6, [1, 2, 6, 7])
+    # The line from (1, 5) to (2, 5) leads nowhere: double. 4 take 20: (23 - 20) / (15 / 2) is no image, so 5, but 25.
+    assert search(lambda batch: max(5 * batch, 5) if batch > 2 else 5, 23, 1024) == (4, [1, 2, 4, 5])
+
+
+def test_needs_that_jump_and_tremble_still_fit():
+    chance = random.Random(0)
+    for _ in range(3000):
+        base, each, block = chance.uniform(0, 500), 10 ** chance.uniform(-1, 2), 10 ** chance.uniform(-1, 2)
+        needs = [
+            math.ceil((base + each * batch) * chance.uniform(0.97, 1.03) / block) * block for batch in range(1, 1025)
+        ]
+        budget = int(base + each * 10 ** chance.uniform(-0.5, 3))
+        found, tried = search(lambda batch: needs[batch - 1], budget, 1024)  # noqa: B023
+        assert found == 0 or int(needs[found - 1]) <= budget
+        near = found + max(found // 8, 1)
+        assert near >= 1024 or any(int(needs[size - 1]) > budget for size in tried if found < size <= near)
+        assert len(tried) <= 20
+
+
+# ---------------------------------------------------------------------- the measure
+
+
+def test_tensors_alive_at_once_by_hand():
+    def step() -> None:
+        a = torch.zeros(1000)  # 4000 bytes
+        b = a + 1  # 8000
+        b.view(10, 100).mul_(2)  # no more
+        del a  # 4000
+        c = torch.zeros(500, dtype=torch.float64)  # 8000
+        torch.cat([b, c.float()])  # float32 of c 2000, and the result 6000: 16000
+
+    assert step_memory(step, CPU) == 16000
+
+
+def test_what_was_there_before_does_not_count():
+    old = torch.zeros(1000)
+    assert step_memory(lambda: None, CPU) == 0
+    assert step_memory(lambda: works(old.add_(1), old[:1].exp_()), CPU) == 0
+
+
+def test_saved_tensors_count_until_the_backward_pass_frees_them():
+    weight = torch.zeros(1000, requires_grad=True)
+
+    def step() -> None:
+        y = (weight * 2).exp()  # exp saves its result, the product is freed
+        z = y.exp()  # and again: 3 * 4000 at once while the product lives
+        z.sum().backward()
+
+    need = step_memory(step, CPU)
+    assert need is not None
+    assert 12_000 <= need <= 24_000
+    assert weight.grad is not None
+
+
+def allocator_peak(step: Callable[[], None]) -> int:
+    """The most bytes that torch's own allocator had given out, as the profiler heard of it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    now = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_the_count_is_near_what_the_allocator_gave(amp):
+    step = training_step(build_model("yolov5n.yaml", 80), 160, amp=amp)
+    step(1)
+    need = step_memory(lambda: step(4), CPU)
+    assert need == pytest.approx(allocator_peak(lambda: step(4)), rel=0.1)
+    assert need == step_memory(lambda: step(4), CPU)
+
+
+OUT_OF_MEMORY = [
+    (torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    (MemoryError, ""),
+    (RuntimeError, "MPS backend out of memory (MPS allocated: 1 GB)"),
+    (RuntimeError, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+]
+
+
+@pytest.mark.parametrize(("kind", "words"), OUT_OF_MEMORY)
+def test_running_out_of_memory_is_an_answer_and_leaves_nothing(kind, words):
+    left: list[weakref.ref[object]] = []
+
+    def step() -> None:
+        tensor = torch.zeros(1000, requires_grad=True)
+        holder = nn.Module()
+        holder.itself, holder.map = [holder], tensor.exp()  # a cycle, which only the collector frees
+        left.extend(weakref.ref(each) for each in (tensor, holder, holder.map.untyped_storage()))
+        raise kind(words)
+
+    assert step_memory(step, CPU) is None
+    assert [reference() for reference in left] == [None, None, None]
+    assert step_memory(lambda: works(torch.zeros(1000)), CPU) == 4000
+
+
+def test_the_cpu_runs_out_in_its_own_words():
+    assert step_memory(lambda: works(torch.empty(2**50)), CPU) is None
+
+
+def test_other_errors_are_errors():
+    with pytest.raises(RuntimeError, match="must match the size"):
+        step_memory(lambda: works(torch.zeros(2) + torch.zeros(3)), CPU)
+
+
+def test_random_numbers_continue_as_if_none_were_drawn():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    step_memory(lambda: works(torch.rand(100), torch.manual_seed(1)), CPU)
+    assert torch.rand(3).equal(wanted)
+
+
+# ---------------------------------------------------------------------- the budget
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "processes", "budget"),
+    [
+        (CPU, 64 * GIB, 1, 2 * GIB),
+        (CPU, 64 * GIB, 16, 2 * GIB),  # 64 / 2 / 16 = 2
+        (CPU, 64 * GIB, 32, GIB),
+        (CPU, 3 * GIB, 1, 1536 * MIB),
+        (CPU, 0, 1, 0),
+        (GPU, 10 * GIB, 1, 8 * GIB),
+        (GPU, 10 * GIB, 8, 8 * GIB),  # each process has a GPU of its own
+    ],
+)
+def test_budgets(monkeypatch, device, free, processes, budget):
+    monkeypatch.setattr(autobatch, "free_memory", lambda _: free)
+    assert memory_budget(device, processes) == budget
+
+
+# ---------------------------------------------------------------------- the choice
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Steps of 100 MiB and 10 MiB an image that nobody takes, and a budget; gives the list of the trials."""
+    trials: list[int] = []
+    monkeypatch.setattr(autobatch, "memory_budget", lambda *_: GIB)
+    monkeypatch.setattr(autobatch, "step_memory", lambda step, _: step())
+    return trials, lambda images: trials.append(images) or (100 + 10 * images) * MIB
+
+
+@pytest.mark.parametrize(
+    ("images", "shares", "batch", "words"),
+    [
+        # (1024 - 100) / 10 = 92.4; the line leads to 92 less a 32nd, which is 90
+        (5000, 1, 90, "batch 90: a step of 90 images takes 1000 MiB, and may take 1.0 GiB"),
+        (5000, 4, 360, "batch 360, 4 shares of 90: a step of 90 images takes 1000 MiB, and may take 1.0 GiB"),
+        (
+            131,
+            2,
+            130,
+            "batch 130, 2 shares of 65: a step of 65 images takes 750 MiB, and may take 1.0 GiB; "
+            "there are 131 training images",
+        ),
+        (
+            5000,
+            32,
+            1024,
+            "batch 1024, 32 shares of 32: a step of 32 images takes 420 MiB, and may take 1.0 GiB; "
+            "more than 1024 are not tried",
+        ),
+        (1, 1, 1, "batch 1: a step of 1 images takes 110 MiB, and may take 1.0 GiB; there are 1 training images"),
+    ],
+)
+def test_choices_in_words(pretended, images, shares, batch, words):
+    trials, step = pretended
+    found = choose_batch(step, alone, device=CPU, images=images, shares=shares)
+    assert found == (batch, f"--batch-size -1: {words}")
+    assert max(trials) <= images // shares
+
+
+def test_the_least_over_processes_counts(pretended):
+    _, step = pretended
+    given: list[int] = []
+    others = iter([GIB - 1, 17])  # the least budget, then the smallest batch
+
+    def world_min(value: int) -> int:
+        given.append(value)
+        return min(value, next(others))
+
+    batch, words = choose_batch(step, world_min, device=CPU, images=5000, shares=3)
+    assert (batch, given) == (51, [GIB, 90])
+    assert words.startswith("--batch-size -1: batch 51, 3 shares of 17: a step of 90 images takes 1000 MiB")
+
+
+@pytest.mark.parametrize("others", [[GIB, 0], [50 * MIB, 500], [-1, 500]])
+def test_nothing_fits_on_all_processes_alike(pretended, others):
+    # In the first case it fits here, but not elsewhere; the number of calls, in which processes wait for each other,
+    # must not depend on it.
+    trials, step = pretended
+    calls = iter(others)
+    with pytest.raises(ValueError, match="not even one image fits in") as caught:
+        choose_batch(step, lambda value: min(value, next(calls)), device=CPU, images=5000, shares=2)
+    assert list(calls) == []
+    budget = format_gib(max(others[0], -1))
+    assert str(caught.value) == (
+        f"--batch-size -1: not even one image fits in {budget}; use a smaller --imgsz or model"
+    )
+    assert trials[0] == 1
+
+
+def test_fewer_images_than_shares(pretended):
+    _, step = pretended
+    for images, shares in [(0, 1), (3, 4)]:
+        with pytest.raises(ValueError, match=f"-1: {images} training images cannot be shared out to {shares}"):
+            choose_batch(step, alone, device=CPU, images=images, shares=shares)
+
+
+def training_step(model: nn.Module, side: int, *, optimizer: str = "SGD", amp: bool = False) -> Callable[[int], None]:
+    """A step of train.py on copies, as in the middle of a run, of images with 100 boxes each."""
+    criterion = build_loss(model.head, LossGains())
+
+    def step(images: int) -> None:
+        trial = copy.deepcopy(model).train()
+        ema = EMA(trial)
+        steps = build_optimizer(trial, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4)
+        initialize_state(steps)
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            maps = trial(torch.rand(images, 3, side, side))
+        boxes = torch.rand(images * 100, 2, 2).sort(1).values.flatten(1) * side
+        owner = torch.arange(images).repeat_interleave(100)[:, None]
+        losses = criterion(maps, torch.cat([owner, torch.zeros_like(owner), boxes], 1))
+        (sum(losses.values()) * images).backward()
+        nn.utils.clip_grad_norm_(trial.parameters(), max_norm=10.0)
+        steps.step()
+        steps.zero_grad()
+        ema.update(trial.state_dict())
+
+    return step
+
+
+def test_true_steps_keep_within_the_budget_and_larger_ones_do_not(tiny_model, monkeypatch):
+    torch.manual_seed(0)
+    model = build_model(tiny_model, 3)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    step = training_step(model, SIDE)
+    monkeypatch.setattr(autobatch, "CPU_BUDGET", 20 * MIB)
+    drawn = torch.random.get_rng_state()
+
+    batch, words = choose_batch(step, alone, device=CPU, images=5000)
+    assert 4 <= batch < 40
+    assert step_memory(lambda: step(batch), CPU) <= 20 * MIB < step_memory(lambda: step(batch + batch // 8 + 1), CPU)
+    assert (batch, words) == choose_batch(step, alone, device=CPU, images=5000)
+
+    assert torch.random.get_rng_state().equal(drawn)
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_fill_state():
+    layer = nn.Linear(3, 2)
+    weight = layer.weight.detach().clone()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    initialize_state(optimizer)
+    assert all(parameter.grad.eq(0).all() for parameter in layer.parameters())
+    assert {state["momentum_buffer"].shape for state in optimizer.state.values()} == {(2, 3), (2,)}
+    assert layer.weight.equal(weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_is_filled_to_its_share():
+    def step(images: int) -> None:
+        torch.zeros(images, 64 * MIB, device=GPU)
+
+    free = autobatch.free_memory(GPU)
+    batch, _ = choose_batch(step, alone, device=GPU, images=10_000)
+    assert 0.7 * free * 8 / 9 <= batch * 256 * MIB <= 0.8 * free
+    assert step_memory(lambda: step(100_000), GPU) is None
+    assert autobatch.free_memory(GPU) > 0.95 * free
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "processes", "advice"),
+    [
+        (64, 640, 1, "--batch-size 64 and --imgsz 640: try --batch-size 32, --imgsz 480, --checkpoint-activations;"),
+        (6, 100, 3, "--batch-size 6 and --imgsz 100: try --batch-size 3, --imgsz 64, --checkpoint-activations;"),
+        (2, 32, 2, "--batch-size 2 and --imgsz 32: try --checkpoint-activations;"),
+    ],
+)
+def test_advice_where_memory_runs_out(batch, size, processes, advice):
+    errors = [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"),
+        RuntimeError("can't allocate memory: 9"),
+    ]
+    for error in errors:
+        with pytest.raises(FaultError) as said, memory_advice(batch, size, CPU, processes):
+            raise error
+        first = " ".join(str(error).split())
+        assert str(said.value) == f"out of memory on cpu with {advice} --batch-size -1 measures what fits ({first})"
+
+
+def test_advice_for_an_error_without_words():
+    with pytest.raises(FaultError, match=r"\(MemoryError\)$"), memory_advice(4, 64, CPU, 1):
+        raise MemoryError
+
+
+def test_other_errors_get_no_advice():
+    with pytest.raises(RuntimeError, match=r"^shape$"), memory_advice(2, 64, CPU, 1):
+        raise RuntimeError("shape")
+    with memory_advice(2, 64, CPU, 1):
+        pass

@@ -1,0 +1,49 @@
+"""utils/training/batch_size.py: all that a batch size means."""
+
+import pytest
+
+from utils.training.batch_size import GlobalBatch
+
+
+@pytest.mark.parametrize(
+    ("size", "processes", "per_process", "accumulate", "loss_scale"),
+    [
+        (16, 1, 16, 4, 16),  # 64 / 16 = 4 batches to a step
+        (16, 2, 8, 4, 32),  # 16 images, and the mean over 2 processes is taken of the gradients
+        (64, 4, 16, 1, 256),
+        (100, 1, 100, 1, 100),  # 0.64 rounds to 1
+        (24, 1, 24, 3, 24),  # 2.67 rounds to 3
+        (1, 1, 1, 64, 1),
+    ],
+)
+def test_what_a_batch_size_means(size, processes, per_process, accumulate, loss_scale):
+    batch = GlobalBatch(size, processes)
+    assert (batch.per_process, batch.accumulate, batch.loss_scale) == (per_process, accumulate, loss_scale)
+
+
+def test_weight_decay_follows_the_images_of_a_step():
+    assert GlobalBatch(16).weight_decay(0.0005) == 0.0005  # 4 * 16 = 64 images
+    assert GlobalBatch(24).weight_decay(0.0005) == pytest.approx(0.0005 * 72 / 64)  # 3 * 24 = 72
+    assert GlobalBatch(24, 2).weight_decay(0.0005) == GlobalBatch(24).weight_decay(0.0005)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    sentence = r"^--batch-size 5 is the total over all processes: choose a multiple of WORLD_SIZE, 2$"
+    with pytest.raises(ValueError, match=sentence):
+        GlobalBatch(5, 2)
+    assert GlobalBatch(-1, 2).size == -1  # to be measured
+
+
+@pytest.mark.parametrize(
+    ("size", "images", "expected"), [(16, 100, 16), (16, 16, 16), (16, 15, 8), (16, 1, 1), (12, 5, 4)]
+)
+def test_fewer_images_than_a_batch(size, images, expected):
+    said = []
+    assert GlobalBatch(size).limited_to(images, said.append).size == expected  # the largest divisor that they fill
+    told = f"--batch-size {size} is more than the {images} training images: using {expected}"
+    assert said == ([told] if expected < size else [])
+
+
+def test_too_few_images_for_the_processes():
+    with pytest.raises(ValueError, match=r"^3 training images, in batches of 2, cannot be shared by 4 processes$"):
+        GlobalBatch(8, 4).limited_to(3)

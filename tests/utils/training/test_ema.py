@@ -1,0 +1,88 @@
+"""The moving average against a slow loop."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from utils.training.ema import EMA, ema_constants
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+
+def disturb(model: nn.Module) -> None:
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(torch.randn(value.shape) if value.is_floating_point() else 1)
+
+
+def test_equals_the_slow_loop():
+    model = make_model()
+    ema = EMA(model, decay=0.99, tau=5.0)
+    slow = {key: value.clone().double() for key, value in model.state_dict().items()}
+    for t in range(1, 21):
+        disturb(model)
+        ema.update(model.state_dict())
+        keep = 0.99 * (1 - math.exp(-t / 5.0))
+        for key, value in model.state_dict().items():
+            slow[key] = keep * slow[key] + (1 - keep) * value if value.is_floating_point() else value.double()
+    assert ema.updates == 20
+    for key, value in ema.state_dict().items():
+        torch.testing.assert_close(value.double(), slow[key], rtol=1e-5, atol=1e-6)
+    assert ema.state_dict()["1.num_batches_tracked"].dtype == torch.int64
+    assert ema.state_dict()["1.num_batches_tracked"] == 20
+
+
+@pytest.mark.parametrize(("update", "keep"), [(1, 0.9999 * 0.000499875), (2000, 0.9999 * 0.632121), (10**6, 0.9999)])
+def test_decay_by_hand(update, keep):
+    # 1 - exp(-1/2000) = 0.000499875; 1 - exp(-1) = 0.632121
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    ema = EMA(model)
+    ema.updates = update - 1
+    nn.init.constant_(model.weight, 0.0)
+    ema.update(model.state_dict())
+    assert ema.model.weight.item() == pytest.approx(keep, rel=1e-5, abs=1e-7)
+
+
+def test_the_copy_is_its_own():
+    model = make_model().train()
+    ema = EMA(model)
+    theirs = {value.data_ptr() for value in model.state_dict().values()}
+    assert theirs.isdisjoint(value.data_ptr() for value in ema.state_dict().values())
+    before = {key: value.clone() for key, value in ema.state_dict().items()}
+    disturb(model)
+    assert all(value.equal(before[key]) for key, value in ema.state_dict().items())
+    after = {key: value.clone() for key, value in model.state_dict().items()}
+    ema.update(model.state_dict())
+    assert all(value.equal(after[key]) for key, value in model.state_dict().items())
+
+
+def test_modes_and_gradients():
+    model = make_model().train()
+    ema = EMA(model)
+    assert not any(module.training for module in ema.model.modules())
+    assert not any(parameter.requires_grad for parameter in ema.model.parameters())
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_model_that_stands_still_is_kept_to_the_bit():
+    model = make_model()
+    ema = EMA(model)
+    for _ in range(10):
+        ema.update(model.state_dict())
+    assert all(value.equal(model.state_dict()[key]) for key, value in ema.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("steps", "decay", "tau"),
+    # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, held between 2 and 10,000; tau at most 2,000.
+    [(0, 0.5, 2), (2000, 0.99, 100), (20_000, 0.999, 1000), (200_000, 0.9999, 2000), (10**6, 0.9999, 2000)],
+)
+def test_what_a_run_averages_over(steps, decay, tau):
+    assert ema_constants(steps) == pytest.approx((decay, tau))

@@ -1,0 +1,195 @@
+"""Steps that are not finite: the rule by hand, both ways to skip a step, and whole runs with numbers gone wrong."""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import train
+from models.losses.anchor_based import AnchorBasedLoss
+from tests.support.launching import by_hand, forked, free_port, small
+from tests.support.meta_device import use_fused
+from utils.distributed.replica import running_statistics
+from utils.files import checkpoint_file
+from utils.training.nonfinite import NonFiniteGuard, nan_if_nonfinite
+from utils.training.optimizers import build_optimizer
+
+CPU = torch.device("cpu")
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def one_step(model: nn.Module, steps: NonFiniteGuard, images: Tensor, gain: float = 1.0) -> None:
+    """A training step; gain: of the loss."""
+    loss = model(images).square().mean() * gain
+    loss.backward(nan_if_nonfinite(loss))
+    steps.step(nn.utils.clip_grad_norm_(model.parameters(), 10.0))
+    steps.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("on_the_device", [False, True])
+@pytest.mark.parametrize("fault", ["loss", "input"])
+def test_a_step_that_is_not_finite_changes_nothing(name, on_the_device, fault):
+    """As if the batch had never been, even as the first; the two ways to skip agree with leaving it out."""
+    torch.manual_seed(1)
+    batches = list(torch.randn(4, 8, 3))
+    models = [net(), net()]
+    optimizers = [build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models]
+    if on_the_device:
+        use_fused(optimizers[0])
+    steps = [NonFiniteGuard(opt, running_statistics(model), CPU) for model, opt in zip(models, optimizers, strict=True)]
+    for number, batch in enumerate(batches):
+        if number in (0, 2):  # spoils the statistics too
+            bad = batch.clone()
+            bad[0, 0] = math.inf if fault == "input" else 1.0
+            one_step(models[0], steps[0], bad, gain=math.nan if fault == "loss" else 1.0)
+            assert steps[0].in_a_row == 1
+        for model, own in zip(models, steps, strict=True):
+            one_step(model, own, batch)
+    assert (steps[0].skipped, steps[0].in_a_row, steps[1].skipped) == (2, 0, 0)
+    for (key, value), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+        if "num_batches" not in key:  # steers nothing
+            assert torch.allclose(value, other, rtol=1e-6, atol=1e-7), key
+
+
+def test_statistics_may_be_infinite_where_the_gradients_are_not():
+    """An input of 1e20 has a variance of 1e40, which float32 cannot hold; normalised by it everything is near 0."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = NonFiniteGuard(optimizer, running_statistics(model), CPU)
+    images = torch.randn(8, 2)
+    images[0, 0] = 1e20
+    one_step(model, steps, images)
+    assert steps.skipped == 0
+    assert model[0].running_var[0] == 1  # as it began; the other channel has learned
+    assert 0 < model[0].running_var[1] != 1
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_without_statistics_and_without_steps():
+    model = nn.Linear(2, 1)
+    steps = NonFiniteGuard(torch.optim.SGD(model.parameters(), lr=0.1), [], CPU)
+    assert not steps.stuck
+    for number in range(10):
+        assert not steps.stuck, number
+        steps.step(torch.tensor(math.nan))
+    assert steps.stuck
+    steps.step(torch.tensor(0.0))
+    assert not steps.stuck
+    assert steps.state_dict() == {"skipped": 10, "in_a_row": 0}
+
+
+def test_float16_may_search_its_scale():
+    """From 2**16 down to 1 are 16 halvings, each a skipped step; then there are 10 more to go: 26."""
+    steps = NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
+    for _ in range(25):
+        steps.step(torch.tensor(math.inf))
+    assert not steps.stuck
+    steps.step(torch.tensor(math.inf))
+    assert steps.stuck
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5, 1e38, math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_spreads_to_every_gradient(value):
+    weights = [torch.ones(3, requires_grad=True), torch.zeros(2, requires_grad=True)]
+    loss = sum(weight.sum() for weight in weights) * 0 + value
+    loss.backward(nan_if_nonfinite(loss))
+    assert all(weight.grad.isfinite().all() == math.isfinite(value) for weight in weights)
+    assert all(weight.grad.isnan().any() != math.isfinite(value) for weight in weights)
+
+
+# ---------------------------------------------------------------------- whole runs
+
+
+def spoil(first: int, last: int, value: float = math.nan) -> None:
+    """Have the loss of the batches `first` to `last`, counted from 1, and what BatchNorm makes of them, be `value`."""
+    real, batches = AnchorBasedLoss.forward, iter(range(1, 10**6))
+
+    def forward(self: AnchorBasedLoss, maps: list[Tensor], *arguments: Any) -> dict[str, Tensor]:
+        losses = real(self, maps, *arguments)
+        if torch.is_grad_enabled() and first <= next(batches) <= last:
+            losses["obj"] = losses["obj"] * value
+        return losses
+
+    AnchorBasedLoss.forward = forward
+
+
+def rank_1_spoils_some() -> None:
+    if os.environ["RANK"] == "1":
+        spoil(4, 6)
+
+
+def rank_1_spoils_all() -> None:
+    if os.environ["RANK"] == "1":
+        spoil(3, 10**6)
+
+
+@pytest.fixture
+def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
+    return small(tiny_data, tiny_model, tmp_path, "--epochs", "12", "--batch", "4")
+
+
+def all_finite(file: Path) -> bool:
+    saved = checkpoint_file.load(file)
+    momentum = {
+        f"momentum {k}": v["momentum_buffer"] for k, v in saved.get("optimizer", {"state": {}})["state"].items()
+    }
+    return all(value.isfinite().all() for value in (saved["model"] | saved.get("ema", {}) | momentum).values())
+
+
+@pytest.fixture
+def _restored(monkeypatch):
+    monkeypatch.setattr(AnchorBasedLoss, "forward", AnchorBasedLoss.forward)
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_run_leaves_out_what_is_not_finite(flags, tmp_path, capsys, value):
+    spoil(3, 3, value)  # the first of the second epoch's two batches
+    train.main(train.parse_args(flags)[0], train.World(CPU))
+    said = capsys.readouterr().out
+    assert re.findall(r"(\d+) of (\d+) steps skipped: not finite", said)[0][0] == "1"
+    assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
+    assert all_finite(tmp_path / "exp" / "weights" / "best.pt")
+    rows = (tmp_path / "exp" / "results.csv").read_text().splitlines()
+    assert len(rows) == 13
+    assert "nan" not in "".join(rows)
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_run_that_cannot_go_on_says_so_with_the_last_images(flags, tmp_path):
+    spoil(3, 10**6)
+    with pytest.raises(train.FaultError, match="was not finite in 10 optimizer steps in a row") as stopped:
+        train.main(train.parse_args([*flags, "--save-minutes", "1e-9"])[0], train.World(CPU))
+    seen = [int(number) for number in re.search(r"images \[([\d, ]+)\]", str(stopped.value))[1].split(",")]
+    assert len(seen) == 4
+    assert all(f"{number}.png" in str(stopped.value) for number in seen)
+    assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["rank_1_spoils_some", "rank_1_spoils_all"])
+def test_two_processes_leave_it_out_together(flags, tmp_path, fault):
+    port = free_port()
+    faults = {"KESTREL_FAULT": f"tests.utils.training.test_nonfinite:{fault}"}
+    with forked([by_hand(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io") as ranks:
+        codes = [rank.end(60) for rank in ranks]
+        out, errors = ranks[0].out, ranks[0].err + ranks[1].err
+    assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
+    if fault == "rank_1_spoils_some":
+        assert codes == [0, 0]
+        assert [int(found) for found in re.findall(r"(\d+) of \d+ steps skipped", out)] == [1, 1]  # of 2 batches each
+        assert len((tmp_path / "exp" / "results.csv").read_text().splitlines()) == 13
+    else:
+        assert codes == [1, 1]
+        assert errors.count("error:") == 1
+        assert len(re.search(r"images \[([\d, ]+)\]", errors)[1].split(",")) == 4

@@ -1,0 +1,207 @@
+"""What an optimizer keeps survives a checkpoint: scalars, factored moments, several buffers, or nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from utils.distributed.precision import autocast_for
+from utils.distributed.replica import Replica
+from utils.distributed.world import World
+from utils.files import checkpoint_file
+from utils.training.batch_size import GlobalBatch
+from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint
+from utils.training.early_stopping import EarlyStopping
+from utils.training.ema import EMA
+from utils.training.nonfinite import NonFiniteGuard
+from utils.training.optimizers import check_state
+from utils.training.progress import EpochLosses, RunProgress
+from utils.training.schedule import Schedule
+from utils.training.state import TrainState
+
+CPU = torch.device("cpu")
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {}),
+    "SGD with momentum": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "Adam": ("Adam", {"amsgrad": True}),
+    "AdamW": ("AdamW", {}),
+    "NAdam": ("NAdam", {}),
+    "RAdam": ("RAdam", {}),
+    "RMSprop": ("RMSprop", {"centered": True, "momentum": 0.9}),
+    "Rprop": ("Rprop", {}),
+    "Adadelta": ("Adadelta", {}),
+    "ASGD": ("ASGD", {}),
+    "Adafactor": ("Adafactor", {}),
+    "Muon": ("Muon", {}),
+}
+
+
+def state_of(name: str) -> TrainState[nn.Sequential]:
+    """A new model with this optimizer: matrices alone for Muon, which takes no others, in two groups."""
+    torch.manual_seed(0)
+    kind, settings = KINDS[name]
+    layers = [nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)]
+    if kind == "Muon":
+        layers = [nn.Flatten(), nn.Linear(48, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False)]
+    model = nn.Sequential(*layers)
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr": 0.01}, {"params": others, "lr": 0.02}]
+    optimizer = getattr(torch.optim, kind)(groups, **settings)
+    world = World(CPU)
+    return TrainState(
+        replica=Replica(model, world),
+        ema=EMA(model),
+        optimizer=optimizer,
+        schedule=Schedule(total=9, epochs=1, batch_size=64),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        guard=NonFiniteGuard(optimizer, [], CPU),
+        autocast=autocast_for(torch.float32, CPU),
+        batch=GlobalBatch(64),
+        progress=RunProgress(EarlyStopping(0), EpochLosses(["box"], world)),
+        world=world,
+        precision=torch.float32,
+        synchronised=False,
+    )
+
+
+def train(state: TrainState[nn.Sequential], first: int, last: int) -> None:
+    """The optimizer steps `first` to `last` - 1."""
+    for number in range(first, last):
+        images = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(number))
+        state.replica(images).square().sum().backward()
+        state.step()
+
+
+def saved_and_loaded(state: TrainState[nn.Sequential], folder: Path) -> Checkpoint:
+    """What a checkpoint gives back."""
+    about = Description(table={}, names=[], data="", images="", config={}, hyp={}, versions={})
+    checkpoint_file.save(folder / "last.pt", state.checkpoint(about).as_dict())
+    return read_checkpoint(str(folder / "last.pt"))
+
+
+def kept_by(state: TrainState[nn.Sequential]) -> list[dict[str, Tensor]]:
+    """What the optimizer keeps of each parameter, in their order."""
+    return [dict(state.optimizer.state.get(parameter, {})) for parameter in state.replica.model.parameters()]
+
+
+@pytest.fixture(params=KINDS)
+def name(request: pytest.FixtureRequest) -> str:
+    if not hasattr(torch.optim, KINDS[request.param][0]):
+        pytest.skip("this torch does not have it")
+    return request.param
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_resumed_run_goes_on_to_the_bit(name: str, tmp_path: Path, before: int) -> None:
+    """Weights, and all that the optimizer keeps. before: steps until the checkpoint."""
+    straight, stopped, resumed = (state_of(name) for _ in range(3))
+    train(straight, 0, 5)
+    train(stopped, 0, before)
+    resumed.load(saved_and_loaded(stopped, tmp_path))
+    train(resumed, before, 5)
+    for value, other in zip(straight.replica.state_dict().values(), resumed.replica.state_dict().values(), strict=True):
+        assert value.equal(other)
+    for own, others in zip(kept_by(straight), kept_by(resumed), strict=True):
+        assert own.keys() == others.keys()
+        assert all(torch.equal(torch.as_tensor(own[key]), torch.as_tensor(others[key])) for key in own)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "shapes"),
+    [
+        ("SGD", 0, {}),
+        ("SGD with momentum", 0, {"momentum_buffer": (4, 3, 3, 3)}),
+        # A column for each row of the last two dimensions, and a row for each of their columns.
+        ("Adafactor", 0, {"step": (), "row_var": (4, 3, 3, 1), "col_var": (4, 3, 1, 3)}),
+        ("Adafactor", 2, {"step": (), "row_var": (8, 1), "col_var": (1, 16)}),
+        ("Adafactor", 3, {"step": (), "variance": (8,)}),
+        ("NAdam", 3, {"step": (), "mu_product": (), "exp_avg": (8,), "exp_avg_sq": (8,)}),
+    ],
+)
+def test_the_shapes_that_are_proved_with(name: str, number: int, shapes: dict[str, tuple[int, ...]]) -> None:
+    state = state_of(name)
+    train(state, 0, 1)
+    assert {key: tuple(value.shape) for key, value in kept_by(state)[number].items()} == shapes
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda own, key: own.update({key: torch.zeros(*own[key].shape, 1)}),
+        lambda own, key: own.update({key: own[key].flatten()[:1]}),
+        lambda own, key: own.update({key: torch.tensor(0.0)}),
+        lambda own, key: own.update({key: "x"}),
+        lambda own, key: own.pop(key),
+    ],
+    ids=["one dimension more", "one number", "a scalar", "no tensor", "nothing"],
+)
+def test_a_state_of_other_shapes_is_refused(name: str, tmp_path: Path, fault: Callable[..., None]) -> None:
+    """Each tensor that the optimizer keeps of the first parameter in turn; one that keeps nothing may begin anew."""
+    state = state_of(name)
+    train(state, 0, 2)
+    keys = [key for key, value in kept_by(state)[0].items() if value.ndim > 0]
+    assert keys or name == "SGD"
+    for key in keys:
+        saved = saved_and_loaded(state, tmp_path)
+        fault(saved.optimizer["state"][0], key)
+        if not saved.optimizer["state"][0]:
+            state_of(name).load(saved)
+            continue
+        with pytest.raises(ValueError, match=r"^the optimizer's state is of another model$"):
+            state_of(name).load(saved)
+
+
+def test_moments_of_a_transposed_matrix_are_refused(tmp_path: Path) -> None:
+    state = state_of("Adafactor")
+    train(state, 0, 1)
+    saved = saved_and_loaded(state, tmp_path)
+    own = saved.optimizer["state"][2]
+    own["row_var"], own["col_var"] = own["row_var"].T, own["col_var"].T
+    with pytest.raises(ValueError, match="of another model"):
+        state_of("Adafactor").load(saved)
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [("AdamW", "Rprop"), ("RMSprop", "Adafactor")])
+def test_the_state_of_another_kind_is_refused(tmp_path: Path, saved_by: str, loaded_by: str) -> None:
+    state = state_of(saved_by)
+    train(state, 0, 1)
+    with pytest.raises(ValueError, match="of another model"):
+        state_of(loaded_by).load(saved_and_loaded(state, tmp_path))
+
+
+def test_the_state_of_no_parameter_is_refused(tmp_path: Path) -> None:
+    state = state_of("AdamW")
+    train(state, 0, 1)
+    saved = saved_and_loaded(state, tmp_path)
+    saved.optimizer["state"][99] = saved.optimizer["state"][0]
+    with pytest.raises(ValueError, match="of another model"):
+        state_of("AdamW").load(saved)
+
+
+def test_momentum_that_is_no_longer_used_may_be_there() -> None:
+    """Warm-up ends at a momentum of 0, which keeps what it had until then."""
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.8)
+    optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.0
+    check_state(optimizer)
+
+
+def test_settings_of_an_implementation_do_not_matter() -> None:
+    """They may ask for a device that the check does without."""
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    optimizer.step()
+    optimizer.param_groups[0] |= {"fused": None, "foreach": True, "capturable": True}
+    check_state(optimizer)
+
+
+def test_an_optimizer_without_parameters_keeps_nothing() -> None:
+    optimizer = torch.optim.SGD([{"params": []}], lr=0.1, momentum=0.9)
+    check_state(optimizer)
+    assert not optimizer.state

@@ -1,0 +1,1 @@
+"""Files: written whole, locked, downloaded, unpacked, read without running them."""

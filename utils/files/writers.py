@@ -1,0 +1,45 @@
+"""Text, YAML, JSON and CSV, written whole or not at all."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.files.atomic import atomic_write
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole: readers see the old text or the new one. What UTF-8 cannot encode is escaped."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def write_yaml(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write plain values as JSON, which has no nan and infinity: they become null."""
+    write_text(path, json.dumps(_without_nan(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    """Plain comma-separated rows under one header, the keys of the first row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{k: f"{v:.6g}" for k, v in row.items()} for row in rows])
+    write_text(path, text.getvalue())

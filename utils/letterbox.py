@@ -1,0 +1,138 @@
+"""Letterboxing: an image at the training size in the middle of a grey canvas, and the exact way back.
+
+Frames: *image* pixels as in the file, *base* pixels of the image whose long side was resized to the training size,
+*canvas* pixels. A size is (width, height), a canvas (height, width) as arrays have it.
+
+Images are loaded by data/ and predicted on by models/, which do not import each other; both must place them alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.opencv import cv2
+
+Image = np.ndarray  # uint8 [H, W, 3]
+Region = tuple[int, int, int, int]  # x1, y1, x2, y2
+GREY = 114  # the level of the canvas outside images
+EVALUATION_PAD = 0.5  # strides of grey that evaluation and prediction add
+
+
+class Placement(NamedTuple):
+    """Where an image lies on a canvas: canvas pixels are image pixels * scale_xy + shift_xy, float64 [2] each."""
+
+    scale_xy: NDArray[np.float64]
+    shift_xy: NDArray[np.float64]
+
+    def to_canvas(self, boxes_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Boxes [N, 4] of the image, on the canvas."""
+        return boxes_xyxy * np.tile(self.scale_xy, 2) + np.tile(self.shift_xy, 2)
+
+    def to_image(self, boxes_xyxy: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+        """Boxes [N, 4] of the canvas, in the image of `size` (width, height), cut at its border.
+
+        >>> placement = Placement(np.array([0.5, 0.5]), np.array([0.0, 40.0]))  # 640 x 480 on 320 x 320
+        >>> placement.to_image(np.array([[-10.0, 60.0, 100.0, 240.0]]), (640, 480)).tolist()
+        [[0.0, 40.0, 200.0, 400.0]]
+        """
+        image = (boxes_xyxy - np.tile(self.shift_xy, 2)) / np.tile(self.scale_xy, 2)
+        return image.clip(0, np.tile(np.array(size, np.float64), 2))
+
+
+def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, int]) -> Placement:
+    """Where an image of `size`, resized to `base_size`, lies on a canvas.
+
+    >>> place((640, 480), (320, 240), (320, 320))
+    Placement(scale_xy=array([0.5, 0.5]), shift_xy=array([ 0., 40.]))
+    """
+    x1, y1, x2, y2 = centered(base_size, canvas)
+    base_scale = np.array(base_size) / np.array(size)
+    return Placement(base_scale * (np.array([x2 - x1, y2 - y1]) / np.array(base_size)), np.array([x1, y1], np.float64))
+
+
+def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
+    """The middle of a canvas that a base image fills; one that does not fit is shrunk, to at least 1 px a side.
+
+    >>> centered((320, 239), (320, 320)), centered((320, 240), (160, 160))
+    ((0, 40, 320, 279), (0, 20, 160, 140))
+    """
+    (wide, high), (height, width) = base_size, canvas
+    ratio = min(height / high, width / wide, 1.0)
+    fit_w, fit_h = max(1, round(wide * ratio)), max(1, round(high * ratio))
+    left, top = (width - fit_w) // 2, (height - fit_h) // 2
+    return left, top, left + fit_w, top + fit_h
+
+
+def base_sizes(sizes: NDArray[np.int32], image_size: int) -> NDArray[np.int32]:
+    """[M, 2] width and height of base images, at least 1 px each, of images of `sizes` [M, 2].
+
+    >>> base_sizes(np.array([[640, 480], [20000, 10]], np.int32), 320).tolist()
+    [[320, 240], [320, 1]]
+    """
+    ratios = image_size / sizes.max(1, initial=1, keepdims=True)
+    return np.maximum(np.round(sizes * ratios), 1).astype(np.int32)
+
+
+def resized(image: Image, width: int, height: int) -> Image:
+    """The image at another size: averaged where it shrinks, interpolated where it grows."""
+    if image.shape[:2] == (height, width):
+        return image
+    shrinks = height < image.shape[0] or width < image.shape[1]
+    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+
+
+def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) -> None:
+    """Fill a canvas [H, W, 3] that is large enough for the base image."""
+    canvas[:] = GREY
+    x1, y1, x2, y2 = centered(base_size, canvas.shape[:2])
+    canvas[y1:y2, x1:x2] = resized(image, x2 - x1, y2 - y1)
+
+
+def round_up_to_stride(size: int, stride: int) -> int:
+    """The least multiple of the stride that is at least `size` and two strides.
+
+    In training BatchNorm refuses a map of one cell, which is what one stride of a single image leaves.
+
+    >>> round_up_to_stride(33, 32), round_up_to_stride(100, 32), round_up_to_stride(64, 64)
+    (64, 128, 128)
+    """
+    return max(-(-size // stride), 2) * stride
+
+
+def fit_to_stride(image_size: int, stride: int, say: Callable[[str], None]) -> int:
+    """The size that a model of this largest stride trains at for --imgsz; says so if it is another one."""
+    fitting = round_up_to_stride(image_size, stride)
+    if fitting != image_size:
+        rule = f"a multiple of the largest stride, {stride}, and at least two: BatchNorm needs more than one cell"
+        say(f"--imgsz {image_size} is rounded up to {fitting}: {rule}")
+    return fitting
+
+
+@dataclass(frozen=True)
+class CanvasShapes:
+    """Canvas shapes for upright rectangles: long side `image_size`, the short one as the images need."""
+
+    image_size: int
+    stride: int
+    pad: float = 0.0  # strides added before rounding up
+
+    def shape(self, ratios: NDArray[np.float64]) -> tuple[int, int]:
+        """(height, width) that holds images of these height / width ratios, multiples of the stride.
+
+        >>> CanvasShapes(320, 32).shape(np.array([0.75, 0.7]))
+        (256, 320)
+        """
+        low, high = float(ratios.min()), float(ratios.max())
+        tall, wide = (high, 1.0) if high < 1 else (1.0, 1 / low) if low > 1 else (1.0, 1.0)
+        sides = np.array([tall, wide]) * self.image_size / self.stride
+        height, width = (max(1, int(np.ceil(s - 1e-9 + self.pad))) * self.stride for s in sides)
+        return height, width
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """(height, width) that no shape exceeds."""
+        side = max(1, int(np.ceil(self.image_size / self.stride + self.pad))) * self.stride
+        return side, side

@@ -1,0 +1,190 @@
+"""COCO's average precision and average recall for boxes: the numbers of pycocotools' COCOeval, without its loops.
+
+Legend: K classes, A area ranges, T IoU thresholds, R recall points, M limits on detections per image and class.
+
+Source: cocodataset/cocoapi, PythonAPI/pycocotools/cocoeval.py, Simplified BSD License.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from utils.metrics.matching import MAX_DETECTIONS, DetectionMatches, match_detections
+from utils.metrics.records import Detections, GroundTruth, Ids
+
+RECALL_POINTS = tuple(np.linspace(0.0, 1.0, 101).tolist())
+
+
+@dataclass(frozen=True)
+class CocoResult:
+    """COCO's numbers; -1 where there was no ground truth to find.
+
+    stats: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl in [0, 1] or -1.
+    class_ids: int64 [K], sorted. precision: float64 [T, R, K, A, M]. recall: float64 [T, K, A, M]. As COCOeval.eval.
+    images, instances: int64 [K], images with a ground truth of the class, and those ground truths, crowds left out.
+    """
+
+    stats: dict[str, float]
+    class_ids: np.ndarray
+    precision: np.ndarray
+    recall: np.ndarray
+    images: np.ndarray
+    instances: np.ndarray
+
+    @property
+    def ap_per_iou(self) -> list[float]:
+        """AP at each of the ten IoU thresholds .50, .55 ... .95."""
+        return [mean_of_known(at_threshold[:, :, 0, -1]) for at_threshold in self.precision]
+
+    @property
+    def per_class(self) -> dict[int, dict[str, float]]:
+        """The twelve numbers of each class, by class id, with `images` and `instances` beside them."""
+        table = {}
+        for k, class_id in enumerate(self.class_ids.tolist()):
+            numbers = summarize(self.precision[:, :, k : k + 1], self.recall[:, k : k + 1])
+            table[class_id] = numbers | {"images": int(self.images[k]), "instances": int(self.instances[k])}
+        return table
+
+
+def evaluate_boxes(truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids) -> CocoResult:
+    """COCO's numbers of the detections against the truth, over the images and classes named; other rows are left out.
+
+    >>> truth = GroundTruth([7], [0], [[10, 10, 50, 50]], [2500], [False])
+    >>> found = Detections([7, 7], [0, 0], [[10, 10, 50, 50], [300, 300, 9, 9]], [0.8, 0.9])
+    >>> evaluate_boxes(truth, found, image_ids=[7], class_ids=[0]).stats["AP"]  # the false one came first
+    0.5
+    """
+    matches = match_detections(truth, detections, image_ids=image_ids, class_ids=class_ids)
+    precision, recall = precision_and_recall(matches)
+    stats = summarize(precision, recall)
+    return CocoResult(
+        stats, np.unique(class_ids).astype(np.int64), precision, recall, matches.images, matches.truths[0]
+    )
+
+
+def precision_and_recall(
+    matches: DetectionMatches, limits: Sequence[int] = MAX_DETECTIONS
+) -> tuple[np.ndarray, np.ndarray]:
+    """precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M]; -1 without ground truth.
+
+    `limits` must rise.
+    Source: COCOeval.accumulate. Precision at a recall is the best precision at that recall or a higher one.
+    """
+    A, T, _ = matches.true_positive.shape
+    K = matches.truths.shape[1]
+    precision = np.full((T, len(RECALL_POINTS), K, A, len(limits)), -1.0)
+    recall = np.full((T, K, A, len(limits)), -1.0)
+    for m in reversed(range(len(limits))):
+        fewer = matches.surest(limits[m])
+        if fewer is matches and m + 1 < len(limits):
+            precision[..., m], recall[..., m] = precision[..., m + 1], recall[..., m + 1]
+        else:
+            _fill_curves(fewer, precision[..., m], recall[..., m])
+        matches = fewer
+    return precision, recall
+
+
+def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
+    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3]; -1 where nothing is known."""
+    average = {
+        "AP": precision[..., 0, 2],
+        "AP50": precision[0, ..., 0, 2],
+        "AP75": precision[5, ..., 0, 2],
+        "APs": precision[..., 1, 2],
+        "APm": precision[..., 2, 2],
+        "APl": precision[..., 3, 2],
+        "AR1": recall[..., 0, 0],
+        "AR10": recall[..., 0, 1],
+        "AR100": recall[..., 0, 2],
+        "ARs": recall[..., 1, 2],
+        "ARm": recall[..., 2, 2],
+        "ARl": recall[..., 3, 2],
+    }
+    return {name: mean_of_known(values) for name, values in average.items()}
+
+
+def format_summary(stats: Mapping[str, float]) -> str:
+    """Twelve lines: name, value, what it means.
+
+    >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, 0.5)).splitlines()[1])
+    AP50    0.5000  average precision, IoU 0.50, all areas, 100 detections
+    """
+    return "\n".join(f"{name:<6} {stats[name]:7.4f}  {meaning}" for name, meaning in SUMMARY_MEANING.items())
+
+
+SUMMARY_MEANING = {
+    "AP": "average precision, IoU 0.50:0.95, all areas, 100 detections",
+    "AP50": "average precision, IoU 0.50, all areas, 100 detections",
+    "AP75": "average precision, IoU 0.75, all areas, 100 detections",
+    "APs": "average precision, IoU 0.50:0.95, small (up to 32² px), 100 detections",
+    "APm": "average precision, IoU 0.50:0.95, medium (32² to 96² px), 100 detections",
+    "APl": "average precision, IoU 0.50:0.95, large (from 96² px), 100 detections",
+    "AR1": "average recall, IoU 0.50:0.95, all areas, 1 detection",
+    "AR10": "average recall, IoU 0.50:0.95, all areas, 10 detections",
+    "AR100": "average recall, IoU 0.50:0.95, all areas, 100 detections",
+    "ARs": "average recall, IoU 0.50:0.95, small (up to 32² px), 100 detections",
+    "ARm": "average recall, IoU 0.50:0.95, medium (32² to 96² px), 100 detections",
+    "ARl": "average recall, IoU 0.50:0.95, large (from 96² px), 100 detections",
+}
+
+
+def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.ndarray) -> None:
+    """Write precision [T, R, K, A] and recall [T, K, A] of classes that have ground truth."""
+    A, T, _ = matches.true_positive.shape
+    K = matches.truths.shape[1]
+    class_starts = np.searchsorted(matches.classes, np.arange(K))
+    for a in range(A):
+        known = matches.truths[a] > 0
+        needed = _hits_needed(matches.truths[a])
+        for t in range(T):
+            best, hits = _envelope(
+                matches.true_positive[a, t], matches.counted[a, t], matches.classes, class_starts, needed
+            )
+            precision[t, :, known, a] = best[known]
+            recall[t, known, a] = hits[known] / matches.truths[a, known]
+
+
+def _hits_needed(truths: np.ndarray) -> np.ndarray:
+    """The fewest true positives that reach each recall: smallest n >= 1 with n / truths >= recall. int64 [K, R]."""
+    total = np.maximum(truths, 1)[:, None]
+    recall = np.asarray(RECALL_POINTS)
+    needed = np.ceil(recall * total).astype(np.int64)  # the product may round across an integer, in either direction
+    needed -= (needed - 1) / total >= recall
+    needed += needed / total < recall
+    return np.maximum(needed, 1)
+
+
+def _envelope(
+    true_positive: np.ndarray, counted: np.ndarray, classes: np.ndarray, class_starts: np.ndarray, needed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Best precision at each recall or beyond, float64 [K, R], and true positives, int64 [K].
+
+    Of one area range and threshold. Precision only needs looking at where a true positive is: between two of them it
+    falls.
+    """
+    K, R = needed.shape
+    if K == 0:
+        return np.zeros((K, R)), np.zeros(K, np.int64)
+    places = np.flatnonzero(true_positive)
+    class_of = classes[places]
+    hits = np.bincount(class_of, minlength=K)
+    first = np.cumsum(hits) - hits
+    claims = np.concatenate([[0], np.cumsum(counted)])  # true and false positives before each place
+    claimed = claims[places + 1] - claims[class_starts[class_of]]
+    nth = np.arange(1, len(places) + 1) - first[class_of]
+
+    # One zero after the last hit of each class: what a class that never reaches a recall falls upon.
+    padded = np.zeros(len(places) + K)
+    padded[np.arange(len(places)) + class_of] = nth / (claimed + np.spacing(1))
+    starts = (first + np.arange(K))[:, None] + np.minimum(needed - 1, hits[:, None])
+    between = np.maximum.reduceat(padded, starts.ravel()).reshape(K, R)
+    return np.maximum.accumulate(between[:, ::-1], axis=1)[:, ::-1], hits
+
+
+def mean_of_known(values: np.ndarray) -> float:
+    """Mean of the values that are not -1; -1 if there are none."""
+    known = values[values > -1]
+    return float(np.mean(known)) if known.size else -1.0

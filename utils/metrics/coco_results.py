@@ -1,0 +1,103 @@
+"""Detections and ground truth as COCO's JSON, and what pycocotools measures of them.
+
+Image and category ids are those of the labels: a COCO JSON's own if it is the split's only source, else numbers from 1
+(YOLO's text labels have none): images in the order in which they are read, categories in the order of `names`. So
+predictions.json belongs to the ground_truth.json beside it; any other ground truth may number its images otherwise.
+"""
+
+import contextlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.files.writers import write_json
+from utils.metrics.records import Detections, GroundTruth
+
+
+def coco_ground_truth(
+    truth: GroundTruth,
+    image_ids: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    paths: Sequence[str],
+    names: Sequence[str],
+    category_ids: NDArray[np.int64],
+) -> dict[str, Any]:
+    """COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id of each class."""
+    images = [
+        {"id": int(i), "width": int(w), "height": int(h), "file_name": _text(Path(p).name)}
+        for i, (w, h), p in zip(image_ids, sizes, paths, strict=True)
+    ]
+    annotations = [
+        {
+            "id": n + 1,
+            "image_id": int(truth.image_ids[n]),
+            "category_id": int(category_ids[truth.class_ids[n]]),
+            "bbox": truth.boxes_xywh[n].tolist(),
+            "area": float(truth.areas[n]),
+            "iscrowd": int(truth.crowd[n]),
+        }
+        for n in range(len(truth.image_ids))
+    ]
+    categories = [{"id": int(i), "name": name} for i, name in zip(category_ids, names, strict=True)]
+    return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
+
+
+def _text(name: str) -> str:
+    """A file's name as JSON can hold it: its bytes that are no text are spelled out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def coco_results(detections: Detections, category_ids: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """COCO's list of results, numbers in full."""
+    columns = zip(
+        detections.image_ids.tolist(),
+        category_ids[detections.class_ids].tolist(),
+        detections.boxes_xywh.tolist(),
+        detections.scores.tolist(),
+        strict=True,
+    )
+    return [{"image_id": i, "category_id": c, "bbox": b, "score": s} for i, c, b, s in columns]
+
+
+def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]) -> str:
+    """A line with pycocotools' AP and AP50 of the two files, and how far our 12 numbers are from its own."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    if results.read_text().strip() == "[]":
+        return "pycocotools: no detections to score"
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        coco = COCO(str(truth))
+        judge = COCOeval(coco, coco.loadRes(str(results)), "bbox")
+        judge.evaluate()
+        judge.accumulate()
+        judge.summarize()
+    apart = max(abs(a - b) for a, b in zip(judge.stats, ours.values(), strict=True))
+    return f"pycocotools: AP {judge.stats[0]:.6f}, AP50 {judge.stats[1]:.6f}; largest difference from ours {apart:.1e}"
+
+
+def write_coco(
+    folder: Path,
+    truth: GroundTruth,
+    detections: Detections,
+    stats: Mapping[str, float],
+    *,
+    image_ids: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    paths: Sequence[str],
+    names: Sequence[str],
+    category_ids: NDArray[np.int64],
+) -> str:
+    """Write predictions.json and ground_truth.json as COCO has them: a line with pycocotools' numbers of the two.
+
+    stats: our 12 numbers, which are compared with them.
+    """
+    expected, found = folder / "ground_truth.json", folder / "predictions.json"
+    write_json(expected, coco_ground_truth(truth, image_ids, sizes, paths, names, category_ids))
+    write_json(found, coco_results(detections, category_ids))
+    return check_with_pycocotools(expected, found, stats)

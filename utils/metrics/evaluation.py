@@ -1,0 +1,86 @@
+"""What an evaluation found, in one record, and as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from utils.metrics.coco import CocoResult
+from utils.metrics.confusion import confusion_matrix
+from utils.metrics.curves import OperatingCurves
+from utils.metrics.records import Detections, GroundTruth
+from utils.printable import printable
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation of so many images found."""
+
+    images: int
+    coco: CocoResult
+    curves: OperatingCurves
+    truth: GroundTruth
+    detections: Detections
+    losses: dict[str, float] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)  # per image
+
+    @property
+    def precision(self) -> float:
+        """Mean over classes at the confidence of the best mean F1, IoU 0.5."""
+        return float(self.curves.mean(self.curves.precision_at_best))
+
+    @property
+    def recall(self) -> float:
+        return float(self.curves.mean(self.curves.recall_at_best))
+
+    @property
+    def fitness(self) -> float:
+        """What "best" means: 0.1 AP50 + 0.9 AP, in [0, 1]."""
+        return 0.1 * max(self.coco.stats["AP50"], 0.0) + 0.9 * max(self.coco.stats["AP"], 0.0)
+
+    def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """COCO's 12 numbers, precision, recall and fitness, and the numbers of each class by name."""
+        rows = self.coco.per_class
+        per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
+        operating = {"precision": self.precision, "recall": self.recall, "fitness": self.fitness}
+        return {**self.coco.stats, **operating, "per_class": per_class}
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """The columns of results.csv: precision, recall, AP50 and AP."""
+        stats = self.coco.stats
+        return {
+            "precision": self.precision,
+            "recall": self.recall,
+            "mAP_0.5": stats["AP50"],
+            "mAP_0.5:0.95": stats["AP"],
+        }
+
+    def confusion(self) -> np.ndarray:
+        """The confusion matrix, int64 [K + 1, K + 1]."""
+        return confusion_matrix(self.truth, self.detections, class_ids=self.curves.class_ids)
+
+
+def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
+    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50, mAP50-95.
+
+    A class's images are those that show it; all images count those that show nothing too.
+    """
+    names = [printable(name) for name in names]
+    coco, curves = evaluation.coco, evaluation.curves
+    width = max(12, *(len(n) for n in names)) if verbose else 12
+    lines = [f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} {'mAP50-95':>9}"]
+
+    def line(name: str, images: int, instances: int, *values: float) -> str:
+        cells = " ".join(f"{'-' if v < 0 else f'{v:.4f}':>8}" for v in values)
+        return f"{name:>{width}} {images:>8} {instances:>10} {cells}"
+
+    total, stats = int(coco.instances.sum()), coco.stats
+    overall = evaluation.precision, evaluation.recall, stats["AP50"], stats["AP"]
+    lines.append(line("all", evaluation.images, total, *overall))
+    for k, row in coco.per_class.items() if verbose and len(names) > 1 else ():
+        position = int(np.flatnonzero(curves.class_ids == k)[0])
+        at_best = curves.precision_at_best[position], curves.recall_at_best[position]
+        lines.append(line(names[k], int(row["images"]), int(row["instances"]), *at_best, row["AP50"], row["AP"]))
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""Ground truth and detections as flat arrays: G ground truths, D detections. Boxes are xywh in pixels, as COCO's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Ids = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """The boxes that should be found. Crowd boxes are regions: what is found in them is neither right nor wrong.
+
+    image_ids, class_ids: int64 [G]. boxes_xywh: float64 [G, 4], pixels. areas: float64 [G], square pixels, which sort
+    the boxes into small, medium and large, and may differ from width times height. crowd: bool [G].
+    Raises: ValueError if the lengths differ or a number is not finite.
+    """
+
+    image_ids: np.ndarray
+    class_ids: np.ndarray
+    boxes_xywh: np.ndarray
+    areas: np.ndarray
+    crowd: np.ndarray
+
+    def __post_init__(self) -> None:
+        set_columns(self, {"areas": np.float64, "crowd": np.bool_})
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The boxes that were found.
+
+    image_ids, class_ids: int64 [D]. boxes_xywh: float64 [D, 4], pixels. scores: float64 [D], higher is surer.
+    Raises: ValueError if the lengths differ or a number is not finite.
+    """
+
+    image_ids: np.ndarray
+    class_ids: np.ndarray
+    boxes_xywh: np.ndarray
+    scores: np.ndarray
+
+    def __post_init__(self) -> None:
+        set_columns(self, {"scores": np.float64})
+
+
+def set_columns(record: GroundTruth | Detections, own_columns: Mapping[str, Any]) -> None:
+    """Give each column of a frozen record its type; raise ValueError if lengths, shapes or numbers cannot be."""
+    rows = len(record.image_ids)
+    shared_columns = {"image_ids": np.int64, "class_ids": np.int64, "boxes_xywh": np.float64}
+    for name, dtype in (shared_columns | dict(own_columns)).items():
+        values = np.asarray(getattr(record, name), dtype=dtype)
+        shape = (rows, 4) if name == "boxes_xywh" else (rows,)
+        if rows == 0:
+            values = values.reshape(shape)
+        if values.shape != shape:
+            raise ValueError(
+                f"{type(record).__name__}.{name} has shape {values.shape}, but image_ids asks for {shape}."
+            )
+        if values.dtype == np.float64 and not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise ValueError(f"{type(record).__name__}.{name} row {row} is {values[row]}, but must be finite.")
+        object.__setattr__(record, name, values)

@@ -1,0 +1,150 @@
+"""train_batch*.jpg, val_batch*.jpg: the images of a batch with their boxes, drawn with Pillow.
+
+B images, T boxes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
+from PIL import Image, ImageDraw, ImageFont
+
+from utils.opencv import cv2
+from utils.plots.canvas import FAINT, colour_of, short_name, wide_font, write_atomically
+
+MOSAIC_SIDE = 1920  # pixels at most
+
+
+# train_batch*.jpg, val_batch*.jpg
+def plot_batch(
+    images: np.ndarray,
+    targets: np.ndarray,
+    names: Sequence[str],
+    path: str | Path,
+    *,
+    scores: np.ndarray | None = None,
+    titles: Sequence[str] | None = None,
+    max_images: int = 16,
+) -> None:
+    """Draw a batch as a grid of its images with their boxes.
+
+    Args:
+        images: uint8 [B, H, W, 3] RGB.
+        targets: [T, 6] image of the batch, class, x1, y1, x2, y2 in pixels; class -1 is an ignored region.
+        scores: [T] in [0, 1], written beside the class.
+        titles: one per image.
+    """
+    images = np.asarray(images)[:max_images]
+    targets = np.asarray(targets, np.float64).reshape(-1, 6)
+    if not images.size:
+        _write_image(_empty_mosaic(), Path(path))
+        return
+    count, height, width, _ = images.shape
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
+    scale = min(MOSAIC_SIDE / (across * width), MOSAIC_SIDE / (down * height), max(1.0, 480 / max(width, height)))
+    tile = max(1, round(width * scale)), max(1, round(height * scale))
+
+    gap = 4
+    mosaic = Image.new("RGB", (across * (tile[0] + gap) + gap, down * (tile[1] + gap) + gap), "white")
+    for number, image in enumerate(images):
+        mine = (targets[:, 0] == number) & np.isfinite(targets).all(1)
+        boxes = targets[mine, 2:] * np.array([tile[0] / width, tile[1] / height] * 2)
+        shares = None if scores is None else np.asarray(scores, np.float64).reshape(-1)[mine]
+        drawn = _draw_tile(image, tile, targets[mine, 1].astype(int), boxes, shares, names)
+        if titles is not None and number < len(titles):
+            _draw_title(drawn, short_name(titles, number, longest=48))
+        row, column = divmod(number, across)
+        mosaic.paste(drawn, (gap + column * (tile[0] + gap), gap + row * (tile[1] + gap)))
+    _write_image(mosaic, Path(path))
+
+
+def _draw_tile(
+    image: np.ndarray,
+    tile: tuple[int, int],
+    classes: np.ndarray,
+    boxes: np.ndarray,
+    scores: np.ndarray | None,
+    names: Sequence[str],
+) -> Image.Image:
+    """One image, resized to tile (width, height), with its boxes [T, 4] in the tile's pixels."""
+    shrinks = tile[0] < image.shape[1]
+    pixels = cv2.resize(
+        np.ascontiguousarray(image), tile, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    )
+    for box in boxes[classes < 0]:
+        _hatch(pixels, box)
+    drawn = Image.fromarray(pixels)
+    # The surest boxes, or the smallest ones, are drawn last and stay on top.
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    for number in np.argsort(-area if scores is None else scores, kind="stable"):
+        label = "ignored" if classes[number] < 0 else short_name(names, classes[number])
+        if scores is not None:
+            label += f" {scores[number]:.2f}"
+        colour = (120, 124, 130) if classes[number] < 0 else colour_of(classes[number])
+        _draw_box(drawn, boxes[number], label, colour)
+    return drawn
+
+
+def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
+    """Grey out a box x1, y1, x2, y2 of an image with slanted stripes."""
+    height, width = pixels.shape[:2]
+    x1, y1, x2, y2 = np.clip(np.round(box).astype(int), 0, [width, height, width, height])
+    part = pixels[y1:y2, x1:x2]
+    stripes = (np.arange(part.shape[1]) + np.arange(part.shape[0])[:, None]) // 6 % 2 == 0
+    part[stripes] = (0.3 * part[stripes] + 0.7 * 150).astype(np.uint8)
+
+
+def _draw_box(image: Image.Image, box: np.ndarray, label: str, colour: tuple[int, int, int]) -> None:
+    """Draw one box with its label above it, or inside where there is no room above."""
+    draw = ImageDraw.Draw(image)
+    x1, y1 = np.clip(box[:2], 0, [image.width - 1, image.height - 1]).tolist()
+    x2, y2 = np.clip(box[2:], [x1, y1], [image.width - 1, image.height - 1]).tolist()
+    draw.rectangle((x1, y1, x2, y2), outline=colour, width=max(1, round(min(image.size) / 200)))
+    font = _font(label, image)
+    wide = font.getlength(label) + 5
+    tall = sum(font.getmetrics()) + 1
+    left = max(0, min(x1, image.width - wide))
+    top = y1 - tall if y1 >= tall else y1
+    draw.rectangle((left, top, left + wide, top + tall), fill=colour)
+    bright = np.dot(colour, (0.299, 0.587, 0.114)) > 150
+    draw.text((left + 3, top), label, fill="black" if bright else "white", font=font)
+
+
+def _draw_title(image: Image.Image, title: str) -> None:
+    """Write the title on a dark strip at the bottom."""
+    font = _font(title, image)
+    tall = sum(font.getmetrics()) + 4
+    strip = image.crop((0, image.height - tall, image.width, image.height)).point(lambda value: value * 0.35)
+    image.paste(strip, (0, image.height - tall))
+    ImageDraw.Draw(image).text((5, image.height - tall + 2), title, fill="white", font=font)
+
+
+def _font(text: str, image: Image.Image) -> ImageFont.FreeTypeFont:
+    """A font that has the letters of text, if there is one, sized for the image."""
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    if not text.isascii():
+        letters = FT2Font(str(path))
+        wide = wide_font()
+        if wide and not all(letters.get_char_index(ord(letter)) for letter in text):
+            path = Path(font_manager.findfont(wide))
+    return ImageFont.truetype(path, int(np.clip(min(image.size) / 30, 9, 18)))
+
+
+def _empty_mosaic() -> Image.Image:
+    image = Image.new("RGB", (480, 320), "white")
+    ImageDraw.Draw(image).text((240, 160), "no data", fill=FAINT, font=_font("no data", image), anchor="mm")
+    return image
+
+
+def _write_image(image: Image.Image, path: Path) -> None:
+    content = io.BytesIO()
+    image.save(content, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=92)
+    write_atomically(path, content.getvalue())

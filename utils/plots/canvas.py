@@ -1,0 +1,145 @@
+"""What the pictures share: colours, fonts, figures written whole.
+
+Figures are drawn with matplotlib's objects on its Agg canvas (no pyplot, so no window, no state that grows with the
+epochs). Each picture is written whole or not at all; nothing to show gives a picture that says "no data". Colours are
+RGB in [0, 255].
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from utils.files.atomic import atomic_write
+
+INK, FAINT, GRID = "#22272e", "#6b7480", "#e4e7eb"
+
+BLUE, ORANGE = "#2563eb", "#e8590c"
+FIRST_COLOURS = ("2563eb", "e8590c", "16a34a", "c026d3", "ca8a04", "0891b2", "dc2626", "7c3aed", "65a30d", "db2777")
+WIDE_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Zen Hei",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "PingFang SC",
+)
+
+MOST_NAMED_TICKS = 80  # classes named along an axis
+MOST_DRAWN_CLASSES = 1000  # classes drawn one by one: of more each is less than a pixel, and they take gigabytes
+
+
+def colour_of(index: int) -> tuple[int, int, int]:
+    """The colour of a class: ten chosen ones, then hues a golden angle apart in three shades.
+
+    >>> colour_of(0), colour_of(1)
+    ((37, 99, 235), (232, 89, 12))
+    """
+    if 0 <= index < len(FIRST_COLOURS):
+        red, green, blue = bytes.fromhex(FIRST_COLOURS[index])
+        return red, green, blue
+    hue = index * (math.sqrt(5) - 1) / 2 % 1
+    shade = (0.45, 0.6, 0.33)[index % 3]
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, shade, 0.7))
+    return red, green, blue
+
+
+def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
+    """The name of a class on one line, cut in the middle where it is too long; its number where it has none.
+
+    >>> short_name(["cat", "a very long name of a class"], 1, longest=11)
+    'a ver…class'
+    >>> short_name(["cat"], 7)
+    '7'
+    """
+    name = " ".join(str(names[index]).split()) if 0 <= index < len(names) else str(index)
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    half = longest // 2
+    return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that nobody sees half of it. Raises FileNotFoundError where its folder is missing."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a folder: {path.name} cannot be written there.")
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure of that size in inches, written to path when the block ends well."""
+    path = Path(path)
+    with matplotlib.rc_context(_style()):
+        figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        content = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as an empty box
+            figure.savefig(content, format=path.suffix[1:] or "png")
+    write_atomically(path, content.getvalue())
+
+
+def _style() -> dict[Any, Any]:
+    wide = wide_font()
+    return {
+        "font.family": ["DejaVu Sans", *([wide] if wide else [])],
+        "text.parse_math": False,  # a class may be called $x$
+        "font.size": 9,
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.edgecolor": FAINT,
+        "axes.labelcolor": FAINT,
+        "axes.titlecolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "grid.color": GRID,
+        "xtick.color": FAINT,
+        "ytick.color": FAINT,
+        "legend.frameon": False,
+        "legend.labelcolor": INK,
+    }
+
+
+def wide_font() -> str | None:
+    """The first font on this machine that has Chinese, Japanese and Korean letters."""
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    return next((name for name in WIDE_FONTS if name in installed), None)
+
+
+def say_no_data(axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, "no data", ha="center", va="center", fontsize=16, color=FAINT, transform=axes.transAxes)
+
+
+def hex_colour(index: int) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour_of(index))
+
+
+def name_ticks(axes: Axes, names: Sequence[str], count: int, which: Literal["x", "y"], last: str | None = None) -> None:
+    """Name the classes along an axis, as far as they can be read; last: the name of one more tick at the end."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if count > MOST_NAMED_TICKS:
+        axis.set_ticks([count] if last else [], [last] if last else [])
+    else:
+        labels = [short_name(names, k, 24 if count <= 30 else 16) for k in range(count)] + ([last] if last else [])
+        axis.set_ticks(np.arange(len(labels)), labels)
+    size = float(np.clip(300 / max(count, 1), 5.0, 9))
+    upright = which == "x" and count > 8
+    axes.tick_params(which, labelsize=size, length=0, labelrotation=90 if upright else 0)

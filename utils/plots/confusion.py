@@ -1,0 +1,102 @@
+"""confusion_matrix.png."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+
+from utils.plots.canvas import FAINT, INK, MOST_DRAWN_CLASSES, name_ticks, picture, say_no_data
+
+MOST_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
+
+
+# confusion_matrix.png
+def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -> None:
+    """Draw a confusion matrix: right answers blue, wrong ones orange, the darker the larger their share.
+
+    Args:
+        matrix: int [K + 1, K + 1], rows predicted, columns true; last is background: its row holds the objects that
+            were missed, its column the false alarms.
+
+    Of more than 1000 classes those with the most boxes are drawn. Ticks then name none of them.
+    A column's shares are of the objects of that class. Background has no objects, so a false alarm's share is of the
+    boxes predicted for its class.
+    """
+    classes = max(len(matrix) - 1, 0)
+    matrix = _most_frequent(np.asarray(matrix), MOST_DRAWN_CLASSES).astype(np.float64)
+    count = max(len(matrix) - 1, 0)
+    with picture(path, *_confusion_size(count)) as figure:
+        axes = figure.subplots()
+        axes.set_title("Confusion matrix" + (f" of the {count:,} most frequent classes" if count < classes else ""))
+        if count < 1 or not matrix.any():
+            say_no_data(axes)
+            return
+        axes.imshow(_confusion_colours(matrix), interpolation="nearest", aspect="equal")
+        name_ticks(axes, names, count, "x", last="background\n(false alarm)")
+        name_ticks(axes, names, count, "y", last="background\n(missed)")
+        axes.set(xlabel="true class", ylabel="predicted class")
+        for line in (axes.axhline, axes.axvline):
+            line(count - 0.5, color=INK, linewidth=0.8)
+        if count <= MOST_COUNTED_CLASSES:
+            _write_counts(axes, matrix)
+        figure.supxlabel(
+            "Blue: right. Orange: wrong. Darker: a larger share of that true class (last column: of that prediction).",
+            fontsize=8,
+            color=FAINT,
+        )
+
+
+def _most_frequent(matrix: np.ndarray, most: int) -> np.ndarray:
+    """The rows and columns of the `most` classes with the most boxes, in their order, and of background.
+
+    >>> _most_frequent(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), 1)
+    array([[5, 0], [2, 0]])
+    """
+    if len(matrix) - 1 <= most:
+        return matrix
+    boxes = matrix[:-1].sum(1) + matrix[:, :-1].sum(0)
+    chosen = np.append(np.sort(np.argsort(-boxes, kind="stable")[:most]), len(matrix) - 1)
+    return matrix[np.ix_(chosen, chosen)]
+
+
+def _confusion_size(count: int) -> tuple[float, float]:
+    """Width and height in inches."""
+    side = float(np.clip(3.5 + 0.42 * count, 5.5, 13))
+    return side + 0.6, side
+
+
+def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
+    """Each count as a share of its true class, in the last column of its prediction; 0 where there is nothing.
+
+    >>> _confusion_shares(np.array([[3, 1], [1, 0]]))
+    array([[0.75, 0.25], [0.25, 0.  ]])
+    """
+    shares = matrix / np.maximum(matrix.sum(0), 1)
+    shares[:, -1] = matrix[:, -1] / np.maximum(matrix.sum(1), 1)
+    shares[-1, -1] = 0
+    return shares
+
+
+def _confusion_colours(matrix: np.ndarray) -> np.ndarray:
+    """[K + 1, K + 1, 3] in [0, 1]."""
+    shares = _confusion_shares(matrix)
+    right = LinearSegmentedColormap.from_list("right", ["#ffffff", "#7ea6f4", "#1e40af"])(shares)[..., :3]
+    colours = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#fdba74", "#c2410c"])(shares**0.7)[..., :3]
+    diagonal = np.arange(len(matrix) - 1)
+    colours[diagonal, diagonal] = right[diagonal, diagonal]
+    colours[-1, -1] = 0.93  # background taken for background is never counted
+    return colours
+
+
+def _write_counts(axes: Axes, matrix: np.ndarray) -> None:
+    shares = _confusion_shares(matrix)
+    size = float(np.clip(90 / len(matrix), 6, 10))
+    for row, column in np.argwhere(matrix > 0):
+        value = int(matrix[row, column])
+        text = f"{value}" if value < 10_000 else f"{value / 1000:.0f}k"
+        colour = "white" if shares[row, column] > 0.55 else INK
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)

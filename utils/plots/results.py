@@ -1,0 +1,100 @@
+"""results.png: losses and metrics over the epochs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from utils.plots.canvas import hex_colour, picture, say_no_data
+
+
+# results.png
+def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
+    """Draw every column of results.csv but epoch and time over the epochs; what belongs together shares a panel."""
+    columns = _read_results(Path(csv_path))
+    epochs = columns.pop("epoch", np.zeros(0))
+    columns.pop("time", None)
+    panels: dict[str, list[str]] = {}
+    for name in columns:
+        panels.setdefault(_panel_of(name), []).append(name)
+
+    across = min(3, max(1, len(panels)))
+    down = max(1, math.ceil(len(panels) / across))
+    with picture(png_path, 4.4 * across, 3.1 * down) as figure:
+        grid = figure.subplots(down, across, squeeze=False).ravel()
+        for axes, (title, names) in zip(grid, panels.items(), strict=False):
+            _draw_history(axes, title, epochs, {name: columns[name] for name in names})
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        if not panels:
+            say_no_data(grid[0])
+
+
+def _read_results(path: Path) -> dict[str, np.ndarray]:
+    """Each column of a CSV file as floats, NaN for what is no finite number."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    names = [name.strip() for name in rows[0]] if rows else []
+    table = [
+        [_number(row[column]) if column < len(row) else math.nan for row in rows[1:]] for column in range(len(names))
+    ]
+    return {name: np.array(values, float) for name, values in zip(names, table, strict=True) if name}
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _panel_of(column: str) -> str:
+    """The title of the panel a column belongs to.
+
+    >>> [_panel_of(name) for name in ("train/box_loss", "val/box_loss", "metrics/mAP_0.5", "metrics/recall", "x/lr0")]
+    ['box loss', 'box loss', 'mAP', 'precision and recall', 'learning rate']
+    """
+    last = column.rsplit("/", 1)[-1]
+    if last.lower().startswith("map"):
+        return "mAP"
+    if last in ("precision", "recall"):
+        return "precision and recall"
+    return "learning rate" if last.startswith("lr") else last.replace("_", " ")
+
+
+def _draw_history(axes: Axes, title: str, epochs: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+    axes.set_title(title)
+    axes.grid(True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    axes.set_xlabel("epoch")
+    if not any(np.isfinite(values).any() for values in columns.values()):
+        say_no_data(axes)
+        return
+    lines = []
+    for number, values in enumerate(columns.values()):
+        shown = np.isfinite(values)
+        marker = "o" if shown.sum() <= 25 else ""
+        x = epochs if len(epochs) == len(values) else np.arange(len(values))
+        lines += axes.plot(
+            x[shown], values[shown], color=hex_colour(number), marker=marker, markersize=3, linewidth=1.8
+        )
+    if len(columns) > 1:
+        axes.legend(lines, [_line_name(name, values) for name, values in columns.items()], loc="best", fontsize=8)
+    if len(epochs) == 1:
+        axes.set_xlim(epochs[0] - 0.5, epochs[0] + 0.5)
+    if title in ("mAP", "precision and recall"):
+        axes.set_ylim(0, 1.02 if max(np.nanmax(values, initial=0) for values in columns.values()) > 0.5 else None)
+
+
+def _line_name(column: str, values: np.ndarray) -> str:
+    first, _, last = column.partition("/")
+    if first in ("train", "val"):
+        return first
+    best = np.nanmax(values, initial=0.0)
+    return f"{last}, best {best:.3f}" if last.lower().startswith("map") else last or first

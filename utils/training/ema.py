@@ -1,0 +1,53 @@
+"""Exponential moving average of a model's weights and statistics."""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Model = TypeVar("Model", bound=nn.Module)
+LONGEST = 10000  # steps averaged over, 1 / (1 - 0.9999)
+SHARE_OF_RUN = 0.05
+
+
+def ema_constants(steps: int) -> tuple[float, float]:
+    """(decay, tau) for a run of so many optimizer steps.
+
+    YOLOv5's 0.9999 and 2000 average over 10,000 steps once some thousands have passed, and over next to none in a run
+    of a few hundred. A short run averages over a twentieth of itself; from 200,000 steps on the numbers are YOLOv5's.
+
+    >>> ema_constants(400), ema_constants(500_000)
+    ((0.95, 20.0), (0.9999, 2000.0))
+    """
+    window = min(max(steps * SHARE_OF_RUN, 2.0), LONGEST)
+    return 1 - 1 / window, min(window, 2000.0)
+
+
+class EMA(Generic[Model]):
+    """A copy of `model` that follows it: update t keeps the share d(t) = decay * (1 - exp(-t / tau)) of the copy.
+
+    Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of YOLOv5's behaviour.
+    """
+
+    def __init__(self, model: Model, decay: float = 0.9999, tau: float = 2000.0) -> None:
+        self.model: Model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay, self.tau, self.updates = decay, tau, 0
+
+    @torch.no_grad()
+    def update(self, theirs: Mapping[str, Tensor]) -> None:
+        """Move towards a model's state, once per optimizer step."""
+        self.updates += 1
+        share = 1 - self.decay * (1 - math.exp(-self.updates / self.tau))
+        ours = self.model.state_dict()
+        averaged = [key for key, value in ours.items() if value.is_floating_point()]
+        torch._foreach_lerp_([ours[k] for k in averaged], [theirs[k] for k in averaged], share)
+        for key, value in ours.items():
+            if not value.is_floating_point():
+                value.copy_(theirs[key])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The copy's weights and statistics."""
+        return self.model.state_dict()

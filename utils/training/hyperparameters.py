@@ -1,0 +1,174 @@
+"""Hyper-parameters as a frozen record, read from a YAML file of `key: number` lines."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.printable import excerpt, one_line, printable
+from utils.training.config import require
+
+MOST_HYP_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Hyp:
+    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small models from scratch.
+
+    Raises ValueError with a sentence for a value that is not a number in its range.
+    """
+
+    lr0: float = 0.01
+    lrf: float = 0.01
+    momentum: float = 0.937
+    weight_decay: float = 0.0005
+    warmup_epochs: float = 3.0
+    warmup_momentum: float = 0.8
+    warmup_bias_lr: float = 0.1
+    box: float = 0.05
+    cls: float = 0.5
+    cls_pw: float = 1.0
+    obj: float = 1.0
+    obj_pw: float = 1.0
+    anchor_t: float = 4.0
+    anchors: float = 0.0  # per level; 0 keeps the model's
+    fl_gamma: float = 0.0
+    hsv_h: float = 0.015
+    hsv_s: float = 0.7
+    hsv_v: float = 0.4
+    degrees: float = 0.0
+    translate: float = 0.1
+    scale: float = 0.5
+    shear: float = 0.0
+    perspective: float = 0.0
+    flipud: float = 0.0
+    fliplr: float = 0.5
+    mosaic: float = 1.0
+    mixup: float = 0.0
+    copy_paste: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in self.as_dict().items():
+            _check_number(name, value)
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values, for YAML files and checkpoints."""
+        return asdict(self)
+
+    def learning(self) -> dict[str, Any]:
+        """What the optimizer and its schedule take."""
+        warmup = ("warmup_epochs", "warmup_momentum", "warmup_bias_lr")
+        return self._chosen("lr0", "lrf", "momentum", "weight_decay", *warmup)
+
+    def augmentation(self) -> dict[str, float]:
+        """Strengths and probabilities of augmentation."""
+        colours, places = ("hsv_h", "hsv_s", "hsv_v"), ("degrees", "translate", "scale", "shear", "perspective")
+        return self._chosen(*colours, *places, "flipud", "fliplr", "mosaic", "mixup", "copy_paste")
+
+    def loss(self) -> dict[str, float]:
+        """What the losses take, by the names that they have there."""
+        names = {
+            "box": self.box,
+            "obj": self.obj,
+            "cls": self.cls,
+            "obj_pos_weight": self.obj_pw,
+            "cls_pos_weight": self.cls_pw,
+        }
+        return names | {"ratio_limit": self.anchor_t, "focal_gamma": self.fl_gamma}
+
+    def _chosen(self, *names: str) -> dict[str, float]:
+        return {name: getattr(self, name) for name in names}
+
+
+_PROBABILITIES = ("flipud", "fliplr", "mosaic", "mixup", "copy_paste", "translate", "hsv_h", "hsv_s", "hsv_v")
+_LIMITS = {
+    **dict.fromkeys(_PROBABILITIES, (0.0, 1.0)),
+    "scale": (0.0, 0.99),
+    "momentum": (0.0, 0.999),
+    "warmup_momentum": (0.0, 0.999),
+    "degrees": (0.0, 180.0),
+    "shear": (0.0, 89.0),
+    "perspective": (0.0, 0.001),
+    "anchor_t": (1.000001, 100.0),
+}
+
+_HIGHEST = 1e6  # of what has no limit of its own
+_UNUSED = {"iou_t"}  # stands in YOLOv5's files and steers nothing, there or here
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        found = f"'{excerpt(value)}'" if isinstance(value, str) else f"a {type(value).__name__}"
+        raise ValueError(f"{name} is {found}, expected a number")
+    low, high = _LIMITS.get(name, (0.0, _HIGHEST))
+    require(low <= value <= high, f"{name} is {value:g}, allowed are {low:g} to {high:g}")
+
+
+def read_hyp(path: Path) -> Hyp:
+    """The hyper-parameters of a YAML file of `key: number` lines; keys it leaves out keep their defaults.
+
+    Raises ValueError naming the file and the line for an unknown or repeated key, a value that is no number, or one
+    out of its range.
+    """
+    known = {field.name for field in fields(Hyp)}
+    given: dict[str, Any] = {}
+    for line, key, value in _flat_yaml(path):
+        where = f"{printable(path)} line {line}"
+        require(key in known | _UNUSED, f"{where}: unknown key '{excerpt(key)}'; known are {', '.join(sorted(known))}")
+        require(key not in given, f"{where}: {key} is given twice")
+        try:
+            _check_number(key, value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        given[key] = value
+    return Hyp(**{key: value for key, value in given.items() if key in known})
+
+
+def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
+    """Line, key and value of each entry of a small YAML file; a value that is no plain number stays text.
+
+    Only YAML's events are looked at, one by one, and the first list, mapping or alias, which could unfold without end,
+    is refused. Numbers are read as Python reads them, since YAML 1.1 takes 1e-3 for a text.
+    """
+    events = _yaml_events(path)
+    opening = [type(event) for event in islice(events, 3)]  # of the stream, the document and its mapping
+    require(opening[2:] == [yaml.MappingStartEvent], f"{printable(path)}: expected `key: number` lines")
+    inside: list[Any] = []
+    for event in events:
+        if isinstance(event, yaml.MappingEndEvent):
+            break
+        if not isinstance(event, yaml.ScalarEvent):
+            after = f"{excerpt(inside[-1].value)} holds" if inside else "here is"
+            found = f"{printable(path)} line {event.start_mark.line + 1}: {after} a list, a mapping or an alias"
+            raise ValueError(f"{found}; expected `key: number` lines")
+        inside.append(event)
+    closing = [type(event) for event in islice(events, 2)]  # of the document and the stream
+    require(closing[1:] == [yaml.StreamEndEvent], f"{printable(path)}: holds more than one document")
+    return [
+        (key.start_mark.line + 1, key.value, _number(value))
+        for key, value in zip(inside[::2], inside[1::2], strict=True)
+    ]
+
+
+def _yaml_events(path: Path) -> Iterator[Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_HYP_BYTES + 1)
+        if len(data) > MOST_HYP_BYTES:
+            raise ValueError(f"{printable(path)}: larger than {MOST_HYP_BYTES:,} bytes, the most such a file may have")
+        yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
+    except OSError as error:
+        raise ValueError(f"{printable(path)}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{printable(path)}: is not YAML: {one_line(error)}") from error
+
+
+def _number(event: yaml.ScalarEvent) -> float | str:
+    plain = event.implicit[0]  # neither quoted nor tagged
+    try:
+        return float(event.value) if plain else event.value
+    except ValueError:
+        return event.value

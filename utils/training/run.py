@@ -1,0 +1,149 @@
+"""A run that is about to begin or to continue: its settings, and the checkpoint of it, read once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from utils.distributed.world import World
+from utils.files.disk import lock_folder
+from utils.files.folders import new_run_folder, remove_partial_files
+from utils.files.writers import write_json, write_yaml
+from utils.log import Say
+from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint, refuse_damaged
+from utils.training.checkpoints.manager import PREEMPTED
+from utils.training.checkpoints.restart import MARKS, PreviousAttempt, find_previous_attempt
+from utils.training.checkpoints.resume import batch_after_resize, find_last, resumed_config, run_folder
+from utils.training.config import TrainConfig
+from utils.training.hyperparameters import Hyp, read_hyp
+from utils.training.state import TrainState
+
+FINISHED = ("metrics.json", PREEMPTED)  # files that say how a run has ended
+
+
+class TrainingData(Protocol):
+    """What `data.Dataset` has."""
+
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    digests: dict[str, str]  # of each split's labels
+
+
+@dataclass
+class Run:
+    """A new run, or one that is resumed from `saved`."""
+
+    config: TrainConfig
+    hyp: Hyp
+    saved: Checkpoint | None
+    attempt: PreviousAttempt
+    world: World
+    folder: Path = Path()  # once `open_folder` has made it
+
+    def check_data(self, data: TrainingData, say: Say) -> None:
+        """Raises ValueError if a resumed run was trained on other classes; says so if its images have changed."""
+        if self.saved and data.names != self.saved.description.names:
+            raise ValueError(f"{self.config.resume}: it was trained on other classes than {data.file} names")
+        if self.saved and data.digests["train"] != self.saved.description.images:
+            say(f"{data.file}: since {self.config.resume} was written the training images or their labels have changed")
+
+    def describe(self, table: dict[str, Any], data: TrainingData) -> Description:
+        """What the run's checkpoints say of it. table: of the model."""
+        return Description(
+            table=table,
+            names=data.names,
+            data=str(data.file),
+            images=data.digests["train"],
+            config=self.config.as_dict(),
+            hyp=self.hyp.as_dict(),
+            versions={"torch": str(torch.__version__)},
+        )
+
+    def restore(self, state: TrainState[Any], images: int) -> None:
+        """Have a state continue where the checkpoint was written; nothing for a new run. images: to train on.
+
+        Raises ValueError if the checkpoint does not fit.
+        """
+        if self.saved is None:
+            return
+        with refuse_damaged(self.config.resume):
+            state.load(self.saved)
+            sizes = {"before": self.saved.description.config["batch_size"], "now": state.batch.size}
+            progress = state.progress
+            progress.batch = batch_after_resize(progress.batch, epoch=progress.epoch, images=images, **sizes)
+
+    def open_folder(self, report: dict[str, Any]) -> None:
+        """Make or take the run's folder, hold it alone until this process ends, and write down the settings.
+
+        Called last, when nothing is left to refuse. report: of the data set. Raises ValueError if another run has the
+        folder, or it cannot be made.
+        """
+        cfg, path = self.config, ""
+        if self.world.is_main:
+            resumed = run_folder(cfg.resume) if self.saved else self.attempt.run
+            path = str(resumed or new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok))
+        self.folder = Path(self.world.broadcast_object(path))
+        if not self.world.is_main:
+            return
+        self._lock = lock_folder(self.folder)
+        (self.folder / "weights").mkdir(exist_ok=True)
+        remove_partial_files(self.folder)
+        for name in FINISHED:
+            (self.folder / name).unlink(missing_ok=True)
+        write_yaml(self.folder / "args.yaml", cfg.as_dict())
+        write_yaml(self.folder / "hyp.yaml", self.hyp.as_dict())
+        write_json(self.folder / "data_report.json", report)
+        if any(self.attempt.marks):
+            write_json(self.folder / MARKS, self.attempt.marks)
+
+    def close_folder(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Write metrics.json, which says that the run is done, and let others have its folder: the metrics."""
+        if self.world.is_main:
+            write_json(self.folder / "metrics.json", metrics)
+            self._lock.release()
+        return metrics
+
+
+def open_run(
+    cfg: TrainConfig,
+    world: World,
+    say: Say,
+    *,
+    find_hyp: Callable[[str], Path],
+    find_data: Callable[[str], Path],
+) -> Run:
+    """The run that the command line asks for: a new one, one to resume, or the one that an attempt before began.
+
+    find_hyp, find_data: the files of --hyp and --data. Raises SystemExit(0) where a launcher has started a run again
+    that is done, and ValueError if there is nothing to resume, the checkpoint does not fit, or processes see different
+    ones.
+    """
+    attempt = find_previous_attempt(Path(cfg.project), world)
+    if attempt.done:
+        say(f"started again by the launcher, but all is done in {attempt.run}")
+        raise SystemExit(0)
+    if attempt.checkpoint:
+        cfg = replace(cfg, resume=attempt.checkpoint)
+        say("started again by the launcher")
+    elif cfg.resume:
+        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
+    saved = read_checkpoint(cfg.resume) if cfg.resume else None
+    seen = str([saved.epoch, saved.batch, saved.results]) if saved else ""
+    if len(set(world.all_gather_object(seen))) > 1:
+        raise ValueError(f"{cfg.resume}: on other machines it is of another run or epoch; all must see the same file")
+    if saved is None:
+        return Run(cfg, read_hyp(find_hyp(cfg.hyp)), None, attempt, world)
+    if "data" in cfg.given:
+        cfg = replace(cfg, data=str(find_data(cfg.data)))
+    cfg, changes = resumed_config(cfg, saved)
+    with refuse_damaged(cfg.resume):
+        hyp = Hyp(**saved.description.hyp)
+    for line in (f"resuming {cfg.resume}", *changes):
+        say(line)
+    return Run(cfg, hyp, saved, attempt, world)

@@ -1,0 +1,86 @@
+"""Learning rate, momentum and accumulation as pure functions of the step."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from utils.training.batch_size import GlobalBatch
+from utils.training.optimizers import kind_of
+
+SHORTEST_WARMUP = 100  # batches
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the optimizer is set to at each batch of a run.
+
+    total: batches in the whole run. warmup: batches over which the learning rate rises from 0 (of biases falls from
+    warmup_bias_lr), momentum rises from warmup_momentum and accumulation from 1.
+    """
+
+    total: int
+    epochs: int
+    batch_size: int
+    lr0: float = 0.01
+    lrf: float = 0.01
+    cosine: bool = False
+    momentum: float = 0.937
+    warmup_epochs: float = 3.0
+    warmup_momentum: float = 0.8
+    warmup_bias_lr: float = 0.1
+
+    @property
+    def accumulate(self) -> int:
+        """Batches to an optimizer step after warm-up."""
+        return GlobalBatch(self.batch_size).accumulate
+
+    @property
+    def warmup(self) -> int:
+        """Batches of warm-up: warmup_epochs, at least 100, at most a quarter of the run."""
+        if self.warmup_epochs == 0:
+            return 0
+        return min(max(round(self.warmup_epochs * self.total / self.epochs), SHORTEST_WARMUP), self.total // 4)
+
+    def decay(self, step: int) -> float:
+        """The learning rate at a batch as a share of lr0, from 1 to lrf, warm-up apart."""
+        done = step / max(self.total, 1)
+        if self.cosine:
+            return (1 - math.cos(math.pi * done)) / 2 * (self.lrf - 1) + 1
+        return (1 - done) * (1 - self.lrf) + self.lrf
+
+    def _ramp(self, step: int, first: float, last: float) -> float:
+        return last if step >= self.warmup else first + (last - first) * step / self.warmup
+
+    def lr(self, step: int, group: str = "weight") -> float:
+        """Learning rate of a group at a batch."""
+        return self._ramp(step, self.warmup_bias_lr if group == "bias" else 0.0, self.lr0 * self.decay(step))
+
+    def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Set every group's learning rate and momentum for a batch."""
+        momentum = self._ramp(step, self.warmup_momentum, self.momentum)
+        kind = kind_of(optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr(step, group["name"])
+            kind.set_momentum(group, momentum)
+
+    def _group_size(self, step: int) -> int:
+        """Batches to an optimizer step, as far as warm-up has come."""
+        return max(1, round(self._ramp(step, 1, GlobalBatch(self.batch_size).batches_to_nominal)))
+
+    def closing_batches(self, first: int, last: int) -> set[int]:
+        """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always the last one.
+
+        No gradient is carried over an epoch's end, and none is dropped: after warm-up the epoch is cut into even groups
+        of at most the accumulation.
+
+        >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).closing_batches(0, 13))
+        [2, 5, 8, 12]
+        """
+        closing, opened = set(), first
+        for step in range(first, min(last, self.warmup)):
+            if step - opened + 1 >= self._group_size(step):
+                closing.add(step)
+                opened = step + 1
+        groups = -(-(last - opened) // self.accumulate)
+        return closing | {opened + (last - opened) * (k + 1) // groups - 1 for k in range(groups)}

@@ -1,0 +1,165 @@
+"""What training changes: weights, averages, optimizer, scaler, and how far the run has come.
+
+Nearly all of it is the same on every process. What is not, a process's own share of the losses and BatchNorm's running
+statistics (which processes keep for themselves until an epoch ends, unless they are synchronised), is saved as a table
+with a row for each process: as many processes continue to the bit, another number with sums and means.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor, nn
+
+from utils.distributed.devices import describe, random_state, set_random_state
+from utils.distributed.modes import build_replica, synchronize_if_asked
+from utils.distributed.precision import autocast_for, weights_dtype
+from utils.distributed.replica import Model, Replica, running_statistics, sync_buffers
+from utils.distributed.world import World
+from utils.training.batch_size import GlobalBatch
+from utils.training.checkpoints.contents import Checkpoint, Description
+from utils.training.early_stopping import EarlyStopping
+from utils.training.ema import EMA, ema_constants
+from utils.training.nonfinite import NonFiniteGuard
+from utils.training.optimizers import SCHEDULED, build_optimizer, check_state
+from utils.training.progress import EpochLosses, RunProgress
+from utils.training.schedule import Schedule
+
+
+@dataclass
+class TrainState(Generic[Model]):
+    """The weights and what moves them. Each process averages its own copy, with which it can validate its share."""
+
+    replica: Replica[Model]
+    ema: EMA[Model]
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    scaler: torch.amp.GradScaler
+    guard: NonFiniteGuard
+    autocast: torch.autocast
+    batch: GlobalBatch
+    progress: RunProgress
+    world: World
+    precision: torch.dtype  # that it computes in
+    synchronised: bool  # whether BatchNorm is
+
+    def step(self, most_norm: float = 10.0) -> None:
+        """An optimizer step of the gradients so far, clipped; left out on all processes if they are not finite."""
+        self.scaler.unscale_(self.optimizer)
+        self.guard.step(self.replica.clip_gradients(most_norm))
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.ema.update(self.replica.state_dict())
+
+    def checkpoint(self, description: Description) -> Checkpoint:
+        """All that the run needs to continue. A collective."""
+        own = [part.flatten().double().cpu() for part in self._own_statistics()]
+        return Checkpoint(
+            description,
+            **self.progress.state(),
+            model=dict(self.replica.state_dict()),
+            ema=self.ema.state_dict(),
+            ema_updates=self.ema.updates,
+            optimizer=self.replica.optimizer_state(self.optimizer),
+            scaler=self.scaler.state_dict(),
+            steps=self.guard.state_dict(),
+            statistics=self.world.all_gather_rows(torch.cat([torch.zeros(0).double(), *own])[None]),
+            random=random_state(self.world.device),
+        )
+
+    def load(self, saved: Checkpoint) -> None:
+        """Settings of the optimizer stay this run's own, but for those that the schedule sets anew at each step.
+
+        Raises ValueError for a state of another model.
+        """
+        self.replica.load_state_dict(saved.model)
+        self.ema.model.load_state_dict(saved.ema)
+        self.ema.updates = saved.ema_updates
+        own_groups, groups = self.optimizer.state_dict()["param_groups"], saved.optimizer["param_groups"]
+        groups = [
+            own | {name: group[name] for name in SCHEDULED & own.keys()}
+            for own, group in zip(own_groups, groups, strict=True)
+        ]
+        self.replica.load_optimizer_state(self.optimizer, saved.optimizer | {"param_groups": groups})
+        check_state(self.optimizer)
+        if saved.scaler:  # of a run in float16; another one has nothing to scale
+            self.scaler.load_state_dict(saved.scaler)
+        rows, own = saved.statistics, self._own_statistics()
+        if not len(rows):
+            raise ValueError("it is of no process")
+        row = rows[self.world.rank] if len(rows) == self.world.size else rows.mean(0)
+        for part, values in zip(own, row.split([part.numel() for part in own]), strict=True):
+            part.copy_(values.view_as(part))
+        self.guard.load_state_dict(saved.steps)
+        set_random_state(saved.random, self.world.device)
+        self.progress.load(saved)
+
+    def describe(self, batches: int) -> str:
+        """Device, precision, batch and learning rate in words. batches: of an epoch."""
+        batch, size, precision = self.batch, self.world.size, str(self.precision).removeprefix("torch.")
+        each = f" ({batch.per_process} in each of {size} processes)" if size > 1 else ""
+        steps = f"{min(batch.accumulate, batches)} batches to an optimizer step, learning rate {self.schedule.lr0:g}"
+        return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}"
+
+    def sync_buffers(self) -> None:
+        """After an epoch: make the copies of all processes one."""
+        self.replica.sync_buffers(self.world, synchronised=self.synchronised)
+        sync_buffers(self.ema.model, self.world, synchronised=self.synchronised)
+        self.guard.snapshot_statistics()
+
+    def _own_statistics(self) -> list[Tensor]:
+        return [*running_statistics(self.replica.model), *running_statistics(self.ema.model)]
+
+
+def build_train_state(
+    model: Model,
+    world: World,
+    batch: GlobalBatch,
+    precision: torch.dtype,
+    loss_terms: Sequence[str],
+    *,
+    layers: Sequence[nn.Module],
+    smallest_side: int,
+    total: int,
+    epochs: int,
+    patience: int,
+    cosine: bool,
+    optimizer: str,
+    weight_decay: float,
+    sync_bn: bool,
+    shard: bool,
+    say: Callable[[str], None],
+    **rates: float,
+) -> TrainState[Model]:
+    """The state of a new run of a model in training mode, on its device.
+
+    layers: those that `shard` gathers each on its own. smallest_side: pixels of a square image that the model takes.
+    total: batches in the whole run. patience: of early stopping, 0 for none. weight_decay: for a step of the nominal
+    batch. rates: as Schedule takes them.
+    """
+    synchronised = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
+    schedule = Schedule(total=total, epochs=epochs, batch_size=batch.size, cosine=cosine, **rates)
+    ema = EMA(model, *ema_constants(schedule.total // schedule.accumulate))
+    accumulates = schedule.accumulate > 1
+    replica = build_replica(model, world, sharded_layers=layers if shard else None, accumulates=accumulates)
+    side, dtype = smallest_side, weights_dtype(precision)
+    replica.warm_up(torch.zeros(1, 3, side, side, dtype=dtype, device=world.device))
+    decay = batch.weight_decay(weight_decay)
+    own = build_optimizer(model, optimizer, lr=schedule.lr0, momentum=schedule.momentum, weight_decay=decay)
+    scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+    guard = NonFiniteGuard(own, running_statistics(model), world.device, searching=scaler.is_enabled())
+    return TrainState(
+        replica=replica,
+        ema=ema,
+        optimizer=own,
+        schedule=schedule,
+        scaler=scaler,
+        guard=guard,
+        autocast=autocast_for(precision, world.device),
+        batch=batch,
+        progress=RunProgress(EarlyStopping(patience), EpochLosses(loss_terms, world, dtype)),
+        world=world,
+        precision=precision,
+        synchronised=synchronised,
+    )
