@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from multiprocessing.process import BaseProcess
@@ -190,27 +191,33 @@ def describe_death(text: str) -> str:
     return f"a data loader process died{why}; --resume continues a training"
 
 
-def _started(loader: "DataLoader[Any]") -> Iterator[Any]:
+def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     """The batches of a pass.
 
-    torch handles SIGCHLD from the first pass on, to raise an error wherever the main thread is when a loader process
-    dies: here it raises one that is a sentence.
+    torch handles SIGCHLD from the first pass of any DataLoader on: it raises an error wherever the main thread is when
+    a worker dies. Its handler is wrapped, so that the error says what to do.
     """
-    number = getattr(signal, "SIGCHLD", None)
-    before = number and signal.getsignal(number)
     batches = iter(loader)
-    torchs = number and signal.getsignal(number)
-    if number is None or torchs is before or not callable(torchs):
-        return batches
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        try:
-            torchs(number, frame)
-        except RuntimeError as error:
-            raise FaultError(describe_death(str(error)) or str(error)) from None
-
-    signal.signal(number, handle)
+    number = getattr(signal, "SIGCHLD", None)
+    handler = number and signal.getsignal(number)
+    if number is not None and callable(handler) and not isinstance(handler, _DeathReport):
+        signal.signal(number, _DeathReport(handler))
     return batches
+
+
+@dataclass(frozen=True)
+class _DeathReport:
+    """A handler of SIGCHLD that explains torch's error about a worker that died."""
+
+    handler: Callable[[int, FrameType | None], object]
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.handler(number, frame)
+        except RuntimeError as error:
+            if not (sentence := describe_death(str(error))):
+                raise
+            raise FaultError(sentence) from None
 
 
 class Loader(Generic[S]):
@@ -257,7 +264,7 @@ class Loader(Generic[S]):
     def __iter__(self) -> Iterator[Batch]:
         self._uploads.wait()
         try:
-            for number, drawn in enumerate(_started(self._loader)):
+            for number, drawn in enumerate(_iterate(self._loader)):
                 yield self._delivered(number, drawn)
         except ValueError as error:  # a loader process sends its whole traceback as the text; the last line is ours
             error.__traceback__ = None  # it would keep the processes alive, by way of torch's frames

@@ -13,6 +13,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
 from data.images import read_image
@@ -371,12 +373,20 @@ DIED = "^a data loader process died, probably out of memory: use fewer --workers
 
 
 @linux
-def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path) -> None:
-    """torch raises where the main thread happens to be."""
-    loader = train_loader(write_data(tmp_path), workers=2)
-    next(iter(loader))
-    with pytest.raises(FaultError, match=DIED):
-        kill_one(loader, 5)
+@pytest.mark.parametrize("another", [False, True])
+def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path, another: bool) -> None:
+    """torch raises where the main thread happens to be, also where its handler was set for another DataLoader."""
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal_handling._SIGCHLD_handler_set = False
+    try:
+        if another:
+            assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
+        loader = train_loader(write_data(tmp_path), workers=2)
+        next(iter(loader))
+        with pytest.raises(FaultError, match=DIED):
+            kill_one(loader, 5)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @linux
