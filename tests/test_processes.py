@@ -8,7 +8,6 @@ import copy
 import csv
 import json
 import math
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,18 @@ import val
 from models import LossGains, build_loss
 from models.weights.kestrel import load_detector
 from tests.support.launching import TOLD_BY_LAUNCHERS, TORCHRUN
-from tests.support.processes import ALONE, FAULTS, SLOW_S, Found, Norm, draw_data, evaluates, images_of_a_step, launch
+from tests.support.processes import (
+    ALONE,
+    FAULTS,
+    SLOW_S,
+    Found,
+    Norm,
+    draw_data,
+    evaluates,
+    images_of_a_step,
+    launch,
+    write_hyp,
+)
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
@@ -74,13 +84,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def yaml(folder: Path) -> str:
     return str(draw_data(folder / "data"))
-
-
-def write_hyp(file: Path, like: str, **changed: float) -> None:
-    text = (ROOT / "data" / "hyps" / like).read_text()
-    for key, value in changed.items():
-        text = re.sub(rf"^{key}: \S+", f"{key}: {value}", text, flags=re.MULTILINE)
-    file.write_text(text)
 
 
 @pytest.fixture(scope="module")

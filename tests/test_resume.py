@@ -22,7 +22,7 @@ import train
 import val
 from models import predict
 from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
-from tests.support.processes import ALONE, draw_data
+from tests.support.processes import ALONE, draw_data, write_hyp
 from utils.distributed import session
 from utils.files import atomic, checkpoint_file
 from utils.plots import batches, operating
@@ -155,7 +155,7 @@ def live(data: Path, tiny_model: str, tmp_path: Path) -> Live:
         port = free_port()
         places = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
         with forked([place | faults for place in places], words, tmp_path / "io") as ranks:
-            return [rank.end(60) for rank in ranks]
+            return [rank.end(180) for rank in ranks]
 
     return one
 
@@ -203,7 +203,9 @@ def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(live, tmp_path,
 
 
 def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_path):
-    exact = ("--epochs", "3", "--amp", "fp64", "--sync-bn")
+    """At a learning rate of a tenth, rounding grows from 1e-16 to 3e-11; at 0.01 to 2e-6, which a fault could be."""
+    write_hyp(tmp_path / "slow.yaml", "hyp.scratch-low.yaml", lr0=0.001, warmup_bias_lr=0.001)
+    exact = ("--epochs", "3", "--amp", "fp64", "--sync-bn", "--hyp", str(tmp_path / "slow.yaml"))
     assert live(1, "straight", *exact) == [0]
     assert live(2, "broken", *exact, at="1 before a step 2") == [1, -9]
     assert live(1, "broken", *exact, at="0 before a step 4") == [-9]
@@ -213,7 +215,7 @@ def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_
     first, second = (checkpoint_file.load(tmp_path / run / "weights" / "last.pt") for run in ("straight", "broken"))
     for part in ("model", "ema"):
         for key, weights in first[part].items():
-            assert torch.allclose(second[part][key], weights, rtol=1e-6, atol=1e-9), f"{part} {key}"
+            assert torch.allclose(second[part][key], weights, rtol=1e-9, atol=1e-11), f"{part} {key}"
     for row, other in zip(rows(tmp_path / "straight"), rows(tmp_path / "broken"), strict=True):
         assert {k: float(v) for k, v in other.items()} == pytest.approx({k: float(v) for k, v in row.items()}, rel=1e-4)
 

@@ -15,8 +15,8 @@ from tests import test_resume
 from tests.support.anchor_free import FAMILY, register
 from tests.support.anchor_free.head import AnchorFreeHead
 from tests.support.launching import by_hand, forked, free_port, small
-from tests.support.processes import ALONE, draw_data
-from tests.test_processes import TOLERANCE, apart, write_hyp
+from tests.support.processes import ALONE, draw_data, write_hyp
+from tests.test_processes import TOLERANCE, apart
 from tests.test_resume import assert_same_bits
 from utils.files import checkpoint_file
 

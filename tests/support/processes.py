@@ -7,6 +7,7 @@ in a file of its own.
 import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +35,7 @@ from data.scan import scan
 from models import LossGains, build_loss
 from models.losses.anchor_based import AnchorBasedLoss
 from models.weights.kestrel import load_detector
-from tests.support.launching import by_hand, forked
+from tests.support.launching import ROOT, by_hand, forked
 from utils.distributed.launch import Launch
 from utils.distributed.replica import DistributedReplica, sync_buffers
 from utils.distributed.session import distributed_session
@@ -344,3 +345,11 @@ def aligns(world: World, folder: Path, name: str) -> Found:
 WORKS: dict[str, Callable[..., Found]] = {
     work.__name__: work for work in (trains, averages, evaluates, operates, takes_turns, disagrees, accumulates, aligns)
 }
+
+
+def write_hyp(file: Path, like: str, **changed: float) -> None:
+    """A copy of one of the project's hyper-parameter files, with other values."""
+    text = (ROOT / "data" / "hyps" / like).read_text()
+    for key, value in changed.items():
+        text = re.sub(rf"^{key}: \S+", f"{key}: {value}", text, flags=re.MULTILINE)
+    file.write_text(text)
