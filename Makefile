@@ -1,7 +1,7 @@
 .PHONY: check quick format
-check:  ## everything that .ci/run checks, in the environment at hand
+check:  ## all checks of .ci/run, in the current environment
 	ruff check . && ruff format --check . && mypy && python -m pytest
-quick:  ## the same without the slow tests, in two processes
+quick:  ## the same without the slow tests, with tests in two processes
 	ruff check . && ruff format --check . && mypy && python -m pytest -m "not slow" -n 2 --dist loadfile
-format:
+format:  ## fix lint errors and format the code
 	ruff check --fix . && ruff format .

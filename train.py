@@ -8,14 +8,14 @@
     python train.py --device 0,1 --spawn                            the same, started by this script
     python train.py --device 0,1                                    one process for both GPUs: slower
 
-`--batch-size` is the total over all processes, which train like one. Read `main` from top to bottom: it is the
-whole story. What it names is one short file away.
+`--batch-size` is the total over all processes: several processes give the same training as one. `main`, read from
+top to bottom, is the complete training procedure; each function that it calls is in a short file.
 """
 
 if __name__ == "__main__":
     from utils.startup import prepare_script
 
-    prepare_script()  # from here on Ctrl-C ends with one word, during the imports too
+    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
 
 import gc
 from argparse import SUPPRESS
@@ -32,7 +32,7 @@ from utils.yolov5_flags import NOT_IN_TRAIN
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
-    parser = FlagParser(__doc__, argument_default=SUPPRESS)  # tells given flags from defaults
+    parser = FlagParser(__doc__, argument_default=SUPPRESS)  # to know which flags were given
     add = parser.add_argument
     add("--weights", help="checkpoint to fine-tune from; '' trains from scratch")
     add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
@@ -40,8 +40,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--download", action="store_true", help="download the data set if it is missing")
     add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
     add("--epochs", type=int, help="passes over the training images")
-    add("--batch-size", "--batch", type=int, help="total images per batch over all processes; -1: what fits")
-    add("--imgsz", "--img", "--img-size", type=int, help="training and validation size in pixels")
+    add("--batch-size", "--batch", type=int, help="images per batch over all processes; -1: largest that fits")
+    add("--imgsz", "--img", "--img-size", type=int, help="image size in pixels, for training and validation")
     add("--rect", action="store_true", help="rectangular batches of images of similar shape; no mosaic")
     add("--resume", nargs="?", const="newest", help="resume a run: its folder or last.pt, or the newest run")
     add("--nosave", action="store_true", help="save only at the end, and on SIGTERM or SIGUSR1")
@@ -63,7 +63,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--cos-lr", action="store_true", help="cosine learning-rate schedule instead of linear")
     add("--label-smoothing", type=float, help="label smoothing epsilon")
     add("--patience", type=int, help="early stopping: epochs without improvement; 0: never")
-    add("--freeze", nargs="+", type=int, help="layers to freeze. N: the first N; several numbers: those")
+    add("--freeze", nargs="+", type=int, help="layers to freeze: N for the first N, or layer numbers")
     add("--save-period", type=int, help="keep a checkpoint every N epochs")
     add("--save-minutes", type=float, help="also save every N minutes; 0: only after epochs")
     add("--seed", type=int, help="random seed of weights, sample order and augmentation")
@@ -80,8 +80,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
 
 
 if __name__ == "__main__":
-    answer_help(parse_args)  # before the imports below take their seconds,
-    gc.disable()  # a fifth of which would go into looking for garbage
+    answer_help(parse_args)  # before the slow imports below
+    gc.disable()  # garbage collection would take a fifth of the import time
 
 import torch
 
@@ -123,13 +123,13 @@ from utils.training.state import TrainState, build_train_state
 from utils.training.validation import EpochValidation
 from val import detect, draw_results, evaluate_best
 
-FETCH_EVERY = 20  # batches between looks at the losses of a GPU
+FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
-    """Train as cfg says; return the evaluation of the best checkpoint."""
+    """Train with the settings in cfg; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
-    run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data)  # a new one, or one to resume
+    run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data)  # a new run, or one to resume
     cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size)
     world.require_same("the command line", cfg.training() | run.hyp.as_dict())
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
@@ -151,9 +151,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     if batch.size == -1:
         batch = measured_batch(run, model, criterion, precision, train_labels, image_size, log.say)
     batch = batch.limited_to(len(train_labels), log.say)
-    run.config = cfg = replace(cfg, batch_size=batch.size)  # resumed by another number of processes, the run keeps it
+    run.config = cfg = replace(cfg, batch_size=batch.size)  # kept if another number of processes resumes the run
 
-    # This rank's share of each global batch, and what learns from it
+    # This rank's share of each global batch, and the training state
     loaders = build_loaders(
         data.labels, images, batch.size, image_size, max(model.strides), world, run.hyp.augmentation(), **cfg.loading()
     )
@@ -176,7 +176,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     run.restore(state, images=len(train_labels))
     progress = state.progress
 
-    # The run folder: last, when nothing is left to refuse
+    # The run folder: created only after all checks have passed
     run.open_folder({split: report.as_dict() for split, report in data.reports.items()})
     log.send(RunStarted(run.folder, cfg.as_dict(), run.hyp.as_dict(), progress.rows))
     pictures = Pictures(run.folder, data.names, active=world.is_main and not cfg.noplots, written=log.image_written)
@@ -184,14 +184,14 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     log.say(*describe_mode(world, shard=cfg.shard))
     log.say(
         f"{data.file}, {len(train_labels)} train and {len(data.labels['val'])} val images at {image_size} px; "
-        f"{state.describe(len(loaders.train))}; {loaders.train.workers} loader processes; writing to {run.folder}"
+        f"{state.describe(len(loaders.train))}; {loaders.train.workers} DataLoader workers; writing to {run.folder}"
     )
     world.wait_for_main()
 
-    # Train; what an epoch's validation detects is evaluated in the background while the next epoch trains
+    # Train. The detections of a validation are evaluated in the background while the next epoch trains.
     checkpoints = CheckpointManager(run.folder, state, run.describe(model.table, data), **cfg.saving())
-    find = partial(detect, loader=loaders.val, world=world, criterion=criterion, active=log.active)
-    validation = EpochValidation(checkpoints, find, log, data.names, **cfg.validating())
+    detector = partial(detect, loader=loaders.val, world=world, criterion=criterion, active=log.active)
+    validation = EpochValidation(checkpoints, detector, log, data.names, **cfg.validating())
     with checkpoints, memory_advice(batch.size, image_size, world.device, world.size, max(model.strides)):
         if progress.pending:
             validation.start(validation.detect())
@@ -216,20 +216,20 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                 )
             validation.wait()
             state.sync_buffers()
-            found = validation.detect() if validation.is_due(epoch) else None
+            predictions = validation.detect() if validation.is_due(epoch) else None
             progress.end_epoch(pace, state.schedule.lr(loaders.train.sampler.batches_before(epoch + 1) - 1))
-            validation.start(found)
-            # Where what is found decides what comes next, the next epoch waits for it.
-            if not found or cfg.image_weights or validation.decides(epoch):
+            validation.start(predictions)
+            # The next epoch waits for this evaluation if it depends on the result.
+            if not predictions or cfg.image_weights or validation.decides(epoch):
                 validation.wait()
             checkpoints.after_epoch(done=progress.finished(cfg.epochs))  # all ranks hold the same metrics
             if progress.early_stopping.should_stop():
-                log.say(f"stopped: no better for {cfg.patience} epochs (--patience)")
+                log.say(f"early stopping: no improvement for {cfg.patience} epochs (--patience)")
         best, best_epoch = evaluate_best(checkpoints, model.table, loaders.val, active=log.active)
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
     draw_results(pictures, best, loaders.val)
     log.send(RunEnded(run.folder, run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)})))
-    log.say(f"best.pt is of epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see {run.folder}")
+    log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see {run.folder}")
     world.wait_for_main()
     return best
 
@@ -244,20 +244,20 @@ def train_one_epoch(
     scale: MultiScale | None = None,
     pictures: Pictures | None = None,
 ) -> str:
-    """One pass over loader, from the sampler's first batch on: the pace in words. The losses go into state.progress.
+    """Train on one pass over loader, starting at sampler.first_batch; return the speed as text.
 
-    scale: changes the images' size. pictures: draws the first batches.
+    Adds the losses to state.progress. scale: resizes the images. pictures: draws the first batches.
     """
     replica, sampler, world, guard = state.replica, loader.sampler, state.world, state.guard
     epoch_losses = state.progress.losses
-    before = sampler.batches_before(sampler.epoch)
-    closing = state.schedule.closing_batches(before, before + sampler.batches_in(sampler.epoch))
+    first_step = sampler.batches_before(sampler.epoch)
+    closing = state.schedule.closing_batches(first_step, first_step + sampler.batches_in(sampler.epoch))
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
-    host_sums = AsyncHostCopy(world.device)  # no step waits for the device, not even for what is shown of it
-    skipped = guard.skipped
+    host_sums = AsyncHostCopy(world.device)  # so that no step waits for the device to show its losses
+    skipped_before = guard.skipped
     for number, batch in enumerate(bar, sampler.first_batch):
-        step = before + number
+        step = first_step + number
         state.schedule.apply(state.optimizer, step)
         if pictures is not None:
             pictures.train_batch(number, batch.images, batch.targets)
@@ -277,7 +277,7 @@ def train_one_epoch(
         epoch_losses.add(losses)
 
         if step in closing:
-            state.step()  # clipped; where the gradients are not finite, skipped by all ranks
+            state.step()  # clips the gradients; all ranks skip the step if they are not finite
             if guard.stuck:
                 images_seen = world.all_gather_rows(batch.indices).tolist()
                 where = f"epoch {sampler.epoch + 1}, batch {number + 1}"
@@ -288,25 +288,25 @@ def train_one_epoch(
             trained = (number + 1 - sampler.first_batch) * sampler.batch_size
             bar.text(f"{means}, {bar.pace(trained, memory_gib(world.device))}")
     state.progress.batch = sampler.batches_in(sampler.epoch)
-    pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device)) if len(loader) else "trained before"
-    lost = guard.state_dict()["skipped"] - skipped
-    taken = sum(step >= before + sampler.first_batch for step in closing)
-    return f"{pace}, {lost} of {taken} steps skipped: not finite" if lost else pace
+    pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device)) if len(loader) else "already trained"
+    skipped = guard.state_dict()["skipped"] - skipped_before
+    steps = sum(step >= first_step + sampler.first_batch for step in closing)
+    return f"{pace}, {skipped} of {steps} optimizer steps skipped (not finite)" if skipped else pace
 
 
 def compile_training(
     state: TrainState[Detector], loader: Loader[TrainSampler], mode: str, image_size: int, say: Say
 ) -> None:
-    """Have torch compile the model, and what draws on the device, for this run's batches; `say` is told how it went."""
+    """Compile the model, and the drawing of images on the device, with torch.compile; report the result to `say`."""
     example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
     images = to_device(example, state.world.device, state.replica.model.dtype)
-    say(f"--compile {mode}: it takes a minute or more")
+    say(f"--compile {mode}: compiling takes a minute or more")
     say(compile_model(state.replica.model, mode, images, state.autocast, state.world))
     loader.compile(say)
 
 
 def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say: Say) -> Detector:
-    """The model that the run starts from, or that it had when its checkpoint was written."""
+    """The model that a new run starts from, or the model in the checkpoint of a resumed run."""
     cfg, hyp = run.config, run.hyp
     if run.saved:
         return detector_from_state(Path(cfg.resume), run.saved.description.table, run.saved.model)
@@ -327,12 +327,12 @@ def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say
 def measured_batch(
     run: Run, model: Detector, criterion: Loss, precision: torch.dtype, labels: Labels, image_size: int, say: Say
 ) -> GlobalBatch:
-    """--batch-size -1: what memory holds, found by trying steps of the largest and most crowded images there are."""
+    """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes."""
     side = MultiScale.largest_side(image_size, max(model.strides)) if run.config.multi_scale else image_size
-    crowd = 4 * labels.boxes_per_image(95) + 1  # a mosaic shows the boxes of four images
-    how: dict[str, Any] = {"optimizer": run.config.optimizer, "lr": run.hyp.lr0, "momentum": run.hyp.momentum}
-    how |= {"images": len(labels), "image_size": side, "boxes_per_image": crowd}
-    return measure_batch(model, criterion, precision, run.world, say, **how)
+    boxes = 4 * labels.boxes_per_image(95) + 1  # a mosaic shows the boxes of four images
+    trial: dict[str, Any] = {"optimizer": run.config.optimizer, "lr": run.hyp.lr0, "momentum": run.hyp.momentum}
+    trial |= {"images": len(labels), "image_size": side, "boxes_per_image": boxes}
+    return measure_batch(model, criterion, precision, run.world, say, **trial)
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

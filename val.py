@@ -1,4 +1,4 @@
-"""Measure a detector: COCO's mAP of a checkpoint on a data set's val or test split.
+"""Validate a detector: COCO mAP of a checkpoint on a split of a data set.
 
     python val.py                                                  the newest best.pt on the data it was trained on
     python val.py --weights runs/train/exp/weights/best.pt --data mydata.yaml --img 640
@@ -6,13 +6,13 @@
     python val.py --task speed                                     milliseconds per image
     python -m torch.distributed.run --nproc_per_node 2 val.py      each process takes its share of the images
 
-`evaluate` is the one that train.py calls after each epoch. The numbers are COCO's own arithmetic (utils/metrics/).
+train.py calls `detect` after each epoch. The metrics are computed as COCO's own code does (utils/metrics/).
 """
 
 if __name__ == "__main__":
     from utils.startup import prepare_script
 
-    prepare_script()  # from here on Ctrl-C ends with one word, during the imports too
+    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
 
 import gc
 import time
@@ -61,21 +61,21 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
 
 
 def check_flags(args: Namespace) -> None:
-    """Raises ValueError for a flag out of range."""
-    wholes = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
-    for flag, value, low in wholes:
+    """Raises ValueError for a flag that is out of range."""
+    counts = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
+    for flag, value, low in counts:
         if value < low:
             raise ValueError(f"{flag} {value}: choose {low} or more")
     if args.imgsz and not 32 <= args.imgsz <= 8192:
         raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
-    for flag, share in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{flag} {share}: a threshold lies between 0 and 1")
+    for flag, threshold in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
 
 
 if __name__ == "__main__":
-    answer_help(parse_args)  # before the imports below take their seconds,
-    gc.disable()  # a fifth of which would go into looking for garbage
+    answer_help(parse_args)  # before the slow imports below
+    gc.disable()  # garbage collection would take a fifth of the import time
 
 import numpy as np
 import torch
@@ -116,12 +116,12 @@ from utils.training.checkpoints.manager import CheckpointManager
 from utils.training.checkpoints.preemption import InterruptedRunError
 from utils.training.config import PER_MACHINE
 
-SHOWN_CONFIDENCE = 0.25  # of the detections drawn in pictures
+SHOWN_CONFIDENCE = 0.25  # lowest confidence of the detections drawn in pictures
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model has detected on all images of a split. All ranks hold the same."""
+    """A model's detections on all images of a split, the same on all ranks."""
 
     labels: Labels
     detections: Detections
@@ -129,7 +129,7 @@ class Predictions:
     milliseconds: dict[str, float]  # per image
 
     def evaluate(self) -> Evaluation:
-        """What it is worth."""
+        """The metrics of these detections."""
         truth = self.labels.ground_truth()
         ids = {"image_ids": self.labels.image_ids, "class_ids": np.arange(len(self.labels.category_ids))}
         return Evaluation(
@@ -159,17 +159,17 @@ def detect(
     active: bool = True,
     interrupted: Callable[[], bool] | None = None,
 ) -> Predictions:
-    """Detections of `model` on every image of `loader`, those of all processes.
+    """Detections of `model` on every image of `loader`, gathered from all processes.
 
-    precision: of the forward pass; boxes and scores are always formed in float32. criterion: adds the losses. predict:
-    stands in for the plain forward pass and decoding. max_detections: kept per image, of all classes together.
+    precision: of the forward pass; boxes and scores are always computed in float32. criterion: also compute the losses.
+    predict: replaces the forward pass and decoding. max_detections: kept per image, over all classes.
     Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
     """
     model.eval()
-    found = [np.zeros((0, 7))]
+    rows = [np.zeros((0, 7))]
     clock = {"load": 0.0, "model": 0.0, "nms": 0.0}
     terms = criterion.terms if criterion else ()
-    losses: list[list[float]] = []  # a row for each batch: its number, its terms times its images
+    losses: list[list[float]] = []  # a row per batch: batch number, each loss term times the number of images
     batches = Progress(loader, total=len(loader), title=title, active=active)
     for number, batch in zip(loader.sampler.numbers, batches, strict=True):
         if interrupted is not None and interrupted():
@@ -180,11 +180,11 @@ def detect(
             maps = [] if predict else model(images)
             boxes, scores = predict(images) if predict else model.decode(maps)
         wait_for(world.device)
-        modelled = time.perf_counter()
+        forward_done = time.perf_counter()
         if criterion is not None:
-            of_batch = criterion(maps, pad_targets(batch.targets))
-            row = [of_batch[name].item() * len(images) for name in terms]
-            losses.append([number, *row])
+            batch_losses = criterion(maps, pad_targets(batch.targets))
+            weighted = [batch_losses[name].item() * len(images) for name in terms]
+            losses.append([number, *weighted])
         in_images = detections_in_images(
             boxes,
             scores,
@@ -194,16 +194,16 @@ def detect(
             iou=iou,
             max_detections=max_detections,
         )
-        found += [_as_rows(index, one) for index, one in zip(batch.indices.tolist(), in_images, strict=True)]
-        clock["model"] += modelled - started
-        clock["nms"] += time.perf_counter() - modelled
+        rows += [_as_rows(index, found) for index, found in zip(batch.indices.tolist(), in_images, strict=True)]
+        clock["model"] += forward_done - started
+        clock["nms"] += time.perf_counter() - forward_done
     clock["load"] = batches.waited
     if interrupted is not None and world.all_gather_rows(torch.tensor([interrupted()])).any():
         raise InterruptedRunError
 
-    detections = _as_detections(world.all_gather_rows(torch.from_numpy(np.concatenate(found))).numpy(), loader.labels)
+    detections = _as_detections(world.all_gather_rows(torch.from_numpy(np.concatenate(rows))).numpy(), loader.labels)
     by_batch = world.all_gather_rows(torch.tensor(losses, dtype=torch.float64).view(-1, 1 + len(terms)))
-    sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # in one order for any number of ranks
+    sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # same order for any number of ranks
     seconds = world.all_gather_rows(torch.tensor([list(clock.values())])).sum(0)
     return Predictions(
         loader.labels,
@@ -213,20 +213,20 @@ def detect(
     )
 
 
-def evaluate(model: Detector, loader: Loader[EvaluationSampler], world: World, **how: Any) -> Evaluation:
-    """Detections of `model` on every image of `loader`, and what they are worth. how: as `detect` takes it."""
-    return detect(model, loader, world, **how).evaluate()
+def evaluate(model: Detector, loader: Loader[EvaluationSampler], world: World, **options: Any) -> Evaluation:
+    """The metrics of `model` on all images of `loader`. options: further arguments of `detect`."""
+    return detect(model, loader, world, **options).evaluate()
 
 
 def _as_rows(index: int, found: ImageDetections) -> NDArray[np.float64]:
-    """[D, 7]: image position, class, x, y, w, h in pixels of the image, score."""
+    """[D, 7]: image index, class, x, y, w, h in pixels of the image, score."""
     low, high = np.split(found.boxes_xyxy, 2, axis=1)
     head = np.stack([np.full(len(found), index), found.class_ids], 1)
     return np.concatenate([head, low, high - low, found.scores[:, None]], 1)
 
 
 def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
-    """In the order of the images' ids, so that ties fall alike however the images were shared out."""
+    """Detections sorted by image id, so that equal scores keep one order for any number of processes."""
     image_ids = labels.image_ids[rows[:, 0].astype(np.int64)]
     order = np.argsort(image_ids, kind="stable")
     rows = rows[order]
@@ -236,22 +236,22 @@ def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
 def evaluate_best(
     checkpoints: CheckpointManager, table: dict[str, Any], loader: Loader[EvaluationSampler], *, active: bool
 ) -> tuple[Evaluation, int]:
-    """What val.py will find for best.pt, and the epoch that it is of, counted from 1."""
+    """The evaluation of best.pt, the same as by val.py, and the epoch of best.pt, counted from 1."""
     model, epoch, world = Detector(table), 0, checkpoints.world
-    if world.is_main:  # the other machines need not see the folder
-        model, kept = load_detector(checkpoints.best)
-        epoch = kept["epoch"]
+    if world.is_main:  # other machines may have no access to the folder
+        model, saved = load_detector(checkpoints.best)
+        epoch = saved["epoch"]
     model.to(memory_format=torch.channels_last).to(world.device)
     world.wait_for_main()
     world.broadcast_([*model.parameters(), *model.buffers()])
     interrupted = checkpoints.trigger.signal_received
     with checkpoints.interruptible(saved=True):
-        found = evaluate(model, loader, world, title="best", active=active, interrupted=interrupted)
-    return found, epoch
+        result = evaluate(model, loader, world, title="best", active=active, interrupted=interrupted)
+    return result, epoch
 
 
 def draw_results(pictures: Pictures, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
-    """The pictures of a run's end: results, curves, confusion matrix, and the first batches with what was found."""
+    """Draw the pictures at the end of a run: results, curves, confusion matrix, first batches with detections."""
     if not pictures.active:
         return
     curves = found.curves
@@ -263,14 +263,14 @@ def draw_results(pictures: Pictures, found: Evaluation, loader: Loader[Evaluatio
 
 
 def draw_batch(pictures: Pictures, number: int, batch: Batch, found: Detections, labels: Labels) -> None:
-    """A validation batch's ground truth, and what was found with SHOWN_CONFIDENCE at least."""
+    """Draw a validation batch's ground truth, and its detections with a score of at least SHOWN_CONFIDENCE."""
     titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
     predicted = _on_canvas(found, batch, labels)
     pictures.val_batch(number, batch.images.cpu().numpy(), batch.targets.cpu().numpy(), predicted, titles)
 
 
 def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.float64]:
-    """[D, 7] image of the batch, class, x1, y1, x2, y2 in its pixels, score; of at least SHOWN_CONFIDENCE."""
+    """[D, 7]: index in the batch, class, x1, y1, x2, y2 in the batch's pixels, score of at least SHOWN_CONFIDENCE."""
     rows = []
     for i, index in enumerate(batch.indices.tolist()):
         chosen = (found.image_ids == labels.image_ids[index]) & (found.scores >= SHOWN_CONFIDENCE)
@@ -282,7 +282,7 @@ def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.fl
 
 
 def load_members(paths: Sequence[str], world: World) -> list[tuple[Detector, dict[str, Any]]]:
-    """The detectors of the checkpoints and what else these hold. Raises ValueError if processes see different ones."""
+    """Each checkpoint's detector and its other entries. Raises ValueError if the processes read different weights."""
     loaded = [load_detector(Path(path)) for path in paths]
     for path, (model, _) in zip(paths, loaded, strict=True):
         world.require_same(path, digest(model))
@@ -292,9 +292,9 @@ def load_members(paths: Sequence[str], world: World) -> list[tuple[Detector, dic
 def prepare_members(
     paths: Sequence[str], loaded: Sequence[tuple[Detector, dict[str, Any]]], dataset: Dataset, device: torch.device
 ) -> None:
-    """Bring the detectors' classes into the data set's order, and the detectors, fused, onto the device.
+    """Reorder each detector's classes as in the data set, move it to the device and fuse its BatchNorm.
 
-    Raises ValueError that names the checkpoint whose classes are others.
+    Raises ValueError, with the checkpoint's path, if its classes differ from those of the data set.
     """
     for path, (model, saved) in zip(paths, loaded, strict=True):
         try:
@@ -305,12 +305,12 @@ def prepare_members(
 
 
 def describe_times(milliseconds: Mapping[str, float]) -> str:
-    """Where the time goes, in words."""
+    """The milliseconds of each part, as text."""
     return ", ".join(f"{part} {value:.2f} ms" for part, value in milliseconds.items())
 
 
 def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]) -> str:
-    """metrics.json, and what --save-txt and --save-json ask for: what pycocotools says of the latter, or ""."""
+    """Write metrics.json and the files of --save-txt and --save-json; return pycocotools' summary of the latter."""
     paths = [labels.path(i) for i in range(len(labels))]
     write_json(folder / "metrics.json", found.as_dict(names))
     if args.save_txt:
@@ -325,9 +325,9 @@ def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labe
 
 
 def main(args: Namespace, world: World) -> Evaluation:
-    """Evaluate as the flags say; write the run folder; return what was found.
+    """Evaluate with the flags in args, write the run folder, and return the evaluation.
 
-    Raises ValueError for a flag out of range, and as open_dataset, Dataset.read and load_detector do.
+    Raises ValueError for a flag that is out of range, and where open_dataset, Dataset.read and load_detector do.
     """
     check_flags(args)
     world.require_same("the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE})
@@ -336,7 +336,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     saved = loaded[0][1]
     config, data = saved.get("config", {}), args.data or saved.get("data", "")
     if not data:
-        raise ValueError(f"{paths[0]}: does not say what it was trained on; give --data")
+        raise ValueError(f"{paths[0]}: does not name the data set that it was trained on; give --data")
 
     single = args.single_cls or config.get("single_cls", False)
     speed, split = args.task == "speed", "val" if args.task == "speed" else args.task
@@ -347,15 +347,15 @@ def main(args: Namespace, world: World) -> Evaluation:
     prepare_members(paths, loaded, dataset, world.device)
     labels = dataset.read(split)
 
-    made = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
-    folder = Path(world.broadcast_object(made))
+    created = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
+    folder = Path(world.broadcast_object(created))
     if world.devices:
-        log.say(f"one process measures on one device, {world.device}; --spawn starts one for each")
+        log.say(f"one process uses one device, {world.device}; --spawn starts a process for each device")
     stride = max(max(model.strides) for model, _ in loaded)
     size = round_up_to_stride(args.imgsz or config.get("imgsz", 640), stride)
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
-    place: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
-    loader = build_evaluation_loader(labels, batch_size=args.batch_size, image_size=size, stride=stride, **place)
+    process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
+    loader = build_evaluation_loader(labels, batch_size=args.batch_size, image_size=size, stride=stride, **process)
     log.say(
         f"{', '.join(paths)} on {data} ({split}: {dataset.reports[split].summary()}), {size} px, "
         f"{describe(world.device)}"
@@ -379,9 +379,9 @@ def main(args: Namespace, world: World) -> Evaluation:
     log.table(format_summary(result.coco.stats))
     log.say(f"{describe_times(result.milliseconds)} per image, in batches of {args.batch_size}")
     draw_results(Pictures(folder, dataset.names, active=world.is_main), result, loader)
-    if world.is_main and (checked := write_outputs(args, folder, result, labels, dataset.names)):
-        log.table(checked)
-    log.say(f"written to {folder}")
+    if world.is_main and (summary := write_outputs(args, folder, result, labels, dataset.names)):
+        log.table(summary)
+    log.say(f"results written to {folder}")
     world.wait_for_main()
     return result
 

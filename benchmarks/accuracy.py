@@ -1,11 +1,11 @@
-"""What training from scratch reaches on a real data set: mean and spread over seeds, by pycocotools.
+"""Accuracy of training from scratch on a real data set: mean and standard deviation over seeds, by pycocotools.
 
-Claim: yolov5n at 320 px, batch 16, 100 epochs, default hyper-parameters, reaches on BCCD (205 training images, 87 for
-validation) at least the AP 0.514 that YOLOv5 itself reached (one seed).
+Claim: on BCCD (205 training and 87 validation images), yolov5n at 320 px, batch 16, 100 epochs, with the default
+hyper-parameters, reaches at least the AP of YOLOv5 itself, 0.514 (one seed).
 
     python benchmarks/accuracy.py --data bccd/dataset.yaml --seeds 0 1 2 -- --img 320 --batch 16 --epochs 100
 
-Each seed is a run of train.py, then val.py --save-json on its best.pt, whose files pycocotools scores here once more.
+For each seed this runs train.py, then val.py --save-json on its best.pt, and scores val.py's files with pycocotools.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.pop(0)  # this folder, whose profile.py would hide Python's
+sys.path.pop(0)  # this folder: its profile.py would hide Python's own module
 
 import torch
 from pycocotools.coco import COCO
@@ -31,29 +31,29 @@ COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
 def train_and_score(seed: int, data: str, flags: list[str], out: Path, threads: int) -> tuple[list[float], float]:
-    """(pycocotools' 12 numbers of best.pt, minutes of training) of one seed."""
+    """Train with one seed; return pycocotools' 12 numbers for best.pt, and the minutes that training took."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     started = time.monotonic()
-    place = ["--project", str(out), "--name", f"seed{seed}", "--exist-ok"]
+    folder = ["--project", str(out), "--name", f"seed{seed}", "--exist-ok"]
     with open(out / f"seed{seed}.log", "w") as log:
-        run = [sys.executable, str(ROOT / "train.py"), "--data", data, "--seed", str(seed), *place, *flags]
+        run = [sys.executable, str(ROOT / "train.py"), "--data", data, "--seed", str(seed), *folder, *flags]
         subprocess.run(run, check=True, stdout=log, stderr=log, env=environment)
         minutes = (time.monotonic() - started) / 60
         best = out / f"seed{seed}" / "weights" / "best.pt"
-        place = ["--project", str(out), "--name", f"val{seed}", "--exist-ok"]
-        run = [sys.executable, str(ROOT / "val.py"), "--weights", str(best), "--save-json", *place]
+        folder = ["--project", str(out), "--name", f"val{seed}", "--exist-ok"]
+        run = [sys.executable, str(ROOT / "val.py"), "--weights", str(best), "--save-json", *folder]
         subprocess.run(run, check=True, stdout=log, stderr=log, env=environment)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(out / f"val{seed}" / "ground_truth.json"))
-        judge = COCOeval(truth, truth.loadRes(str(out / f"val{seed}" / "predictions.json")), "bbox")
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return [float(v) for v in judge.stats], minutes
+        evaluator = COCOeval(truth, truth.loadRes(str(out / f"val{seed}" / "predictions.json")), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return [float(v) for v in evaluator.stats], minutes
 
 
 def report(seeds: list[int], results: list[tuple[list[float], float]], data: str, flags: list[str]) -> str:
-    """A table with a row per seed, then mean and spread."""
+    """A Markdown table with a row per seed, then mean and standard deviation."""
     lines = [
         f"# Accuracy from scratch: {Path(data).parent.name}",
         "",
@@ -77,9 +77,9 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of each")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads of each run")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "accuracy")
-    parser.add_argument("flags", nargs="*", help="flags of train.py, behind --")
+    parser.add_argument("flags", nargs="*", help="flags for train.py, after --")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -1,18 +1,19 @@
-"""Whole training runs, ours and others', in turns: images a second of an epoch, memory, and what a run takes besides.
+"""Whole training runs of Kestrel and other projects: images/s of an epoch, peak memory, and time outside the epochs.
 
-Claim: yolov5n, 320 px, batch 16 on two CPU cores: whole epochs at twice YOLOv5's images a second, and at 1.25 times
-where both train in float32, in no more memory (benchmarks/results/).
+Claim: with yolov5n, 320 px, batch 16 on two CPU cores, whole epochs run at 2 times YOLOv5's images/s, and at 1.25 times
+if both train in float32, with no more memory (benchmarks/results/).
 
     python benchmarks/end_to_end.py --data mydata.yaml --img 320 --batch 16 --device cpu --epochs 2 8 --rounds 3 \
         --ours bf16= --ours "fp32=--amp fp32" \
         --peer "yolov5=PEER/bin/yolov5 train --data {data} --weights '' --cfg yolov5n.yaml --img 320 --batch 16 \
                 --epochs {epochs} --device cpu --project {out} --noplots"
 
-Each command is run twice a round, for few epochs and for many: the difference is so many epochs and nothing else, no
-start, no last validation, no picture. Rounds alternate between the commands, so that all share the machine's moods.
-`--data` should name a validation split of one image, because some commands validate after every epoch. {data}, {epochs}
-and {out} in a command stand for the data YAML, the number of epochs and an empty folder. Others' programs are run from
-an environment of their own, by their command lines, with the variables of this process.
+In each round every command runs twice, with few epochs and with many. The difference of the two times is the time of
+the additional epochs alone, without start-up, last validation and plots. Commands take turns, so that other load on the
+machine affects all of them. The validation split of `--data` should have one image, because some commands validate
+after every epoch. In a command, {data}, {epochs} and {out} are replaced by the data YAML, the number of epochs and an
+empty folder. Other projects are run by their command lines, from their own virtual environments, with the environment
+variables of this process.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from statistics import median
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 
@@ -38,33 +39,35 @@ from benchmarks.report import file_report
 from data.splits import open_data, read_split
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOK_S = 2.0  # between two looks at the memory: the kernel counts pages for them
+LOOK_S = 2.0  # between two memory readings: for each the kernel counts pages
 
 
 class Run(NamedTuple):
-    """A command that came to its end."""
+    """A finished command."""
 
     seconds: float
-    peak_gib: float  # of all its processes together: what they share counted once
+    peak_gib: float  # all its processes together, shared memory counted once
 
 
 def run(command: list[str], folder: Path) -> Run:
-    """Raises SystemExit with what it said last if it fails."""
-    with (folder / "said").open("w+") as said:
+    """Run a command in `folder` to its end. Raises SystemExit with the end of its output if it fails."""
+    with (folder / "output").open("w+") as output:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder
+        )
         watch = Memory(process.pid)
         process.wait()
         seconds = time.perf_counter() - started
         watch.stop()
         if process.returncode:
-            said.seek(0)
-            raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}:\n{said.read()[-2000:]}")
+            output.seek(0)
+            raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}:\n{output.read()[-2000:]}")
     return Run(seconds, watch.peak / 2**30)
 
 
 class Memory:
-    """Watches what a process and its descendants hold, in bytes; 0 where /proc does not tell."""
+    """Measures the peak memory of a process and its descendants, in bytes; 0 on systems without /proc."""
 
     def __init__(self, root: int) -> None:
         self.peak, self._root, self._done = 0, root, threading.Event()
@@ -81,21 +84,21 @@ class Memory:
 
 
 def descendants(root: int) -> list[int]:
-    """A process and those below it."""
+    """The ids of a process and all its descendants."""
     found = [root]
-    for number in found:
+    for pid in found:
         try:
-            for task in Path(f"/proc/{number}/task").iterdir():
+            for task in Path(f"/proc/{pid}/task").iterdir():
                 found += [int(child) for child in (task / "children").read_text().split()]
-        except OSError:  # gone meanwhile
+        except OSError:  # the process has ended
             continue
     return found
 
 
-def shared_out_bytes(number: int) -> int:
-    """The memory of a process, its part of what it shares with others."""
+def shared_out_bytes(pid: int) -> int:
+    """The proportional set size of a process (PSS): shared pages are divided by the number of processes."""
     try:
-        lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
@@ -103,19 +106,19 @@ def shared_out_bytes(number: int) -> int:
 
 class Contender(NamedTuple):
     name: str
-    command: str  # with places for data, epochs and out
+    command: str  # with the placeholders {data}, {epochs} and {out}
 
     def run(self, data: Path, epochs: int) -> Run:
         with tempfile.TemporaryDirectory() as folder:
-            places = {"data": data, "epochs": epochs, "out": Path(folder, "out")}
-            return run([word.format(**places) for word in shlex.split(self.command)], Path(folder))
+            values = {"data": data, "epochs": epochs, "out": Path(folder, "out")}
+            return run([word.format(**values) for word in shlex.split(self.command)], Path(folder))
 
 
 class Figures(NamedTuple):
-    """What the rounds of a contender gave, a number for each."""
+    """The measurements of one contender, one value per round."""
 
     images_a_second: list[float]
-    besides: list[float]  # seconds of a run that are no epoch
+    besides: list[float]  # seconds of a run outside its epochs
     peak_gib: list[float]
 
 
@@ -125,12 +128,12 @@ def measure(
     few, many = epochs
     figures = [Figures([], [], []) for _ in contenders]
     for number in range(rounds):
-        for contender, own in zip(contenders, figures, strict=True):
+        for contender, measured in zip(contenders, figures, strict=True):
             short, long = contender.run(data, few), contender.run(data, many)
             epoch = (long.seconds - short.seconds) / (many - few)
-            own.images_a_second.append(images / epoch)
-            own.besides.append(short.seconds - few * epoch)
-            own.peak_gib.append(long.peak_gib)
+            measured.images_a_second.append(images / epoch)
+            measured.besides.append(short.seconds - few * epoch)
+            measured.peak_gib.append(long.peak_gib)
             print(
                 f"round {number + 1}, {contender.name}: {images / epoch:.1f} images/s, {long.peak_gib:.2f} GiB",
                 flush=True,
@@ -143,20 +146,20 @@ def report(contenders: list[Contender], figures: list[Figures], about: str) -> l
     lines = [
         f"# End to end; {about}, {date.today()}",
         "",
-        f"Images a second of whole training epochs, validation apart: medians (least to most) of {len(figures[0][0])} "
-        f"rounds in turns; the ratio to {contenders[-1].name}. *Besides*: seconds of a run that are no epoch (start, "
-        "one validation, the end). Memory: of all processes of a run at its peak, what they share counted once. "
+        f"Images/s of whole training epochs without validation: medians (minimum to maximum) of {len(figures[0][0])} "
+        f"rounds in turns. Ratio: to {contenders[-1].name}. Other time: seconds of a run outside its epochs (start-up, "
+        "one validation, shutdown). Memory: peak of all processes of a run together, shared memory counted once. "
         f"Load average at the end {os.getloadavg()[0]:.1f}.",
         "",
-        "| | images/s | ratio | besides, s | peak, GiB |",
+        "| | images/s | ratio | other time, s | peak memory, GiB |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for contender, own in zip(contenders, figures, strict=True):
-        speed = f"{median(own[0]):.1f} ({min(own[0]):.1f} to {max(own[0]):.1f})"
-        ratio = median(own[0]) / base
-        lines.append(f"| {contender.name} | {speed} | {ratio:.2f} | {median(own[1]):.1f} | {median(own[2]):.2f} |")
-    told = [c.command.replace(sys.executable, "python").replace(f"{ROOT}/", "") for c in contenders]
-    lines += ["", *(f"    {c.name}: {command}" for c, command in zip(contenders, told, strict=True)), ""]
+    for contender, (images_s, other_s, peak_gib) in zip(contenders, figures, strict=True):
+        speed = f"{median(images_s):.1f} ({min(images_s):.1f} to {max(images_s):.1f})"
+        ratio = median(images_s) / base
+        lines.append(f"| {contender.name} | {speed} | {ratio:.2f} | {median(other_s):.1f} | {median(peak_gib):.2f} |")
+    commands = [c.command.replace(sys.executable, "python").replace(f"{ROOT}/", "") for c in contenders]
+    lines += ["", *(f"    {c.name}: {command}" for c, command in zip(contenders, commands, strict=True)), ""]
     return lines
 
 
@@ -168,11 +171,11 @@ def main() -> None:
     add("--img", type=int, default=320)
     add("--batch", type=int, default=16)
     add("--device", default="cpu")
-    add("--epochs", type=int, nargs=2, default=(2, 8), help="of the short and the long run")
+    add("--epochs", type=int, nargs=2, default=(2, 8), help="epochs of the short and of the long run")
     add("--rounds", type=int, default=3)
-    add("--ours", action="append", metavar="NAME=FLAGS", help="a run of ours with these flags of train.py besides")
-    add("--peer", action="append", default=[], metavar="NAME=COMMAND", help="the last one is compared with")
-    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, in words")
+    add("--ours", action="append", metavar="NAME=FLAGS", help="run train.py with these additional flags")
+    add("--peer", action="append", default=[], metavar="NAME=COMMAND", help="another project; ratios are to the last")
+    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, as text for the report")
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 

@@ -1,14 +1,15 @@
-"""How soon a run of several processes ends when one of them fails, and whether it goes on where it may.
+"""How soon a run of several processes ends when one of them fails, and whether --max-restarts continues it.
 
-Claim: on one machine, from the fault until no process is left, a run under torch's launcher takes less than 30 seconds,
-ends with an exit code other than 0, and tells why in one line; with --max-restarts it goes on in the same folder and
-ends well, 5 times out of 5. (torch 2.15, gloo, two cores: 1 to 4 seconds, 5 of 5.)
+Claim: on one machine, less than 30 seconds after the fault no process of a run under torch's launcher is left; the exit
+code is not 0, and one line says why. With --max-restarts the run continues in the same folder and finishes, 5 times out
+of 5. (torch 2.15, gloo, two cores: 1 to 4 seconds, 5 of 5.)
 
     python benchmarks/endings.py --processes 2 4 --restarts 5
 
-The runs are train.py's own, of drawn images, started as users start them. The faults are those of
-tests/test_failures.py: in place of its second epoch a process raises, is killed, asks for more memory than there is, or
-refuses its data; Ctrl-C comes while loader processes run. What it costs is a time on a machine that does nothing else.
+The runs are runs of train.py on generated images, started as users start them. The faults are those of
+tests/test_failures.py: instead of training its second epoch a process raises an exception, is killed, asks for more
+memory than there is, or refuses its data; Ctrl-C is sent while DataLoader workers run. Times are only meaningful on a
+machine that does nothing else.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 
@@ -37,30 +38,31 @@ from utils.terminal import run_and_exit
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")
 FAULTS = {
-    "a rank raises": "rank_1_raises",
+    "rank 1 raises an exception": "rank_1_raises",
     "rank 0 is killed": "rank_0_is_killed",
     "rank 1 is killed": "rank_1_is_killed",
-    "memory is wanting": "rank_1_lacks_memory",
-    "a rank refuses": "rank_1_refuses",
+    "rank 1 runs out of memory": "rank_1_lacks_memory",
+    "rank 1 refuses its data": "rank_1_refuses",
 }
 Row = list[object]
 
 
 def torchrun(processes: int, folder: Path, *flags: str) -> list[str]:
-    """The command of an endless run; later flags count."""
+    """The command of a run with these launcher flags; train.py flags appended to it override its own."""
     own = small(folder.parent / "data" / "tiny.yaml", str(ROOT / "tests" / "tables" / "tiny.yaml"), folder)
     return [*TORCHRUN, "--nproc_per_node", str(processes), *flags, SCRIPT, *own, "--batch", "4"]
 
 
 def ended(job: Job, what: str, processes: int) -> Row:
-    """How a job ends from now on."""
-    began = time.monotonic()
+    """Wait for the end of a job; the row for the report, with the seconds from now."""
+    started = time.monotonic()
     code = job.end(120)
     lines = ours(job.err)
-    return [what, processes, f"{time.monotonic() - began:.1f}", code, len(lines), lines[0][:60] if lines else ""]
+    return [what, processes, f"{time.monotonic() - started:.1f}", code, len(lines), lines[0][:60] if lines else ""]
 
 
 def faults(processes: int, root: Path) -> Iterator[Row]:
+    """A row for each fault."""
     for what, fault in FAULTS.items():
         folder = root / f"{fault}-{processes}"
         stamp = folder / "stamp"
@@ -72,7 +74,7 @@ def faults(processes: int, root: Path) -> Iterator[Row]:
 
 
 def interrupted(processes: int, root: Path) -> Row:
-    """Ctrl-C, once each process has two loaders."""
+    """The row for Ctrl-C, sent while each process has two DataLoader workers."""
     folder = root / f"interrupted-{processes}"
     more = ["--epochs", "1000", "--workers", "2", "--batch", str(2 * processes)]
     with launched([*torchrun(processes, folder), *more], folder, KESTREL_FAULT="tests.test_failures:many_cores") as job:
@@ -82,7 +84,7 @@ def interrupted(processes: int, root: Path) -> Row:
 
 
 def restarted(number: int, root: Path) -> bool:
-    """Whether a run whose rank 1 is killed in its second epoch goes on in its folder and ends well."""
+    """Whether a run whose rank 1 is killed in its second epoch continues in its folder and finishes."""
     folder = root / f"restarted-{number}"
     command = [*torchrun(2, folder, "--max-restarts", "3"), "--epochs", "4"]
     with launched(command, folder, KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once") as job:
@@ -92,15 +94,16 @@ def restarted(number: int, root: Path) -> bool:
 
 
 def report(rows: Sequence[Row], restarts: Sequence[bool]) -> str:
-    columns = ["what", "processes", "seconds", "exit code", "lines of ours", "the first of them"]
+    columns = ["fault", "processes", "seconds", "exit code", "error lines", "first error line"]
     lines: list[Sequence[object]] = [columns, ["---"] * len(columns), *rows]
     table = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
     return (
         f"# How runs end: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
-        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. *Seconds* are those from the "
-        f"fault until no process is left, launcher and loaders included; exit codes are the launcher's.\n\n{table}\n\n"
-        f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} went on in the same "
-        "folder and ended well.\n"
+        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. Seconds are counted "
+        f"from the fault until no process is left, launcher and DataLoader workers included; exit codes are the "
+        f"launcher's. Error lines are those of Kestrel, not of the launcher.\n\n{table}\n\n"
+        f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} runs continued in "
+        "the same folder and finished.\n"
     )
 
 

@@ -1,14 +1,14 @@
-"""Claim: the evaluator of utils/metrics/ gives the twelve numbers of pycocotools, to 1e-9, at least 20 times faster.
+"""Claim: the evaluator in utils/metrics/ gives the twelve numbers of pycocotools, up to 1e-9, at least 20 times faster.
 
     OMP_NUM_THREADS=1 python benchmarks/evaluator.py [--quick] [--repeats 3] [--seed 0]
 
-The data are drawn: 5,000 images, about 36,500 ground truths (1 % crowds), 100 detections an image, 80 classes. Two
-detections in three are ground truths moved and resized, one of those in ten with a wrong class; the rest is noise.
-Scores have three digits, so that ties happen.
+The data are random: 5,000 images, about 36,500 ground truths (1 % crowds), 100 detections per image, 80 classes. Two
+thirds of the detections are ground truths moved and resized, a tenth of those with a wrong class; the rest is noise.
+Scores have three digits, so that there are ties.
 
-Both evaluators get the data ready made, and are timed from there to the twelve numbers, in CPU seconds of this process:
-pycocotools from its COCO objects (loadRes is not counted), ours from flat arrays. pycocotools runs once, ours
-`--repeats` times; the ratio is with the median.
+Both evaluators are timed from prepared data to the twelve numbers, in CPU seconds of this process: pycocotools from its
+COCO objects (without loadRes), ours from flat arrays. pycocotools runs once, ours `--repeats` times; the ratio uses the
+median.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"  # before numpy is imported
+    os.environ[variable] = "1"  # must be set before numpy is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import numpy as np  # noqa: E402
 from pycocotools.coco import COCO  # noqa: E402
@@ -42,13 +42,13 @@ SIDE = 640.0  # pixels
 
 
 def draw_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Boxes xywh in pixels, float64 [count, 4], of sides from 8 to 400 pixels, small ones oftener."""
+    """Random boxes xywh in pixels, float64 [count, 4]; sides from 8 to 400 pixels, log-uniform."""
     sizes = np.exp(generator.uniform(np.log(8), np.log(400), (count, 2)))
     return np.hstack([generator.uniform(0, SIDE - sizes), sizes]).round(2)
 
 
 def draw_truth(generator: np.random.Generator, num_images: int) -> GroundTruth:
-    """About TRUTHS_PER_IMAGE boxes an image; areas are 50 to 100 % of the box, as of a segmentation."""
+    """About TRUTHS_PER_IMAGE random boxes per image; areas are 50 to 100 % of the box, as in segmentations."""
     image_ids = np.repeat(np.arange(num_images), generator.poisson(TRUTHS_PER_IMAGE, num_images))
     count = len(image_ids)
     boxes = draw_boxes(generator, count)
@@ -59,13 +59,13 @@ def draw_truth(generator: np.random.Generator, num_images: int) -> GroundTruth:
 
 
 def draw_detections(generator: np.random.Generator, truth: GroundTruth, num_images: int) -> Detections:
-    """DETECTIONS_PER_IMAGE an image: two in three near a ground truth of that image, where it has one."""
+    """DETECTIONS_PER_IMAGE per image; two thirds are near a ground truth of that image, if it has one."""
     image_ids = np.repeat(np.arange(num_images), DETECTIONS_PER_IMAGE)
     count = len(image_ids)
     class_ids, boxes = generator.integers(0, NUM_CLASSES, count), draw_boxes(generator, count)
-    held = np.bincount(truth.image_ids, minlength=num_images)
-    source = (np.cumsum(held) - held)[image_ids] + (generator.random(count) * held[image_ids]).astype(np.int64)
-    near = np.flatnonzero((generator.random(count) < 2 / 3) & (held[image_ids] > 0))
+    counts = np.bincount(truth.image_ids, minlength=num_images)
+    source = (np.cumsum(counts) - counts)[image_ids] + (generator.random(count) * counts[image_ids]).astype(np.int64)
+    near = np.flatnonzero((generator.random(count) < 2 / 3) & (counts[image_ids] > 0))
     moved = truth.boxes_xywh[source[near]]
     shift = generator.normal(0, 0.08, moved.shape) * np.tile(moved[:, 2:], 2)
     boxes[near] = np.hstack([moved[:, :2], np.maximum(moved[:, 2:] + shift[:, 2:], 1)]) + np.pad(
@@ -79,21 +79,21 @@ def draw_detections(generator: np.random.Generator, truth: GroundTruth, num_imag
 
 
 def as_coco(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[COCO, COCO]:
-    """The same data as pycocotools' objects."""
+    """The same data as COCO objects of pycocotools: ground truth and detections."""
     annotations = [
-        {"id": row + 1, "image_id": image, "category_id": kind, "bbox": box, "area": area, "iscrowd": int(crowd)}
-        for row, (image, kind, box, area, crowd) in enumerate(
+        {"id": row + 1, "image_id": image, "category_id": class_id, "bbox": box, "area": area, "iscrowd": int(crowd)}
+        for row, (image, class_id, box, area, crowd) in enumerate(
             zip(*(column.tolist() for column in vars(truth).values()), strict=True)
         )
     ]
     results = [
-        {"image_id": image, "category_id": kind, "bbox": box, "score": score}
-        for image, kind, box, score in zip(*(column.tolist() for column in vars(detections).values()), strict=True)
+        {"image_id": image, "category_id": class_id, "bbox": box, "score": score}
+        for image, class_id, box, score in zip(*(column.tolist() for column in vars(detections).values()), strict=True)
     ]
     reference = COCO()
     reference.dataset = {
         "images": [{"id": image} for image in range(num_images)],
-        "categories": [{"id": kind} for kind in range(NUM_CLASSES)],
+        "categories": [{"id": class_id} for class_id in range(NUM_CLASSES)],
         "annotations": annotations,
     }
     reference.createIndex()
@@ -101,8 +101,8 @@ def as_coco(truth: GroundTruth, detections: Detections, num_images: int) -> tupl
 
 
 def time_pycocotools(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[float, list[float]]:
-    """CPU seconds and the twelve numbers."""
-    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):
+    """CPU seconds of the evaluation, and the twelve numbers."""
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         reference, results = as_coco(truth, detections, num_images)
         start = time.process_time()
         evaluator = COCOeval(reference, results, "bbox")
@@ -114,7 +114,7 @@ def time_pycocotools(truth: GroundTruth, detections: Detections, num_images: int
 
 
 def time_ours(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[float, list[float]]:
-    """CPU seconds and the twelve numbers."""
+    """CPU seconds of the evaluation, and the twelve numbers."""
     start = time.process_time()
     result = evaluate_boxes(truth, detections, image_ids=np.arange(num_images), class_ids=np.arange(NUM_CLASSES))
     return time.process_time() - start, list(result.stats.values())
@@ -123,7 +123,7 @@ def time_ours(truth: GroundTruth, detections: Detections, num_images: int) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="200 images instead of 5,000")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of ours")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of Kestrel's evaluator")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
@@ -133,10 +133,10 @@ def main() -> None:
     detections = draw_detections(generator, truth, num_images)
     time_ours(truth, detections, num_images)  # warm up
     ours = [time_ours(truth, detections, num_images) for _ in range(options.repeats)]
-    their_seconds, their_numbers = time_pycocotools(truth, detections, num_images)
+    reference_seconds, reference_numbers = time_pycocotools(truth, detections, num_images)
 
     seconds = [run[0] for run in ours]
-    difference = max(abs(a - b) for a, b in zip(ours[0][1], their_numbers, strict=True))
+    difference = max(abs(a - b) for a, b in zip(ours[0][1], reference_numbers, strict=True))
     print(
         f"Python {platform.python_version()}, numpy {np.__version__}, pycocotools {version('pycocotools')}, "
         f"one thread, seed {options.seed}"
@@ -145,14 +145,14 @@ def main() -> None:
         f"{num_images:,} images, {len(truth.areas):,} ground truths, {len(detections.scores):,} detections, "
         f"{NUM_CLASSES} classes"
     )
-    print(f"AP {their_numbers[0]:.4f}, AP50 {their_numbers[1]:.4f}, AR100 {their_numbers[8]:.4f}")
-    print(f"pycocotools   {their_seconds:7.2f} CPU s (n = 1)")
+    print(f"AP {reference_numbers[0]:.4f}, AP50 {reference_numbers[1]:.4f}, AR100 {reference_numbers[8]:.4f}")
+    print(f"pycocotools   {reference_seconds:7.2f} CPU s (n = 1)")
     print(
         f"utils.metrics {statistics.median(seconds):7.2f} CPU s "
         f"(median, n = {len(seconds)}, {min(seconds):.2f} to {max(seconds):.2f})"
     )
-    print(f"ratio         {their_seconds / statistics.median(seconds):7.1f}")
-    print(f"largest difference of the twelve numbers {difference:.1e}")
+    print(f"ratio         {reference_seconds / statistics.median(seconds):7.1f}")
+    print(f"largest difference in the twelve numbers {difference:.1e}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What a training batch costs before the model sees it: images a second and core, from files and from caches.
+"""Speed of the training loader: images per second and core, from files and from caches.
 
-Goal: mosaics of 640 px with the default hyper-parameters, from cached images: five times the 76 images a second and
-core that YOLOv5's loader gives uncached (facts of another measurement on such a core); with `--cache device`, where
-loader processes plan and the GPU draws, fifteen times. `benchmarks/results/loader_*` says what was measured.
+Goal: for 640 px mosaics with the default hyper-parameters, from cached images, 5 times the 76 images/s per core of
+YOLOv5's loader without a cache (measured separately on such a core); 15 times with `--cache device`, where loader
+processes only plan the augmentation and the GPU draws it. The measurements are in `benchmarks/results/loader_*`.
 
     python benchmarks/loader.py --data mydata.yaml --img 640 --workers 0 1
     python benchmarks/loader.py --data mydata.yaml --img 640 --workers 8 --device 0
 
-Each row is `data.build_train_loader` with the images kept in another place, `--passes` times over the data after one to
-warm up, in turns with the others. *A core*: images by the CPU seconds of all processes together, this one's part
-included, in which batches are copied. *The clock*: images by the time that passed, until they are on the device. On the
-CPU nobody draws the batches of `--cache device`; a GPU does, as torch runs it and compiled.
+Each row is `data.build_train_loader` with another cache. After one pass over the data for warm-up it makes `--passes`
+passes, in turns with the other rows. images/s per core: images divided by the CPU seconds of all processes, including
+the copying of batches in this one. images/s by wall time: until the images are on the device. Batches of `--cache
+device` are drawn only on a GPU, eagerly and compiled; on a CPU they are only planned.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import cv2
 import torch
@@ -39,7 +39,7 @@ from utils.distributed.launch import RankInfo
 from utils.distributed.world import World
 from utils.training.hyperparameters import Hyp
 
-YOLOV5_UNCACHED = 76.0  # images a second and core, mosaics of 640 px
+YOLOV5_UNCACHED = 76.0  # images/s per core, 640 px mosaics
 CPU = torch.device("cpu")
 PLANNED = ", planned but not drawn"
 
@@ -51,8 +51,9 @@ def nothing(*_: object) -> torch.Tensor:
 def loaders(
     labels: Labels, image_size: int, batch_size: int, workers: int, device: torch.device
 ) -> dict[str, Loader[TrainSampler]]:
+    """A training loader for each cache, by its name in the report."""
     augmentation = Augmentation(**{name: getattr(Hyp(), name) for name in vars(Augmentation())})
-    setting = {
+    settings = {
         "batch_size": batch_size,
         "image_size": image_size,
         "stride": 32,
@@ -63,20 +64,20 @@ def loaders(
     }
     cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))["train"]
     if not isinstance(cached, CachedImages):
-        raise SystemExit("the images do not fit into the memory")
-    there, on_gpu = DeviceImages(cached, device), device.type == "cuda"
+        raise SystemExit("the decoded images do not fit into memory")
+    device_images, on_gpu = DeviceImages(cached, device), device.type == "cuda"
     drawn = ["--cache device", "--cache device, compiled"] if on_gpu else [f"--cache device{PLANNED}"]
-    places = {"from files": None, "--cache ram": cached, **dict.fromkeys(drawn, there)}
-    made = {name: build_train_loader(labels, images=images, **setting) for name, images in places.items()}
+    caches = {"from files": None, "--cache ram": cached, **dict.fromkeys(drawn, device_images)}
+    built = {name: build_train_loader(labels, images=images, **settings) for name, images in caches.items()}
     if on_gpu:
-        made[drawn[-1]].compile(print)
+        built[drawn[-1]].compile(print)
     else:
-        made[drawn[-1]]._draw = nothing
-    return made
+        built[drawn[-1]]._draw = nothing
+    return built
 
 
 def cpu_seconds(loader: Loader[TrainSampler]) -> float:
-    """Of this process and the loader's."""
+    """CPU seconds used so far by this process and the loader's workers."""
     iterator = loader._loader._iterator
     total = time.process_time()
     for worker in getattr(iterator, "_workers", []):
@@ -86,29 +87,32 @@ def cpu_seconds(loader: Loader[TrainSampler]) -> float:
 
 
 def one_pass(loader: Loader[TrainSampler], epoch: int, device: torch.device) -> tuple[float, float]:
-    """(images by CPU second, images by second) of an epoch."""
+    """(images per CPU second, images per second of wall time) of an epoch."""
     loader.sampler.set_epoch(epoch)
-    seconds, clock = cpu_seconds(loader), time.perf_counter()  # no batch is drawn yet, and none is left over
+    cpu_start, start = cpu_seconds(loader), time.perf_counter()  # no batch of this epoch is in work yet
     images = sum(len(batch.indices) for batch in loader)
     wait_for(device)
-    return images / max(cpu_seconds(loader) - seconds, 1e-9), images / (time.perf_counter() - clock)
+    return images / max(cpu_seconds(loader) - cpu_start, 1e-9), images / (time.perf_counter() - start)
 
 
 def measure(
     labels: Labels, image_size: int, batch_size: int, workers: int, passes: int, device: torch.device
 ) -> list[str]:
-    made = loaders(labels, image_size, batch_size, workers, device)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
+    """The rows of the report for one number of workers."""
+    by_cache = loaders(labels, image_size, batch_size, workers, device)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in by_cache}
     for epoch in range(passes + 1):
-        for name, loader in made.items():
+        for name, loader in by_cache.items():
             found[name].append(one_pass(loader, epoch, device))
     lines = []
-    for name, each in found.items():
-        core, clock = ([run[i] for run in each[1:]] for i in (0, 1))
-        drawn = not name.endswith(PLANNED)
-        ratio = f"{median(core) / YOLOV5_UNCACHED:.1f}" if image_size == 640 else "-"
-        spread = f"{median(core):.0f} ({min(core):.0f} to {max(core):.0f})"
-        lines.append(f"| {name} | {workers} | {spread} | {ratio} | {f'{median(clock):.0f}' if drawn else '-'} |")
+    for name, runs in found.items():
+        per_core, per_second = ([run[i] for run in runs[1:]] for i in (0, 1))
+        is_drawn = not name.endswith(PLANNED)
+        ratio = f"{median(per_core) / YOLOV5_UNCACHED:.1f}" if image_size == 640 else "-"
+        spread = f"{median(per_core):.0f} ({min(per_core):.0f} to {max(per_core):.0f})"
+        lines.append(
+            f"| {name} | {workers} | {spread} | {ratio} | {f'{median(per_second):.0f}' if is_drawn else '-'} |"
+        )
     return lines
 
 
@@ -118,10 +122,10 @@ def main() -> None:
     add("--data", default="shapes.yaml")
     add("--img", type=int, default=640)
     add("--batch", type=int, default=16)
-    add("--workers", type=int, nargs="+", default=[0, 1], help="loader processes, 0: this one")
+    add("--workers", type=int, nargs="+", default=[0, 1], help="DataLoader workers; 0: load in this process")
     add("--device", default="cpu", help="cpu, or a GPU's number")
     add("--passes", type=int, default=5)
-    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, in words")
+    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, as text for the report")
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 
@@ -138,10 +142,10 @@ def main() -> None:
     lines = [
         f"# Loader: {about}, {date.today()}",
         "",
-        f"Medians (least to most) of {options.passes} passes in turns. Ratio: to YOLOv5's {YOLOV5_UNCACHED:.0f} images "
-        f"a second and core, mosaics of 640 px, uncached. Load average at the end {os.getloadavg()[0]:.1f}.",
+        f"Medians (minimum to maximum) of {options.passes} passes in turns. Ratio: to YOLOv5's {YOLOV5_UNCACHED:.0f} "
+        f"images/s per core, 640 px mosaics, uncached. Load average at the end {os.getloadavg()[0]:.1f}.",
         "",
-        "| images | loader processes | images/s and core | ratio | images/s by the clock |",
+        "| images | workers | images/s per core | ratio | images/s by wall time |",
         "| --- | --- | --- | --- | --- |",
         *rows,
         "",

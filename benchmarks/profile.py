@@ -1,14 +1,15 @@
-"""Where a training step goes: its parts by the clock, and the operations that take longest.
+"""Profile of a training step: the time of its parts, and the operations that take longest.
 
-Claim: none; this is to look with. Results of a look are in LOG.md.
+Claim: none; this is a tool. LOG.md has results obtained with it.
 
     python benchmarks/profile.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp bf16
     python benchmarks/profile.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 --trace trace.json
 
-train.py's own `train_one_epoch` on one batch that lies on the device, `--steps` times after a warm-up, twice. First
-parts are clocked, each begun and ended with nothing left to do for the device: forward, loss, backward, optimizer (with
-clipping, averages and the check for finite numbers), and the rest, which is the loop itself. Then torch's profiler
-notes operations, on a GPU by the time of the kernels that each starts; `--trace` is for chrome://tracing.
+It runs train.py's `train_one_epoch` on one batch that is on the device already, `--steps` steps after a warm-up, twice.
+The first run times the parts, with the device synchronised before and after each: forward, loss, backward, optimizer
+(with clipping, EMA and the check for finite numbers), and the rest, which is the loop itself. The second run records
+operations with torch's profiler, on a GPU by the time of the kernels that each starts. `--trace` writes a file for
+chrome://tracing.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 from torch.autograd import DeviceType
@@ -41,7 +42,7 @@ BACKWARD = (torch.Tensor, "backward")
 
 @contextmanager
 def clocked(device: torch.device) -> Iterator[dict[str, float]]:
-    """Adds up the seconds of each part of a step."""
+    """Sum up the seconds of each part of a step during the block."""
     seconds: dict[str, float] = dict.fromkeys([*PARTS, "backward"], 0.0)
 
     def timed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +63,7 @@ def clocked(device: torch.device) -> Iterator[dict[str, float]]:
 
 
 def parts(setting: Setting, world: World) -> dict[str, float]:
-    """Milliseconds of each part of a step, the rest of it and all of it."""
+    """Milliseconds of each part of a step, of the rest, and of the whole step."""
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
     with clocked(world.device) as seconds:
 
@@ -71,13 +72,13 @@ def parts(setting: Setting, world: World) -> dict[str, float]:
                 seconds.update(dict.fromkeys(seconds, 0.0))
 
         train_through(batches, setting, world, watch=watch)
-    distributed_session = sum(batches.seconds(setting.warmup))
-    found = {**seconds, "rest": distributed_session - sum(seconds.values()), "distributed_session": distributed_session}
+    total = sum(batches.seconds(setting.warmup))
+    found = {**seconds, "rest": total - sum(seconds.values()), "total": total}
     return {name: 1000 * value / setting.steps for name, value in found.items()}
 
 
 def profiled(setting: Setting, world: World) -> profile:
-    """What torch's profiler has noted of the steps after the warm-up."""
+    """torch's profile of the steps after the warm-up."""
     on_gpu = world.device.type == "cuda"
     plan = schedule(wait=0, warmup=setting.warmup, active=setting.steps)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -95,17 +96,17 @@ def main() -> None:
     add("--img", type=int, default=320)
     add("--batch", type=int, default=16)
     add("--amp", default="auto", help="auto, fp32, bf16 or fp16")
-    add("--boxes", type=int, default=10, help="in an image")
+    add("--boxes", type=int, default=10, help="boxes per image")
     add("--steps", type=int, default=5)
-    add("--rows", type=int, default=25, help="operations shown")
-    add("--trace", type=Path, help="file for chrome://tracing")
+    add("--rows", type=int, default=25, help="number of operations shown")
+    add("--trace", type=Path, help="write a trace file for chrome://tracing")
     options = parser.parse_args()
 
     (device,) = pick_devices(options.device, RankInfo())
     names = ("cfg", "img", "batch", "amp", "boxes", "steps")
     setting, world = Setting(**{name: getattr(options, name) for name in names}), World(device)
 
-    print(f"{options.cfg}, {options.img} px, batch {options.batch}, {options.boxes} boxes; ms a step\n")
+    print(f"{options.cfg}, {options.img} px, batch {options.batch}, {options.boxes} boxes; ms per step\n")
     for name, milliseconds in parts(setting, world).items():
         print(f"{name:>12} {milliseconds:9.2f}")
     print()
@@ -115,8 +116,8 @@ def main() -> None:
     operations = [row for row in rows if not row.key.startswith("ProfilerStep")]
     for event in sorted(operations, key=lambda e: -getattr(e, by))[: options.rows]:
         shapes = str([shape for shape in event.input_shapes if shape])[:80]
-        own = getattr(event, by) / setting.steps / 1000
-        print(f"{own:9.2f} {event.count // setting.steps:>4} x {event.key:36} {shapes}")
+        milliseconds = getattr(event, by) / setting.steps / 1000
+        print(f"{milliseconds:9.2f} {event.count // setting.steps:>4} x {event.key:36} {shapes}")
     if options.trace:
         found.export_chrome_trace(str(options.trace))
 

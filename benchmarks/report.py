@@ -1,4 +1,4 @@
-"""Where a benchmark's report goes."""
+"""Output of a benchmark's report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from utils.files.writers import write_text
 
 
 def file_report(lines: Sequence[str], out: Path | None) -> None:
-    """Print a report, and write it to a file if one is named."""
+    """Print a report, and write it to `out` if that is given."""
     text = "\n".join(lines)
     if out:
         write_text(out, text)

@@ -1,16 +1,16 @@
-"""Whether this tree trains to the same bits as an older commit: for changes that should change nothing.
+"""Whether this tree trains to the same bits as an older commit, for changes that must not change results.
 
-Claim: a run of the old commit and a run of this tree, with the same flags on the same data, end with equal bits in the
-weights, the averaged weights, the optimizer's state and results.csv (times aside), and the old commit's last.pt resumes
-under this tree.
+Claim: a run of the old commit and a run of this tree, with the same flags on the same data, end with the same bits in
+the weights, the averaged weights, the optimizer state and results.csv (except times), and this tree can resume the old
+commit's last.pt.
 
     python benchmarks/same_bits.py OLD_COMMIT [--runs one two killed carried] [--epochs 3]
 
-one      one process, float32, every augmentation on, multi-scale, changing weights of the images
-adamw    one process, float32, AdamW, no mosaic, a learning rate along a cosine
+one      one process, float32, every augmentation, multi-scale, image weights
+adamw    one process, float32, AdamW, no mosaic, cosine learning rate
 two      two processes (gloo) with --sync-bn
-killed   one process, killed with SIGKILL in the middle of an epoch and resumed, by this tree only
-carried  begun by the old commit, killed there, resumed by this tree
+killed   one process; this tree's run is killed with SIGKILL in the middle of an epoch and resumed
+carried  one process; the old commit starts the run and is killed, this tree resumes it
 
 The old commit is checked out into a temporary worktree. Runs are started as users start them.
 """
@@ -31,12 +31,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = "--cfg yolov5n.yaml --img 96 --batch 16 --device cpu --amp fp32 --workers 1 --noplots --optimizer SGD"
-HYP = {  # the defaults with every augmentation on
+HYP = {  # the default hyper-parameters with every augmentation switched on
     **{"hsv_h": 0.02, "hsv_s": 0.6, "hsv_v": 0.4, "degrees": 10.0, "translate": 0.1, "scale": 0.5, "shear": 3.0},
     **{"perspective": 0.0005, "flipud": 0.3, "fliplr": 0.5, "mosaic": 0.8, "mixup": 0.3, "copy_paste": 0.4},
     **{"lr0": 0.01, "fl_gamma": 0.5, "warmup_epochs": 1.0},
 }
-RUNS = {  # flags of each, and how many processes
+RUNS = {  # {name: (flags, number of processes)}
     "one": ("--hyp {hyp} --multi-scale --image-weights --label-smoothing 0.05 --patience 50", 1),
     "adamw": ("--optimizer AdamW --hyp hyp.no-augmentation.yaml --cos-lr", 1),
     "two": ("--hyp {hyp} --sync-bn", 2),
@@ -46,9 +46,9 @@ RUNS = {  # flags of each, and how many processes
 
 
 def command(tree: Path, folder: Path, name: str, flags: str, processes: int) -> list[str]:
-    """A run of a tree as a user starts it."""
+    """The command of a run of a tree, as a user starts it."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
-    places = [
+    paths = [
         "--data",
         str(folder / "set" / "shapes.yaml"),
         "--project",
@@ -56,12 +56,12 @@ def command(tree: Path, folder: Path, name: str, flags: str, processes: int) -> 
         "--name",
         name,
     ]
-    words = [*SETTINGS.split(), *flags.split(), *places, "--exist-ok", "--cache-dir", str(folder / "cache" / tree.name)]
+    words = [*SETTINGS.split(), *flags.split(), *paths, "--exist-ok", "--cache-dir", str(folder / "cache" / tree.name)]
     return [sys.executable, *launcher, str(tree / "train.py"), *words]
 
 
 def live(words: list[str], log: Path, *, kill_when: Path | None = None) -> None:
-    """Run a command to its end, or kill it soon after a file is there. Raises RuntimeError if it fails by itself."""
+    """Run a command to its end, or kill it soon after `kill_when` exists. Raises RuntimeError if it fails by itself."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with open(log, "ab") as output:
         process = subprocess.Popen(
@@ -69,7 +69,7 @@ def live(words: list[str], log: Path, *, kill_when: Path | None = None) -> None:
         )
         while kill_when is not None and process.poll() is None:
             if kill_when.exists():
-                time.sleep(1.5)  # into the steps that no checkpoint holds yet
+                time.sleep(1.5)  # so that it has done steps that no checkpoint holds yet
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 return
@@ -79,10 +79,10 @@ def live(words: list[str], log: Path, *, kill_when: Path | None = None) -> None:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether nested values agree to the bit; nan equals nan."""
+    """Whether nested values are equal to the bit; nan equals nan."""
     if isinstance(first, torch.Tensor):
-        alike = isinstance(second, torch.Tensor) and first.dtype == second.dtype and first.shape == second.shape
-        return alike and torch.equal(first.flatten().view(torch.uint8), second.flatten().view(torch.uint8))
+        comparable = isinstance(second, torch.Tensor) and first.dtype == second.dtype and first.shape == second.shape
+        return comparable and torch.equal(first.flatten().view(torch.uint8), second.flatten().view(torch.uint8))
     if isinstance(first, dict):
         return (
             isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
@@ -95,13 +95,13 @@ def same(first: Any, second: Any) -> bool:
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """results.csv without its times."""
+    """The rows of results.csv without their times."""
     with open(run / "results.csv", newline="") as file:
         return [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """The parts of two run folders that are not the same to the bit."""
+    """The parts of two run folders that are not equal to the bit."""
     found = []
     for file, parts in (("last.pt", ("model", "ema", "ema_updates", "optimizer", "epoch")), ("best.pt", ("model",))):
         one, other = (torch.load(run / "weights" / file, weights_only=True) for run in (old, new))
@@ -110,35 +110,35 @@ def differences(old: Path, new: Path) -> list[str]:
 
 
 def compare(name: str, old: Path, new: Path, folder: Path, epochs: int) -> str:
-    """Train with both trees: what became of the run, in a line."""
+    """Train one of RUNS with both trees; return the result as one line."""
     flags, processes = RUNS[name]
     flags = flags.format(hyp=folder / "hyp.yaml") + f" --epochs {epochs}"
-    log, began, where = folder / f"{name}.log", time.monotonic(), ""
+    log, started, where = folder / f"{name}.log", time.monotonic(), ""
     live(command(old, folder, name, flags, processes), log)
     runs = {tree: folder / f"runs-{tree.name}" / name for tree in (old, new)}
     if name in ("killed", "carried"):
         first = old if name == "carried" else new
-        broken = runs[new]
-        last = broken / "weights" / "last.pt"
+        run = runs[new]
+        last = run / "weights" / "last.pt"
         words = command(first, folder, name, flags, processes)
-        words[words.index("--project") + 1] = str(broken.parent)
+        words[words.index("--project") + 1] = str(run.parent)
         live(words, log, kill_when=last)
-        kept = torch.load(last, weights_only=True)
-        where = f", killed after epoch {kept['epoch']}, batch {kept['batch']}"
+        checkpoint = torch.load(last, weights_only=True)
+        where = f", killed after epoch {checkpoint['epoch']}, batch {checkpoint['batch']}"
         live([sys.executable, str(new / "train.py"), "--resume", str(last), "--device", "cpu"], log)
     else:
         live(command(new, folder, name, flags, processes), log)
     differing = differences(runs[old], runs[new])
     verdict = f"DIFFERS in {', '.join(differing)}" if differing else "equal to the bit"
-    return f"{name:8} {verdict} ({time.monotonic() - began:.0f} s{where})"
+    return f"{name:8} {verdict} ({time.monotonic() - started:.0f} s{where})"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old_commit", help="as git names it")
+    parser.add_argument("old_commit", help="a commit, as git names it")
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--images", type=int, default=96, help="to train on; half as many to validate on")
+    parser.add_argument("--images", type=int, default=96, help="training images; half as many for validation")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder, old = Path(temporary), Path(temporary) / "old"

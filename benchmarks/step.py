@@ -1,15 +1,15 @@
-"""The training step alone, on a batch that lies on the device: images a second, memory, share of the memory's ceiling.
+"""Speed of the training step alone, on a batch on the device: images/s, memory, share of the bandwidth limit.
 
-Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the "eager" ceiling, which is
-what the memory's bandwidth allows if convolution, normalisation, activation and joins are passes of their own (6,200,
-3,200 and 1,700 images a second).
+Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the eager-mode limit: what the
+memory bandwidth allows if convolution, normalisation, activation and concatenation each read and write memory (6,200,
+3,200 and 1,700 images/s).
 
     python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 --batch 64 128
     python benchmarks/step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp fp32 bf16 --boxes 10 500
 
-What is timed is train.py's own `train_one_epoch` (benchmarks/scaling.py), an optimizer step for each batch. Rows take
-turns, `--rounds` times. On a GPU achieved GB/s is images a second times the bytes of an image, which are three times
-those of a counted forward pass (552, 1083, 2023 MB for n, s, m at 640 px); the ceiling is --bandwidth by those bytes.
+It times train.py's `train_one_epoch` (through benchmarks/scaling.py), with an optimizer step for each batch. Rows take
+turns, `--rounds` times. On a GPU, GB/s is images/s times the bytes moved per image: 3 times the bytes counted for a
+forward pass (552, 1083, 2023 MB for n, s, m at 640 px). The limit is --bandwidth divided by those bytes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 
@@ -38,13 +38,14 @@ MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023,
 
 
 def images_per_second(setting: Setting, world: World, compiled: str) -> float:
-    """Of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, or off."""
+    """images/s, by the median of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, or off."""
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
     train_through(batches, setting, world, compiled=compiled)
     return setting.batch / median(batches.seconds(setting.warmup))
 
 
 def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandwidth: float) -> str:
+    """A row of the report. peak: GiB, 0 if unknown. bandwidth: TB/s, 0 if unknown."""
     speed = median(speeds)
     megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
     share = f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}" if bandwidth else "- | -"
@@ -62,13 +63,13 @@ def main() -> None:
     add("--img", type=int, default=320)
     add("--batch", type=int, nargs="+", default=[16])
     add("--amp", nargs="+", default=["auto"], help="auto, fp32, bf16, fp16")
-    add("--boxes", type=int, nargs="+", default=[10], help="in an image")
-    add("--compile", nargs="+", default=["off"], help="modes of torch.compile, and off")
+    add("--boxes", type=int, nargs="+", default=[10], help="boxes per image")
+    add("--compile", nargs="+", default=["off"], help="torch.compile modes, or off")
     add("--steps", type=int, default=10)
     add("--warmup", type=int, default=3)
     add("--rounds", type=int, default=3)
-    add("--bandwidth", type=float, default=0.0, help="of the GPU's memory, TB/s: 4.3 is an H200's, measured")
-    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, in words")
+    add("--bandwidth", type=float, default=0.0, help="memory bandwidth of the GPU in TB/s; an H200 was measured at 4.3")
+    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, as text for the report")
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 
@@ -85,7 +86,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for number, (setting, compiled) in enumerate(rows):
             release_memory(device)
-            torch._dynamo.reset()  # it compiles no more than some eight shapes, and then runs them as they are
+            torch._dynamo.reset()  # else it stops compiling after about eight shapes
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             speeds[number].append(images_per_second(setting, world, compiled))
@@ -94,14 +95,15 @@ def main() -> None:
     lines = [
         f"# Step: {options.img} px; {options.about}; {describe(device)}; torch {torch.__version__}, {date.today()}",
         "",
-        f"A batch on the device, an optimizer step for each; medians (least to most) of {options.rounds} rounds of "
-        f"{options.steps} steps after {options.warmup}, in turns. Load average at the end {os.getloadavg()[0]:.1f}.",
+        f"A batch on the device, an optimizer step per batch; medians (minimum to maximum) of {options.rounds} rounds "
+        f"in turns, each of {options.steps} steps after {options.warmup} for warm-up. "
+        f"Load average at the end {os.getloadavg()[0]:.1f}.",
         "",
-        "| model | batch | --amp | boxes in an image | compiled | images/s | GiB | GB/s | of the ceiling |",
+        "| model | batch | --amp | boxes per image | compiled | images/s | GiB | GB/s | of the limit |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *(
-            row(setting, compiled, own, peak, options.bandwidth)
-            for (setting, compiled), own, peak in zip(rows, speeds, peaks, strict=True)
+            row(setting, compiled, measured, peak, options.bandwidth)
+            for (setting, compiled), measured, peak in zip(rows, speeds, peaks, strict=True)
         ),
         "",
     ]

@@ -1,14 +1,14 @@
-"""Whether a run that is killed again and again ends with the bits of one that is left alone.
+"""Whether a run that is killed and resumed many times ends with the same bits as an uninterrupted run.
 
-Claim: killed with SIGKILL at 20 random instants (of one of two processes, or of the only one) and gone on with each
-time, a run ends with the same weights, averages, optimizer state and results.csv (times aside), to the bit, as an
-uninterrupted one, with one process and with two.
+Claim: a run whose process (or one of its two processes) is killed with SIGKILL at 20 random moments, and which is
+resumed each time, ends with the same bits as an uninterrupted run in the weights, averaged weights, optimizer state and
+results.csv (except times), with one process and with two.
 
     python benchmarks/survival.py --processes 1 2 --kills 20
 
-The runs are train.py's own, started as users start them (yolov5n, generated shapes, loader processes, pictures, and a
-checkpoint every two seconds, so that some kills strike while one is written). Instants are drawn evenly from the first
-seconds of a life; what the run was doing then is told by what it left behind.
+The runs are runs of train.py, started as users start them (yolov5n, generated shapes, DataLoader workers, plots, and a
+checkpoint every two seconds, so that some kills hit while one is written). The moments are drawn uniformly from the
+first seconds of each attempt. What the run was doing at that moment is concluded from its files and output.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder, whose profile.py would hide Python's
+sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 
@@ -40,22 +40,22 @@ from utils.terminal import run_and_exit
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = 40
 WORDS = f"--cfg yolov5n.yaml --img 64 --batch 32 --epochs {EPOCHS} --device cpu --workers 1 --save-minutes 0.033"
-WINDOW_S = (2.0, 14.0)  # in which a life is killed, counted from its start
+WINDOW_S = (2.0, 14.0)  # seconds after its start in which an attempt is killed
 Life = dict[str, object]
 
 
 def command(processes: int, root: Path, name: str) -> list[str]:
-    """A life of a run, which goes on if it can."""
-    starter = [sys.executable] if processes == 1 else [*TORCHRUN, "--nproc_per_node", str(processes)]
-    places = ["--data", str(root / "set" / "shapes.yaml"), "--project", str(root / f"{processes}"), "--name", name]
+    """The command that starts a run, or resumes it if it has a last.pt."""
+    launcher = [sys.executable] if processes == 1 else [*TORCHRUN, "--nproc_per_node", str(processes)]
+    paths = ["--data", str(root / "set" / "shapes.yaml"), "--project", str(root / f"{processes}"), "--name", name]
     last = root / f"{processes}" / name / "weights" / "last.pt"
     resume = ["--resume", str(last)] if last.exists() else []
-    own = [*places, "--exist-ok", "--cache-dir", str(root / "cache"), *WORDS.split(), *resume]
-    return [*starter, str(ROOT / "train.py"), *own]
+    flags = [*paths, "--exist-ok", "--cache-dir", str(root / "cache"), *WORDS.split(), *resume]
+    return [*launcher, str(ROOT / "train.py"), *flags]
 
 
 def trainers(alive: Sequence[int]) -> list[int]:
-    """Of a job's processes those that train, by rank; not the launcher, nor loaders."""
+    """The ids of the processes of a job that train, by rank; not the launcher or DataLoader workers."""
     found = {}
     for pid in alive:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -67,10 +67,10 @@ def trainers(alive: Sequence[int]) -> list[int]:
 
 
 def live(processes: int, root: Path, name: str, *, kill_after: float = 0.0, rank: int = 0) -> Life:
-    """One life; what is left of it. kill_after: seconds after which the process of a rank is killed, 0 for never."""
-    began, run = time.monotonic(), root / f"{processes}" / name
+    """Start or resume a run once; return what became of it. kill_after: seconds until `rank` is killed; 0: never."""
+    started, run = time.monotonic(), root / f"{processes}" / name
     with launched(command(processes, root, name), root / "io") as job:
-        while kill_after and time.monotonic() - began < kill_after and job.process.poll() is None:
+        while kill_after and time.monotonic() - started < kill_after and job.process.poll() is None:
             time.sleep(0.01)
         killed = False
         if kill_after and job.process.poll() is None and (found := trainers(job.alive())):
@@ -78,41 +78,43 @@ def live(processes: int, root: Path, name: str, *, kill_after: float = 0.0, rank
             killed = True
         code = job.end(600)
         lines = job.out.splitlines()
-    torn = [file.name for file in run.glob("**/*.tmp.*")]
+    partial_files = [file.name for file in run.glob("**/*.tmp.*")]
     last = run / "weights" / "last.pt"
-    at = checkpoint_file.load(last) if last.exists() else {"epoch": 0, "batch": 0}
+    saved = checkpoint_file.load(last) if last.exists() else {"epoch": 0, "batch": 0}
     return {
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started,
         "killed": killed,
         "code": code,
-        "doing": doing(lines, torn),
-        "kept": f"epoch {at['epoch']}, batch {at['batch']}",
+        "doing": doing(lines, partial_files),
+        "kept": f"epoch {saved['epoch']}, batch {saved['batch']}",
     }
 
 
-def doing(lines: Sequence[str], torn: Sequence[str]) -> str:
-    """What a run was at when it was killed."""
-    if torn:
-        return f"writing {re.sub(r'[.]tmp.*', '', torn[0])}"
+def doing(lines: Sequence[str], partial_files: Sequence[str]) -> str:
+    """What a run was doing when it was killed, judged by its output and temporary files."""
+    if partial_files:
+        return f"writing {re.sub(r'[.]tmp.*', '', partial_files[0])}"
     if not any("writing to" in line for line in lines):
         return "starting"
-    over = any(re.match(rf"\s*{EPOCHS}/{EPOCHS} ", line) for line in lines)
-    return "pictures, last validation" if over else "training, validation"
+    is_trained = any(re.match(rf"\s*{EPOCHS}/{EPOCHS} ", line) for line in lines)
+    return "plots, last validation" if is_trained else "training, validation"
 
 
 def survive(processes: int, kills: int, root: Path) -> str:
-    """The table of one number of processes."""
+    """Kill and resume a run `kills` times, compare it with an uninterrupted one; return a section of the report."""
     straight = live(processes, root, "straight")
-    chosen = random.Random(processes)
-    table = ["| life | killed after | rank | code | doing | last.pt then holds |", "|---|---|---|---|---|---|"]
-    struck = 0
-    while struck < kills:
-        after, rank = chosen.uniform(*WINDOW_S), chosen.randrange(processes)
-        life = live(processes, root, "broken", kill_after=after, rank=rank)
-        if not life["killed"]:
-            break  # the run is done: fewer kills than were wanted
-        struck += 1
-        table.append(f"| {struck} | {after:.1f} s | {rank} | {life['code']} | {life['doing']} | {life['kept']} |")
+    generator = random.Random(processes)
+    table = ["| attempt | killed after | rank | exit code | while | last.pt then |", "|---|---|---|---|---|---|"]
+    killed = 0
+    while killed < kills:
+        after, rank = generator.uniform(*WINDOW_S), generator.randrange(processes)
+        attempt = live(processes, root, "broken", kill_after=after, rank=rank)
+        if not attempt["killed"]:
+            break  # the run has finished, after fewer kills than requested
+        killed += 1
+        table.append(
+            f"| {killed} | {after:.1f} s | {rank} | {attempt['code']} | {attempt['doing']} | {attempt['kept']} |"
+        )
     live(processes, root, "broken")
     folder, differing = root / f"{processes}", []
     for file in ("last.pt", "best.pt"):
@@ -122,11 +124,11 @@ def survive(processes: int, kills: int, root: Path) -> str:
     if rows(folder / "straight") != rows(folder / "broken"):
         differing.append("results.csv")
     verdict = f"differs in {', '.join(differing)}" if differing else "equal to the bit"
-    counted = len(rows(folder / "broken"))
+    count = len(rows(folder / "broken"))
     return "\n".join(
         [
             f"\n## {processes} process{'es' if processes > 1 else ''}: {verdict}\n",
-            f"Left alone a run takes {straight['seconds']:.0f} s. {struck} kills; results.csv has {counted} rows.\n",
+            f"Uninterrupted, a run takes {straight['seconds']:.0f} s. {killed} kills; results.csv has {count} rows.\n",
             *table,
         ]
     )
@@ -143,9 +145,9 @@ def main() -> None:
         generate(root / "set", train=640, val=64, size=96)
         tables = [survive(processes, options.kills, root) for processes in options.processes]
     text = (
-        f"# Runs that are killed: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
-        f"`{WORDS}`, torch {torch.__version__}, Python {platform.python_version()}. Compared are last.pt (weights, "
-        "averages, optimizer, losses, best, random state), best.pt and results.csv, times aside.\n"
+        f"# Killed and resumed runs: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
+        f"`{WORDS}`, torch {torch.__version__}, Python {platform.python_version()}. Compared: last.pt "
+        "(weights, averages, optimizer, losses, best epoch, random state), best.pt and results.csv, without times.\n"
         + "\n".join(tables)
         + "\n"
     )

@@ -1,4 +1,4 @@
-"""Files to batches: labels, augmentation plans, drawing, sampling, loading."""
+"""Turn data set files into batches: labels, augmentation plans, drawing, sampling, loading."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -29,11 +29,11 @@ __all__ = [
     "open_dataset",
 ]
 
-MOST_PER_VAL_BATCH = 32  # images; a validation batch is one process's
+MOST_PER_VAL_BATCH = 32  # images; a validation batch belongs to one process
 
 
 class Loaders(NamedTuple):
-    """What a run trains and validates with."""
+    """The training and validation loaders of a run."""
 
     train: Loader[TrainSampler]
     val: Loader[EvaluationSampler]
@@ -53,9 +53,9 @@ def build_loaders(
     mosaic_until: int,
     workers: int,
 ) -> Loaders:
-    """The loaders of a run's "train" and "val" labels; batch_size is the total over all processes.
+    """Return the loaders of the "train" and "val" labels; batch_size is the total over all processes.
 
-    workers: loader processes for each training process, at most. Else as `build_train_loader`.
+    workers: max DataLoader workers per process. The other arguments are those of `build_train_loader`.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
     shared: dict[str, Any] = {"image_size": image_size, "stride": stride, "workers": workers}
@@ -90,11 +90,11 @@ def build_train_loader(
     rank: int = 0,
     size: int = 1,
 ) -> Loader[TrainSampler]:
-    """Batches to train on, this process's share. batch_size is the total over `size` processes.
+    """Return the loader of this process's share of the training batches. batch_size is the total over all processes.
 
-    rect: batches of images of like shape, without mosaic, instead of square canvases. mosaic_until: the first epoch
-    without mosaic, mixup and copy-paste. images: base images, by default from their files. The loader's sampler takes
-    what changes as training goes on: the epoch, its first batch and the weights of the images. Raises ValueError as
+    rect: group images of similar aspect ratio into batches, without mosaic, instead of square canvases.
+    mosaic_until: the first epoch without mosaic, mixup and copy-paste. images: base images, read from their files by
+    default. Set the epoch, its first batch and the image weights on the loader's sampler. Raises ValueError as
     TrainSampler does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
@@ -125,7 +125,7 @@ def build_evaluation_loader(
     rank: int = 0,
     size: int = 1,
 ) -> Loader[EvaluationSampler]:
-    """Every image once, letterboxed on the canvas of its own shape; this process's whole batches."""
+    """Return a loader of every image once, letterboxed to its own shape; each process gets whole batches."""
     shapes = CanvasShapes(image_size, stride, pad)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)

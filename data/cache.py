@@ -1,8 +1,9 @@
-"""Base images decoded once: a flat uint8 file for each split, which all processes of a machine map into their memory.
+"""The cache of decoded base images: one flat uint8 file per split, which all processes of a machine memory-map.
 
-Image i lies at `offsets[i]`, [h, w, 3]; the file ends with a digest of what it was made from. In `ram` it has no name
-and is freed with the last process that maps it; on `disk` it lies in the cache folder, where later runs find it.
-`device` copies the training images from there into the memory of each process's GPU, which then draws them itself.
+Image i is at byte `offsets[i]`, [h, w, 3]. The file ends with a digest of what it was made from. With `ram` it is an
+anonymous file in memory, freed when the last process that maps it ends. With `disk` it is in the cache folder, where
+later runs find it. `device` copies the training images from there into the memory of each process's GPU, which then
+draws the samples itself.
 """
 
 import hashlib
@@ -37,30 +38,30 @@ from utils.shared_memory import SharedBytes, has_nameless_files
 from utils.terminal import FaultError
 from utils.threads import map_in_threads
 
-UPLOAD_BYTES = 2**26  # at a time
-VERSION = 1  # raise it when the same files would give other bytes
+UPLOAD_BYTES = 2**26  # per copy to the GPU
+VERSION = 1  # increase it when a change of the code gives other bytes for the same files
 RAM, DISK, DEVICE, OFF, AUTO = "ram", "disk", "device", "off", "auto"
-SHARE_OF_FREE = 0.8  # of memory or disk; training needs some too
-SHARE_OF_GPU = 0.5  # of its free memory
-UNASKED_SHARE, UNASKED_BYTES = 0.1, 2**30  # of free memory, and at most, what `auto` takes
+SHARE_OF_FREE = 0.8  # max fraction of the free memory or disk to use; training needs some too
+SHARE_OF_GPU = 0.5  # max fraction of the GPU's free memory
+UNASKED_SHARE, UNASKED_BYTES = 0.1, 2**30  # limits of `auto`: fraction of the free memory, and bytes
 
 
 class CachedImages:
-    """Base images of a mapped file by index: views of it, which cannot be written to."""
+    """Base images in a memory-mapped file, by index: read-only views, uint8 [h, w, 3], blue green red."""
 
     def __init__(self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None) -> None:
-        """sizes: [M, 2] width, height. owner: what keeps a file without a name alive.
+        """sizes: [M, 2] width, height. mark: the digest at the end of the file. owner: keeps an anonymous file open.
 
-        Raises OSError or ValueError if the file does not exist or has another mark.
+        Raises OSError or ValueError if the file does not exist or ends with another mark.
         """
         self.path, self.sizes, self.mark, self.owner = path, sizes, mark, owner
         self.offsets = offsets_of(sizes)
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe may block forever
-            raise ValueError(f"{path}: is not a regular file")
+            raise ValueError(f"{path}: not a regular file")
         self.pixels = np.memmap(path, np.uint8, "r")
         if len(self.pixels) != self.offsets[-1] + len(mark) or self.pixels[self.offsets[-1] :].tobytes() != mark:
-            raise ValueError(f"{path}: holds other images")
-        self._file = open(path, "rb")  # noqa: SIM115  # for as long as the images are in use
+            raise ValueError(f"{path}: contains other images")
+        self._file = open(path, "rb")  # noqa: SIM115  # holds the lock as long as the images are in use
         lock_shared(self._file.fileno())
 
     def __call__(self, index: int) -> Image:
@@ -72,18 +73,18 @@ class CachedImages:
 
 
 class DeviceImages:
-    """Base images in a GPU's memory, to be drawn there (data/augment/draw_device.py)."""
+    """Base images in a GPU's memory, which data/augment/draw_device.py draws from."""
 
     def __init__(self, images: CachedImages, device: torch.device) -> None:
         self._sizes, self._offsets = images.sizes, images.offsets
         size = int(self._offsets[-1])
-        self.pool: Tensor | None = torch.zeros(size + SPARE, dtype=torch.uint8, device=device)  # loader processes: None
+        self.pool: Tensor | None = torch.zeros(size + SPARE, dtype=torch.uint8, device=device)  # None in workers
         for start in range(0, size, UPLOAD_BYTES):
-            part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])  # torch warns of what is read-only
+            part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])  # torch warns about read-only ones
             self.pool[start : start + len(part)].copy_(torch.from_numpy(part))
 
     def locate(self, index: int) -> tuple[int, int, int]:
-        """The first byte of an image in the pool, its height and width."""
+        """Return the offset of an image's first byte in the pool, its height and its width."""
         width, height = self._sizes[index].tolist()
         return int(self._offsets[index]), height, width
 
@@ -92,7 +93,7 @@ class DeviceImages:
 
 
 def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[M + 1] where each image of `sizes` [M, 2] begins, and the end of the last.
+    """Return the byte offset of each image of `sizes` [M, 2] (width, height), and the end of the last: [M + 1].
 
     >>> offsets_of(np.array([[2, 1], [4, 3]])).tolist()
     [0, 6, 42]
@@ -111,47 +112,47 @@ def open_images(
     spills: bool = False,
     pastes: bool = False,
 ) -> dict[str, Reader | DeviceImages]:
-    """What gives the base images of each split: a cache (`where`: auto, ram, disk, device or off), else their files.
+    """Return a reader of base images for each split: a cache (`where`: auto, ram, disk, device or off) or their files.
 
-    folder: of caches on disk, None if there is none. spills: what does not fit into memory may go there unasked. The
-    first process of each machine makes what does not exist, the others map it. Where there is not enough room the next
-    best place is taken, and `say` reports it.
-    pastes: whether copy-paste is to be drawn, which GPUs do not. Raises ValueError for that, and as DecodedImages does,
-    for an image that is damaged or was replaced.
+    folder: the cache folder on disk, None if there is none. spills: whether images that do not fit into memory may be
+    cached on disk instead. The first process of each machine creates missing caches, the others map them. If there is
+    not enough room, the next best option is used, and `say` reports it.
+    pastes: whether the augmentation uses copy-paste, which GPUs cannot draw. Raises ValueError for `device` with
+    copy-paste, and as DecodedImages does, for an image that is damaged or was replaced.
     """
     if where == DEVICE and pastes:
-        raise ValueError("--cache device: GPUs draw no copy-paste (copy_paste in --hyp); choose --cache ram")
-    splits = [_Split(name, DecodedImages(own, image_size)) for name, own in labels.items()]
-    made = _make(splits, where, folder, spills, world.is_main, say) if world.local_rank == 0 else {}
-    paths = world.all_gather_object({name: images.path for name, images in made.items()})
+        raise ValueError("--cache device does not support copy-paste (copy_paste in --hyp): choose --cache ram")
+    splits = [_Split(name, DecodedImages(split_labels, image_size)) for name, split_labels in labels.items()]
+    caches = _make_caches(splits, where, folder, spills, world.is_main, say) if world.local_rank == 0 else {}
+    paths = world.all_gather_object({name: images.path for name, images in caches.items()})
     if world.local_rank > 0:
-        found = {split.name: split.found([own.get(split.name, "") for own in paths]) for split in splits}
-        made = {name: images for name, images in found.items() if images}
-    have = world.all_gather_object(len(made))
-    if any(have) and not all(have):  # another machine has less room, or a process may not open another's file
-        say(f"{have.count(0)} of {world.size} processes have no decoded images, and decode them for each batch")
-    readers: dict[str, Reader | DeviceImages] = {split.name: made.get(split.name, split.source) for split in splits}
-    if where == DEVICE and _fits_on_device(made, world, say):
-        readers["train"] = DeviceImages(made["train"], world.device)
+        opened = {split.name: split.open_first([by_name.get(split.name, "") for by_name in paths]) for split in splits}
+        caches = {name: images for name, images in opened.items() if images}
+    counts = world.all_gather_object(len(caches))
+    if any(counts) and not all(counts):  # another machine has less room, or a process may not open another's file
+        say(f"{counts.count(0)} of {world.size} processes have no cached images and decode them for each batch")
+    readers: dict[str, Reader | DeviceImages] = {split.name: caches.get(split.name, split.source) for split in splits}
+    if where == DEVICE and _fits_on_device(caches, world, say):
+        readers["train"] = DeviceImages(caches["train"], world.device)
     return readers
 
 
-def _fits_on_device(made: Mapping[str, CachedImages], world: World, say: Callable[[str], None]) -> bool:
-    """Whether the training images go onto the GPUs of all processes."""
-    size = int(made["train"].offsets[-1]) if "train" in made else sys.maxsize
+def _fits_on_device(caches: Mapping[str, CachedImages], world: World, say: Callable[[str], None]) -> bool:
+    """Whether the training images fit onto the GPUs of all processes; all processes get the same answer."""
+    size = int(caches["train"].offsets[-1]) if "train" in caches else sys.maxsize
     free = free_memory(world.device) if world.device.type == "cuda" else 0
     fits = all(world.all_gather_object(size <= SHARE_OF_GPU * free))
-    stay = "images stay where they are"
+    fallback = "the CPU draws the images"
     if world.device.type != "cuda":
-        say(f"--cache device: there is no GPU; {stay}")
+        say(f"--cache device: there is no GPU; {fallback}")
     elif fits:
-        say(f"training images are drawn by the GPU: {format_bytes(size)} in its memory")
-    elif made:
-        say(f"--cache device: {format_bytes(size)} are too much for a GPU with {format_bytes(free)} free; {stay}")
+        say(f"the GPU draws the training images: {format_bytes(size)} in its memory")
+    elif caches:
+        say(f"--cache device: {format_bytes(size)} are too much for a GPU with {format_bytes(free)} free; {fallback}")
     return fits
 
 
-def _make(
+def _make_caches(
     splits: Sequence["_Split"],
     where: str,
     folder: Path | None,
@@ -159,28 +160,28 @@ def _make(
     progress: bool,
     say: Callable[[str], None],
 ) -> dict[str, CachedImages]:
-    """The caches of this machine; none if there is no room."""
+    """Create or open the caches of this machine; return none if there is no room."""
     size, free = sum(split.size for split in splits), {RAM: free_ram() if has_nameless_files() else 0}
     if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
-        there = sum(split.size for split in splits if split.found([str(split.file(folder))]))
-        free[DISK] = _free_disk(folder) + round(there / SHARE_OF_FREE)  # what exists already takes none
+        existing = sum(split.size for split in splits if split.open_first([str(split.file(folder))]))
+        free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)  # existing caches need no further room
     place = choose_place(where, size, free)
-    if sentence := _in_words(where, place, size, free):
-        say(sentence)
+    if message := _describe_choice(where, place, size, free):
+        say(message)
     try:
         if place == RAM:
             return {split.name: split.in_ram(progress) for split in splits}
         if place == DISK and folder is not None:
             return {split.name: split.on_disk(folder, progress) for split in splits}
-    except (OSError, FaultError) as error:  # another process took the room, or it is not writable
+    except (OSError, FaultError) as error:  # another process used up the room, or the folder is not writable
         say(f"--cache {where}: {error}; images are decoded for each batch")
     return {}
 
 
 def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
-    """Where `size` bytes are kept if `where` is asked for and so many bytes are free: ram, disk or off.
+    """Return where to cache `size` bytes if `where` is requested: ram, disk or off.
 
-    free: of the places that may be used.
+    free: free bytes of each place that may be used.
 
     >>> choose_place("ram", 10**9, {"ram": 10**10, "disk": 0}), choose_place("ram", 10**9, {"ram": 0, "disk": 10**10})
     ('ram', 'disk')
@@ -193,33 +194,33 @@ def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
     return next((place for place in wanted if size <= SHARE_OF_FREE * free.get(place, 0)), OFF)
 
 
-def _in_words(where: str, place: str, size: int, free: Mapping[str, int]) -> str:
+def _describe_choice(where: str, place: str, size: int, free: Mapping[str, int]) -> str:
     if where == OFF:
         return ""
-    each, once = (
+    uncached, cached = (
         "decoded for each batch",
-        f"decoded once: {format_bytes(size)} {'on disk' if place == DISK else 'in memory'}",
+        f"cached: {format_bytes(size)} {'on disk' if place == DISK else 'in memory'}",
     )
     if place == where or (where, place) in ((AUTO, RAM), (DEVICE, RAM)):
-        return f"images are {once}"
+        return f"decoded images are {cached}"
     if where == AUTO:
-        return f"images are {each}; --cache ram or disk keeps them decoded: {format_bytes(size)}"
+        return f"images are {uncached}; --cache ram or disk would cache them: {format_bytes(size)}"
     tried = [name for name in (RAM, DISK) if name in free and name != place and not (name == RAM and where == DISK)]
-    short = " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried) or "no place for them"
+    short = " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried) or "no place to cache them"
     need = f"--cache {where}: decoded images take {format_bytes(size)}, but {short} {'are' if tried else 'is'} free"
-    return f"{need}; they are {each if place == OFF else once}"
+    return f"{need}; they are {uncached if place == OFF else cached}"
 
 
 def _free_disk(folder: Path) -> int:
-    """Bytes free on the disk that a folder is, or would be, on; 0 if that is unknown."""
-    for place in (folder, *folder.parents):
-        with suppress(OSError):  # it does not exist yet, or may not be read
-            return shutil.disk_usage(place).free
+    """Return the free bytes of the disk that a folder is on, or would be created on; 0 if unknown."""
+    for existing in (folder, *folder.parents):
+        with suppress(OSError):  # the folder does not exist yet, or may not be read
+            return shutil.disk_usage(existing).free
     return 0
 
 
 class _Split:
-    """The images of a split, and the ways to keep them."""
+    """The images of a split, and the ways to cache them."""
 
     def __init__(self, name: str, source: DecodedImages) -> None:
         self.name, self.source = name, source
@@ -227,7 +228,7 @@ class _Split:
 
     @cached_property
     def mark(self) -> bytes:
-        """A digest of what they are made from. It asks for the state of each file, so it is computed when needed."""
+        """A digest of what the cache is made from. Computed when needed, because it checks the state of every file."""
         made_of = [VERSION, cv2.__version__, self.source.image_size, fingerprint(self._paths())]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
@@ -235,16 +236,16 @@ class _Split:
         return [self.source.labels.path(index) for index in range(len(self.source.labels))]
 
     def file(self, folder: Path) -> Path:
-        """Where they are kept on disk: the only file of its folder, named after its contents."""
+        """Return the path of the cache on disk: the only file in its folder, named after its contents."""
         return folder / self._folder_name / self.mark.hex()[:16]
 
     @cached_property
     def _folder_name(self) -> str:
-        own = hashlib.sha256(json.dumps(self._paths()).encode()).hexdigest()
-        return f"images-{own[:16]}-{self.source.image_size}"
+        digest = hashlib.sha256(json.dumps(self._paths()).encode()).hexdigest()
+        return f"images-{digest[:16]}-{self.source.image_size}"
 
-    def found(self, paths: Sequence[str]) -> CachedImages | None:
-        """The first of these files that holds them. A path of another machine does not exist here."""
+    def open_first(self, paths: Sequence[str]) -> CachedImages | None:
+        """Open the first of these files that contains the images, if any. Paths of other machines do not exist here."""
         for path in filter(None, paths):
             with suppress(OSError, ValueError):
                 return CachedImages(path, self.source.sizes, self.mark)
@@ -256,14 +257,14 @@ class _Split:
         return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
 
     def on_disk(self, folder: Path, progress: bool) -> CachedImages:
-        """In a file that exists whole or not at all. An outdated one that is not in use is removed."""
+        """Cache the images in a file that is renamed to its path once complete; remove outdated files not in use."""
         file = self.file(folder)
         part = file.with_name("part")
-        if found := self.found([str(file)]):  # before the lock, which needs a writable folder
-            return found
+        if images := self.open_first([str(file)]):  # before the lock, which needs a writable folder
+            return images
         with exclusive_access(file.parent):
-            if found := self.found([str(file)]):
-                return found
+            if images := self.open_first([str(file)]):
+                return images
             for old in file.parent.iterdir():
                 if old.name != "lock":
                     remove_unused(old)
@@ -276,7 +277,7 @@ class _Split:
             return CachedImages(str(file), self.source.sizes, self.mark)
 
     def _fill(self, path: str, progress: bool) -> None:
-        """Write the images into a file of the right size, and the mark once they are on the disk."""
+        """Write the images into a file of the right size, and the mark after they have reached the disk."""
         pixels, offsets = np.memmap(path, np.uint8, "r+"), offsets_of(self.source.sizes)
 
         def write(index: int) -> None:
@@ -284,16 +285,19 @@ class _Split:
 
         numbers = range(len(self.source.labels))
         written = map_in_threads(write, numbers, os.cpu_count() or 1)
-        hidden = None if progress else True  # None: unless there is a terminal
+        disable = None if progress else True  # None: show the bar on a terminal only
         with quiet_decoder():
-            for _ in tqdm(written, total=len(numbers), desc=f"{self.name} images", disable=hidden, leave=False):
+            for _ in tqdm(written, total=len(numbers), desc=f"{self.name} images", disable=disable, leave=False):
                 pass
         pixels.flush()
         pixels[offsets[-1] :] = np.frombuffer(self.mark, np.uint8)
 
 
 def _reserve(file: Path, size: int) -> None:
-    """A new file of so many bytes, its room on the disk reserved: a mapped write to a full disk kills."""
+    """Create a file of `size` bytes with its disk space reserved: a mapped write to a full disk kills the process.
+
+    Raises OSError if the disk is full.
+    """
     with file.open("xb") as stream:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(stream.fileno(), 0, size)

@@ -1,4 +1,4 @@
-"""The data YAML: where the images of each split are, and what the classes are called."""
+"""Read the data YAML: the paths of each split, the class names and the download URLs."""
 
 import os
 import re
@@ -12,14 +12,14 @@ from utils.files.yaml_tree import is_absent, pairs, read_tree, where
 from utils.printable import excerpt, printable
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
-IGNORED_KEYS = ("roboflow",)  # in every export of that site; it says where the set came from
+IGNORED_KEYS = ("roboflow",)  # in every Roboflow export: where the data set comes from
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A data YAML that was read and checked. `train`, `val`, `test` hold folders, .txt lists and COCO .json files."""
+    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, .txt lists and COCO .json files."""
 
     file: Path
     root: Path
@@ -28,11 +28,11 @@ class DataSpec:
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
     download: tuple[Source, ...] = ()
-    unusable: str = ""  # why the `download` entry cannot be used; "" if it can or is absent
-    notes: tuple[str, ...] = ()  # for the log: what was read otherwise than it is written
+    unusable: str = ""  # why the `download` entry cannot be used; "" if it can be used or is absent
+    notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
 
     def sources(self, split: str) -> tuple[Path, ...]:
-        """The existing folders and files of `split`. Raises ValueError if the YAML or the disk lacks one."""
+        """Return the paths of `split`. Raises ValueError if the YAML has no such split or a path does not exist."""
         if split not in SPLITS:
             raise ValueError(f"split is '{excerpt(split)}', allowed are {', '.join(SPLITS)}")
         paths = {"train": self.train, "val": self.val, "test": self.test}[split]
@@ -41,37 +41,37 @@ class DataSpec:
             raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
         for path in paths:
             if not os.path.exists(path):
-                fetchable = self.download and not self.is_there()
-                hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}" if fetchable else ""
+                downloadable = self.download and not self.is_there()
+                hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}" if downloadable else ""
                 raise ValueError(f"{printable(self.file)}: '{split}' is {printable(path)}, which does not exist{hint}")
         return paths
 
     def needed(self) -> tuple[Path, ...]:
-        """The sources of training and validation; of a set that has only a test split, those."""
+        """Return the paths of the train and val splits; of the test split if there are no others."""
         return (*(self.train or ()), *(self.val or ())) or self.test or ()
 
     def is_there(self) -> bool:
-        """Whether all that is needed exists."""
+        """Whether all paths that `needed` returns exist."""
         return all(os.path.exists(path) for path in self.needed())
 
 
 def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
-    """The file `name` as given, or else in `folder`. Raises ValueError that names the places."""
+    """Return the path `name` as given, or else `name` in `folder`. Raises ValueError with both paths if none exists."""
     given, inside = Path(name), folder / name
     for candidate in (given, inside):
         if os.path.isfile(candidate):
             return candidate
-    places = [printable(place) for place in dict.fromkeys(os.path.abspath(path) for path in (given, inside))]
-    missing = f"neither {places[0]} nor {places[1]} is there" if len(places) > 1 else f"{places[0]} is not there"
+    tried = [printable(path) for path in dict.fromkeys(os.path.abspath(path) for path in (given, inside))]
+    missing = f"neither {tried[0]} nor {tried[1]} exists" if len(tried) > 1 else f"{tried[0]} does not exist"
     raise ValueError(f"no {what} {excerpt(str(name), 300)}: {missing}")
 
 
 def read_data_yaml(file: str | Path) -> DataSpec:
-    """The contents of the data YAML `file`, every value taken literally (`no` and `007` stay as written).
+    """Read the data YAML `file`. Every value is taken literally (`no` and `007` stay as written).
 
-    `path` is relative to the YAML's own folder, which it defaults to; the splits are relative to `path`. A `../x` that
-    does not exist means `x` if that exists: Roboflow's exports say `../train/images` of the YAML's own `train/images`.
-    Raises ValueError that names the file, and the line where there is one.
+    `path` is relative to the folder of the YAML, which is also its default; the splits are relative to `path`. A `../x`
+    that does not exist is read as `x` if that exists: Roboflow's exports say `../train/images` for the folder
+    `train/images` beside the YAML. Raises ValueError with the file and, where possible, the line.
     """
     file = Path(os.path.abspath(file))
     entries = _entries(file)
@@ -90,7 +90,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
 
 
 def _entries(file: Path) -> dict[str, Node]:
-    """The top-level values by key, still as YAML nodes: a node's text is what the user wrote, and it knows its line."""
+    """Return the top-level values by key as YAML nodes, which hold the text as written and its line."""
     document = read_tree(file, file, "data YAML", MAX_BYTES)
     if not isinstance(document, MappingNode):
         raise ValueError(f"{printable(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
@@ -107,19 +107,19 @@ def _entries(file: Path) -> dict[str, Node]:
 
 def _text(file: Path, key: str, node: Node) -> str:
     if not isinstance(node, ScalarNode) or not node.value:
-        raise ValueError(f"{where(file, node)}: '{key}' must be text that is not empty")
+        raise ValueError(f"{where(file, node)}: '{key}' must be text and not empty")
     return node.value
 
 
 def _join(root: Path, file: Path, key: str, node: Node) -> Path:
     text = _text(file, key, node)
     if "\0" in text:
-        raise ValueError(f"{where(file, node)}: '{key}' holds a NUL character, which a path cannot")
+        raise ValueError(f"{where(file, node)}: '{key}' contains a NUL character, which is not allowed in a path")
     return Path(os.path.abspath(os.path.join(root, text)))
 
 
 def _split(root: Path, file: Path, key: str, node: Node | None, moved: list[str]) -> tuple[Path, ...] | None:
-    """The paths of a split; those that are taken without their leading `../` are added to `moved` as written."""
+    """Return the paths of a split. Those that are read without their leading `../` are added to `moved` as written."""
     if node is None or is_absent(node):
         return None
     if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
@@ -178,7 +178,7 @@ def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
 
 
 def _whole_number(text: str) -> int | None:
-    """The number that 1 to 9 plain digits mean, or None."""
+    """Return the value of 1 to 9 ASCII digits, or None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
@@ -191,7 +191,7 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
-    """The `download` entry, or what is wrong with it: data that exist are used all the same."""
+    """Return the `download` entry and "", or nothing and its error: existing data can still be used without it."""
     if node is None or is_absent(node):
         return (), ""
     try:
@@ -201,7 +201,7 @@ def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
 
 
 def _source(file: Path, node: Node) -> Source:
-    """What a URL, or a mapping of `url` and `sha256`, names."""
+    """Return the source given by a URL, or by a mapping of `url` and `sha256`."""
     given = dict(pairs(node, file, "'download'")) if isinstance(node, MappingNode) else {"url": node}
     if not {"url"} <= given.keys() <= {"url", "sha256"}:
         keys = excerpt(", ".join(given))

@@ -1,4 +1,4 @@
-"""Fetch a data set as its YAML says. It counts as missing until complete; the next fetch finishes a killed one."""
+"""Download a data set from the URLs in its YAML. It counts as missing until complete; a later run can finish it."""
 
 import filecmp
 import hashlib
@@ -16,31 +16,32 @@ from utils.files.download import Source, fetch, sha256_of
 from utils.printable import excerpt, printable
 from utils.terminal import FaultError, print_lines
 
-WORK = ".kestrel-download"  # in the data set's folder while it is being fetched; holds none of the user's files
+WORK = ".kestrel-download"  # in the data set's folder during the download; never holds files of the user
 UNPACKED = "unpacked"
 DATA_SUFFIXES = IMAGE_SUFFIXES | {".txt", ".json"}
-UNFINISHED = "unfinished"  # an empty file in it until all is unpacked and checked
-PLACING = "placing"  # then renamed to this until all is moved into place
+UNFINISHED = "unfinished"  # an empty file in WORK until all archives are unpacked and checked
+PLACING = "placing"  # UNFINISHED is renamed to this until all files are moved into the data set's folder
 
 
 def is_unfinished(spec: DataSpec) -> bool:
-    """Whether a fetch of these data is going on, or was stopped."""
+    """Whether a download of these data is running or was interrupted."""
     return bool(spec.download) and any(os.path.exists(spec.root / WORK / name) for name in (UNFINISHED, PLACING))
 
 
 def require_finished(spec: DataSpec) -> None:
-    """Raises ValueError for data that are only partly fetched."""
+    """Raise ValueError if the data are only partly downloaded."""
     if is_unfinished(spec):
-        state = "fetching its data was interrupted, or is still running"
+        state = "the download of its data was interrupted, or is still running"
         raise ValueError(
             f"{printable(spec.file)}: {state}: --download finishes it, or remove {printable(spec.root / WORK)}"
         )
 
 
 def is_data(path: Sequence[str]) -> bool:
-    """Whether a file of an archive is one that a data set is read from.
+    """Whether a file in an archive is an image, label file or list that a data set can be read from.
 
-    All others are left out, whatever folder the YAML names: programs, settings, hidden files.
+    path: its folders and its name. All other files (programs, settings, hidden files) are skipped, whatever folder the
+    YAML names.
 
     >>> is_data(["images", "a.JPG"]), is_data(["a.txt"]), is_data(["a.py"]), is_data([".x", "a.txt"])
     (True, True, False, False)
@@ -49,15 +50,15 @@ def is_data(path: Sequence[str]) -> bool:
 
 
 def fetch_data(spec: DataSpec) -> None:
-    """Fetch the data of `spec` into its folder unless they exist. One of several processes does, the others wait.
+    """Download the data of `spec` into its folder unless they exist. One process does it, the others wait.
 
-    Existing files stay as they are. Raises ValueError if the YAML names nothing that may be fetched, or its
-    archives lack what it names, or hold another version of an existing file; FaultError as `fetch` does.
+    Existing files are not changed. Raises ValueError if the YAML has no usable `download`, if the archives lack a
+    folder or file that it names, or if they hold another version of an existing file; FaultError as `fetch` does.
     """
     if spec.is_there() and not is_unfinished(spec):
         return
     if not spec.download:
-        raise ValueError(spec.unusable or f"{printable(spec.file)}: has no 'download' to fetch its data from")
+        raise ValueError(spec.unusable or f"{printable(spec.file)}: has no 'download' URL to get its data from")
     work = spec.root / WORK
     try:
         with exclusive_access(work):
@@ -69,31 +70,33 @@ def fetch_data(spec: DataSpec) -> None:
 
 
 def _fetch_all(spec: DataSpec, work: Path) -> None:
-    """All steps, from where an earlier process was interrupted."""
+    """Do all steps, starting where an earlier process was interrupted."""
     if not (work / PLACING).exists():
         (work / UNFINISHED).touch()
         try:
             _unpack_all(spec, work)
         except BaseException:
             if set(os.listdir(work)) <= {UNFINISHED, "lock"}:
-                (work / UNFINISHED).unlink()  # nothing was fetched
+                (work / UNFINISHED).unlink()  # nothing was downloaded
             raise
         os.replace(work / UNFINISHED, work / PLACING)
-    _place(work / UNPACKED, spec.root)
+    _move_missing(work / UNPACKED, spec.root)
     for entry in work.iterdir():
         if entry.name not in (PLACING, "lock"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    (work / PLACING).unlink()  # from here on the data are complete
+    (work / PLACING).unlink()  # from here on the data count as complete
     print_lines(f"{printable(spec.file)}: its data are in {printable(spec.root)}")
 
 
 def _unpack_all(spec: DataSpec, work: Path) -> None:
-    """Fetch and unpack the archives into `work`; check that they hold what the YAML names and would replace no file."""
+    """Download and unpack the archives into `work`; check that they hold what the YAML names and replace no file."""
     unpacked = work / UNPACKED
     shutil.rmtree(unpacked, ignore_errors=True)
-    archives = [_archive(spec, source, work) for source in spec.download]
+    archives = [_fetch_archive(spec, source, work) for source in spec.download]
     unpacked.mkdir()
-    top = spec.root.name  # of `coco/images/...` for `path: ../datasets/coco`, unless that means coco/coco/images
+    # The top folder to strip: with `path: ../datasets/coco`, `coco/images` becomes `images`, unless the YAML names
+    # paths in datasets/coco/coco.
+    top = spec.root.name
     if any(path.is_relative_to(spec.root / top) for path in spec.needed()):
         top = ""
     for source, archive in zip(spec.download, archives, strict=True):
@@ -101,66 +104,66 @@ def _unpack_all(spec: DataSpec, work: Path) -> None:
             left_out = unpack(archive, unpacked, wanted=is_data, top=top)
         except ArchiveError as error:
             shutil.rmtree(unpacked)
-            archive.unlink()  # it may be damaged: the next try fetches it again
+            archive.unlink()  # it may be damaged: the next run downloads it again
             raise ValueError(f"{printable(spec.file)}: {source} was not unpacked: {error}") from error
         if left_out:
             kinds = ", ".join(f"{count} {excerpt(kind) or 'without suffix'}" for kind, count in left_out.most_common(5))
-            print_lines(f"{source}: files other than images, labels and lists, left out: {kinds}")
+            print_lines(f"{source}: skipped files other than images, labels and lists: {kinds}")
     _require_sources(spec, unpacked)
-    _require_free(spec, unpacked)
+    _require_no_conflict(spec, unpacked)
     if hasattr(os, "sync"):
-        os.sync()  # or a power cut could leave empty label files under their names
+        os.sync()  # otherwise a power failure could leave empty label files
 
 
-def _archive(spec: DataSpec, source: Source, work: Path) -> Path:
-    """The file of an archive; it is fetched unless an earlier process has done that."""
+def _fetch_archive(spec: DataSpec, source: Source, work: Path) -> Path:
+    """Return the path of an archive; download it unless an earlier process has done that."""
     file = work / hashlib.sha256(source.url.encode()).hexdigest()[:16]
     if file.exists() and source.sha256 in ("", sha256_of(file)):
         return file
-    print_lines(f"{printable(spec.file)}: fetching {source}")
+    print_lines(f"{printable(spec.file)}: downloading {source}")
     digest = fetch(source, file)
     if not source.sha256:
-        print_lines(f"{source}: sha256 {digest} (not checked: the YAML gives none)")
+        print_lines(f"{source}: sha256 {digest} (not checked: the YAML has no sha256)")
     return file
 
 
 def _require_sources(spec: DataSpec, unpacked: Path) -> None:
-    """Raises ValueError if a source is neither in the archives nor on the disk."""
+    """Raise ValueError if a path of the YAML is neither in the archives nor on the disk."""
     for path in spec.needed():
         fetched = path.is_relative_to(spec.root) and (unpacked / path.relative_to(spec.root)).exists()
         if not fetched and not path.exists():
             content = excerpt(", ".join(sorted(os.listdir(unpacked))), 200)
             raise ValueError(
-                f"{printable(spec.file)}: it names {printable(path)}, but what was fetched holds {content}"
+                f"{printable(spec.file)}: it names {printable(path)}, but the download contains only {content}"
             )
 
 
-def _require_free(spec: DataSpec, unpacked: Path) -> None:
-    """Raises ValueError if a different file has the place of a fetched one."""
+def _require_no_conflict(spec: DataSpec, unpacked: Path) -> None:
+    """Raise ValueError if a downloaded file would replace a different one."""
     for folder, _, names in os.walk(unpacked):
-        goal = spec.root / Path(folder).relative_to(unpacked)
-        taken = [goal / name for name in names if not _is_alike(Path(folder, name), goal / name)]
-        if goal.exists() and not goal.is_dir():
-            taken.append(goal)
-        if taken:
+        target = spec.root / Path(folder).relative_to(unpacked)
+        conflicts = [target / name for name in names if not _is_absent_or_equal(Path(folder, name), target / name)]
+        if target.exists() and not target.is_dir():
+            conflicts.append(target)
+        if conflicts:
             raise ValueError(
-                f"{printable(spec.file)}: {printable(taken[0])} exists, and what was fetched has a different one"
+                f"{printable(spec.file)}: {printable(conflicts[0])} exists and differs from the downloaded one"
             )
 
 
-def _is_alike(fetched: Path, existing: Path) -> bool:
-    """Whether there is no existing file, or the same one."""
+def _is_absent_or_equal(fetched: Path, existing: Path) -> bool:
+    """Whether `existing` does not exist, or is a file with the same contents."""
     return not os.path.lexists(existing) or (existing.is_file() and filecmp.cmp(fetched, existing, shallow=False))
 
 
-def _place(unpacked: Path, goal: Path) -> None:
-    """Move what does not exist in `goal`; each move is a rename."""
+def _move_missing(unpacked: Path, folder: Path) -> None:
+    """Move everything that does not exist in `folder` there; each move is a rename."""
     for entry in list(os.scandir(unpacked)) if unpacked.exists() else ():
-        place = goal / entry.name
-        if entry.is_dir() and place.is_dir():
-            _place(Path(entry.path), place)
-        elif not os.path.lexists(place):
+        target = folder / entry.name
+        if entry.is_dir() and target.is_dir():
+            _move_missing(Path(entry.path), target)
+        elif not os.path.lexists(target):
             try:
-                os.rename(entry.path, place)
+                os.rename(entry.path, target)
             except OSError as error:
-                raise FaultError(f"{printable(place)}: cannot be put in place: {error.strerror}") from error
+                raise FaultError(f"{printable(target)}: cannot be moved into place: {error.strerror}") from error

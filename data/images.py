@@ -1,4 +1,4 @@
-"""Image files: finding them, and their pixels as uint8 BGR. Nothing is ever written."""
+"""Find image files, and decode them to uint8 BGR. Nothing is written."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from data.report import IMAGE_DROPPED, NOTE, Problem
 from utils.opencv import cv2
 from utils.printable import excerpt, printable
 
-# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: their meaning would change.
+# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits change their meaning.
 IMAGE_SUFFIXES = frozenset(
     (".avif", ".bmp", ".dib", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo")
     + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
@@ -23,25 +23,25 @@ IMAGE_SUFFIXES = frozenset(
 
 GIF_STARTS, PNG_START = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # each for another kind of coding
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers, one for each JPEG coding process
 PROGRESSIVE = (0xC2, 0xCA)
-MOST_PIXELS_PER_BYTE = 4000  # JPEG: 64 for a bit or more, which is 512; GIF: 4095 for 12 bits, which is 2730
-MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less would end before it shows a pixel
-FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, whatever the suffix
+MOST_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
+MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
+FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, with any suffix
 
 
 class Listing(NamedTuple):
-    """Paths of image files in order, and the files that were left out."""
+    """Sorted paths of image files, and the problems: entries that were left out, notes."""
 
     images: list[str]
     problems: list[Problem]
 
 
 def find_images(source: str | Path) -> Listing:
-    """The images of a folder and its sub-folders (links followed), of a .txt list, or one image file; sorted by path.
+    """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted by path.
 
-    A list holds one path per line, relative to the list's own folder. Entries that are missing, not an image, or
-    listed twice are reported. Raises ValueError if `source` does not exist or is something else.
+    Symlinks are followed. A list has one path per line, relative to the folder of the list. Entries that are missing,
+    not an image, or listed twice are reported. Raises ValueError if `source` does not exist or is something else.
     """
     source = Path(os.path.abspath(source))
     if os.path.isdir(source):
@@ -58,7 +58,7 @@ def find_images(source: str | Path) -> Listing:
 
 
 def is_image_name(name: str) -> bool:
-    """True if a file of this name counts as an image.
+    """Whether a file with this name counts as an image.
 
     >>> is_image_name("a.JPG"), is_image_name("a.txt"), is_image_name("._a.jpg")
     (True, False, False)
@@ -67,13 +67,16 @@ def is_image_name(name: str) -> bool:
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """The pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order), upright. See `decode_bgr`."""
+    """Return the pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order), upright.
+
+    Raises ValueError if the file cannot be read, and as `decode_bgr` does.
+    """
     return decode_bgr(read_bytes(path), path)
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The contents of a file. Raises ValueError, naming it, if it cannot be read; a pipe may never end."""
-    try:
+    """Return the contents of a regular file. Raises ValueError with its path if it cannot be read."""
+    try:  # reading a pipe may never end, so only regular files are read
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is not a regular file")
         with open(path, "rb") as stream:
@@ -83,23 +86,23 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
-    """The pixels of an image file's bytes: uint8 [H, W, 3], blue green red, upright.
+    """Decode the bytes of an image file to uint8 [H, W, 3], blue green red, upright.
 
-    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16 bits keep their high byte
-    (65535 -> 255), CMYK is converted, of several pages the first is read. A JPEG that lacks only its end marker is
-    accepted. Raises ValueError with `name` if the image is damaged, cut short or of floating-point values.
+    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16-bit values keep their high byte
+    (65535 -> 255), CMYK is converted, only the first page is read. A JPEG that lacks only its end marker is accepted.
+    Raises ValueError with `name` if the image is damaged, truncated or has floating-point values.
     """
     if data.startswith(FLOAT_STARTS):
-        raise ValueError(f"{printable(name)} holds floating-point values, whose range is unknown")
+        raise ValueError(f"{printable(name)} has floating-point values, whose range is unknown")
     image = _decode(data) if has_end(data) else _decode_without_end(data)
     if image is None:
-        problem = "is damaged, cut short or not an image that OpenCV can decode" if data else "is empty"
+        problem = "is damaged, truncated or not an image that OpenCV can decode" if data else "is empty"
         raise ValueError(f"{printable(name)} {problem}")
     return image
 
 
 def has_end(data: bytes) -> bool:
-    """False for a JPEG that lacks its end marker; True for all other data.
+    """Return False for a JPEG without its end marker, True for all other data.
 
     >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
     (False, True)
@@ -110,7 +113,7 @@ def has_end(data: bytes) -> bool:
 
 @contextmanager
 def quiet_decoder() -> Iterator[None]:
-    """Keeps OpenCV's log off stderr while many files are tried; each problem is reported in our own words instead."""
+    """Silence OpenCV's log on stderr while many files are decoded; the caller reports each problem itself."""
     log = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # OpenCV 4, OpenCV 5
     level = log.getLogLevel()
     log.setLogLevel(0)
@@ -121,9 +124,9 @@ def quiet_decoder() -> Iterator[None]:
 
 
 def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
-    """(kind of the frame, pixels, where the first scan begins) as a JPEG's header says; 0 for what is absent.
+    """Return (frame marker, number of pixels, offset of the first scan) from a JPEG's header; 0 for what is absent.
 
-    From segment to segment, because a thumbnail inside the header has a frame and an end marker of its own.
+    Goes from segment to segment, because a thumbnail in the header has its own frame and end marker.
     """
     kind, pixels, position = 0, 0, 2 if data.startswith(JPEG_START) else len(data)
     while position + 4 <= len(data) and data[position] == 0xFF:
@@ -138,14 +141,14 @@ def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
 
 
 def _gif_pixels(data: bytes) -> int:
-    """The pixels of the canvas that the frames of a GIF are drawn on."""
+    """Return the number of pixels of the canvas that the frames of a GIF are drawn on."""
     return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
 
 
-def _is_torn_png(data: bytes) -> bool:
-    """True for a PNG with a chunk that reaches past the file's end, or an animated one with a wrong checksum.
+def _is_damaged_png(data: bytes) -> bool:
+    """Whether a PNG has a chunk that reaches past the end of the file, or is animated and has a wrong checksum.
 
-    OpenCV takes as much memory as a chunk claims to need, and verifies checksums of still pictures only.
+    OpenCV allocates as much memory as a chunk claims to need, and verifies checksums of still images only.
     """
     if not data.startswith(PNG_START):
         return False
@@ -167,25 +170,26 @@ def _decode(data: bytes) -> np.ndarray | None:
     claimed = _gif_pixels(data) if data.startswith(GIF_STARTS) else _jpeg_frame(data)[1]
     if claimed > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
         return None
-    if _is_torn_png(data):
+    if _is_damaged_png(data):
         return None
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:  # no bytes, or more pixels than OpenCV allows
+    except cv2.error:  # empty, or more pixels than OpenCV allows
         return None
 
 
 def _decode_without_end(data: bytes) -> np.ndarray | None:
-    """The picture of a JPEG without end marker, or None if pixels are missing too.
+    """Decode a JPEG without end marker; None if pixels are missing too.
 
-    Decoded with two fillings that differ from the first bit on: bytes after the last pixel are skipped, missing pixels
-    would show the filling. A progressive JPEG is refused: without its last scans it has all pixels, but coarse ones.
+    The data are decoded twice, with two fillings that differ from the first bit on: a decoder skips bytes after the
+    last pixel, so the results differ only if pixels are missing. Progressive JPEGs are rejected: without the last scans
+    no pixel is missing, but all are coarse.
     """
     if _jpeg_frame(data)[0] in PROGRESSIVE:
         return None
-    if data.endswith(b"\0\0"):  # as in a file that got its length before its contents
+    if data.endswith(b"\0\0"):  # as in a file whose length was set before its contents were written
         data = data.rstrip(b"\0")
-    data = data.rstrip(b"\xff")  # half of the end marker, or of an escaped byte
+    data = data.rstrip(b"\xff")  # the first byte of the end marker or of an escaped byte
     first, second = (_decode(data + MOST_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
     if first is None or second is None or not np.array_equal(first, second):
         return None
@@ -201,25 +205,25 @@ def _images_in_folder(folder: Path) -> Listing:
         problems.append(Problem(IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"))
 
     visited: set[str] = set()
-    for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
-        real = os.path.realpath(place)
-        if real in visited:  # a link to a folder above it would loop forever
+    for parent, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a symlink to a parent folder would loop forever
             folders.clear()
             continue
         visited.add(real)
         folders.sort()
         for name in names:
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             if is_image_name(name) and os.path.isfile(path):
                 images.append(path)
             elif is_image_name(name):
-                problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken link"))
+                problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink"))
             else:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         problems.append(Problem(NOTE, printable(folder), f"files that are not images, ignored: {kinds}"))
-    return Listing(_in_order(images), problems)
+    return Listing(_sorted_paths(images), problems)
 
 
 def _images_in_list(file: Path) -> Listing:
@@ -231,7 +235,7 @@ def _images_in_list(file: Path) -> Listing:
         path = _listed_path(file.parent, line)
         reason = ""
         if not is_image_name(os.path.basename(path)):
-            reason = f"'{excerpt(line, 200)}' is not the name of an image"
+            reason = f"'{excerpt(line, 200)}' is not the path of an image file"
         elif not os.path.isfile(path):
             reason = f"{printable(path)} does not exist"
         elif path in images:
@@ -240,13 +244,13 @@ def _images_in_list(file: Path) -> Listing:
             problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
         else:
             images.add(path)
-    return Listing(_in_order(images), problems)
+    return Listing(_sorted_paths(images), problems)
 
 
-def _in_order(paths: Iterable[str]) -> list[str]:
-    """Sorted folder by folder, as Path objects compare; to make 100,000 of those takes a second.
+def _sorted_paths(paths: Iterable[str]) -> list[str]:
+    """Sort paths folder by folder, as Path objects compare. Creating 100,000 Path objects would take a second.
 
-    >>> _in_order(["/a/b.png", "/a/b/c.png", "/a.png"])
+    >>> _sorted_paths(["/a/b.png", "/a/b/c.png", "/a.png"])
     ['/a/b/c.png', '/a/b.png', '/a.png']
     """
     return sorted(paths, key=lambda path: path.split(os.sep))
@@ -265,6 +269,6 @@ def _lines(file: Path) -> list[str]:
 
 
 def _listed_path(folder: Path, line: str) -> str:
-    """The file of one line: as written if that file exists, else without the spaces around it."""
+    """Return the path in one line of a list: as written if that file exists, otherwise without surrounding spaces."""
     path = os.path.abspath(os.path.join(folder, line))
     return path if os.path.isfile(path) else os.path.abspath(os.path.join(folder, line.strip()))

@@ -1,7 +1,7 @@
 """The labels of a split as flat arrays: M images, N rows (boxes), P polygon points, K classes.
 
-Flat arrays and not lists of objects, because forked workers that merely read Python objects copy their memory, page by
-page, until none is free.
+Flat arrays instead of lists of objects: a forked worker that only reads Python objects changes their reference counts,
+which copies their memory page by page, until memory runs out.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ MIN_BOX_SIDE = 1e-3  # pixels; a smaller box counts as empty
 
 
 class BadRowError(ValueError):
-    """A row or annotation that cannot be used; the text says why; whoever catches it adds where."""
+    """A row or annotation that cannot be used. The message is the reason; the code that catches it adds the place."""
 
 
 class LabelRow(NamedTuple):
-    """One box while it is being read: pixels of the upright image; `number` is its line or annotation id."""
+    """One box while labels are read, in pixels of the upright image; `number` is its line or annotation id."""
 
     class_index: int
     box_xywh: tuple[float, float, float, float]
@@ -38,15 +38,15 @@ class Labels:
 
     path_bytes, path_offsets:  uint8 [B], int64 [M+1]; see `path`
     sizes:          int32 [M, 2], width and height after EXIF rotation
-    image_ids:      int64 [M], a COCO JSON's own ids, else 1..M
+    image_ids:      int64 [M], the ids in a COCO JSON, otherwise 1..M
     offsets:        int64 [M+1], image i has the rows offsets[i]:offsets[i+1]
     classes:        int32 [N], index into the data YAML's names
-    boxes_xywh:     float64 [N, 4], left top width height in pixels; a COCO JSON's values to the bit
-    areas:          float64 [N], a COCO JSON's `area`, else width * height
+    boxes_xywh:     float64 [N, 4], left top width height in pixels; a COCO JSON's values bit for bit
+    areas:          float64 [N], a COCO JSON's `area`, otherwise width * height
     crowd:          bool [N], True for regions that evaluation and loss ignore
     points:         float32 [P, 2], polygon vertices
     point_offsets:  int64 [N+1], an empty range is a plain box
-    category_ids:   int64 [K], the id that stands for class k in COCO results: the JSON's own, else 1..K
+    category_ids:   int64 [K], the id of class k in COCO results: the one in the JSON, otherwise 1..K
 
     Raises ValueError if the arrays do not fit together.
     """
@@ -88,30 +88,30 @@ class Labels:
         _check_offsets("offsets", self.offsets, N)
         _check_offsets("point_offsets", self.point_offsets, len(self.points))
         if N and not 0 <= self.classes.min() <= self.classes.max() < len(self.category_ids):
-            raise ValueError(f"Labels.classes must lie in 0-{len(self.category_ids) - 1}")
+            raise ValueError(f"Labels.classes must be in 0-{len(self.category_ids) - 1}")
 
     def __len__(self) -> int:
         """The number of images, M."""
         return len(self.sizes)
 
     def path(self, index: int) -> str:
-        """The file of image `index`."""
-        index = range(len(self))[index]  # negative counts from the end, beyond is an IndexError
+        """Return the path of image `index`. A negative index counts from the end. Raises IndexError if out of range."""
+        index = range(len(self))[index]
         start, stop = self.path_offsets[index], self.path_offsets[index + 1]
         return os.fsdecode(self.path_bytes[start:stop].tobytes())
 
     def rows(self, index: int) -> slice:
-        """Where image `index` has its rows in classes, boxes_xywh, areas and crowd."""
+        """Return the slice of classes, boxes_xywh, areas and crowd that belongs to image `index`."""
         index = range(len(self))[index]
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def row_points(self, row: int) -> np.ndarray:
-        """The polygon of one row, float32 [k, 2]; k is 0 for a plain box."""
+        """Return the polygon of one row, float32 [k, 2]; k is 0 for a plain box."""
         row = range(len(self.classes))[row]
         return self.points[self.point_offsets[row] : self.point_offsets[row + 1]]
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "Labels":
-        """The images `indices`, in that order, with all that belongs to them."""
+        """Return the images `indices`, in that order, with their rows and polygons."""
         chosen = np.arange(len(self))[np.asarray(indices, dtype=np.int64)]
         byte_index, path_offsets = _gather(self.path_offsets, chosen)
         row_index, offsets = _gather(self.offsets, chosen)
@@ -132,46 +132,49 @@ class Labels:
         )
 
     def box_sizes(self, image_size: int) -> np.ndarray:
-        """Widths and heights in pixels where long sides are image_size, float64 [N, 2], ignore regions left out."""
+        """Return box widths and heights, float64 [N, 2], in pixels of images resized to a long side of image_size.
+
+        Ignore regions are left out.
+        """
         scale = np.repeat(image_size / self.sizes.max(1), np.diff(self.offsets))
         return (self.boxes_xywh[:, 2:] * scale[:, None])[~self.crowd]
 
     def boxes_per_image(self, percent: float) -> int:
-        """As many boxes as so many percent of the images show at most, ignore regions counted."""
+        """Return the percentile of the number of boxes per image, ignore regions included. percent: 0 to 100."""
         return int(np.percentile(np.diff(self.offsets), percent))
 
     def boxes_cxcywh_norm(self) -> np.ndarray:
-        """[N, 4] centres and sizes as shares of their images."""
+        """Return all boxes as [N, 4] centre x, centre y, width, height, as fractions of the image's sides."""
         boxes: np.ndarray = self.boxes_xywh / np.tile(np.repeat(self.sizes, np.diff(self.offsets), 0), 2)
         boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
         return boxes
 
     def ground_truth(self) -> GroundTruth:
-        """The boxes as the evaluator takes them."""
+        """Return the boxes in the format of the evaluator."""
         image_ids = np.repeat(self.image_ids, np.diff(self.offsets))
         return GroundTruth(image_ids, self.classes.astype(np.int64), self.boxes_xywh, self.areas, self.crowd)
 
     def with_single_class(self) -> "Labels":
-        """The same boxes, all of class 0, whose category id is that of the former class 0."""
+        """Return the same boxes, all of class 0, which keeps its category id."""
         values = self.arrays() | {"classes": np.zeros_like(self.classes), "category_ids": self.category_ids[:1]}
         return Labels(**values)
 
     def digest(self) -> str:
-        """A text that is equal on two machines if they have read the same images and boxes, from whatever folder."""
-        found = hashlib.sha256(os.fsencode("/".join(os.path.basename(self.path(i)) for i in range(len(self)))))
+        """Return a text that is equal on two machines if they read the same images and boxes; folders do not matter."""
+        digest = hashlib.sha256(os.fsencode("/".join(os.path.basename(self.path(i)) for i in range(len(self)))))
         for name, array in self.arrays().items():
             if not name.startswith("path_"):
-                found.update(np.ascontiguousarray(array).data)
-        return f"{len(self)} images with {len(self.classes)} boxes, {found.hexdigest()[:8]}"
+                digest.update(np.ascontiguousarray(array).data)
+        return f"{len(self)} images with {len(self.classes)} boxes, {digest.hexdigest()[:8]}"
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays by name; `Labels(**arrays)` is the inverse."""
+        """Return all arrays by name; `Labels(**arrays)` is the inverse."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass
 class LabelsBuilder:
-    """Collects images and their rows, then makes flat arrays of them."""
+    """Collects images and their rows, then builds the flat arrays of `Labels`."""
 
     paths: list[bytes] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -180,7 +183,7 @@ class LabelsBuilder:
     rows: list[LabelRow] = field(default_factory=list)
 
     def add_image(self, path: str, size: tuple[int, int], image_id: int, rows: Sequence[LabelRow]) -> None:
-        """Adds one image of `size` (width, height) with its rows."""
+        """Add one image of `size` (width, height) with its rows."""
         self.paths.append(os.fsencode(path))
         self.sizes.append(size)
         self.image_ids.append(image_id)
@@ -188,7 +191,7 @@ class LabelsBuilder:
         self.rows.extend(rows)
 
     def build(self, category_ids: Sequence[int]) -> Labels:
-        """The Labels of everything added so far."""
+        """Return the Labels of everything added so far."""
         points = [np.zeros((0, 2), np.float32) if row.points is None else row.points for row in self.rows]
         return Labels(
             path_bytes=np.frombuffer(b"".join(self.paths), np.uint8).copy(),
@@ -207,7 +210,7 @@ class LabelsBuilder:
 
 
 def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each of the consecutive ranges starts, and the end of the last: int64 [len(counts) + 1].
+    """Return the start of each of the consecutive ranges, and the end of the last: int64 [len(counts) + 1].
 
     >>> _offsets([2, 0, 3]).tolist()
     [0, 2, 2, 5]
@@ -216,7 +219,7 @@ def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _gather(offsets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements the ranges `chosen` hold, and the offsets of these ranges when put side by side.
+    """Return the indices of all elements of the ranges `chosen`, and the offsets of these ranges when concatenated.
 
     >>> [array.tolist() for array in _gather(np.array([0, 2, 2, 5]), np.array([2, 0]))]
     [[2, 3, 4, 0, 1], [0, 3, 5]]
@@ -229,4 +232,4 @@ def _gather(offsets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
     if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
-        raise ValueError(f"Labels.{name} must rise from 0 to {total}")
+        raise ValueError(f"Labels.{name} must increase from 0 to {total}")

@@ -1,4 +1,4 @@
-"""Batches of samples, from files to tensors."""
+"""The data loader: batches of samples as tensors on a device, drawn by this process or by DataLoader workers."""
 
 import ctypes
 import multiprocessing
@@ -39,11 +39,11 @@ from utils.shared_memory import SharedBytes
 from utils.terminal import FaultError
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
-AHEAD = 2  # batches that each loader process has been asked for
+AHEAD = 2  # batches that each worker prefetches
 
 
 class Batch(NamedTuple):
-    """B samples of one shape."""
+    """A batch of B samples of the same shape."""
 
     images: Tensor  # uint8 [B, H, W, 3] RGB
     targets: Tensor  # float32 [T, 6]: image in the batch, class (-1 ignore region), x1, y1, x2, y2 in pixels
@@ -51,22 +51,22 @@ class Batch(NamedTuple):
     placement: Tensor  # float64 [B, 4]: scale x, scale y, shift x, shift y from source pixels (plain samples only)
 
     def placement_of(self, i: int) -> Placement:
-        """Where the source image of sample i lies on the canvas."""
+        """Return the scale and shift from source image to canvas of sample i."""
         return Placement(*self.placement[i].numpy().reshape(2, 2))
 
 
 class Drawn(NamedTuple):
-    """A Batch between processes: as arrays, which travel as they are, where each tensor would be shared by itself."""
+    """A batch as workers send it: NumPy arrays, because torch moves each tensor to shared memory separately."""
 
-    pixels: NDArray[np.uint8] | Packed  # empty: they are in the ring; Packed: the device draws them
+    pixels: NDArray[np.uint8] | Packed  # empty array: the pixels are in the ring buffer; Packed: the device draws them
     shape: tuple[int, int, int, int]
     targets: NDArray[np.float32]
     indices: NDArray[np.int64]
     placement: NDArray[np.float64]
 
 
-class _OnHost:
-    """Draws the pixels of plans, into `memory` if it is given."""
+class _HostDrawer:
+    """Draws the pixels of plans on the CPU, into `memory` if it is given."""
 
     pool = None
 
@@ -82,8 +82,8 @@ class _OnHost:
         return pixels if memory is None else np.empty(0, np.uint8)
 
 
-class _OnDevice:
-    """Leaves the drawing to the device."""
+class _DeviceDrawer:
+    """Packs plans, so that the device draws them."""
 
     def __init__(self, images: DeviceImages) -> None:
         self._images = images
@@ -97,30 +97,33 @@ class _OnDevice:
 
 
 class Samples:
-    """Samples of one data set by key. A sample depends on its key alone, not on who draws it or when."""
+    """Samples of one data set by key. A sample depends only on its key, not on which process draws it or when."""
 
     def __init__(self, planner: Planner, images: Reader | DeviceImages | None = None, *, augment: bool) -> None:
-        """images: base images, by default from their files; those of a device are drawn there.
+        """images: base images, read from their files by default; the device draws those of DeviceImages.
 
-        augment: random plans, else plain ones.
+        augment: draw random plans, otherwise plain letterboxed ones.
         """
         self.planner, self.augment = planner, augment
         if isinstance(images, DeviceImages):
-            self._canvases: _OnHost | _OnDevice = _OnDevice(images)
+            self._drawer: _HostDrawer | _DeviceDrawer = _DeviceDrawer(images)
         else:
-            self._canvases = _OnHost(images or DecodedImages(planner.labels, planner.image_size))
+            self._drawer = _HostDrawer(images or DecodedImages(planner.labels, planner.image_size))
 
     @property
     def pool(self) -> Tensor | None:
-        """The base images on the device that draws them; None where the host draws, and in loader processes."""
-        return self._canvases.pool
+        """The base images in the memory of the device that draws them; None if the CPU draws, and in workers."""
+        return self._drawer.pool
 
     def draw(self, keys: Sequence[Key], memory: NDArray[np.uint8] | None = None) -> Drawn:
-        """The batch of these keys, all of one canvas, its pixels in `memory` (B * H * W * 3 bytes or more) if given."""
+        """Return the batch of these keys, which must have one canvas size.
+
+        memory: at least B * H * W * 3 bytes to draw the pixels into; new memory by default.
+        """
         shape = (len(keys), keys[0].height, keys[0].width, 3)
         plans = [self._plan(key) for key in keys]
         return Drawn(
-            self._canvases(plans, shape, memory),
+            self._drawer(plans, shape, memory),
             shape,
             np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
             np.array([key.index for key in keys]),
@@ -140,10 +143,10 @@ class Samples:
 
 
 def start_worker(closing: ctypes.c_bool, _: int) -> None:
-    """Prepare a loader process: one thread, deaf to signals until the parent is `closing`, and no life after it.
+    """Set up a worker: one OpenCV thread, signals ignored until the parent sets `closing`, exit with the parent.
 
-    Launchers signal whole process groups; a worker that died of it would take the checkpoint down with it. But a parent
-    that ends signals its workers too, and waits for them.
+    Launchers signal whole process groups. If that killed a worker, training would fail before it saved a checkpoint.
+    But a parent that exits also sends SIGTERM to its workers and waits for them.
     """
 
     def end(*_: object) -> None:
@@ -153,33 +156,34 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
-    if hasattr(signal, "SIGUSR1"):  # the other word for a machine that is about to be taken away
+    if hasattr(signal, "SIGUSR1"):  # also announces preemption
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.excepthook = quiet_about_parent
     if parent := multiprocessing.parent_process():
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: BaseProcess) -> None:
-    """End this process when its parent has ended, however: it may have been killed.
+def _exit_with_parent(parent: BaseProcess) -> None:
+    """Exit as soon as the parent process has ended for any reason, also if it was killed.
 
-    Linux can send a signal then, but to children of the fork server (Python 3.14's way) only when that one ends.
+    Linux can send a signal when a parent ends. With the fork server (the default from Python 3.14 on), that signal
+    comes only when the server ends.
     """
     parent.join()
     os._exit(1)
 
 
 def quiet_about_parent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an uncaught error, unless it is that the parent went away while a batch was handed over."""
+    """Print an uncaught error, unless the parent ended while this worker sent it a batch (as a `sys.excepthook`)."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
 
 
 def describe_death(text: str) -> str:
-    """A sentence in place of torch's error for a loader process that died; "" for any other error.
+    """Return a message that replaces torch's error about a worker that died; "" for any other error.
 
     >>> describe_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
-    'a data loader process died (Segmentation fault): try --workers 0; --resume continues a training'
+    'a DataLoader worker died (Segmentation fault): try --workers 0; --resume continues the run'
     >>> describe_death("stack expects each tensor to be equal size")
     ''
     """
@@ -188,26 +192,26 @@ def describe_death(text: str) -> str:
         return ""
     crashed = died["signal"] not in (None, "Killed", "Bus error")
     why = f" ({died['signal']}): try --workers 0" if crashed else ", probably out of memory: use fewer --workers"
-    return f"a data loader process died{why}; --resume continues a training"
+    return f"a DataLoader worker died{why}; --resume continues the run"
 
 
 def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
-    """The batches of a pass.
+    """Return an iterator over the batches of a pass.
 
-    torch handles SIGCHLD from the first pass of any DataLoader on: it raises an error wherever the main thread is when
-    a worker dies. Its handler is wrapped, so that the error says what to do.
+    From the first pass of any DataLoader on, torch handles SIGCHLD: when a worker dies, it raises an error in the main
+    thread, wherever that is. This function wraps torch's handler, so that the error says what to do.
     """
     batches = iter(loader)
     number = getattr(signal, "SIGCHLD", None)
     handler = number and signal.getsignal(number)
-    if number is not None and callable(handler) and not isinstance(handler, _DeathReport):
-        signal.signal(number, _DeathReport(handler))
+    if number is not None and callable(handler) and not isinstance(handler, _WorkerDeathHandler):
+        signal.signal(number, _WorkerDeathHandler(handler))
     return batches
 
 
 @dataclass(frozen=True)
-class _DeathReport:
-    """A handler of SIGCHLD that explains torch's error about a worker that died."""
+class _WorkerDeathHandler:
+    """A SIGCHLD handler that explains torch's error about a worker that died."""
 
     handler: Callable[[int, FrameType | None], object]
 
@@ -215,16 +219,17 @@ class _DeathReport:
         try:
             self.handler(number, frame)
         except RuntimeError as error:
-            if not (sentence := describe_death(str(error))):
+            if not (message := describe_death(str(error))):
                 raise
-            raise FaultError(sentence) from None
+            raise FaultError(message) from None
 
 
 class Loader(Generic[S]):
-    """Batches in the sampler's order, on `device`, from `workers` processes, or from this one if 0.
+    """Batches in the sampler's order, on `device`, drawn by `workers` processes, or by this one if 0.
 
-    The processes start with the first pass and stay. They draw into memory that is used over and over: a new piece for
-    each batch would cost as much as what is drawn there. What is handed over is copied from it, and the caller's own.
+    The workers start with the first pass and keep running. They draw into a ring buffer in shared memory, because
+    allocating memory for each batch costs as much as drawing into it. Batches are copied out of the ring buffer, so the
+    caller owns them.
     """
 
     def __init__(self, samples: Samples, sampler: S, *, workers: int, device: torch.device) -> None:
@@ -237,17 +242,17 @@ class Loader(Generic[S]):
             Ring(workers * AHEAD + 2, sampler.largest, device) if workers and samples.pool is None else None
         )
         closing = RawValue(ctypes.c_bool, False)
-        Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its children
+        Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its workers
         self._loader = DataLoader(
-            _Orders(samples, self._ring),
+            _BatchDataset(samples, self._ring),
             batch_size=None,
-            sampler=_Numbered(sampler, self._uploads, self._ring.places if self._ring else 0),
+            sampler=_NumberedBatches(sampler, self._uploads, self._ring.places if self._ring else 0),
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             prefetch_factor=AHEAD if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=partial(start_worker, closing),
-            generator=torch.Generator(),  # else each pass would draw from torch's global one, which the training saves
+            generator=torch.Generator(),  # otherwise each pass draws from torch's global one, which checkpoints save
         )
 
     @property
@@ -255,7 +260,10 @@ class Loader(Generic[S]):
         return self.samples.planner.labels
 
     def compile(self, say: Callable[[str], None]) -> None:
-        """Have torch compile what draws on the device, with the first batches. Pixels change by rounding."""
+        """Have torch compile the drawing on the device, during the first batches. Pixels change by rounding errors.
+
+        say: receives log lines.
+        """
         self._draw = compile_or_fall_back(draw_batch, say)
 
     def __len__(self) -> int:
@@ -265,17 +273,17 @@ class Loader(Generic[S]):
         self._uploads.wait()
         try:
             for number, drawn in enumerate(_iterate(self._loader)):
-                yield self._delivered(number, drawn)
-        except ValueError as error:  # a loader process sends its whole traceback as the text; the last line is ours
-            error.__traceback__ = None  # it would keep the processes alive, by way of torch's frames
+                yield self._to_batch(number, drawn)
+        except ValueError as error:  # a worker sends its whole traceback as the text; our message is at its end
+            error.__traceback__ = None  # it refers to torch's frames, which would keep the workers alive
             raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
         except RuntimeError as error:
-            if not (sentence := describe_death(str(error))):
+            if not (message := describe_death(str(error))):
                 raise
-            raise FaultError(sentence) from None
+            raise FaultError(message) from None
 
-    def _delivered(self, number: int, drawn: Drawn) -> Batch:
-        targets = self._uploads.send(torch.from_numpy(drawn.targets))  # first: the host may wait until they are there
+    def _to_batch(self, number: int, drawn: Drawn) -> Batch:
+        targets = self._uploads.send(torch.from_numpy(drawn.targets))  # first: the host may wait for this copy
         return Batch(
             self._images(number, drawn),
             targets,
@@ -292,10 +300,10 @@ class Loader(Generic[S]):
 
 
 class Ring:
-    """Memory for the pixels of batches on their way from loader processes: batch k of a pass lies in place k % places.
+    """A ring buffer in shared memory for the pixels that workers draw: batch k of a pass uses slot k % places.
 
-    A DataLoader asks for one more batch just before it hands one over. With as many places as batches are asked for and
-    two more, a place is free again when its batch has been handed over and so has the next one.
+    A DataLoader requests one more batch just before it returns one. The buffer has two slots more than the number of
+    prefetched batches, so a slot is written again only after its batch and the next one have been returned.
     """
 
     def __init__(self, places: int, size: int, device: torch.device) -> None:
@@ -304,24 +312,24 @@ class Ring:
         page_lock(self._shared.tensor, device, self)
 
     def place(self, number: int) -> Tensor:
-        """The memory of a batch, uint8 [size]."""
+        """Return the slot of a batch, uint8 [size]."""
         start = number % self.places * self._size
         return self._shared.tensor[start : start + self._size]
 
 
-class _Orders(Dataset[Drawn]):
-    """What loader processes draw, by the number of a batch in its pass and the keys of its samples."""
+class _BatchDataset(Dataset[Drawn]):
+    """Draws a whole batch, given its number within the pass and the keys of its samples."""
 
     def __init__(self, samples: Samples, ring: Ring | None) -> None:
         self.samples, self.ring = samples, ring
 
-    def __getitem__(self, order: tuple[int, list[Key]]) -> Drawn:
-        number, keys = order
+    def __getitem__(self, request: tuple[int, list[Key]]) -> Drawn:
+        number, keys = request
         return self.samples.draw(keys, self.ring.place(number).numpy() if self.ring else None)
 
 
-class _Numbered(Sampler[tuple[int, list[Key]]]):
-    """The batches of a pass with their numbers, each asked for when the batch in its place has left the memory."""
+class _NumberedBatches(Sampler[tuple[int, list[Key]]]):
+    """The batches of a pass with their numbers. Before a slot is reused, waits until its old batch was uploaded."""
 
     def __init__(self, batches: TrainSampler | EvaluationSampler, uploads: Uploads, places: int) -> None:
         self.batches, self.uploads, self.places = batches, uploads, places
@@ -335,5 +343,5 @@ class _Numbered(Sampler[tuple[int, list[Key]]]):
             yield number, keys
 
 
-def _as_it_is(drawn: Any) -> Any:
+def _identity(drawn: Any) -> Any:
     return drawn

@@ -1,4 +1,4 @@
-"""Training at changing image sizes."""
+"""Multi-scale training: batches at changing image sizes."""
 
 import numpy as np
 import torch
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class MultiScale:
-    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride, two strides at least.
+    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride, at least two strides.
 
-    The size is keyed by (seed, step), so that every rank draws the same. A map of a single cell would leave BatchNorm
-    nothing to normalise where a batch holds one image.
+    The size depends on (seed, step) only, so that every rank uses the same. With one stride the feature map would be a
+    single cell, from which BatchNorm cannot compute statistics if the batch holds one image.
     """
 
     SMALLEST, LARGEST = 0.5, 1.5
@@ -20,7 +20,7 @@ class MultiScale:
 
     @classmethod
     def largest_side(cls, side: int, stride: int) -> int:
-        """The largest side that batches of `side` pixels may get, a multiple of the stride, or a bit more.
+        """Return an upper bound of the side that batches of `side` pixels are resized to, a multiple of the stride.
 
         >>> MultiScale.largest_side(640, 32), MultiScale.largest_side(32, 32)
         (960, 64)
@@ -28,13 +28,13 @@ class MultiScale:
         return max(-(-round(side * cls.LARGEST) // stride), 2) * stride
 
     def size(self, step: int, side: int) -> int:
-        """The side of a square batch at a step, a multiple of the stride."""
+        """Return the side of a square batch at a step, a multiple of the stride. side: the batch's side before."""
         low, high = (max(2, round(side * share / self.stride)) for share in (self.SMALLEST, self.LARGEST))
         random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
         return int(random.integers(low, high + 1)) * self.stride
 
     def __call__(self, step: int, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """images [B, 3, S, S] and targets [T, 6] (image, class, x1, y1, x2, y2 in pixels) at the step's size."""
+        """Resize images [B, 3, S, S] and targets [T, 6] (image, class, x1, y1, x2, y2 in pixels) to the step's size."""
         side = images.shape[2]
         new = self.size(step, side)
         moved = torch.cat([targets[:, :2], targets[:, 2:] * (new / side)], 1)

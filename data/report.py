@@ -1,11 +1,11 @@
-"""What a scan of a data set found: counts, and every problem with its file and line."""
+"""The report of a data set scan: counts, and every problem with its file and line."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-LISTED_PROBLEMS = 1000  # more are counted, not listed: a wrong export can have one per box
+LISTED_PROBLEMS = 1000  # further ones are only counted: a faulty export can have one per box
 ROW_DROPPED = "row dropped"
 ROW_CLIPPED = "row clipped to the image"
 ROW_DUPLICATE = "duplicate row dropped"
@@ -16,7 +16,7 @@ NOTE = "note"
 
 
 class Problem(NamedTuple):
-    """One thing that was not as it should be: its kind (a constant above), where it is, and what is wrong."""
+    """One problem in the data: its kind (a constant above), its place (file and line), and what is wrong."""
 
     kind: str
     where: str
@@ -28,9 +28,9 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counts and problems of one scan; `as_dict()` is what `data_report.json` holds.
+    """The counts and problems of one scan; `as_dict()` returns the contents of `data_report.json`.
 
-    `instances` leaves crowd regions out. `problems` holds the first 1000, `problem_counts` counts all of them by kind.
+    `instances` does not count crowd regions. `problems` holds the first 1000, `problem_counts` counts all by kind.
     """
 
     images: int
@@ -46,7 +46,7 @@ class Report:
     cache: str = "no cache"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; `from_dict` reads them back."""
+        """Return plain values for JSON; `report_from_dict` reads them back."""
         result = asdict(self)
         result["instances_per_class"] = dict(self.instances_per_class)
         result["problem_counts"] = dict(self.problem_counts)
@@ -56,7 +56,7 @@ class Report:
         return result
 
     def summary(self) -> str:
-        """One line for the log."""
+        """Return one line for the log."""
         used = sum(count > 0 for _, count in self.instances_per_class)
         line = (
             f"{self.images:,} images ({self.background:,} background), "
@@ -69,12 +69,12 @@ class Report:
         return f"{line} [{self.cache}]"
 
     def with_cache(self, state: str) -> "Report":
-        """The same report, saying where it comes from."""
+        """Return the same report with the state of the label cache, such as "from cache"."""
         return replace(self, cache=state)
 
 
 def report_from_dict(values: dict[str, Any]) -> Report:
-    """The Report that `as_dict` made `values` from. Raises KeyError, TypeError or ValueError if they are incomplete."""
+    """Return the Report whose `as_dict` is `values`. Raises KeyError, TypeError or ValueError if they are invalid."""
     fields = {name: value for name, value in values.items() if name != "not_listed"}
     fields["instances_per_class"] = tuple(values["instances_per_class"].items())
     fields["problem_counts"] = tuple(values["problem_counts"].items())
@@ -85,13 +85,13 @@ def report_from_dict(values: dict[str, Any]) -> Report:
 
 @dataclass
 class ProblemLog:
-    """The first problems, and how many there are of each kind: a wrong export has millions, which would fill memory."""
+    """The first problems, and the number of each kind: a faulty export has millions, which would fill the memory."""
 
     first: list[Problem] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def extend(self, problems: Iterable[Problem]) -> None:
-        """Count more problems, and keep them while there is room."""
+        """Count more problems, and keep them up to LISTED_PROBLEMS in total."""
         for problem in problems:
             self.counts[problem.kind] += 1
             if len(self.first) < LISTED_PROBLEMS:

@@ -1,9 +1,9 @@
-"""Which samples make up which batch. One stream of samples is cut into whole batches, whatever the number of processes.
+"""Samplers: which samples make up which batch. One stream of samples is cut into full batches for all processes.
 
-The stream is the training images in a new random order for each pass, one pass after another. Batch k holds places
-k * B to (k + 1) * B of it, so every batch is full, no image is repeated to fill one and none is left out: what an epoch
-cannot fill a batch with opens the next epoch. A process takes every `size`-th sample of a batch. Where images have
-weights, an epoch's places are drawn with replacement instead, the same on every process.
+The stream is the training images in a new random order for each pass, one pass after another. Batch k consists of
+samples k * B to (k + 1) * B of the stream, so every batch is full, no image is repeated to fill one and none is left
+out: the images left over at the end of an epoch start the next epoch. A process takes every `size`-th sample of a
+batch. With image weights, the samples of an epoch are drawn with replacement instead, the same on every process.
 """
 
 from collections.abc import Iterator
@@ -17,29 +17,29 @@ from torch.utils.data import DistributedSampler
 from data.augment.plan import generator_for
 from utils.letterbox import CanvasShapes
 
-# Stand where a sample has its index: random numbers of their own.
+# Used in place of a sample's index, so that each has its own random numbers.
 ORDER, SHUFFLE, DRAWS = 2**40 - 1, 2**40 - 2, 2**40 - 3
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a sample depends on, beside the seed and the data set."""
+    """Everything that a sample depends on, besides the seed and the data set."""
 
     epoch: int  # the pass over the images that the sample belongs to
     index: int
     height: int  # of the canvas
     width: int
-    mosaic: bool  # whether other images may join
+    mosaic: bool  # whether the sample may contain other images
     repeat: int = 0  # how often the epoch has drawn the image before
 
 
 class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     """This process's share of each batch of an epoch, as lists of keys.
 
-    ratios: height / width of every image, [N]. shapes: None for square canvases, else batches of like images, without
-    mosaic. mosaic_until: the first epoch without mosaic, mixup and copy-paste. `first_batch`: the number within its
-    epoch of the batch that an iteration begins with.
-    Raises ValueError if a batch holds more images than there are, or cannot be shared out evenly.
+    ratios: height / width of every image, [N]. shapes: None for square canvases, otherwise batches of images with
+    similar ratios, without mosaic. mosaic_until: the first epoch without mosaic, mixup and copy-paste. `first_batch`:
+    the number, within its epoch, of the batch at which an iteration starts.
+    Raises ValueError if the batch size is larger than the number of images or not a multiple of the processes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         mosaic_until: int = 2**31,
     ) -> None:
         if batch_size < 1 or batch_size % size:
-            raise ValueError(f"batch size {batch_size} is not a multiple of the {size} processes")
+            raise ValueError(f"batch size {batch_size} is not a positive multiple of the {size} processes")
         if batch_size > len(ratios):
             raise ValueError(f"batch size {batch_size} is larger than the {len(ratios)} training images")
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
@@ -65,16 +65,17 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
 
     @property
     def largest(self) -> int:
-        """Bytes of the pixels of this process's share of a batch, at most."""
+        """The maximum number of bytes of the pixels of this process's share of a batch."""
         height, width = self.shapes.largest if self.shapes else (self.image_size, self.image_size)
         return self.batch_size // self.num_replicas * height * width * 3
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
-        """How likely an epoch draws each image, next to the others, [N]; None: every image once a pass.
+        """The relative probability of drawing each image in an epoch, [N]; None: every image once per pass.
 
-        A weighted epoch has as many batches as it has without, drawn with replacement. Partners of a mosaic are chosen
-        evenly all the same. Setting raises ValueError unless all are finite, 0 or more, and one at least is more.
+        An epoch has the same number of batches with weights, drawn with replacement. The other images of a mosaic are
+        still chosen uniformly. The setter raises ValueError unless all weights are finite, none is negative, and at
+        least one is positive.
         """
         return self._weights
 
@@ -83,7 +84,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         self._weights = None if weights is None else checked_weights(weights, len(self.ratios))
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Iterate over `epoch` next, from its batch `first_batch` on. What is skipped is not read.
+        """Select the epoch to iterate over, starting at its batch `first_batch`. Skipped images are not read.
 
         Raises ValueError if the epoch has fewer batches than first_batch.
         """
@@ -94,15 +95,15 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         self.first_batch = first_batch
 
     def batches_before(self, epoch: int) -> int:
-        """How many batches the epochs before `epoch` hold."""
+        """Return the number of batches in all epochs before `epoch`."""
         return epoch * len(self.ratios) // self.batch_size
 
     def batches_in(self, epoch: int) -> int:
-        """How many batches `epoch` holds from its beginning."""
+        """Return the number of batches in the whole `epoch`."""
         return self.batches_before(epoch + 1) - self.batches_before(epoch)
 
     def __len__(self) -> int:
-        """How many batches the epoch holds from `first_batch` on."""
+        """Return the number of batches from `first_batch` to the end of the epoch."""
         return self.batches_in(self.epoch) - self.first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:  # type: ignore[override]
@@ -114,14 +115,14 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
             yield [Key(epoch, index, height, width, mosaic, repeat) for epoch, index, repeat in share]
 
     def _batches(self) -> NDArray[np.int64]:
-        """The epoch's batches from its beginning, of all processes together: [K, B, 3] epoch, index, repeat."""
+        """Return all batches of the epoch, for all processes together: [K, B, 3] epoch, index, repeat."""
         first = self.batches_before(self.epoch) * self.batch_size
         count = self.batches_in(self.epoch) * self.batch_size
         stream = self._stream(first, first + count) if self.weights is None else self._drawn(self.weights, count)
-        return stream.reshape(-1, self.batch_size, 3) if self.shapes is None else self._alike(stream)
+        return stream.reshape(-1, self.batch_size, 3) if self.shapes is None else self._by_ratio(stream)
 
     def _stream(self, first: int, last: int) -> NDArray[np.int64]:
-        """Places `first` to `last` of the endless stream: [last - first, 3] epoch, index, repeat."""
+        """Return samples `first` to `last` of the infinite stream: [last - first, 3] epoch, index, repeat."""
         count = len(self.ratios)
         passes = range(first // count, -(-last // count))
         orders = [_rows(p, generator_for(self.seed, p, ORDER).permutation(count), 0) for p in passes]
@@ -129,14 +130,15 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         return np.concatenate(orders)[first - start : last - start]
 
     def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-        """`count` places of the epoch, each an image by its weight: [count, 3] epoch, index, repeat."""
-        reach = np.cumsum(weights / weights.max())  # of 1 at most each: no sum overflows, no point rounds to the end
-        points = generator_for(self.seed, self.epoch, DRAWS).random(count) * reach[-1]
-        drawn = np.searchsorted(reach, points, side="right")
+        """Return `count` samples of the epoch, images drawn by weight: [count, 3] epoch, index, repeat."""
+        # Weights of at most 1: no sum overflows, and no point is rounded up to the total.
+        cumulative = np.cumsum(weights / weights.max())
+        points = generator_for(self.seed, self.epoch, DRAWS).random(count) * cumulative[-1]
+        drawn = np.searchsorted(cumulative, points, side="right")
         return _rows(self.epoch, drawn, repeats(drawn))
 
-    def _alike(self, stream: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Batches of images of like shape, in random order: [K, B, 3]."""
+    def _by_ratio(self, stream: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Group samples of similar aspect ratio into batches, in random order: [K, B, 3]."""
         ordered = stream[np.argsort(self.ratios[stream[:, 1]], kind="stable")]
         batches = ordered.reshape(-1, self.batch_size, 3)
         return batches[generator_for(self.seed, self.epoch, SHUFFLE).permutation(len(batches))]
@@ -147,7 +149,7 @@ def _rows(epoch: int, indices: NDArray[np.int64], repeat: NDArray[np.int64] | in
 
 
 def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often each value has come before, [N].
+    """Return how often each value occurred earlier in the array, [N].
 
     >>> repeats(np.array([5, 3, 5, 5, 3])).tolist()
     [0, 0, 1, 2, 1]
@@ -160,28 +162,29 @@ def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def checked_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """A copy of the weights of `count` images. Raises ValueError if nothing can be drawn by them."""
-    own = np.array(weights, np.float64)
-    if own.shape != (count,):
-        raise ValueError(f"weights of shape {own.shape}: give one for each of the {count} training images")
-    if not (np.isfinite(own) & (own >= 0)).all() or not own.any():
-        said = f"{own.min():g} to {own.max():g}"
-        raise ValueError(f"weights of {said}: they must be finite, 0 or more, and not all of them 0")
-    return own
+    """Return a copy of the weights of `count` images. Raises ValueError as the setter of TrainSampler.weights does."""
+    copy = np.array(weights, np.float64)
+    if copy.shape != (count,):
+        raise ValueError(f"image weights have shape {copy.shape}: give one for each of the {count} training images")
+    if not (np.isfinite(copy) & (copy >= 0)).all() or not copy.any():
+        given = f"{copy.min():g} to {copy.max():g}"
+        raise ValueError(f"image weights are {given}: they must be finite and at least 0, and not all 0")
+    return copy
 
 
 class EvaluationSampler:
-    """Every image once, in batches of one shape; a process takes every `size`-th whole batch, so nothing is padded.
+    """Every image once, in batches of one shape; a process takes every `size`-th batch, so no batch is padded.
 
-    An image's canvas is the least that holds it, whatever else its batch holds: what is detected in it depends neither
-    on the batch size nor on the number of processes. `numbers`: of this process's batches, among all processes'.
+    An image's canvas is the smallest that holds it, whatever other images are in its batch, so its detections depend
+    neither on the batch size nor on the number of processes. `numbers`: the numbers of this process's batches among
+    those of all processes.
     """
 
     def __init__(
         self, ratios: NDArray[np.float64], *, batch_size: int, shapes: CanvasShapes, rank: int = 0, size: int = 1
     ) -> None:
         canvas = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
-        ordered = np.argsort(ratios, kind="stable").tolist()  # shapes follow ratios: one run of images for each shape
+        ordered = np.argsort(ratios, kind="stable").tolist()  # by ratio, so images of one shape are adjacent
         runs = [(list(run), shape) for shape, run in groupby(ordered, lambda i: canvas[ratios[i]])]
         batches = [(run[i : i + batch_size], shape) for run, shape in runs for i in range(0, len(run), batch_size)]
         self.rank, self.size, self.numbers = rank, size, range(rank, len(batches), size)

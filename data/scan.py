@@ -1,4 +1,4 @@
-"""Read a split: every image opened once, every label row checked, the result stored for the next run."""
+"""Read a split: open every image once, check every label row, and store the result for the next run."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -18,11 +18,11 @@ from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report
 from utils.printable import excerpt, printable
 from utils.threads import map_in_threads
 
-MIN_SIDE = 2  # pixels; a smaller image is left out
+MIN_SIDE = 2  # pixels; smaller images are left out
 
 
 class Part(NamedTuple):
-    """A source, its reader, and what that finds."""
+    """A source, its reader, and the images that the reader finds."""
 
     source: Path
     reader: LabelFormat
@@ -45,7 +45,7 @@ class Checked(NamedTuple):
 
 @dataclass
 class Listed:
-    """The images of all sources, each once, before any is opened."""
+    """The images of all sources, each once, before they are opened."""
 
     items: list[Item] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -53,11 +53,11 @@ class Listed:
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
 
     def add(self, part: Part) -> None:
-        """List the images of one more source."""
+        """Add the images of one more source."""
         self.problems.extend(part.found.problems)
         for image in part.found.images:
             if image.path in self.seen:
-                self.problems.append(_listed_before(image, part))
+                self.problems.append(_listed_twice(image, part))
                 continue
             self.seen.add(image.path)
             self.items.append(Item(image, part.reader))
@@ -76,11 +76,11 @@ def scan(
     threads: int = 4,
     progress: bool = False,
 ) -> tuple[Labels, Report]:
-    """The labels of `sources`, of any format in data/formats/, and the report of all that was wrong with them.
+    """Return the labels of `sources`, of any format in data/formats/, and the report of all problems.
 
-    A bad row goes and its image stays; an image that cannot be decoded goes and is listed; nothing is written but one
-    file in `cache_dir`. Image and category ids are those of the only source if it has such, as a COCO JSON, else
-    they count from 1.
+    A bad row is dropped and its image stays; an image that cannot be decoded is left out and reported. Nothing is
+    written except one file in `cache_dir`. If there is one source and it has image and category ids, as a COCO JSON
+    has, they are kept; otherwise ids count from 1.
     Raises ValueError if there is no image or no label, or a class is out of range.
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
@@ -88,41 +88,46 @@ def scan(
     folders = _parts(sources, names, lists_images=False)
     for part in folders:
         listed.add(part)
-    own = [path for item in listed.items for path in (item.image.path, item.image.label_file)]
-    before = scan_cache.fingerprint(source for source in sources if os.path.isfile(source))
+    paths = [path for item in listed.items for path in (item.image.path, item.image.label_file)]
+    of_sources = scan_cache.fingerprint(source for source in sources if os.path.isfile(source))
     stored, state = _from_cache(
-        cache_dir, sources, names, lambda told: f"{before} {scan_cache.fingerprint(own + told)}"
+        cache_dir, sources, names, lambda in_files: f"{of_sources} {scan_cache.fingerprint(paths + in_files)}"
     )
     if stored is not None:
         return stored.labels, stored.report.with_cache(state)
 
     files = _parts(sources, names, lists_images=True)
-    told = [image.path for part in files for image in part.found.images]
-    mark = f"{before} {scan_cache.fingerprint(own + told)}"  # taken before the images are read: a later change shows
+    in_files = [image.path for part in files for image in part.found.images]
+    # Taken before the images are read, so that a change during the scan makes the cache invalid.
+    fingerprint = f"{of_sources} {scan_cache.fingerprint(paths + in_files)}"
     for part in files:
         listed.add(part)
     if not listed.items:
         raise ValueError(_no_images(sources, listed.problems))
-    own_ids = [*folders, *files][0].found.category_ids if len(sources) == 1 else None
-    category_ids = list(range(1, len(names) + 1)) if own_ids is None else own_ids
-    labels, report = _check_all(listed, names, category_ids, own_ids is not None, threads, progress)
+    source_ids = [*folders, *files][0].found.category_ids if len(sources) == 1 else None
+    category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
+    labels, report = _check_all(listed, names, category_ids, source_ids is not None, threads, progress)
     if cache_dir is not None:
-        state = _to_cache(cache_dir, sources, names, scan_cache.Stored(labels, report, mark, told), state)
+        state = _to_cache(cache_dir, sources, names, scan_cache.Stored(labels, report, fingerprint, in_files), state)
     return labels, report.with_cache(state)
 
 
 def _parts(sources: Sequence[Path], names: Sequence[str], *, lists_images: bool) -> list[Part]:
-    """The sources of one kind (see LabelFormat) and what their readers find."""
+    """Return the sources of one kind (see LabelFormat) with the images that their readers find."""
     readers = [(source, format_of(source)) for source in sources]
     chosen = [(source, reader) for source, reader in readers if reader.lists_images == lists_images]
     return [Part(source, reader, reader.images(source, names)) for source, reader in chosen]
 
 
-def _listed_before(image: ListedImage, part: Part) -> Problem:
-    """Rows of a label file of its own are the same both times, those of another list are lost."""
+def _listed_twice(image: ListedImage, part: Part) -> Problem:
+    """Return the problem of an image that was already listed.
+
+    If it has its own label file, its rows are the same both times, so this is only a note. If a file such as a COCO
+    JSON lists it, the rows of that second entry are lost.
+    """
     if not part.reader.lists_images:
-        return Problem(NOTE, printable(part.source), f"{printable(image.path)} comes from another source too")
-    reason = f"{printable(image.path)} is listed before, by this or another source"
+        return Problem(NOTE, printable(part.source), f"{printable(image.path)} is also in another source")
+    reason = f"{printable(image.path)} was already listed, in this or another source"
     return Problem(IMAGE_DROPPED, f"{printable(part.source)} image {image.image_id}", reason)
 
 
@@ -134,11 +139,11 @@ def _check_all(
     problems.extend(listed.problems)
     unreadable: list[str] = []
     without_file: list[ListedImage] = []
-    checked = map_in_threads(lambda item: _check(*item, len(names)), listed.items, threads)  # OpenCV holds no lock
-    hidden = None if progress else True  # None: unless there is a terminal
+    checked = map_in_threads(lambda item: _check(*item, len(names)), listed.items, threads)  # OpenCV releases the GIL
+    disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder():
-        shown_on = tqdm(checked, total=len(listed.items), desc="images", disable=hidden, leave=False)
-        for (image, _), (size, read) in zip(listed.items, shown_on, strict=True):
+        results = tqdm(checked, total=len(listed.items), desc="images", disable=disable, leave=False)
+        for (image, _), (size, read) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
             if size is None:
                 unreadable.append(printable(image.path))
@@ -153,7 +158,7 @@ def _check_all(
 
 
 def _check(image: ListedImage, reader: LabelFormat, num_classes: int) -> Checked:
-    """Opens one image and reads its rows. Raises ValueError if a class is out of range."""
+    """Open one image and read its rows. Raises ValueError if a class is out of range."""
     try:
         size, problems = _image_size(image)
     except ValueError as error:
@@ -171,9 +176,10 @@ def _left_out(image: ListedImage, error: ValueError) -> Checked:
 
 
 def _image_size(image: ListedImage) -> tuple[tuple[int, int], list[Problem]]:
-    """Width and height of the upright image, and what is odd about its file. Raises ValueError if it cannot be used.
+    """Return the (width, height) of the upright image, and notes about its file. Raises ValueError if it is unusable.
 
-    An image whose size is not what its labels say cannot: nobody knows which pixels its boxes mean (scaled? rotated?).
+    An image whose size differs from the one in its labels is unusable: it is unknown whether it was scaled or rotated
+    after it was labelled, so its boxes may be wrong.
     """
     data = read_bytes(image.path)
     height, width, _ = decode_bgr(data, image.path).shape
@@ -182,18 +188,18 @@ def _image_size(image: ListedImage) -> tuple[tuple[int, int], list[Problem]]:
     if image.declared_size not in (None, (width, height)):
         declared = "x".join(map(str, image.declared_size or ()))
         labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
-        problem = f"{width}x{height} upright, but its {labels} says {declared}: the boxes are for other pixels"
+        problem = f"{width}x{height} upright, but its {labels} says {declared}: its boxes do not fit this image"
         raise ValueError(f"{printable(image.path)} is {problem}")
     if has_end(data):
         return (width, height), []
-    note = Problem(NOTE, printable(image.path), "a JPEG without end marker; all its pixels are there")
+    note = Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")
     return (width, height), [note]
 
 
 def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
     if images:
         missing = f"no label file {printable(images[0].label_file)}"
-        reason = f"{missing}; taken as background, images of this kind: {len(images)}"
+        reason = f"{missing}, so the image counts as background; images without label file: {len(images)}"
         yield Problem(NOTE, printable(images[0].path), reason)
 
 
@@ -222,22 +228,25 @@ def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
 
 
 def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> None:
-    """Raises ValueError if no image or no box to learn from is left; it names the first image and its label file."""
+    """Raise ValueError, with the first image and its label file, if no image or no box to learn from is left."""
     serious = [problem for problem in problems if problem.kind != NOTE]
     first_problem = f"; the first problem is {excerpt(str(serious[0]), 600)}" if serious else ""
     if not len(labels):
         raise ValueError(f"none of {len(listed.items)} images can be used{first_problem}")
     if labels.crowd.all():  # true also for no rows at all
         first = listed.items[0].image
-        looked = f"{printable(first.label_file)}{'' if os.path.exists(first.label_file) else ', which does not exist'}"
-        what = f"the labels of the first image {printable(first.path)} were looked for in {looked}"
-        raise ValueError(f"no labels for {len(labels)} images: {what}{first_problem}")
+        place = f"{printable(first.label_file)}{'' if os.path.exists(first.label_file) else ', which does not exist'}"
+        reason = f"those of the first image {printable(first.path)} should be in {place}"
+        raise ValueError(f"no labels for {len(labels)} images: {reason}{first_problem}")
 
 
 def _from_cache(
     cache_dir: Path | None, sources: Sequence[Path], names: Sequence[str], current: Callable[[list[str]], str]
 ) -> tuple[scan_cache.Stored | None, str]:
-    """The stored scan if it is whole and of the files as they are `current`ly; and a word on what was found."""
+    """Return the stored scan, or None if it is missing, damaged or outdated; and the state of the cache for the log.
+
+    current: returns the fingerprint of the files as they are now, given the image paths in COCO files.
+    """
     if cache_dir is None:
         return None, "not cached: no home folder, and no --cache-dir"
     try:
@@ -247,14 +256,14 @@ def _from_cache(
     if stored is None:
         return None, "cached now"
     if stored.fingerprint != current(stored.listed):
-        return None, "files changed, cached anew"
+        return None, "files changed, cache rebuilt"
     return stored, "from cache"
 
 
 def _to_cache(
     cache_dir: Path, sources: Sequence[Path], names: Sequence[str], stored: scan_cache.Stored, state: str
 ) -> str:
-    """Stores the scan; returns `state`, or why it could not be stored, which is no reason to stop."""
+    """Store the scan; return `state`, or the reason if it cannot be stored, which is not an error."""
     try:
         scan_cache.store(scan_cache.cache_file(cache_dir, sources, names), stored)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The result of a scan on disk: an .npz without pickle, valid as long as no file it was made from has changed."""
+"""Store the result of a scan on disk: an .npz without pickle, valid until a file that it was made from changes."""
 
 import hashlib
 import io
@@ -18,12 +18,12 @@ from data.report import Report, report_from_dict
 from utils.opencv import cv2
 from utils.printable import one_line
 
-VERSION = 2  # raise it when the meaning of a stored array or a rule of reading changes
+VERSION = 2  # increase it when the meaning of a stored array changes, or the way labels are read
 DIGEST_BYTES = 32
 
 
 class Stored(NamedTuple):
-    """A scan and what it was made from: `listed` are the images that only a file with all labels names."""
+    """A scan and what it was made from. `listed`: paths of the images that only a file with all labels (COCO) names."""
 
     labels: Labels
     report: Report
@@ -32,13 +32,13 @@ class Stored(NamedTuple):
 
 
 def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -> Path:
-    """Where the scan of these sources with these class names is stored."""
+    """Return the path where the scan of these sources with these class names is stored."""
     key = json.dumps([VERSION, cv2.__version__, [str(source) for source in sources], list(names)])
     return cache_dir / f"labels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
 def fingerprint(paths: Iterable[str | Path]) -> str:
-    """A digest of path, size and modification time (ns) of each file; an absent file counts as absent."""
+    """Return a digest of path, size and modification time (ns) of each file; files that do not exist are allowed."""
     digest = hashlib.sha256()
     for path in paths:
         try:
@@ -51,7 +51,7 @@ def fingerprint(paths: Iterable[str | Path]) -> str:
 
 
 def store(file: Path, stored: Stored) -> None:
-    """Writes `file` whole or not at all, also if other processes write it. Raises OSError."""
+    """Write `file` atomically, also if other processes write it at the same time. Raises OSError."""
     texts = {"report": json.dumps(stored.report.as_dict()), "fingerprint": stored.fingerprint}
     texts["listed"] = json.dumps(stored.listed)
     buffer = io.BytesIO()
@@ -59,7 +59,7 @@ def store(file: Path, stored: Stored) -> None:
     np.savez(buffer, allow_pickle=False, **stored.labels.arrays(), **arrays)
     data = buffer.getvalue()
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")  # containers share process ids
+    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")  # process ids repeat between containers
     try:
         with temporary.open("xb") as stream:
             stream.write(data + hashlib.sha256(data).digest())
@@ -69,7 +69,7 @@ def store(file: Path, stored: Stored) -> None:
 
 
 def load(file: Path) -> Stored | None:
-    """What `store` wrote, or None if there is no such file. Raises ValueError if the file is damaged."""
+    """Return what `store` wrote, or None if the file does not exist. Raises ValueError if it is damaged."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
             raise ValueError("not a regular file")
@@ -83,18 +83,18 @@ def load(file: Path) -> Stored | None:
         raise ValueError("the checksum is wrong")
     try:
         return _unpacked(data)
-    except Exception as error:  # a foreign file can make the readers of archives and arrays raise nearly anything
+    except Exception as error:  # with a foreign file, zipfile and np.load can raise almost any exception
         raise ValueError(f"not a stored scan: {one_line(error)}") from None
 
 
 def _unpacked(data: bytes) -> Stored:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > len(data):  # `store` does not compress
-            raise ValueError("it would unpack to more than it holds")
+            raise ValueError("it would unpack to more bytes than it has")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     texts = {name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")}
     listed = json.loads(texts["listed"])
     if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
-        raise ValueError("its list of images is not a list of texts")
+        raise ValueError("its list of images is not a list of strings")
     return Stored(Labels(**arrays), report_from_dict(json.loads(texts["report"])), texts["fingerprint"], listed)

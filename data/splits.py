@@ -1,4 +1,4 @@
-"""A data set by its name, and the labels of its splits."""
+"""Open a data set by its name, and read the labels of its splits."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ FOLDER = Path(__file__).parent
 
 
 def find_data(name: str) -> Path:
-    """A data set's YAML, given by its path or by its name in data/."""
+    """Return the YAML of a data set, given its path or its name in data/. Raises ValueError if there is none."""
     return find_yaml(name, FOLDER, "data set")
 
 
 def find_hyp(name: str) -> Path:
-    """A YAML of hyper-parameters, given by its path or by its name in data/hyps/."""
+    """Return a hyper-parameter YAML, given its path or its name in data/hyps/. Raises ValueError if there is none."""
     return find_yaml(name, FOLDER / "hyps", "hyper-parameters")
 
 
 def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) -> DataSpec:
-    """The data set of a YAML that `find_data` finds; the generated one is drawn if it does not exist.
+    """Open the data set of a YAML that `find_data` finds. The generated data set is drawn if it does not exist.
 
-    download: fetch what is not there from where the YAML says. Nothing else may use the network. splits: those that
+    download: download missing data from the URLs in the YAML. Nothing else may use the network. splits: the splits that
     will be read. Raises ValueError if one of them is not in the YAML or on the disk, before any is scanned.
     """
     file = find_data(name)
@@ -47,7 +47,7 @@ def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) 
 
 @dataclass
 class Dataset:
-    """A data set that is there, and the labels of the splits that were read. All processes hold the same."""
+    """A data set on the disk, and the labels of the splits that were read. They are the same in all processes."""
 
     spec: DataSpec
     world: World
@@ -59,17 +59,20 @@ class Dataset:
 
     @property
     def file(self) -> Path:
-        """The YAML."""
+        """The path of the data YAML."""
         return self.spec.file
 
     @property
     def names(self) -> list[str]:
-        """Of the classes; one for all if they are treated as one."""
+        """The class names; a single name if all classes are treated as one."""
         return class_names(self.spec.names, single=self.single_class)
 
     def read(self, split: str, say: Callable[[str], None] = lambda _: None) -> Labels:
-        """The labels of a split; says what was found. Raises ValueError if processes see different ones."""
-        with self.world.local_main_first():  # the others find in the cache what it has read
+        """Read the labels of a split, and report a summary to `say`.
+
+        Raises ValueError as `scan` does, and if the processes read different labels.
+        """
+        with self.world.local_main_first():  # the others read its result from the cache
             labels, report = read_split(
                 self.spec,
                 split,
@@ -93,9 +96,10 @@ def open_dataset(
     single_class: bool,
     cache_dir: str,
 ) -> Dataset:
-    """The data set of a YAML, given by its path or its name in data/; of a machine's processes one fetches it.
+    """Open the data set of a YAML, given its path or its name in data/; one process of each machine downloads it.
 
-    splits: those that will be read. say: is told what was taken for what. Raises ValueError as `open_data` does.
+    splits: the splits that will be read. say: receives notes, such as paths that were corrected. Raises ValueError as
+    `open_data` does.
     """
     with world.local_main_first():
         spec = open_data(name, download=download, splits=splits)
@@ -105,7 +109,7 @@ def open_dataset(
 
 
 def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
-    """The labels of a split, all of one class if `single`, and the report of the scan."""
+    """Return the labels of a split, with a single class if `single`, and the report of the scan."""
     cache = cache_folder(cache_dir)
     threads = os.cpu_count() or 1
     labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
@@ -113,7 +117,7 @@ def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, prog
 
 
 def class_names(names: Sequence[str], *, single: bool) -> list[str]:
-    """The names, or one for all.
+    """Return the class names, or ["object"] in place of several ones if `single`.
 
     >>> class_names(["cat", "dog"], single=True), class_names(["cat"], single=True)
     (['object'], ['cat'])

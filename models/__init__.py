@@ -1,4 +1,4 @@
-"""Models: tables of layers, built into detectors, and the losses that train them."""
+"""Models: layer tables, the detectors built from them, and their losses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +19,14 @@ def build_model(
     channels: int = 3,
     anchors: Anchors | None = None,
 ) -> Detector:
-    """A detector with fresh weights.
+    """Return a detector with newly initialised weights.
 
-    cfg: a name (`yolov5s.yaml`), a YAML file, or a table already read; see `models.table`.
-    channels: of the images.
-    anchors: in place of the table's, if it has any; pixels w, h, w, h, ... per level, or a number per level to be
-    fitted to data.
+    cfg: a name (`yolov5s.yaml`), a YAML file, or a table that is already loaded; see `models.table`.
+    channels: number of image channels.
+    anchors: replaces the table's anchors, if it has any: pixels w, h, w, h, ... per level, or a number of anchors per
+    level, which are to be fitted to data.
 
-    Raises: ValueError that names the file and row at fault.
+    Raises: ValueError that names the file and the wrong row.
     """
     table, scale = (cfg, None) if isinstance(cfg, Mapping) else find_model(cfg)
     resolved = resolve(table, scale, num_classes, channels=channels, anchors=anchors)

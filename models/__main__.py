@@ -12,7 +12,7 @@ from utils.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 after a sentence on stderr if the model cannot be built."""
+    """Print the table and return 0; print an error on stderr and return 2 if the model cannot be built."""
     options = parse_arguments(arguments)
     try:
         table = resolve(*find_model(options.cfg), options.nc)
@@ -33,16 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """cfg, nc, img."""
+    """Return the options cfg, nc and img."""
     parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
-    parser.add_argument("cfg", help="a name such as yolov5s.yaml, or a YAML file")
+    parser.add_argument("cfg", help="model name such as yolov5s.yaml, or path of a YAML file")
     parser.add_argument("--nc", type=int, default=80, help="number of classes")
     parser.add_argument("--img", "--imgsz", type=int, default=640, help="image side in pixels")
     return parser.parse_args(arguments)
 
 
 def format_line(line: LayerInfo) -> str:
-    """One line of the layer table."""
+    """Return one line of the layer table."""
     sources = ", ".join(map(str, line.sources))
     return f"{line.row:>3} {sources:>16} {line.number:>3} {line.parameters:>10,}  {line.module:<13} {line.args}"
 

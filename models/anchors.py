@@ -1,7 +1,7 @@
-"""Anchors fitted to a data set's box sizes.
+"""Check anchors against the box sizes of a data set, and fit new ones.
 
-Sizes are width and height in pixels at the training size, above 0, float [N, 2]; anchors [K, 2]. A box is *reachable*
-when some anchor's width and height both differ from its own by a factor below the matching limit
+Sizes are width and height in pixels at the training size, above 0, float [N, 2]; anchors [K, 2]. An anchor *reaches* a
+box if its width and its height both differ from the box's by a factor below the matching limit
 (models/assign/anchor_ratio.py).
 """
 
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 Sizes = NDArray[np.float64]
 
-SMALLEST = 2.0  # px: smaller boxes are dropped by augmentation, smaller anchors would fit nothing
+SMALLEST = 2.0  # px: augmentation drops smaller boxes, so smaller anchors would match nothing
 GOOD_RECALL = 0.98
-MOST_BOXES = 20_000  # looked at: more change the anchors little and the time much
+MOST_BOXES = 20_000  # used for the fit: more boxes hardly change the anchors but take much longer
 
 
 def _closeness(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
-    """[N] in (0, 1]: the worse of the two sides' ratios to the closest anchor, 1 for an anchor of the box's size."""
+    """Return [N] in (0, 1]: the worse of the two sides' ratios to the closest anchor, 1 for one of the box's size."""
     ratio = sizes.T[:, None] / anchors.T[:, :, None]  # [2, K, N]
     return np.minimum(ratio, 1 / ratio).min(0).max(0)
 
 
 def best_possible_recall(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
-    """Share of the boxes that some anchor reaches, in [0, 1]; 1 where there is no box.
+    """Return the share of the boxes that some anchor reaches, in [0, 1]; 1 if there are no boxes.
 
     >>> best_possible_recall(np.array([[10., 10.], [90., 90.]]), np.array([[10., 12.]]), 4.0)
     0.5
@@ -42,16 +42,16 @@ def _fitness(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
 def fit_anchors(
     sizes: Sizes, count: int, ratio_limit: float, *, seed: int = 0, iterations: int = 30, generations: int = 1000
 ) -> Sizes:
-    """`count` anchors for boxes of these sizes, [count, 2], smallest area first.
+    """Return `count` anchors for boxes of these sizes, [count, 2], smallest area first.
 
-    k-means on sizes divided by their spread, then random mutations that are kept when the mean closeness of reachable
-    boxes grows. The same seed gives the same anchors.
+    k-means on sizes divided by their standard deviation, then random mutations, each kept if it increases the mean
+    closeness, in which unreached boxes count as 0. The same seed gives the same anchors.
 
     Raises ValueError if fewer than `count` boxes are at least 2 px wide and high.
     """
     sizes = sizes[(sizes >= SMALLEST).all(1)].astype(np.float64)
     if len(sizes) < count:
-        raise ValueError(f"{count} anchors cannot be fitted to {len(sizes)} boxes of 2 px and more")
+        raise ValueError(f"{count} anchors cannot be fitted to {len(sizes)} boxes of at least 2 px")
     generator = np.random.default_rng(seed)
     anchors = _kmeans(sizes, count, generator, iterations)
     best = _fitness(sizes, anchors, ratio_limit)
@@ -64,7 +64,7 @@ def fit_anchors(
 
 
 def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations: int) -> Sizes:
-    """Lloyd's algorithm from a random choice of the boxes; a centre that loses all its boxes stays where it is."""
+    """Lloyd's algorithm, initialised with randomly chosen boxes; a centre that loses all its boxes does not move."""
     spread = np.maximum(sizes.std(0), 1e-6)
     points = sizes / spread
     centers = points[generator.choice(len(points), count, replace=False)]
@@ -77,7 +77,7 @@ def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations
 
 
 def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Factors in [0.3, 3], nine of ten different from 1, never all 1."""
+    """Return random factors in [0.3, 3]: nine of ten differ from 1 on average, and at least one does."""
     while True:
         active = generator.random(shape) < 0.9
         factors = (active * generator.random() * generator.standard_normal(shape) * 0.1 + 1).clip(0.3, 3.0)
@@ -88,10 +88,10 @@ def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray
 def check_anchors(
     sizes: Sizes, anchors_px: NDArray[np.float64], ratio_limit: float, *, seed: int = 0, placeholders: bool = False
 ) -> tuple[NDArray[np.float64], str]:
-    """(anchors [L, A, 2] to train with, a sentence that says what was found).
+    """Return (anchors [L, A, 2] to train with, a sentence on the result).
 
-    The anchors given stay if they reach 98 % of the boxes, or where fitted ones reach no more; placeholders only where
-    there are too few boxes to fit others. At most 20,000 boxes, evenly spread, are looked at.
+    The given anchors are kept if they reach 98 % of the boxes, or if fitted anchors reach no more. Placeholders are
+    kept only if there are too few boxes to fit others. At most 20,000 evenly spaced boxes are used.
     """
     levels, per_level, _ = anchors_px.shape
     flat = anchors_px.reshape(-1, 2)
@@ -107,5 +107,6 @@ def check_anchors(
     fitted = fit_anchors(sizes, len(flat), ratio_limit, seed=seed)
     reached = best_possible_recall(sizes, fitted, ratio_limit)
     if reached <= recall and not placeholders:
-        return anchors_px, f"anchors reach {recall:.1%} of the boxes, fitted ones no more ({reached:.1%}): kept"
-    return fitted.reshape(levels, per_level, 2), f"anchors reached {recall:.1%} of the boxes, fitted ones {reached:.1%}"
+        return anchors_px, f"anchors reach {recall:.1%} of the boxes; kept, as fitted ones would reach {reached:.1%}"
+    sentence = f"anchors reached {recall:.1%} of the boxes; fitted new ones, which reach {reached:.1%}"
+    return fitted.reshape(levels, per_level, 2), sentence

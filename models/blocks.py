@@ -1,4 +1,4 @@
-"""Blocks of the model tables. Maps are [B, C, H, W] in and out: B images, C channels, H W cells.
+"""Layers of the model tables. Inputs and outputs are maps [B, C, H, W]: B images, C channels, H W cells.
 
 The short attribute names (cv1, cv2, cv3, m, conv, bn) are the file format of YOLOv5's checkpoints.
 """
@@ -16,18 +16,18 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 class Layer(nn.Module):
-    """What a row of a table builds: the constructor takes the channels of the input, then the row's args."""
+    """Base class of what a table row builds: the constructor takes the input's channels, then the row's args."""
 
     out_channels: int
     reduction: Fraction = Fraction(1)  # input side / output side
 
-    multi_input: ClassVar[bool] = False  # takes a list of maps, and is built from a list of channels and `strides=`
-    scales_width: ClassVar[bool] = True  # its first arg is a number of channels, which the table's width scales
+    multi_input: ClassVar[bool] = False  # takes a list of maps; the constructor takes a list of channels and `strides=`
+    scales_width: ClassVar[bool] = True  # the first arg is a number of channels, which the table's width scales
     repeats_inside: ClassVar[bool] = False  # takes the row's number as `repeats=`, instead of being stacked
 
 
 def whole_stride(stride: int) -> Fraction:
-    """`stride` as a reduction.
+    """Return `stride` as a reduction.
 
     Raises: ValueError if it is below 1.
     """
@@ -37,7 +37,7 @@ def whole_stride(stride: int) -> Fraction:
 
 
 class Stack(nn.Sequential):
-    """Layers in a row, as one layer."""
+    """A sequence of layers, as one layer."""
 
     def __init__(self, *layers: Layer) -> None:
         super().__init__(*layers)
@@ -58,8 +58,8 @@ class Conv(Layer):
         groups: int = 1,
     ) -> None:
         super().__init__()
-        if out_channels < 1:  # of a layer's inner maps too, whose number is a share of what a row says
-            raise ValueError(f"a convolution to {out_channels} channels")
+        if out_channels < 1:  # e.g. of a block's inner convolution, whose channels are a fraction of the row's
+            raise ValueError(f"a convolution needs 1 or more output channels, got {out_channels}")
         self.out_channels, self.reduction = out_channels, whole_stride(stride)
         padding = kernel // 2 if padding is None else padding
         self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
@@ -88,16 +88,16 @@ class _Join(torch.autograd.Function):
 
 
 def join(maps: Sequence[Tensor]) -> Tensor:
-    """Maps of one size joined along their channels.
+    """Return maps of one size, concatenated along their channels.
 
-    On a CPU each gets a dense gradient: torch.cat hands back strided views, on which the SiLU before it works three
-    times as slowly (6 % of a bfloat16 step of yolov5n).
+    On a CPU each map gets a dense gradient: torch.cat returns strided views of it, on which the backward pass of the
+    preceding SiLU is three times slower (6 % of a bfloat16 step of yolov5n).
     """
     return _Join.apply(*maps) if maps[0].device.type == "cpu" else torch.cat(list(maps), dim=1)
 
 
 class Bottleneck(Layer):
-    """1x1 convolution to fewer channels, 3x3 back, and the input added where the shapes agree.
+    """1x1 convolution to fewer channels, 3x3 convolution back, and the input added if its number of channels is equal.
 
     Source: ResNet, arXiv 1512.03385, figure 5, with two convolutions as Darknet-53 (YOLOv3, arXiv 1804.02767, table 1).
     """
@@ -123,7 +123,7 @@ class Bottleneck(Layer):
 
 
 class C3(Layer):
-    """Two 1x1 branches of half the channels, one of them through bottlenecks, joined by a third 1x1.
+    """Two branches of 1x1 convolutions to half the channels, one with bottlenecks after it, merged by a third 1x1.
 
     Source: CSPNet, arXiv 1911.11929, section 3.
     """
@@ -153,7 +153,7 @@ class C3(Layer):
 
 
 class SPP(Layer):
-    """The map beside its maxima over windows of several sizes.
+    """Spatial pyramid pooling: the map concatenated with its maxima over windows of several sizes.
 
     Source: SPP-net, arXiv 1406.4729, with stride 1 as in YOLOv3-SPP.
     """
@@ -172,7 +172,7 @@ class SPP(Layer):
 
 
 class SPPF(Layer):
-    """SPP by one pool applied three times: two of kernel 5 see as far as one of 9, three as far as one of 13."""
+    """SPP by one pool applied three times: two of kernel 5 equal one of kernel 9, and three equal one of kernel 13."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 5) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class SPPF(Layer):
 
 
 class Concat(Layer):
-    """Maps of one size joined along their channels."""
+    """Maps of one size, concatenated along their channels."""
 
     multi_input = True
     scales_width = False
@@ -198,9 +198,11 @@ class Concat(Layer):
     def __init__(self, in_channels: Sequence[int], dim: int = 1, *, strides: Sequence[Fraction]) -> None:
         super().__init__()
         if dim != 1:
-            raise ValueError(f"maps are joined along dimension 1, their channels, got {dim}")
+            raise ValueError(f"maps can only be concatenated along dimension 1 (channels), got dimension {dim}")
         if len(set(strides)) > 1:
-            raise ValueError(f"maps of strides {', '.join(map(str, strides))} differ in size and cannot be joined")
+            raise ValueError(
+                f"maps of strides {', '.join(map(str, strides))} differ in size and cannot be concatenated"
+            )
         self.out_channels = sum(in_channels)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
@@ -208,14 +210,14 @@ class Concat(Layer):
 
 
 class Upsample(Layer):
-    """The map enlarged by a whole factor. A table gives nn.Upsample's arguments, of which `size` must be None."""
+    """The map enlarged by a whole factor. The args are those of nn.Upsample; `size` must be None."""
 
     scales_width = False
 
     def __init__(self, in_channels: int, size: None, factor: float, mode: str = "nearest") -> None:
         super().__init__()
         if size is not None or factor != int(factor) or factor < 1 or mode not in {"nearest", "bilinear"}:
-            raise ValueError("arguments must be None, a whole factor, and nearest or bilinear")
+            raise ValueError("args must be None, a whole factor, and nearest or bilinear")
         self.out_channels, self.reduction = in_channels, Fraction(1, int(factor))
         self.factor, self.mode = float(factor), mode
 
@@ -239,7 +241,7 @@ class MaxPool(Layer):
 
 
 class ZeroPad(Layer):
-    """The map with rows and columns of zeros: `padding` is left, right, top, bottom, in cells."""
+    """The map padded with zeros: `padding` is left, right, top, bottom, in cells."""
 
     scales_width = False
 

@@ -1,9 +1,9 @@
-"""A table as an nn.Module: images -> raw maps -> boxes and scores.
+"""The detector that a model table describes, as an nn.Module: images -> raw maps -> boxes and scores.
 
-`layers` holds one module per row of the table, so a YOLOv5 checkpoint's `model.N.*` is `layers.N.*` here. Only its
-anchors differ, being in units of the stride: `layers.N.anchors_px` = `model.N.anchors` * stride.
+`layers` holds one module per row of the table, so `model.N.*` of a YOLOv5 checkpoint is `layers.N.*` here. Only the
+anchors differ, because YOLOv5's are in units of the stride: `layers.N.anchors_px` = `model.N.anchors` * stride.
 
-B images, L levels, C classes, H W pixels of the images, N predictions of an image.
+B images, L levels, C classes, H W pixels of the images, N predictions per image.
 """
 
 import inspect
@@ -38,14 +38,14 @@ KINDS: dict[Any, set[type]] = {
     int: {int},
     float: {int, float},
     str: {str},
-}  # of what a layer's argument may be
-MAX_STRIDE = 4096  # half of the largest image
+}  # the types of value allowed for each annotation of a layer's arguments
+MAX_STRIDE = 4096  # half of the largest image side
 MAX_PARAMETERS = 1_000_000_000
-MAX_ELEMENTS = 1 << 28  # of a map of an image of two cells of the coarsest level
+MAX_ELEMENTS = 1 << 28  # of any map, for an image of 2 x 2 cells of the coarsest level
 
 
 class LayerInfo(NamedTuple):
-    """A line of the layer table; `number` and `args` are scaled, and `args` starts with the input's channels."""
+    """One line of the layer table; `number` and `args` are scaled, and `args` starts with the input's channels."""
 
     row: int
     sources: tuple[int, ...]
@@ -56,13 +56,14 @@ class LayerInfo(NamedTuple):
 
 
 class Detector(nn.Module):
-    """A detector as the table of one model says; its `table` holds plain values, can be stored and builds it again.
+    """A detector built from the table of one model. Its `table` holds plain values: store it to build the model again.
 
-    recompute: False; True saves memory in training: a row of one input that has parameters, the head apart, keeps that
-    input alone for the backward pass (models/recompute.py). Values and gradients stay the same to the bit. C3 rows only
-    would leave twice the bytes (yolov5s: 42 % instead of 21 %) in 0.9 of the time, and YOLOv3 has none.
+    recompute: False by default; True saves memory in training. A row with one input and parameters, except the head,
+    then keeps only that input for the backward pass (models/recompute.py). Values and gradients are bit-identical.
+    Recomputing only C3 rows would keep twice the bytes (yolov5s: 42 % instead of 21 %) in 0.9 of the time, and YOLOv3
+    has no C3 rows.
 
-    Raises: ValueError that names the row for an unknown module, wrong arguments, or strides that cannot be joined.
+    Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of different strides.
     """
 
     def __init__(self, table: Mapping[str, Any]) -> None:
@@ -72,7 +73,7 @@ class Detector(nn.Module):
         self.layers = nn.ModuleList()
         self._info: list[LayerInfo] = []
         self._build()
-        self._frees = last_uses(self.rows)
+        self._freed_after = last_uses(self.rows)
         self.recompute = False
         self._recomputable = recomputable(self.rows, self.layers)
 
@@ -83,14 +84,14 @@ class Detector(nn.Module):
             scales = [strides[source] for source in row.sources]
             layer, info = build_layer(row, inputs, scales, self.table)
             if (row.module in HEADS) != (row is self.rows[-1]):
-                raise row.error(f"the last row, and no other, must be a head ({', '.join(HEADS)})")
+                raise row.error(f"the last row, and only the last row, must be a head ({', '.join(HEADS)})")
             self.layers.append(layer)
             self._info.append(info)
             if row.module not in HEADS:
                 channels[row.position], strides[row.position] = layer.out_channels, scales[0] * layer.reduction
         if not self.rows or self.num_classes != self.table["nc"]:
             raise ValueError(
-                f"{self.table['source']}: a table needs rows, and a head of {self.table['nc']} classes (nc)"
+                f"{self.table['source']}: the table needs rows, and a head with {self.table['nc']} classes (nc)"
             )
 
     @property
@@ -100,7 +101,7 @@ class Detector(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        """How many classes C the head scores."""
+        """Number of classes C."""
         return self.head.num_classes
 
     @property
@@ -110,25 +111,25 @@ class Detector(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the parameters, which images must have outside autocast."""
+        """The dtype of the parameters. Without autocast, images must have it too."""
         return next(self.parameters()).dtype
 
     def fit_to_boxes(self, sizes: NDArray[np.float64], **how: Any) -> str | None:
-        """Fit the head to box sizes, and have the table say so: what was found. how: as `Head` takes it."""
+        """Fit the head to box sizes, update the table, and return a sentence on the result. how: as for `Head`."""
         sentence = self.head.fit_to_boxes(sizes, **how)
         self.update_table()
         return sentence
 
     def update_table(self) -> None:
-        """Let the table say what the head is fitted to now."""
+        """Write the head's fitted values into the table."""
         self.table |= self.head.table_entries()
 
     def forward(self, images: Tensor) -> Raw:
-        """The head's raw predictions of images [B, 3, H, W] in [0, 1]."""
+        """Return the head's raw predictions for images [B, 3, H, W] in [0, 1]."""
         maps: dict[int, Any] = {-1: images}
         for row in self.rows:
             maps[row.position] = self._run(row, maps)
-            for index in self._frees[row.position]:
+            for index in self._freed_after[row.position]:
                 del maps[index]
         return maps[len(self.rows) - 1]
 
@@ -139,11 +140,11 @@ class Detector(nn.Module):
         return layer(inputs if layer_class(row).multi_input else inputs[0])
 
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
-        """boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions, both float32."""
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions, both float32."""
         return self.head.decode(raw)
 
     def fuse(self) -> "Detector":
-        """This detector with every BatchNorm folded into its convolution, in place and for inference only."""
+        """Fold every BatchNorm into its convolution, in place and for inference only; return this detector."""
         self.eval()
         for module in self.modules():
             if isinstance(module, Conv):
@@ -151,24 +152,24 @@ class Detector(nn.Module):
         return self
 
     def info(self) -> list[LayerInfo]:
-        """The layer table, one line per row, with the parameters that each has now."""
+        """Return the layer table, one line per row, with the number of parameters that each row has now."""
         counts = [count_parameters(layer) for layer in self.layers]
         return [line._replace(parameters=count) for line, count in zip(self._info, counts, strict=True)]
 
 
 def layer_class(row: TableRow) -> type[Layer]:
-    """What a row's module names. Raises ValueError that names the row if it is unknown."""
+    """Return the class of a row's module. Raises ValueError that names the row if the module is unknown."""
     if row.module in HEADS:
         return HEADS[row.module].head
     if row.module not in LAYERS:
-        raise row.error(f"no module '{excerpt(row.module)}'; allowed are {', '.join([*LAYERS, *HEADS])}")
+        raise row.error(f"unknown module '{excerpt(row.module)}'; allowed are {', '.join([*LAYERS, *HEADS])}")
     return LAYERS[row.module]
 
 
 def build_layer(
     row: TableRow, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
 ) -> tuple[Layer | Stack, LayerInfo]:
-    """The module of one row, and its line of the layer table.
+    """Return the module of one row, and its line of the layer table.
 
     Raises: ValueError that names the row.
     """
@@ -178,19 +179,19 @@ def build_layer(
     if not kind.multi_input and len(in_channels) != 1:
         raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
     if kind.multi_input and number != 1:
-        raise row.error(f"{row.module} cannot be repeated, `number` must be 1")
+        raise row.error(f"{row.module} cannot be repeated: `number` must be 1, got {row.number}")
     source = list(in_channels) if kind.multi_input else in_channels[0]
     try:
         layer = stack(kind, source, args, number, strides)
     except TypeError as error:
-        raise row.error(f"an argument is of the wrong kind: {error}") from error
+        raise row.error(f"an argument has the wrong type: {error}") from error
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise row.error(error) from error
     return layer, LayerInfo(row.position, row.sources, number, 0, row.module, [source, *args])
 
 
 def stack(kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]) -> Layer | Stack:
-    """`number` layers of a kind one after another, unless the kind repeats inside itself."""
+    """Return one layer, or a stack of `number` layers of a class that does not handle repeats itself."""
     if kind.multi_input:
         return kind(source, *args, strides=strides)
     if kind.repeats_inside:
@@ -201,9 +202,9 @@ def stack(kind: Any, source: Any, args: Sequence[Any], number: int, strides: Seq
 
 
 def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> list[Any]:
-    """A row's args as the constructor takes them: words looked up, channels scaled.
+    """Return a row's args as the constructor takes them: names replaced by values, channels scaled.
 
-    Raises: ValueError that names the row if there should be a number of channels and is none.
+    Raises: ValueError that names the row if the number of channels is missing or out of range.
     """
     words = {"nc": table["nc"], "anchors": table.get("anchors"), "None": None}
     args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
@@ -215,7 +216,7 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
 
 
 def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> None:
-    """Raises ValueError that names the row if its arguments are too few, too many, or one is of the wrong kind."""
+    """Raise ValueError that names the row if it has too few or too many arguments, or one of the wrong type."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     allowed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     needed = sum(parameter.default is parameter.empty for parameter in allowed)
@@ -225,13 +226,13 @@ def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> No
         raise row.error(f"{row.module} takes {counts} arguments ({names}), got {len(row.args)}")
     for parameter, value in zip(allowed, args, strict=False):
         kinds = KINDS.get(parameter.annotation)
-        if kinds and type(value) not in kinds:  # not isinstance: True would pass for 1, and "False" for true
-            wanted = parameter.annotation.__name__
-            raise row.error(f"an argument is of the wrong kind: {parameter.name} is {reprlib.repr(value)}, no {wanted}")
+        if kinds and type(value) not in kinds:  # not isinstance, which accepts True as an int
+            given, wanted = reprlib.repr(value), parameter.annotation.__name__
+            raise row.error(f"an argument has the wrong type: {parameter.name} is {given}, but must be {wanted}")
 
 
 def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
-    """For each row, the maps that no later row reads, so that they can be freed."""
+    """Return, for each row, the maps that no later row reads and that can be freed after it."""
     last = {row.position: row.position for row in rows[:-1]} | {
         source: row.position for row in rows for source in row.sources
     }
@@ -239,9 +240,9 @@ def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
 
 
 def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> frozenset[int]:
-    """The positions of the rows of one input that have parameters.
+    """Return the positions of the rows that have one input and parameters.
 
-    Found once, when a model is built: a replica of torch's DataParallel knows no parameters of its own.
+    Computed once, when the model is built, because replicas of torch's DataParallel list no parameters.
     """
     return frozenset(
         row.position
@@ -251,17 +252,18 @@ def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> froze
 
 
 def count_parameters(module: nn.Module) -> int:
-    """How many numbers the parameters of a module hold."""
+    """Return the total number of elements in a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def check_shapes(table: Mapping[str, Any]) -> Detector:
-    """The detector of a resolved table without memory, in eval mode, run on two cells of the coarsest level.
+    """Return the detector of a resolved table on the meta device, after a run on 2 x 2 cells of the coarsest level.
 
-    Raises: ValueError that names the row whose maps do not fit, or if a level's stride is not what the rows say.
+    The model takes no memory and is in eval mode. Raises: ValueError that names the row whose maps do not fit, or if
+    the strides of the maps differ from those of the head.
     """
     with torch.device("meta"):
-        model = Detector(table).eval()  # in training BatchNorm refuses a single cell
+        model = Detector(table).eval()  # in training mode BatchNorm raises an error for a single cell
         check_size(model)
         side = 2 * max(model.strides)
         maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
@@ -269,18 +271,18 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
         try:
             maps[row.position] = model._run(row, maps)
             if isinstance(maps[row.position], Tensor) and maps[row.position].numel() > MAX_ELEMENTS:
-                raise ValueError(f"their result {list(maps[row.position].shape)} would fill the memory")
+                raise ValueError(f"the output {list(maps[row.position].shape)} has over {MAX_ELEMENTS:,} elements")
         except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
             shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
     sides = [maps[source].shape[2] for source in model.rows[-1].sources]
     if sides != [side // stride for stride in model.strides]:
-        raise model.rows[-1].error(f"strides must be {model.strides}, but {side} pixels give {sides} cells")
+        raise model.rows[-1].error(f"strides must be {model.strides}, but a {side} px image gives {sides} cells")
     return model
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False) -> list[str]:
-    """The entries that only one of both has, or that differ in shape; types: or in type."""
+    """Return the names of tensors that only one of the two has, or that differ in shape; types: or in dtype."""
     wanted, given = (
         {key: (value.shape, value.dtype if types else None) for key, value in entries.items()}
         for entries in (model.state_dict(), state)
@@ -289,18 +291,18 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor], *, types: bool = Fals
 
 
 def check_size(model: Detector) -> None:
-    """Raises ValueError for a model, built without memory, that no machine could train."""
+    """Raise ValueError for a model, built on the meta device, with too many parameters or too large a stride."""
     source, parameters = model.table["source"], count_parameters(model)
     if parameters > MAX_PARAMETERS:
-        raise ValueError(f"{source}: a model of {parameters:,} parameters, at most {MAX_PARAMETERS:,} are allowed")
+        raise ValueError(f"{source}: the model has {parameters:,} parameters, at most {MAX_PARAMETERS:,} are allowed")
     if max(model.strides) > MAX_STRIDE:
-        raise ValueError(f"{source}: a stride of {max(model.strides)} pixels, at most {MAX_STRIDE} is allowed")
+        raise ValueError(f"{source}: the model has stride {max(model.strides)}, at most {MAX_STRIDE} is allowed")
 
 
 def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
-    """Billions of floating-point operations for one square image, 2 per multiply-add of the convolutions.
+    """Return the billions of floating-point operations for one square image, 2 per multiply-add of the convolutions.
 
-    Nothing is computed: the model is built and run without memory.
+    Nothing is computed: the model is built and run on the meta device.
     """
     with torch.device("meta"):
         model, image = Detector(table).eval(), torch.empty(1, table["ch"], image_size, image_size)

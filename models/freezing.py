@@ -1,4 +1,4 @@
-"""Layers that a run leaves as they are."""
+"""Freezing of layers: their weights and BatchNorm statistics stay unchanged in training."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from models.detector import Detector
 
 
 def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
-    """The layers that stay as they are: the first N for one number N, else those of these numbers.
+    """Freeze layers and return them: the first N if `layers` is a single number N, else those with these indices.
 
-    Raises ValueError for a layer that the model does not have, and if nothing is left to train.
+    Raises ValueError for a layer that the model does not have, and if no parameter is left to train.
     """
     chosen = list(range(layers[0])) if len(layers) == 1 else list(layers)
     if chosen and max(chosen) >= len(model.layers):
@@ -24,7 +24,7 @@ def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
 
 
 def set_training(model: Detector, frozen: Sequence[nn.Module]) -> None:
-    """Training mode; frozen layers keep their BatchNorm statistics too."""
+    """Put the model in training mode and its frozen layers in eval mode, so that their BatchNorm statistics stay."""
     model.train()
     for layer in frozen:
         layer.eval()

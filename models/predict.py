@@ -1,6 +1,6 @@
-"""Detections of images as NumPy arrays, in each image's own pixels. No labels, no loader, no files.
+"""Detect objects in images given as NumPy arrays. Needs no labels, data loader or files.
 
-D detections of an image, B images on canvases of H x W pixels, N predictions of an image, C classes.
+D detections in an image, B images on canvases of H x W pixels, N predictions per image, C classes.
 """
 
 from collections import defaultdict
@@ -34,22 +34,22 @@ ChannelOrder = Literal["rgb", "bgr"]
 
 @dataclass(frozen=True)
 class ImageDetections:
-    """What was detected in one image, the highest score first."""
+    """The detections in one image, highest score first."""
 
-    boxes_xyxy: NDArray[np.float64]  # [D, 4] in pixels of the image, none beyond its border
+    boxes_xyxy: NDArray[np.float64]  # [D, 4] in pixels of the image, clipped to its border
     scores: NDArray[np.float64]  # [D] in [0, 1]
     class_ids: NDArray[np.int64]  # [D]
 
     def __len__(self) -> int:
-        """How many, D."""
+        """Return the number of detections D."""
         return len(self.scores)
 
 
 class Predictor:
-    """Detects objects in images of any size, each letterboxed as val.py does it.
+    """Detects objects in images of any size, letterboxed as in val.py.
 
-    An image's canvas depends on that image alone, so its detections do not depend on the images beside it, but for
-    rounding in the forward pass.
+    An image's canvas depends only on that image, so its detections do not depend on the other images of the batch,
+    except for rounding in the forward pass.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Predictor:
         precision: torch.dtype = torch.float32,
         batch_size: int = 16,
     ) -> None:
-        """Images go to the device of `model`, which is put into eval mode.
+        """Images are moved to the device of `model`, which is put in eval mode.
 
-        image_size: long side in pixels, rounded up to the stride. confidence: scores at or below it do not count. iou,
-        agnostic, multi_label, max_detections: as non_max_suppression takes them. class_ids: the only classes to detect.
-        predict: stands in for one forward pass of `model`: several views or models (models/views.py). stride: what the
-        sides of canvases are multiples of, by default the model's largest; of several models the largest of all.
-        precision: of the forward pass, by autocast. batch_size: most images in one forward pass.
-        Raises ValueError for a number out of range.
+        image_size: long side in pixels, rounded up to a multiple of the stride. confidence: scores at or below it are
+        dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression. class_ids: detect only these
+        classes. predict: replaces the single forward pass of `model`, for test-time augmentation or ensembles
+        (models/views.py). stride: canvas sides are multiples of it; by default the model's largest stride, for an
+        ensemble give the largest of all models. precision: of the forward pass, by autocast. batch_size: the most
+        images in one forward pass. Raises ValueError for a number out of range.
         """
         check_limits(confidence, iou, max_detections)
         for name, number in (("image_size", image_size), ("batch_size", batch_size)):
@@ -112,10 +112,10 @@ class Predictor:
     def __call__(
         self, images: NDArray[np.uint8] | Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder
     ) -> ImageDetections | list[ImageDetections]:
-        """The detections of one image, or of each image of a list.
+        """Return the detections of one image, or of each image of a list.
 
-        images: uint8 [H, W, 3]; [H, W] and [H, W, 1] are grey, and become three equal channels. channel_order: "rgb",
-        or "bgr" as OpenCV reads files. Raises ValueError for anything else, before any image is predicted on.
+        images: uint8 [H, W, 3]; grey images, [H, W] or [H, W, 1], get three equal channels. channel_order: "rgb", or
+        "bgr" as read by OpenCV. Raises ValueError for anything else, before the first forward pass.
         """
         if channel_order not in ("rgb", "bgr"):
             raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
@@ -141,7 +141,7 @@ class Predictor:
     def _detect_on(
         self, canvas: tuple[int, int], images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder
     ) -> list[ImageDetections]:
-        """The detections of images that share a canvas, in one forward pass."""
+        """Return the detections of images with the same canvas shape, in one forward pass."""
         sizes = [size_of(image) for image in images]
         base: list[tuple[int, int]] = [
             tuple(size) for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
@@ -161,23 +161,23 @@ class Predictor:
 
 
 def size_of(image: NDArray[np.uint8]) -> tuple[int, int]:
-    """(width, height) of an image [H, W, 3]."""
+    """Return (width, height) of an image [H, W, 3]."""
     return image.shape[1], image.shape[0]
 
 
 def three_channels(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
-    """The image as uint8 [H, W, 3]; a grey one, [H, W] or [H, W, 1], gets three equal channels.
+    """Return the image as uint8 [H, W, 3]; a grey image, [H, W] or [H, W, 1], gets three equal channels.
 
-    Raises ValueError, beginning with `name`, if it is no such image.
+    Raises ValueError, starting with `name`, for any other dtype or shape.
     """
-    wanted = "an image is a NumPy array, uint8 [H, W, 3], or [H, W] or [H, W, 1] if it is grey"
+    wanted = "it must be a NumPy array, uint8 [H, W, 3], or [H, W] or [H, W, 1] if it is grey"
     if not isinstance(image, np.ndarray):
         raise ValueError(f"{name} is a {type(image).__name__}; {wanted}")
     channels = image.shape[2:] or (1,)
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in ((1,), (3,)):
         raise ValueError(f"{name} is {image.dtype} {list(image.shape)}; {wanted}")
     if image.size == 0:
-        raise ValueError(f"{name} is {list(image.shape)}, which has no pixels")
+        raise ValueError(f"{name} has shape {list(image.shape)}, so it has no pixels")
     if channels == (1,):
         return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)
     return np.ascontiguousarray(image)
@@ -195,9 +195,9 @@ def detections_in_images(
     agnostic: bool = False,
     multi_label: bool = True,
 ) -> list[ImageDetections]:
-    """What non-maximum suppression leaves of each image's predictions, in the image's own pixels.
+    """Return each image's predictions after non-maximum suppression, in pixels of the image.
 
-    boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes: of the B images; width, height.
+    boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes (width, height): of the B images.
     Raises ValueError as non_max_suppression does.
     """
     kept = non_max_suppression(

@@ -1,4 +1,4 @@
-"""Activation checkpointing: of a layer the backward pass keeps the input alone, and computes the rest a second time.
+"""Activation checkpointing: only a layer's input is kept for the backward pass, which computes the rest again.
 
 Source: arXiv 1604.06174, section 4.
 """
@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
-    """`layer(x)`, whose inner maps are freed at once and computed again when the backward pass needs them.
+    """Return `layer(x)`; its inner maps are freed at once and computed again when the backward pass needs them.
 
-    Values, gradients and running statistics are those of `layer(x)` to the bit. Not for a layer that draws random
-    numbers, which would be others the second time: their state is not kept, because no layer here draws any.
+    Values, gradients and running statistics are bit-identical to those of `layer(x)`. Not for layers that draw random
+    numbers: the state of the generators is not saved, so the second pass would draw other numbers.
     """
     return checkpoint(
         layer,
@@ -28,17 +28,17 @@ def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
 
 @contextmanager
 def statistics_set_aside(layer: nn.Module) -> Iterator[None]:
-    """Within it every BatchNorm of `layer` in training mode updates copies of its statistics, its own stay untouched.
+    """Let every BatchNorm of `layer` in training mode update copies of its statistics, and restore its own on exit.
 
-    A second forward pass would count its batch twice. Switching `track_running_stats` off for it is no cure: BatchNorm
-    then saves fewer tensors for the backward pass than it did the first time, which `checkpoint` refuses.
+    Without this, the second forward pass would count its batch twice. Switching `track_running_stats` off does not
+    work: BatchNorm then saves fewer tensors for the backward pass than the first time, which `checkpoint` refuses.
     """
     norms = [module for module in layer.modules() if isinstance(module, _BatchNorm) and module.training]
     own = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
     for norm, name, buffer in own:
         setattr(norm, name, buffer.clone())
     try:
-        yield  # left by an exception each time: `checkpoint` stops a layer when all it needs is there
+        yield  # always ends with an exception: `checkpoint` stops the layer once it has every tensor it needs
     finally:
         for norm, name, buffer in own:
             setattr(norm, name, buffer)

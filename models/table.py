@@ -1,8 +1,8 @@
 """Model tables: YAML files of rows [from, number, module, args], found by name, checked, and resolved to plain values.
 
-A family has `scales: {s: [depth, width]}`; a table of one model has `depth_multiple` and `width_multiple`. Both have
-`backbone` and `head`, and `anchors` where a row names them. A resolved table is of the second kind with `nc`, `ch` and
-`source` filled in: plain values that a checkpoint can store and `Detector` can be built from.
+A family of models has `scales: {s: [depth, width]}`; a table of one model has `depth_multiple` and `width_multiple`.
+Both have `backbone` and `head`, and `anchors` if a row uses them. A resolved table describes one model and also has
+`nc`, `ch` and `source`: plain values that a checkpoint can store and that `Detector` is built from.
 """
 
 import math
@@ -20,12 +20,12 @@ from utils.printable import excerpt, one_line, printable
 
 MODELS_DIR = Path(__file__).parent
 MAX_BYTES = 1 << 18
-MAX_NUMBER = 1000  # of rows, of layers, of anchor sizes, and of what a row asks for
+MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `number` of a row
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
-SMALLEST_ANCHOR, LARGEST_ANCHOR = 1e-3, 100_000  # pixels; far from what float32 takes for 0 and infinity
+SMALLEST_ANCHOR, LARGEST_ANCHOR = 1e-3, 100_000  # pixels; far from the limits of float32
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1
-WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)  # not 007, which is 7 to some and octal to others
+WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)  # not 007: YAML 1.1 reads octal, other readers decimal
 FRACTION = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 KEYS = ("source", "nc", "ch", "scales", "depth_multiple", "width_multiple", "anchors", "backbone", "head")
 
@@ -33,7 +33,7 @@ Anchors = int | Sequence[Sequence[float]]
 
 
 class TableRow(NamedTuple):
-    """One line of a table; `sources` are absolute positions, -1 being the images."""
+    """One row of a table; `sources` are absolute positions of the inputs, -1 for the images."""
 
     where: str
     position: int
@@ -43,23 +43,23 @@ class TableRow(NamedTuple):
     args: list[Any]
 
     def error(self, message: object) -> ValueError:
-        """A ValueError that names this row."""
+        """Return a ValueError that names this row."""
         return ValueError(f"{self.where}: {one_line(message)}")
 
 
 def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
-    """The table that `name` stands for, and the scale it names (None: the table is of one model).
+    """Return the table for a model name, and the scale in that name (None for a table of one model).
 
-    `name` is a file; or a file of models/ with or without .yaml; or a family and a scale of it: `yolov5s.yaml` is scale
-    `s` of models/yolov5.yaml, `yolov5s6` is scale `s6` of models/yolov5-p6.yaml.
+    `name` is a file path; or a file in models/, with or without .yaml; or a family and one of its scales:
+    `yolov5s.yaml` is scale `s` of models/yolov5.yaml, `yolov5s6` is scale `s6` of models/yolov5-p6.yaml.
 
     Raises: ValueError if there is no such model, or if its file cannot be read.
     """
     path = Path(name)
-    if os.path.isfile(path):  # False for what can be no path at all
+    if os.path.isfile(path):  # False, not an error, for text that cannot be a path
         return read_table(path), None
     stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
-    # YOLOv5's command lines say models/yolov5s.yaml and models/hub/yolov5s6.yaml; other folders mean a user's own file.
+    # YOLOv5 commands use models/yolov5s.yaml and models/hub/yolov5s6.yaml; any other folder means a user's own file.
     if str(path.parent) in {".", "models", "models/hub"}:
         file = MODELS_DIR / f"{stem}.yaml"
         if os.path.isfile(file):
@@ -73,7 +73,7 @@ def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
 
 
 def model_names() -> list[str]:
-    """All names that `find_model` knows without a path.
+    """Return all names that `find_model` accepts without a path.
 
     >>> [name for name in model_names() if name.startswith("yolov5s")]
     ['yolov5s', 'yolov5s-p2', 'yolov5s6']
@@ -86,7 +86,7 @@ def model_names() -> list[str]:
 
 
 def family_of(file: Path) -> str:
-    """What the names of a family's models start with.
+    """Return the start of the model names of a family.
 
     >>> family_of(Path("models/yolov5-p6.yaml"))
     'yolov5'
@@ -95,9 +95,9 @@ def family_of(file: Path) -> str:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, with `source`: the file's name as errors shall say it.
+    """Return the mapping in a YAML file, with `source`: the file's name for error messages.
 
-    Raises: ValueError if the file cannot be read, is too large, no YAML, or no table.
+    Raises: ValueError if the file cannot be read, is too large, is not YAML, or is not a table.
     """
     source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else printable(path)
     tree = read_tree(path, source, "model table", MAX_BYTES)
@@ -107,9 +107,9 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def plain_values(node: Node, source: str) -> Any:
-    """A YAML node as dicts, lists, numbers, True and False, None and text. What is quoted is text.
+    """Return a YAML node as dicts, lists, numbers, True and False, None and text. Quoted values are text.
 
-    Raises: ValueError for a key that comes twice.
+    Raises: ValueError for a duplicate key.
     """
     if isinstance(node, MappingNode):
         return {key: plain_values(value, source) for key, value in pairs(node, source, "one mapping")}
@@ -133,10 +133,10 @@ def resolve(
     channels: int = 3,
     anchors: Anchors | None = None,
 ) -> dict[str, Any]:
-    """`table` as one model of plain values: scale, classes, image channels and anchors filled in, rows checked in form.
+    """Return the table of one model, with scale, classes, image channels and anchors filled in, and rows checked.
 
-    anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a number per level, to be fitted to data;
-    None, or a table without anchors, takes the table's.
+    Only the form of the rows is checked. anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a
+    number per level, to be fitted to data; None for the table's own. Ignored for a table without anchors.
 
     Raises: ValueError for an unknown or missing key, an unknown scale, or a value out of range.
     """
@@ -149,16 +149,16 @@ def resolve(
         )
     if table.get("ch") not in (None, channels):
         raise ValueError(f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} channels")
-    given = {}
+    anchor_entry = {}
     if "anchors" in table:
-        given["anchors"] = plain_anchors(table["anchors"] if anchors is None else anchors, source)
+        anchor_entry["anchors"] = plain_anchors(table["anchors"] if anchors is None else anchors, source)
     resolved = {
         "source": source,
         "nc": num_classes,
         "ch": channels,
         "depth_multiple": depth,
         "width_multiple": width,
-        **given,
+        **anchor_entry,
         "backbone": table["backbone"],
         "head": table["head"],
     }
@@ -167,7 +167,7 @@ def resolve(
 
 
 def check_depth(resolved: Mapping[str, Any]) -> None:
-    """Raises ValueError for a row of wrong form, and for more rows and layers than any detector has."""
+    """Raise ValueError for a malformed row, and for more than MAX_NUMBER rows or layers."""
     source, rows = resolved["source"], len(resolved["backbone"]) + len(resolved["head"])
     if rows > MAX_NUMBER:
         raise ValueError(f"{source}: {rows:,} rows, at most {MAX_NUMBER} are allowed")
@@ -177,13 +177,13 @@ def check_depth(resolved: Mapping[str, Any]) -> None:
 
 
 def check_keys(table: Mapping[str, Any], source: str) -> None:
-    """Raises ValueError for a key that no table has, or a missing list of rows."""
+    """Raise ValueError for an unknown key, a bad `nc` or `ch`, a missing list of rows, or missing anchors."""
     unknown = [excerpt(str(key)) for key in table if key not in KEYS]
     if unknown:
-        raise ValueError(f"{source}: unknown keys {', '.join(unknown[:10])}; a model table has {', '.join(KEYS[1:])}")
+        raise ValueError(f"{source}: unknown keys {', '.join(unknown[:10])}; allowed are {', '.join(KEYS[1:])}")
     for key in ("nc", "ch"):
         if table.get(key) is not None and not is_whole(table[key], 1):
-            raise ValueError(f"{source}: `{key}` is {reprlib.repr(table[key])}, must be a number of 1 or more")
+            raise ValueError(f"{source}: `{key}` is {reprlib.repr(table[key])}, but must be a whole number, 1 or more")
     for key in ("backbone", "head"):
         if not isinstance(table.get(key), list):
             raise ValueError(f"{source}: `{key}` must be a list of rows [from, number, module, args]")
@@ -192,24 +192,24 @@ def check_keys(table: Mapping[str, Any], source: str) -> None:
 
 
 def _names_anchors(row: Any) -> bool:
-    """Whether a row, of which nothing is checked yet, has the word `anchors` among its args."""
+    """Whether a row, which is not checked yet, has the word `anchors` among its args."""
     args = row[-1] if isinstance(row, (list, tuple)) and row else []
     return isinstance(args, (list, tuple)) and any(isinstance(arg, str) and arg == "anchors" for arg in args)
 
 
 def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple[float, float]:
-    """Depth and width multiple of a table's scale.
+    """Return the depth and width multiples of a table's scale.
 
-    Raises: ValueError if the scale is unknown or not named, or if a multiple is no positive number.
+    Raises: ValueError if the scale is unknown or missing, or if a multiple is not a positive number up to MAX_MULTIPLE.
     """
     if "scales" in table:
         scales = table["scales"]
         if not isinstance(scales, Mapping):
             raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
         if scale not in scales:
-            wanted = "name one, as in yolov5s" if scale is None else f"got {scale!r}"
+            hint = "choose one, as in yolov5s" if scale is None else f"got {scale!r}"
             known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
-            raise ValueError(f"{source}: a family with the scales {known}; {wanted}")
+            raise ValueError(f"{source}: the table has the scales {known}; {hint}")
         pair = scales[scale]
     else:
         pair = [table.get("depth_multiple"), table.get("width_multiple")]
@@ -221,7 +221,7 @@ def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple
 
 
 def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
-    """Anchors as a number per level, or as one list of pixel sizes w, h, w, h, ... per level, all equally long.
+    """Return anchors as a number per level, or as one list of pixel sizes w, h, w, h, ... per level, of equal length.
 
     Raises: ValueError for anything else.
 
@@ -247,16 +247,16 @@ def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
 
 
 def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
-    """The rows of a resolved table, backbone then head, with `from` as absolute indices.
+    """Return the rows of a resolved table, backbone then head, with `from` as absolute indices.
 
-    Raises: ValueError that names the row for a wrong form or a `from` out of range.
+    Raises: ValueError that names the row if it is malformed or its `from` is out of range.
     """
     rows = [*table["backbone"], *table["head"]]
     return [parse_row(row, index, f"{table['source']} row {index}") for index, row in enumerate(rows)]
 
 
 def parse_row(row: Any, index: int, where: str) -> TableRow:
-    """One row checked in form.
+    """Return one row, with its form checked.
 
     Raises: ValueError for anything but [from, number, module, args], and for a `from` that is not above this row.
     """
@@ -278,7 +278,7 @@ def parse_row(row: Any, index: int, where: str) -> TableRow:
 
 
 def format_row(row: Sequence[Any]) -> str:
-    """A row as its YAML says it, cut where it is long.
+    """Return a row as text in YAML's form, with long values shortened.
 
     >>> format_row([-1, 6, "C3", [256]])
     '[-1, 6, C3, [256]]'
@@ -287,7 +287,7 @@ def format_row(row: Sequence[Any]) -> str:
 
 
 def scale_channels(channels: int, width: float) -> int:
-    """`channels` times `width`, rounded up to a multiple of 8.
+    """Return `channels` times `width`, rounded up to a multiple of 8.
 
     >>> scale_channels(64, 0.25), scale_channels(64, 0.3)
     (16, 24)
@@ -296,7 +296,7 @@ def scale_channels(channels: int, width: float) -> int:
 
 
 def scale_number(number: int, depth: float) -> int:
-    """How often a row of `number` repeats at `depth`; a row of one stays one.
+    """Return how often a row of `number` repeats at `depth`; a `number` of 1 stays 1.
 
     >>> [scale_number(9, depth) for depth in (0.33, 0.67, 1.33)], scale_number(1, 1.67)
     ([3, 6, 12], 1)
@@ -305,10 +305,10 @@ def scale_number(number: int, depth: float) -> int:
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:
-    """Whether `value` is an integer (True is none), and at least `least`."""
+    """Whether `value` is an integer (not a bool), and at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
 def is_positive(value: Any) -> bool:
-    """Whether `value` is a finite number above 0 (True is none)."""
+    """Whether `value` is a finite number above 0 (not a bool)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

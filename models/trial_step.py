@@ -1,4 +1,4 @@
-"""A training step of made-up images, for measuring how much memory a batch takes (utils/training/autobatch.py)."""
+"""A training step on made-up images, to measure how much memory a batch takes (utils/training/autobatch.py)."""
 
 import copy
 from collections.abc import Callable
@@ -32,15 +32,16 @@ def trial_step(
     boxes_per_image: int,
     world: World,
 ) -> Callable[[int], None]:
-    """A training step of so many images for each device, as memory-hungry as a run's can get, on copies.
+    """Return step(images): one training step, on a copy of the model, of `images` made-up images per device.
 
-    optimizer, lr, momentum: as build_optimizer takes them. image_size: the largest side that batches have, in pixels, a
-    multiple of the model's largest stride. boxes_per_image: as in a crowded batch.
+    The step takes as much memory as any step of the run can take. optimizer, lr, momentum: as for build_optimizer.
+    image_size: the largest image side in pixels, a multiple of the model's largest stride. boxes_per_image: as many as
+    in a crowded batch.
     """
     replica = Replica(copy.deepcopy(model).train(), world)
     ema = EMA(replica.model)
-    steps = build_optimizer(replica.model, optimizer, lr=lr, momentum=momentum, weight_decay=0)
-    initialize_state(steps)
+    trial_optimizer = build_optimizer(replica.model, optimizer, lr=lr, momentum=momentum, weight_decay=0)
+    initialize_state(trial_optimizer)
     devices = max(len(world.devices), 1)
 
     def step(images: int) -> None:
@@ -53,7 +54,7 @@ def trial_step(
             raw = replica(to_device(pixels, world.device, model.dtype))
         sum(criterion(raw, targets).values()).backward()
         nn.utils.clip_grad_norm_(replica.model.parameters(), max_norm=10.0)
-        steps.step()
+        trial_optimizer.step()
         ema.update(replica.state_dict())
 
     return step
@@ -69,9 +70,9 @@ def measure_batch(
     images: int,
     **trial: Any,
 ) -> GlobalBatch:
-    """The largest batch whose training step stays within a share of the free memory; says how much it takes.
+    """Return the largest batch whose training step stays within a share of the free memory, and log its memory use.
 
-    images: to train on. trial: what `trial_step` takes. Raises ValueError as `choose_batch` does.
+    images: number of training images. trial: arguments of `trial_step`. Raises ValueError as `choose_batch` does.
     """
     size, sentence = choose_batch(
         trial_step(model, criterion, autocast_for(precision, world.device), world=world, **trial),

@@ -1,6 +1,6 @@
-"""Ways to get boxes and scores of images: one forward pass, several views of an image, several models.
+"""Ways to predict boxes and scores: one forward pass, test-time augmentation, an ensemble of models.
 
-B images of H x W pixels, N predictions of an image, C classes.
+B images of H x W pixels, N predictions per image, C classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ Predict = Callable[[Tensor], tuple[Tensor, Tensor]]  # images [B, 3, H, W] -> bo
 
 
 def single_view(model: Detector) -> Predict:
-    """One forward pass."""
+    """Return a function that predicts with one forward pass of the model."""
     return lambda images: model.decode(model(images))
 
 
 def with_test_time_augmentation(model: Detector) -> Predict:
-    """Predictions at scales 1, 0.83 (mirrored) and 0.67 together, in pixels of the images given.
+    """Return a function that joins the predictions at scales 1, 0.83 (mirrored) and 0.67, in pixels of its input.
 
     Source: facts of YOLOv5's behaviour.
     """
@@ -37,7 +37,7 @@ def with_test_time_augmentation(model: Detector) -> Predict:
                 view = F.interpolate(view, small, mode="bilinear", align_corners=False)
             view = F.pad(view, (0, -small[1] % step, 0, -small[0] % step), value=GREY / 255)
             box, score = model.decode(model(view))
-            # Scaled by Python's numbers: the host would wait while a tensor of them is copied to a GPU.
+            # Python numbers, not a tensor: the host would wait for the copy of the tensor to the GPU.
             scales = [width / small[1], height / small[0]] * 2
             x1, y1, x2, y2 = (edge * factor for edge, factor in zip(box.unbind(-1), scales, strict=True))
             if mirrored:
@@ -50,7 +50,7 @@ def with_test_time_augmentation(model: Detector) -> Predict:
 
 
 def ensemble(members: Sequence[Predict]) -> Predict:
-    """The predictions of all members together; non-maximum suppression makes them one."""
+    """Return a function that joins the predictions of all members, for non-maximum suppression to merge."""
 
     def predict(images: Tensor) -> tuple[Tensor, Tensor]:
         parts = [member(images) for member in members]
@@ -60,7 +60,7 @@ def ensemble(members: Sequence[Predict]) -> Predict:
 
 
 def merge_classes(predict: Predict) -> Predict:
-    """The same boxes, each with its best class's score as the score of the only class."""
+    """Return a function that predicts the same boxes with a single class, whose score is that of the best class."""
 
     def predict_one(images: Tensor) -> tuple[Tensor, Tensor]:
         boxes, scores = predict(images)
@@ -70,12 +70,12 @@ def merge_classes(predict: Predict) -> Predict:
 
 
 def only_classes(predict: Predict, class_ids: Sequence[int]) -> Predict:
-    """The same boxes; all other classes have score 0, which no confidence threshold lets through."""
+    """Return a function that predicts the same boxes with score 0 for all other classes: no threshold keeps these."""
 
     def predict_some(images: Tensor) -> tuple[Tensor, Tensor]:
         boxes, scores = predict(images)
         kept = torch.zeros_like(scores)
-        for class_id in class_ids:  # not all at once: the host would wait while a list of them is copied to a GPU
+        for class_id in class_ids:  # one by one: the host would wait for the copy of an index list to the GPU
             kept[..., class_id] = scores[..., class_id]
         return boxes, kept
 

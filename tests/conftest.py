@@ -1,4 +1,4 @@
-"""What several tests need: a tiny drawn data set, a tiny model, and one CPU thread so that sums have one order."""
+"""Shared fixtures: a tiny drawn data set, a tiny model, and one CPU thread so that sums have a fixed order."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data YAML of 8 drawn images of 2 to 3 objects, the same for training and validation."""
+    """The data YAML of 8 drawn images with 2 or 3 objects each, the same for training and validation."""
     return draw_tiny_data(tmp_path_factory.mktemp("data"))
 
 
@@ -32,7 +32,7 @@ def tiny_model() -> str:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
-    """serve(answer, ...) starts a server that gives these answers in turn."""
+    """serve(answer, ...) starts a server that gives these answers in order."""
     servers = []
 
     def start(*answers: Answer) -> Server:
@@ -45,25 +45,27 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 def draw_tiny_data(root: Path) -> Path:
-    """Write the eight images, their labels and the YAML under root."""
+    """Write the eight images, their labels and the data YAML under root; return the path of the YAML."""
     random = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
     for number in range(8):
         image = random.integers(90, 130, (SIDE, SIDE, 3)).astype(np.uint8)
         rows = []
-        places = random.permutation([(26, 26), (70, 26), (26, 70), (70, 70)])[: 2 + number % 2]
-        for x, y in places.tolist():
-            kind, half = int(random.integers(3)), int(random.integers(9, 20))
-            high = half // 2 if kind == 2 else half
+        centers = random.permutation([(26, 26), (70, 26), (26, 70), (70, 70)])[: 2 + number % 2]
+        for x, y in centers.tolist():
+            class_id, half_width = int(random.integers(3)), int(random.integers(9, 20))
+            half_height = half_width // 2 if class_id == 2 else half_width
             colour = [0, 0, 0]
-            colour[kind] = 255
-            if kind == 0:
-                cv2.circle(image, (x, y), half, colour, -1)
+            colour[class_id] = 255
+            if class_id == 0:
+                cv2.circle(image, (x, y), half_width, colour, -1)
             else:
-                cv2.rectangle(image, (x - half, y - high), (x + half, y + high), colour, -1)
-            shares = [(x + 0.5) / SIDE, (y + 0.5) / SIDE, (2 * half + 1) / SIDE, (2 * high + 1) / SIDE]
-            rows.append(" ".join([str(kind), *(f"{v:.6f}" for v in shares)]))
+                corners = (x - half_width, y - half_height), (x + half_width, y + half_height)
+                cv2.rectangle(image, *corners, colour, -1)
+            size = (2 * half_width + 1) / SIDE, (2 * half_height + 1) / SIDE
+            box = [(x + 0.5) / SIDE, (y + 0.5) / SIDE, *size]
+            rows.append(" ".join([str(class_id), *(f"{v:.6f}" for v in box)]))
         cv2.imwrite(str(root / "images" / f"{number}.png"), image)
         (root / "labels" / f"{number}.txt").write_text("\n".join(rows) + "\n")
     file = root / "tiny.yaml"

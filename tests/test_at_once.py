@@ -1,4 +1,4 @@
-"""Eight runs at once in one project folder, a cache that is damaged meanwhile, and data that nobody may write to."""
+"""Eight simultaneous runs in one project folder, a damaged cache, and data in a read-only folder."""
 
 import csv
 import json
@@ -18,11 +18,11 @@ from tests.data.test_scan import tree
 from tests.support.launching import Rank, forked, small, way_into
 
 COUNT = 8
-PRIVATE = ("--mount", "--user --map-root-user --mount")  # ways to a view of the file system of one's own
+PRIVATE = ("--mount", "--user --map-root-user --mount")  # options of unshare for a private view of the file system
 
 
-def live(arguments: Sequence[str], folder: Path, script: str = "train") -> list[Rank]:
-    """Eight runs of the same command at once, when all have ended well."""
+def run_together(arguments: Sequence[str], folder: Path, script: str = "train") -> list[Rank]:
+    """Start eight runs of the same command at once; return them when all have succeeded."""
     with forked([{}] * COUNT, arguments, folder, script=script) as runs:
         for run in runs:
             assert run.end(100) == 0, run.err
@@ -30,14 +30,14 @@ def live(arguments: Sequence[str], folder: Path, script: str = "train") -> list[
 
 
 def evaluating(run: Path, data: Path, project: Path) -> list[str]:
-    """The command line of a validation that writes into the project's folder `val`."""
+    """The arguments of a validation that writes into the project's folder `val`."""
     words = f"--weights {run}/weights/best.pt --img 64 --batch 4 --workers 0 --name val --cache-dir {project}/cache"
     return [*words.split(), "--data", str(data), "--project", str(project), "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
 def data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny set in a place where nobody has scanned it."""
+    """A copy of the tiny set that has not been scanned yet."""
     return shutil.copytree(tiny_data.parent, tmp_path_factory.mktemp("eight") / "data") / tiny_data.name
 
 
@@ -48,7 +48,7 @@ def project(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tiny_model: str, project: Path) -> list[Rank]:
-    return live(small(data, tiny_model, project), project.parent / "io")
+    return run_together(small(data, tiny_model, project), project.parent / "io")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def folders(trained: list[Rank], project: Path) -> list[Path]:
 
 
 def contents(folder: Path) -> Any:
-    """What a run has written, by file: read whole, and without what is of this one run."""
+    """The contents of a run's files, by name, without what differs from run to run."""
     found: dict[str, Any] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(file.relative_to(folder))
@@ -71,7 +71,7 @@ def contents(folder: Path) -> Any:
 
 
 def without_times(value: Any) -> Any:
-    """The value without what a clock, or the word on the cache, says in it."""
+    """The value without its times and its messages on the cache."""
     if isinstance(value, Mapping):
         return {k: without_times(v) for k, v in value.items() if k not in ("time", "seconds", "milliseconds", "cache")}
     return [without_times(entry) for entry in value] if isinstance(value, (list, tuple)) else value
@@ -89,7 +89,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def the_one_cache(project: Path, data: Path) -> Path:
-    """The only file that scans have left. Raises AssertionError if it is not valid."""
+    """The only file in the cache folder. Raises AssertionError if there are more, or it is not valid."""
     (file,) = (project / "cache").iterdir()
     spec = read_data_yaml(data)
     assert scan(spec.sources("train"), spec.names, cache_dir=project / "cache")[1].cache == "from cache"
@@ -101,8 +101,8 @@ def the_one_cache(project: Path, data: Path) -> Path:
 
 @pytest.mark.slow
 def test_each_run_has_a_folder_of_its_own(trained, folders):
-    told = [re.search(r"writing to (\S+)", run.out).group(1) for run in trained]
-    assert sorted(told) == [str(folder) for folder in folders]
+    logged = [re.search(r"writing to (\S+)", run.out).group(1) for run in trained]
+    assert sorted(logged) == [str(folder) for folder in folders]
     assert [folder.name for folder in folders] == ["exp", *(f"exp{number}" for number in range(2, COUNT + 1))]
 
 
@@ -127,13 +127,13 @@ def test_one_cache_and_nothing_temporary_is_left(trained, project, data):
 @pytest.mark.slow
 def test_validations_at_once_rebuild_a_damaged_cache(folders, data, project):
     cache = the_one_cache(project, data)
-    whole = cache.read_bytes()
-    cache.write_bytes(whole[:1000] + b"damaged" + whole[1007:])
-    runs = live(evaluating(folders[0], data, project), project.parent / "val-io", "val")
-    told = [re.search(r"\[(.*)\]\)", run.out).group(1) for run in runs]
-    assert set(told) <= {"damaged cache rebuilt: the checksum is wrong", "from cache"}
-    assert told.count("from cache") < COUNT
-    assert cache.read_bytes() != whole[:1000] + b"damaged" + whole[1007:]
+    content = cache.read_bytes()
+    cache.write_bytes(content[:1000] + b"damaged" + content[1007:])
+    runs = run_together(evaluating(folders[0], data, project), project.parent / "val-io", "val")
+    logged = [re.search(r"\[(.*)\]\)", run.out).group(1) for run in runs]
+    assert set(logged) <= {"damaged cache rebuilt: the checksum is wrong", "from cache"}
+    assert logged.count("from cache") < COUNT
+    assert cache.read_bytes() != content[:1000] + b"damaged" + content[1007:]
     the_one_cache(project, data)
     first, *others = (contents(project / f"val{number}") for number in ("", *range(2, COUNT + 1)))
     assert "PR_curve.png" in first
@@ -146,12 +146,12 @@ def test_validations_at_once_rebuild_a_damaged_cache(folders, data, project):
 
 @pytest.fixture
 def closed(data: Path) -> Iterator[dict[str, str]]:
-    """The variables of a process that cannot write to the data's folder."""
+    """Environment variables for a process that cannot write to the data's folder."""
     folder = {"KESTREL_READ_ONLY": str(data.parent)}
     if way_into(*PRIVATE):
         yield folder | {"KESTREL_FAULT": "tests.support.read_only:mount"}
     elif os.getuid() == 0:
-        pytest.skip("root writes everywhere, and this machine lets us mount nothing (unshare --mount)")
+        pytest.skip("root can write everywhere, and this machine does not allow mounts (unshare --mount)")
     else:
         folders = [data.parent, *(path for path in data.parent.rglob("*") if path.is_dir())]
         for path in folders:

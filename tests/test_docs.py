@@ -1,4 +1,4 @@
-"""README.md and docs/: their commands parse and run, their links and paths lead somewhere, their YAML is read."""
+"""README.md and docs/: their commands parse and run, their links and paths exist, their YAML is valid."""
 
 import argparse
 import importlib
@@ -38,7 +38,7 @@ NOT_RUN = {
     "apt-get": "changes the machine",
     "sysctl": "changes the machine",
     "docker": "needs a container",
-    "export": "sets variables of the shell for network interfaces that are not here",
+    "export": "sets variables of the shell for network interfaces that this machine does not have",
     "make": "runs the tests, this one too",
     "kill": "ends another process",
     "python -m pytest": "runs the tests, this one too",
@@ -47,7 +47,7 @@ IN_FRONT = {
     "timeout": "ends a launcher by force",
     "srun": "needs SLURM; the variables that it sets are tested in test_launch.py",
 }
-# Flags of programs that are not ours, and whose parser is not at hand.
+# Flags of other programs, whose parser is not available here.
 FLAGS_OF_OTHERS = {"--init": "docker", "--kill-on-bad-exit": "srun", "--use_env": "torch.distributed.launch"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -58,7 +58,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of code of a page: of a fence, with its language, or indented, without one."""
+    """A block of code of a page: fenced, with its language, or indented, without one."""
 
     page: Path
     line: int
@@ -68,25 +68,25 @@ class Block:
 
 def read_page(page: Path) -> tuple[list[Block], list[tuple[int, str]]]:
     """The blocks of a page, and its other lines with their numbers."""
-    blocks, prose, fence, start, held = [], [], None, 0, []
+    blocks, prose, fence, start, code = [], [], None, 0, []
     for number, line in enumerate([*page.read_text(encoding="utf-8").splitlines(), ""], 1):
         if line.startswith("```"):
             if fence is None:
                 fence, start = line[3:].strip(), number + 1
             else:
-                blocks.append(Block(page, start, fence, "\n".join(held)))
-                fence, held = None, []
+                blocks.append(Block(page, start, fence, "\n".join(code)))
+                fence, code = None, []
         elif fence is not None:
-            held.append(line)
+            code.append(line)
         elif line.startswith("    "):
-            start = start if held else number
-            held.append(line[4:])
+            start = start if code else number
+            code.append(line[4:])
         else:
-            if held:
-                blocks.append(Block(page, start, "", "\n".join(held)))
-                held = []
+            if code:
+                blocks.append(Block(page, start, "", "\n".join(code)))
+                code = []
             prose.append((number, line))
-    assert fence is None, f"{page.name}: a fence stays open"
+    assert fence is None, f"{page.name}: a fence is not closed"
     return blocks, prose
 
 
@@ -123,7 +123,7 @@ def split_commands(text: str) -> Iterator[list[str]]:
 
 
 def commands_of(page: Path) -> Iterator[Command]:
-    """The commands in a page's blocks, and in its text those that begin with the name of a program."""
+    """The commands in a page's blocks, and those in its inline code that begin with the name of a program."""
     blocks, prose = read_page(page)
     for block in blocks:
         if block.language in ("", "bash", "sh"):
@@ -140,7 +140,7 @@ COMMANDS = [command for page in (*USER_PAGES, ROOT / "CONTRIBUTING.md") for comm
 
 
 def without_front(words: tuple[str, ...]) -> list[str]:
-    """A command without what stands in front of `python`: variables, and the programs of IN_FRONT.
+    """A command without what precedes `python`: variables, and the programs of IN_FRONT.
 
     >>> without_front(("A=1", "timeout", "-k", "3", "python", "x.py"))
     ['python', 'x.py']
@@ -151,7 +151,7 @@ def without_front(words: tuple[str, ...]) -> list[str]:
         front, rest = list(words[:at]), list(words[at:])
         while front and re.match(r"[A-Z_]+=", front[0]):
             front.pop(0)
-    assert not rest or not front or front[0] in IN_FRONT, f"{shlex.join(words)}: what is {front[0]}?"
+    assert not rest or not front or front[0] in IN_FRONT, f"{shlex.join(words)}: {front[0]} is not in IN_FRONT"
     return rest or front
 
 
@@ -178,11 +178,11 @@ def test_what_is_not_run_is_there():
 
 
 class ParsedError(Exception):
-    """A script has parsed its command line."""
+    """Raised after a script has parsed its command line."""
 
 
 def parse_by_script(main: Callable[[], object], words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a script's own `main` parse a command line, and do no more."""
+    """Run a script's own `main` until it has parsed a command line."""
 
     def stopping(parse: Callable[..., object]) -> Callable[..., object]:
         def parse_and_stop(*arguments: object, **keywords: object) -> None:
@@ -200,7 +200,7 @@ def parse_by_script(main: Callable[[], object], words: list[str], monkeypatch: p
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse `python ...` by the parser of the script or module that it starts, and of the launcher, if there is one."""
+    """Parse `python ...` with the parser of the script or module that it starts, and of its launcher, if any."""
     assert words[0] == "python", f"{shlex.join(words)}: add it to NOT_RUN, with a reason"
     script, rest = words[1], words[2:]
     if script == "-m":
@@ -214,7 +214,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             {"train.py": train, "val.py": val}[script].parse_args(rest)
     else:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            monkeypatch.setenv(name, "1")  # benchmarks set them, and change the path: for this test alone
+            monkeypatch.setenv(name, "1")  # benchmarks set them, and change the path: undo it after this test
         monkeypatch.setattr(sys, "path", list(sys.path))
         name = script.removesuffix(".py").replace("/", ".") if script.endswith(".py") else f"{script}.__main__"
         parse_by_script(importlib.import_module(name).main, [script, *rest], monkeypatch)
@@ -261,7 +261,7 @@ def test_flags_in_the_text_exist(monkeypatch):
 
 @pytest.fixture(scope="module")
 def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Flags that go behind those of a command, and take their place: tiny data, a tiny model, small images, a CPU."""
+    """Flags that are appended to a command's and override them: tiny data, a tiny model, small images, a CPU."""
     both = ["--data", str(tiny_data), "--img", "64", "--batch", "4", "--workers", "0", "--device", "cpu"]
     both += ["--cache-dir", str(tmp_path_factory.mktemp("cache"))]
     return {"train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"], "val.py": both}
@@ -278,7 +278,7 @@ def play(words: list[str], small: dict[str, list[str]]) -> None:
 
 @pytest.mark.slow
 def test_the_readme_from_top_to_bottom(small, tmp_path, monkeypatch):
-    """Train, validate, train on other data, fine-tune, resume, validate: each finds what those before have left."""
+    """Train, validate, train on other data, fine-tune, resume, validate: each uses the results of those before."""
     monkeypatch.chdir(tmp_path)
     blocks, _ = read_page(README)
     commands = [words for block in blocks if not block.language for words in split_commands(block.text)]
@@ -333,7 +333,7 @@ def test_the_generated_set(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", ["python train.py", "python -m torch.distributed.run"])
 def test_as_users_start_them(opening, small, tmp_path):
-    """The README's first training, and its first one through the launcher, each in processes of their own."""
+    """The README's first training, and its first one through the launcher, each in new processes."""
     words = next(command.words for command in PYTHON if " ".join(command.words).startswith(opening))
     started = [sys.executable, *(str(ROOT / word) if word == "train.py" else word for word in words[1:])]
     flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
@@ -342,7 +342,7 @@ def test_as_users_start_them(opening, small, tmp_path):
     assert (tmp_path / "runs/exp/weights/best.pt").exists()
 
 
-# ---------------------------------------------------------------------- what a page names is there
+# ---------------------------------------------------------------------- what a page names exists
 
 DATA_YAMLS = [block for page in USER_PAGES for block in read_page(page)[0] if block.language == "yaml"]
 
@@ -367,7 +367,7 @@ def links_of(page: Path) -> Iterator[tuple[str, str]]:
 
 @each_page
 def test_links_lead_somewhere(page):
-    """And where a link has a title, that is a test in the file that it leads to."""
+    """The title of a link, if it has one, is the name of a test in the linked file."""
     for target, title in links_of(page):
         if not target.startswith("https://"):
             file = page.parent / target
@@ -377,7 +377,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_each_guarantee_is_linked_to_a_test():
-    section = README.read_text().partition("## What it guarantees")[2].partition("\n## ")[0]
+    section = README.read_text().partition("## Guarantees")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| Kestrel")]
     assert len(rows) == 10
     for row in rows:
@@ -389,13 +389,13 @@ def is_there(path: str) -> bool:
     bare = path.rstrip("/")
     if "*" in bare:
         return bool(list(ROOT.glob(bare)))
-    if "/" not in bare and bare.endswith(".py"):  # by its name alone, wherever it lies
+    if "/" not in bare and bare.endswith(".py"):  # by its name alone, in any folder
         return bool(list(ROOT.glob(f"**/{bare}")))
     return (ROOT / bare).exists()
 
 
 def paths_of(page: Path) -> Iterator[str]:
-    """What a page names, in its text, that looks like a file or folder of the project."""
+    """The words of a page's inline code that look like a file or folder of the project."""
     top = {"models", "data", "utils", "tests", "benchmarks", "docs", ".ci"}
     for _, code in inline_code(read_page(page)[1]):
         for word in code.split():
@@ -413,7 +413,7 @@ def test_paths_exist(page):
 
 
 def test_pages_name_paths():
-    """So that the test before looks at something."""
+    """The test before has something to check."""
     assert {"models/nms.py", "data/augment/plan.py"} <= set(paths_of(ROOT / "PROVENANCE.md"))
     assert "data/hyps/hyp.shapes.yaml" in set(paths_of(ROOT / "docs" / "benchmarks.md"))
     assert not is_there("models/no_such_module")

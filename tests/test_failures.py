@@ -1,4 +1,4 @@
-"""Whatever ends one process ends all of them, soon, with an exit code and with one word of why; and refusals.
+"""A failure of one process soon ends all of them, with an exit code and one error message; and refused input.
 
 Faults are functions that a process calls before it trains: see launching.py.
 """
@@ -44,21 +44,21 @@ from utils.files import checkpoint_file
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
 
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
-SOON = 30.0  # seconds that a job may take to end, by the README
+SOON = 30.0  # seconds within which a job must end, as the README says
 RUN = [*TORCHRUN, "--nproc_per_node", "2"]
 
 # ---------------------------------------------------------------------- faults
 
 
 def in_second_epoch(rank: int, act: Callable[[], object], others: Callable[[], object] = bool) -> None:
-    """Have one rank do something in place of its second epoch, and the others something else before theirs."""
+    """Have one rank call `act` before its second epoch, and the other ranks `others` before theirs."""
     hasty()
     real, epochs = train.train_one_epoch, iter(range(1, 1000))
 
     def work(*arguments, **keywords):
         if next(epochs) == 2:
             if os.environ["RANK"] == str(rank):
-                time.sleep(0.5)  # then the others have begun theirs
+                time.sleep(0.5)  # by then the others have started their second epoch
                 Path(os.environ["KESTREL_STAMP"]).touch()
                 act()
             else:
@@ -118,11 +118,11 @@ def rank_1_raises_and_is_slow_to_leave() -> None:
         session.GRACE_S = 3
         dist.destroy_process_group = lambda *_: time.sleep(60)
 
-    def hear() -> None:
+    def notice() -> None:
         time.sleep(1)
         raise PeerFailedError(1)
 
-    in_second_epoch(1, lambda: give(RuntimeError("sabotage")), hear)
+    in_second_epoch(1, lambda: give(RuntimeError("sabotage")), notice)
 
 
 def rank_0_refuses_what_rank_1_reads_slowly() -> None:
@@ -196,7 +196,7 @@ def many_cores() -> None:
 
 
 def hasty() -> None:
-    """Wait for others no longer than these tests want to last."""
+    """Shorten the time that a process waits for others, to keep the tests short."""
     session.PATIENCE_S = session.JOIN_S = 1.0
 
 
@@ -210,7 +210,7 @@ def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that a fault touches when it strikes."""
+    """A file that a fault creates when it happens."""
     monkeypatch.setenv("KESTREL_STAMP", str(tmp_path / "stamp"))
     return tmp_path / "stamp"
 
@@ -220,20 +220,20 @@ def fault(name: str) -> dict[str, str]:
 
 
 def end_after(job: Job, stamp: Path) -> int:
-    """The exit code of a job that is over soon after its fault struck; nothing of it is left."""
+    """The exit code of a job that ends soon after its fault, and leaves no process behind."""
     until(lambda: stamp.exists() or job.process.poll() is not None, 120, "the fault")
     assert stamp.exists(), job.err
     return job.end(SOON)
 
 
 def exit_codes(job: Job) -> list[int]:
-    """Those of all ranks but the ones that ended well, as torch's launcher lists them."""
+    """The exit codes of all failed ranks, as torch's launcher lists them."""
     return [int(code) for code in re.findall(r"^ *exitcode *: (-?\d+)", job.err, re.MULTILINE)]
 
 
 def ours(text: str) -> list[str]:
-    """The lines of stderr that tell an error: those of tracebacks' ends too, but not those of torch's launcher."""
-    lines = [re.sub(r"^\[rank\d]: ", "", line) for line in text.splitlines()]  # which torch puts before tracebacks
+    """The lines of stderr with an error message: also the last lines of tracebacks, but none of torch's launcher."""
+    lines = [re.sub(r"^\[rank\d]: ", "", line) for line in text.splitlines()]  # torch's prefix of tracebacks
     return [line for line in lines if re.match(r"(error|interrupted|\w*Error)\b", line)]
 
 
@@ -247,7 +247,7 @@ def test_torchrun_when_memory_is_wanting(flags, stamp, tmp_path):
 def test_torchrun_interrupted(flags, tmp_path):
     with launched([*RUN, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")) as job:
         until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
-        assert len(job.alive()) >= 1 + 2 + 2 * 2  # launcher, ranks, their loaders
+        assert len(job.alive()) >= 1 + 2 + 2 * 2  # launcher, ranks, their DataLoader workers
         os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does: the ranks are in groups of their own
         assert job.end(SOON) == 1
         assert ours(job.err).count("interrupted") == 1
@@ -256,13 +256,13 @@ def test_torchrun_interrupted(flags, tmp_path):
 
 @dataclass
 class Spawned:
-    """`train.py --spawn`, forked, and all that it has started."""
+    """`train.py --spawn`, forked, and all processes that it has started."""
 
     parent: Rank
     mark: str
 
     def end(self, seconds: float) -> int:
-        """Its exit code, when nothing is left of it."""
+        """Its exit code, after all its processes have ended."""
         until(lambda: self.parent.process.exitcode is not None and not alive(self.mark), seconds, "the end of all")
         return self.parent.end(0)
 
@@ -289,7 +289,7 @@ def spawned(flags: list[str], tmp_path: Path) -> Iterator[Callable[..., Spawned]
 
 
 def test_spawn_when_a_process_is_killed(spawned, stamp):
-    """The launcher ends the other one, perhaps before that has noticed."""
+    """The launcher terminates the other process, perhaps before that has noticed the failure."""
     job = spawned("rank_1_is_killed_while_rank_0_computes", "--spawn", "2")
     until(stamp.exists, 120, "the fault")
     assert job.end(SOON) == 1
@@ -298,7 +298,7 @@ def test_spawn_when_a_process_is_killed(spawned, stamp):
 
 
 def test_spawn_when_a_process_is_told_to_end(spawned, stamp, tmp_path):
-    """Both save and leave; see test_resume.py."""
+    """Both processes save and exit; see test_resume.py."""
     job = spawned("rank_1_is_terminated", "--spawn", "2")
     until(stamp.exists, 120, "the fault")
     assert job.end(SOON) == 128 + signal.SIGTERM
@@ -309,14 +309,14 @@ def test_spawn_when_a_process_is_told_to_end(spawned, stamp, tmp_path):
 def test_spawn_interrupted(spawned, tmp_path):
     job = spawned("many_cores", "--spawn", "2", "--workers", "2")
     until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
-    assert len(alive(job.mark)) >= 2 + 2 * 2  # ranks, their loaders
+    assert len(alive(job.mark)) >= 2 + 2 * 2  # ranks, their DataLoader workers
     os.kill(job.parent.process.pid, signal.SIGINT)
     assert job.end(SOON) == 130
     assert ours(job.parent.err) == ["interrupted"]
 
 
 def test_killed_launcher(spawned, tmp_path):
-    """It cannot pass the word on; one process that it started is not to outlive it either."""
+    """A killed launcher cannot forward a signal; a single process that it started must not outlive it either."""
     job = spawned("many_cores", "--spawn", "1", "--workers", "2")
     until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
     assert len(alive(job.mark)) >= 1 + 2
@@ -340,25 +340,25 @@ def first_end(ranks: list[Rank]) -> None:
 
 @dataclass
 class End:
-    """How processes ended: exit codes, what each wrote to stderr, and the seconds since the fault."""
+    """How processes ended: exit codes, stderr of each process, and the seconds since the fault."""
 
     codes: list[int]
-    told: list[str]
+    stderr: list[str]
     seconds: float
 
 
 @pytest.fixture(params=["alone", "launcher"])
 def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path: Path) -> Callable[..., End]:
-    """end(fault): processes of which no launcher takes care; or one does, who lets the others end with the first."""
+    """end(fault): processes without a launcher, or with one, which terminates the others when the first one ends."""
 
     def run(name: str, size: int = 2) -> End:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        cares = request.param == "launcher"
-        hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if cares else {}
-        port = store.port if cares else free_port()
-        mine = fault(name) | {"KESTREL_STAMP": str(stamp)} | hosted
-        with forked([by_hand(rank, size, port) | mine for rank in range(size)], flags, tmp_path / "io") as ranks:
-            if cares:
+        launcher = request.param == "launcher"
+        hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if launcher else {}
+        port = store.port if launcher else free_port()
+        variables = fault(name) | {"KESTREL_STAMP": str(stamp)} | hosted
+        with forked([by_hand(rank, size, port) | variables for rank in range(size)], flags, tmp_path / "io") as ranks:
+            if launcher:
                 first_end(ranks)
                 time.sleep(0.05)
                 for rank in ranks:
@@ -374,68 +374,67 @@ alone = pytest.mark.parametrize("end", ["alone"], indirect=True)
 
 @alone
 def test_a_rank_raises(end):
-    it = end("rank_1_raises", size=4)
-    assert it.codes == [1, 1, 1, 1]
-    assert [ours(text) for text in it.told] == [[], ["RuntimeError: sabotage"], [], []]
-    assert it.seconds < SOON / 2
+    result = end("rank_1_raises", size=4)
+    assert result.codes == [1, 1, 1, 1]
+    assert [ours(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"], [], []]
+    assert result.seconds < SOON / 2
 
 
 def test_what_raised_is_told_though_it_is_slow_to_leave(end):
-    """Process groups may take long to be left: the others are gone meanwhile, and the launcher ends the rest."""
-    it = end("rank_1_raises_and_is_slow_to_leave")
-    assert it.codes == [1, 1]
-    assert [ours(text) for text in it.told] == [[], ["RuntimeError: sabotage"]]
-    assert it.seconds < SOON / 2
+    """Leaving a process group may take long: meanwhile the others have ended, and the launcher terminates this one."""
+    result = end("rank_1_raises_and_is_slow_to_leave")
+    assert result.codes == [1, 1]
+    assert [ours(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
+    assert result.seconds < SOON / 2
 
 
 @alone
 def test_rank_0_raises_which_hosts_the_store(end):
-    it = end("rank_0_raises_while_rank_1_computes")
-    assert it.codes == [1, 1]
-    assert [ours(text) for text in it.told] == [["RuntimeError: sabotage"], []]
-    assert "Traceback" not in it.told[1]
-    assert it.seconds < SOON / 2
+    result = end("rank_0_raises_while_rank_1_computes")
+    assert result.codes == [1, 1]
+    assert [ours(text) for text in result.stderr] == [["RuntimeError: sabotage"], []]
+    assert "Traceback" not in result.stderr[1]
+    assert result.seconds < SOON / 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_refuses(end, rank):
-    """Its machine alone lacks a file, say. The others end with 2 as well, whatever a launcher does meanwhile."""
-    it = end(f"rank_{rank}_refuses")
-    assert it.codes == [2, 2]
-    assert ours(it.told[rank]) == [f"error: the data of rank {rank} is not there"]
-    assert ours(it.told[1 - rank]) == []
-    assert "Traceback" not in "".join(it.told)
-    assert it.seconds < SOON / 2
+    """For example, only its machine lacks a file. The others also end with 2, whatever a launcher does meanwhile."""
+    result = end(f"rank_{rank}_refuses")
+    assert result.codes == [2, 2]
+    assert ours(result.stderr[rank]) == [f"error: the data of rank {rank} is not there"]
+    assert ours(result.stderr[1 - rank]) == []
+    assert "Traceback" not in "".join(result.stderr)
+    assert result.seconds < SOON / 2
 
 
 def test_the_first_to_read_refuses(end):
-    """The others of its machine need not read the same for an hour to end like it."""
-    it = end("rank_0_refuses_what_rank_1_reads_slowly")
-    assert it.codes == [2, 2]
-    assert [ours(text) for text in it.told] == [["error: bad labels"], []]
-    assert it.seconds < SOON / 2
+    """The other processes of its machine end with it, even if reading the same data takes them an hour."""
+    result = end("rank_0_refuses_what_rank_1_reads_slowly")
+    assert result.codes == [2, 2]
+    assert [ours(text) for text in result.stderr] == [["error: bad labels"], []]
+    assert result.seconds < SOON / 2
 
 
 @alone
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed(end, rank):
-    it = end(f"rank_{rank}_is_killed")
-    assert (it.codes[rank], it.codes[1 - rank]) == (-signal.SIGKILL, 1)
-    assert ours(it.told[1 - rank]) == [f"error: {PEER_GONE}"]
-    assert "Traceback" not in it.told[1 - rank]
-    assert it.seconds < SOON / 2
+    result = end(f"rank_{rank}_is_killed")
+    assert (result.codes[rank], result.codes[1 - rank]) == (-signal.SIGKILL, 1)
+    assert ours(result.stderr[1 - rank]) == [f"error: {PEER_GONE}"]
+    assert "Traceback" not in result.stderr[1 - rank]
+    assert result.seconds < SOON / 2
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("when", ["training", "validation"])
 def test_a_loader_is_killed(flags, stamp, tmp_path, size, when):
-    port, mine = free_port(), fault(f"rank_0_loses_a_loader_in_{when}") | {"KESTREL_STAMP": str(stamp)}
-    environments = [by_hand(rank, size, port) | mine for rank in range(size)]
+    port, variables = free_port(), fault(f"rank_0_loses_a_loader_in_{when}") | {"KESTREL_STAMP": str(stamp)}
+    environments = [by_hand(rank, size, port) | variables for rank in range(size)]
     with forked(environments, [*flags, "--workers", "2"], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1] * size
         assert ranks[0].err == (
-            "error: a data loader process died, probably out of memory: use fewer --workers; "
-            "--resume continues a training\n"
+            "error: a DataLoader worker died, probably out of memory: use fewer --workers; --resume continues the run\n"
         )
         assert not any(ours(rank.err) for rank in ranks[1:])  # torch may warn that the store is closed
     assert time.time() - stamp.stat().st_mtime < SOON
@@ -443,10 +442,10 @@ def test_a_loader_is_killed(flags, stamp, tmp_path, size, when):
 
 @alone
 def test_a_rank_that_is_stuck_is_ended(end):
-    it = end("rank_1_raises_while_rank_0_is_stuck")
-    assert it.codes == [1, 1]
-    assert [ours(text) for text in it.told] == [[], ["RuntimeError: sabotage"]]
-    assert it.seconds < 1.5 + SOON / 3  # its grace, shortened by the fault
+    result = end("rank_1_raises_while_rank_0_is_stuck")
+    assert result.codes == [1, 1]
+    assert [ours(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
+    assert result.seconds < 1.5 + SOON / 3  # GRACE_S as the fault sets it
 
 
 # ---------------------------------------------------------------------- refusals
@@ -457,32 +456,32 @@ def refused(
 ) -> None:
     with forked(environments, flags, folder / "io", delays=late) as ranks:
         assert [rank.end(60) for rank in ranks] == [2] * len(environments), ranks[0].err + ranks[1].err
-        told = [rank.err for rank in ranks]
-        assert "".join(told).startswith("error: ")
-        assert sentence in "".join(told)
-        assert "".join(told).count("\n") == 1
+        errors = "".join(rank.err for rank in ranks)
+        assert errors.startswith("error: ")
+        assert sentence in errors
+        assert errors.count("\n") == 1
         assert not any(rank.out for rank in ranks)
 
 
 def changed(number: int | None, **variables: str) -> list[dict[str, str]]:
-    """Two processes by hand, with variables set anew in one or both of them, or left out if empty."""
+    """The environments of two processes; `variables` change one or both of them, and empty values are removed."""
     port = free_port()
-    places = [by_hand(rank, 2, port) for rank in range(2)]
-    for rank, place in enumerate(places):
+    environments = [by_hand(rank, 2, port) for rank in range(2)]
+    for rank, environment in enumerate(environments):
         if number in (None, rank):
-            place.update(variables)
-    return [fault("hasty") | {name: value for name, value in place.items() if value} for place in places]
+            environment.update(variables)
+    return [fault("hasty") | {name: value for name, value in one.items() if value} for one in environments]
 
 
 REFUSALS = {
-    "unknown flag": (changed(None), ["--bogus"], "no flag --bogus"),
+    "unknown flag": (changed(None), ["--bogus"], "unknown flag --bogus"),
     "batch": (changed(None), ["--batch", "5"], "--batch-size 5 is the total over all processes: choose a multiple of"),
     "no data": (changed(None), ["--data", "nowhere.yaml"], "no data set nowhere.yaml"),
     "no such device": (changed(None), ["--device", "99"], "--device 99: this machine has"),
     "too few devices": (
         changed(None, **fault("one_gpu")),
         ["--device", "0"],
-        "--device 0: 2 processes on this machine need as many devices",
+        "--device 0: 2 processes on this machine need 2 devices",
     ),
     "another seed": (
         changed(None, **fault("rank_1_has_another_seed")),
@@ -546,7 +545,7 @@ NO_RENDEZVOUS = {
     ),
     "no such port": (
         changed(None, MASTER_PORT="99999"),
-        "127.0.0.1 port 99999: a port lies between 1 and 65535",
+        "127.0.0.1 port 99999: a port is a number from 1 to 65535",
     ),
 }
 
@@ -554,7 +553,7 @@ NO_RENDEZVOUS = {
 @pytest.mark.parametrize("name", NO_RENDEZVOUS)
 @pytest.mark.parametrize("script", ["train", "val"])
 def test_variables_that_name_no_rendezvous_are_reported_by_every_process(name, script, tmp_path):
-    """There may be no rank 0, or it may have other variables."""
+    """There may be no rank 0, or it may have different variables."""
     environments, sentence = NO_RENDEZVOUS[name]
     with forked(environments, ["--device", "cpu"], tmp_path / "io", script=script) as ranks:
         assert [rank.end(60) for rank in ranks] == [2] * len(environments)
@@ -563,16 +562,16 @@ def test_variables_that_name_no_rendezvous_are_reported_by_every_process(name, s
 
 
 def test_refusals_of_processes_that_start_seconds_apart(flags, tmp_path):
-    """All at once, to save time."""
+    """All jobs run at the same time, to save time."""
     patient = {"KESTREL_FAULT": ""}
     with ExitStack() as stack:
         jobs = []
         for number, name in enumerate(["unknown flag", "batch", "no such device"]):
             environments, more, sentence = REFUSALS[name]
             late = {number % 2: 3.0}
-            place = tmp_path / str(number)
+            folder = tmp_path / str(number)
             processes = [environment | patient for environment in environments]
-            ranks = stack.enter_context(forked(processes, [*flags, *more], place, delays=late))
+            ranks = stack.enter_context(forked(processes, [*flags, *more], folder, delays=late))
             jobs.append((ranks, sentence))
         for ranks, sentence in jobs:
             assert [rank.end(60) for rank in ranks] == [2, 2]
@@ -581,57 +580,57 @@ def test_refusals_of_processes_that_start_seconds_apart(flags, tmp_path):
 
 
 def test_torchrun_refuses_in_one_sentence(tmp_path):
-    """Each process writes into files of its own; one begins seconds after the other."""
+    """Each process writes into its own files; one starts seconds after the other."""
     logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
     with launched([*RUN, *logs, SCRIPT, "--bogus"], tmp_path, KESTREL_LATE="1") as job:
         assert job.end(60) == 1
         assert exit_codes(job) == [2, 2]
-    told = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}
-    assert told == {"0": "error: no flag --bogus; --help lists the flags\n", "1": ""}
+    errors = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}
+    assert errors == {"0": "error: unknown flag --bogus; --help lists the flags\n", "1": ""}
 
 
 def test_a_refusal_of_one_whose_others_do_not_come_is_told(flags, tmp_path):
-    """Rank 0 may be of another mind, and late."""
+    """Rank 0 may accept the input, and start late."""
     with forked([by_hand(1, 2, free_port()) | fault("hasty")], [*flags, "--bogus"], tmp_path / "io") as (rank,):
         assert rank.end(60) == 2
-        assert rank.err == "error: no flag --bogus; --help lists the flags\n"
+        assert rank.err == "error: unknown flag --bogus; --help lists the flags\n"
 
 
 # ---------------------------------------------------------------------- who does not come
 
 
 def test_who_does_not_come_is_named(flags, tmp_path):
-    """Alone of two: it ends by itself, and says so, whichever it is."""
+    """One of two processes starts: it ends by itself with an error message, whichever rank it is."""
     with ExitStack() as stack:
         ranks = []
         for number in range(2):
-            place = [by_hand(number, 2, free_port()) | fault("hasty")]
+            environments = [by_hand(number, 2, free_port()) | fault("hasty")]
             words = [*flags, "--dist-timeout", "2"]
-            ranks += stack.enter_context(forked(place, words, tmp_path / str(number)))
+            ranks += stack.enter_context(forked(environments, words, tmp_path / str(number)))
         assert [rank.end(40) for rank in ranks] == [1, 1]
-        assert ranks[0].err == "error: of 2 processes rank 1 did not come within 2 s\n"
+        assert ranks[0].err == "error: rank 1 of 2 processes did not connect within 2 s\n"
         assert [line for line in ranks[1].err.splitlines() if line.startswith("error: ")] == [
-            f"error: 127.0.0.1 port {ranks[1].environment['MASTER_PORT']}: nobody answered within 2 s (--dist-timeout)"
+            f"error: 127.0.0.1 port {ranks[1].environment['MASTER_PORT']}: no answer within 2 s (--dist-timeout)"
         ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nobody_comes_and_the_end_is_soon(flags, tmp_path, rank):
-    """Once is enough: where the time to meet is over, nobody is sought again to end together with."""
-    place = [by_hand(rank, 2, free_port())]
+    """After the timeout of the rendezvous, a process does not wait again for others to end together with."""
+    environments = [by_hand(rank, 2, free_port())]
     began = time.monotonic()
-    with forked(place, [*flags, "--dist-timeout", "2"], tmp_path / "io") as (alone,):
+    with forked(environments, [*flags, "--dist-timeout", "2"], tmp_path / "io") as (alone,):
         assert alone.end(40) == 1
         assert alone.err.startswith("error: ")
         assert alone.err.count("\n") == 1
-    assert time.monotonic() - began < 2 + 3 + 5  # the last for a busy machine
+    assert time.monotonic() - began < 2 + 3 + 5  # 5 s for a busy machine
 
 
-# ---------------------------------------------------------------------- what a process begins with
+# ---------------------------------------------------------------------- standard streams
 
 
 def test_closed_standard_streams(flags, tmp_path):
-    """As by `>&- 2>&-`. What libraries write there must not end up in the files of the run."""
+    """As with `>&- 2>&-`. Output of libraries must not end up in the files of the run."""
     with forked([fault("closed_streams")], [*flags, "--epochs", "1"], tmp_path / "io") as (rank,):
         assert rank.end(60) == 0
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"] == 1

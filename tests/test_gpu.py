@@ -1,4 +1,4 @@
-"""One GPU against the CPU. Skipped where there is none."""
+"""One GPU against the CPU. Skipped without a GPU."""
 
 import copy
 import csv
@@ -29,8 +29,8 @@ def losses(tiny_data: Path, tiny_model: str, tmp_path: Path):
     def run(world: World, *flags: str) -> list[list[float]]:
         name = f"{world.device.type}{len(list(tmp_path.iterdir()))}"
         small = f"--img 64 --batch 4 --workers 0 --epochs 2 --noplots --data {tiny_data} --cfg {tiny_model}"
-        places = f"--project {tmp_path} --name {name} --cache-dir {tmp_path}/cache"
-        train.main(train.parse_args([*small.split(), *places.split(), *flags])[0], world)
+        paths = f"--project {tmp_path} --name {name} --cache-dir {tmp_path}/cache"
+        train.main(train.parse_args([*small.split(), *paths.split(), *flags])[0], world)
         with open(tmp_path / name / "results.csv") as file:
             return [[float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)]
 
@@ -48,7 +48,7 @@ def test_a_gpu_trains_like_the_cpu(losses, monkeypatch):
 
 @pytest.mark.parametrize("flags", ["--amp bf16", "--amp fp16 --workers 2", "--amp bf16 --cache device"])
 def test_an_epoch_never_waits_for_the_gpu(losses, monkeypatch, flags):
-    """CUDA itself refuses what would."""
+    """CUDA itself raises an error for an operation that would."""
     real = train.train_one_epoch
 
     def epoch(*args: Any, **kwargs: Any) -> str:
@@ -63,7 +63,7 @@ def test_an_epoch_never_waits_for_the_gpu(losses, monkeypatch, flags):
 
 
 def test_images_drawn_by_the_gpu_train_alike(losses):
-    host, device = (losses(GPU, "--amp", "fp32", "--cache", place) for place in ("ram", "device"))
+    host, device = (losses(GPU, "--amp", "fp32", "--cache", where) for where in ("ram", "device"))
     torch.testing.assert_close(device[0], host[0], rtol=2e-2, atol=1e-3)
 
 
@@ -110,7 +110,7 @@ def test_values_come_when_two_more_have_been_passed_on():
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
-    """Without a look of the host: torch's fused optimizers heed the flag, in their very first step too."""
+    """Without a copy to the host: torch's fused optimizers read the flag on the device, also in their first step."""
     torch.manual_seed(0)
     models = [torch.nn.Linear(3, 2).to(GPU.device)]
     models.append(copy.deepcopy(models[0]))
@@ -120,7 +120,7 @@ def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
     for number in range(4):
         torch.cuda.set_sync_debug_mode("error")
         for model, own, bad in zip(models, steps, (number % 2 == 0, False), strict=True):
-            if bad:  # of the first model alone
+            if bad:  # only for the first model
                 model(torch.full((4, 3), float("nan"), device=GPU.device)).sum().backward()
                 own.step(torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0))
                 model.zero_grad()
@@ -129,12 +129,12 @@ def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
             model.zero_grad()
         torch.cuda.set_sync_debug_mode("default")
     assert steps[0].state_dict() == {"skipped": 2, "in_a_row": 0}
-    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+    for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0)
 
 
 def test_a_run_on_a_gpu_goes_on(losses, monkeypatch, tmp_path):
-    """To rounding: not all of a GPU's sums have one order."""
+    """Up to rounding: some sums on a GPU have no fixed order."""
     straight = losses(GPU, "--amp", "fp32")
     real, calls = train.TrainState.step, iter(range(1, 100))
 

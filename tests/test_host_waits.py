@@ -1,4 +1,4 @@
-"""No training step makes the host wait for the device: counted on the CPU, refused by CUDA itself on a GPU."""
+"""No training step makes the host wait for the device: counted on the CPU; on a GPU, CUDA itself raises an error."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equ
 
 
 class Watch(TorchDispatchMode):
-    """Counts the operations that would make the host wait for a GPU: those whose values or shapes it has to know."""
+    """Counts operations that would make the host wait for a GPU, because it needs their values or shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_the_watch_sees_what_waits(function: Callable[[Tensor], object], waits: 
 
 @contextmanager
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Training epochs under a watch, with optimizers and late reading as a GPU has them."""
+    """Training epochs under a watch, with fused optimizers and delayed copies to the host, as on a GPU."""
     watch, real_epoch, real_optimizer, real_pass = (
         Watch(),
         train.train_one_epoch,
@@ -72,7 +72,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     )
 
     def loading(loader: Loader) -> Iterator[Batch]:
-        """What the host does with its own memory is no wait for the device."""
+        """Pause the watch: loading works on host memory and does not wait for the device."""
         watch.paused = True
         for batch in real_pass(loader):
             watch.paused = False

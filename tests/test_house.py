@@ -1,4 +1,4 @@
-"""The rules of the house, read from the sources: where imports point, what is never called, what is never unread."""
+"""The rules of this code base, checked on its sources: imports, forbidden calls, sizes, settings that nobody reads."""
 
 import ast
 import re
@@ -40,7 +40,7 @@ def imported(file: Path) -> set[str]:
 
 
 def spelled(node: ast.AST) -> str:
-    """`os.path.join` for an expression of names and dots, else an empty text."""
+    """The dotted name of an expression, such as `os.path.join`; "" if it is anything but names and dots."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -50,7 +50,7 @@ def spelled(node: ast.AST) -> str:
 
 
 def calls(file: Path) -> Iterator[tuple[str, dict[str, ast.expr]]]:
-    """What is called, as it is spelled, and with which keywords."""
+    """The dotted name of each call, and its keyword arguments."""
     for node in nodes(file):
         if isinstance(node, ast.Call):
             yield spelled(node.func), {keyword.arg or "": keyword.value for keyword in node.keywords}
@@ -69,7 +69,7 @@ def test_imports_point_down(file):
     assert {name.partition(".")[0] for name in imported(file)} & ours <= allowed
 
 
-# Which packages inside utils/ may import which, "" being the small modules beside them.
+# The packages that each package inside utils/ may import; "" are the single modules of utils/.
 FLOORS = {
     "": {""},
     "files": {"", "files"},
@@ -78,11 +78,11 @@ FLOORS = {
     "metrics": {"", "files", "metrics"},
     "plots": {"", "files", "plots"},
 }
-STAND_ON_FILES = {"log.py"}  # small modules that write
+STAND_ON_FILES = {"log.py"}  # single modules that write files
 
 
 def package_of(file: Path) -> str:
-    """The package of utils/ that a file belongs to, "" for the small modules."""
+    """The package of utils/ that a file belongs to, "" for the single modules."""
     parts = file.relative_to(ROOT / "utils").parts
     return parts[0] if len(parts) > 1 else ""
 
@@ -121,7 +121,7 @@ def test_main_tells_the_story(script):
 
 
 def test_tests_mirror_the_folders():
-    """A test lies in the folder of what it tests; what tests scripts, or several packages, lies at the top."""
+    """A test is in the folder of what it tests; tests of scripts, or of several packages, are at the top."""
     tests = ROOT / "tests"
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")} - {Path()}
     assert folders <= {file.parent.relative_to(ROOT) for file in SOURCES}
@@ -131,7 +131,7 @@ def test_tests_mirror_the_folders():
     for folder, names in imports.items():
         assert any(name.startswith(".".join(folder.parts)) for name in names), f"{folder} tests something else"
     names = [file.name for file in tests.rglob("test_*.py")]
-    assert len(names) == len(set(names)), "pytest needs names that differ"
+    assert len(names) == len(set(names)), "pytest needs unique file names"
 
 
 @each_source
@@ -163,9 +163,9 @@ NETWORK = r"(urllib\.request|http\.client|ssl|ftplib|smtplib|xmlrpc|socketserver
 
 @each_source
 def test_one_module_asks_the_network(file):
-    """And one calls it, which a flag leads to. How processes meet is another matter (rendezvous.py)."""
-    asks = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
-    assert not asks or file == ROOT / "utils" / "files" / "download.py"
+    """And one module calls it, because of a flag. Connections between processes are separate (rendezvous.py)."""
+    network = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
+    assert not network or file == ROOT / "utils" / "files" / "download.py"
     called = {name.rpartition(".")[2] for name, _ in calls(file)}
     assert "fetch" not in called or file == ROOT / "data" / "fetching.py"
     assert "fetch_data" not in called or file == ROOT / "data" / "splits.py"
@@ -220,7 +220,7 @@ def test_importing_does_no_work():
 
 
 def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
-    """(what it is read from, attribute): ("cfg", "epochs") for `cfg.epochs`."""
+    """(object, attribute) of each attribute that is read: ("cfg", "epochs") for `cfg.epochs`."""
     return {
         (spelled(node.value).rpartition(".")[2], node.attr)
         for file in files
@@ -230,7 +230,7 @@ def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
 
 
 CONFIG, HYP = ROOT / "utils" / "training" / "config.py", ROOT / "utils" / "training" / "hyperparameters.py"
-# Methods of TrainConfig that hand flags to builders.
+# Methods of TrainConfig that return flags as keyword arguments.
 GROUPS = ("reading", "caching", "loading", "learning", "saving", "validating")
 
 
@@ -241,7 +241,7 @@ def method(file: Path, name: str) -> ast.FunctionDef:
 def test_every_flag_is_read():
     scripts = [ROOT / "train.py", ROOT / "val.py", *sorted((ROOT / "utils" / "training").glob("*.py"))]
     read = {name for base, name in attributes_read(scripts) if base in ("cfg", "config")}
-    for group in GROUPS:  # handed over as named arguments, which train.py asks for
+    for group in GROUPS:  # passed on as keyword arguments by train.py
         assert any(name == f"cfg.{group}" for name, _ in calls(ROOT / "train.py")), group
         read |= {node.attr for node in ast.walk(method(CONFIG, group)) if isinstance(node, ast.Attribute)}
     assert {field.name for field in fields(TrainConfig)} - read == set()
@@ -260,7 +260,7 @@ def test_every_flag_can_be_given():
 
 def test_every_hyper_parameter_is_read():
     direct = {name for base, name in attributes_read([ROOT / "train.py"]) if base == "hyp"}
-    for group in ("learning", "loss", "augmentation"):  # handed over as named arguments, which train.py asks for
+    for group in ("learning", "loss", "augmentation"):  # passed on as keyword arguments by train.py
         assert any(name == f"run.hyp.{group}" for name, _ in calls(ROOT / "train.py")), group
         direct |= {*getattr(Hyp(), group)()}
         direct |= {node.attr for node in ast.walk(method(HYP, group)) if isinstance(node, ast.Attribute)}

@@ -1,4 +1,4 @@
-"""Each way to start several processes trains, and trains alike: results.csv agrees with that of one process."""
+"""Every way to start several processes gives the results.csv of one process."""
 
 import csv
 import os
@@ -14,7 +14,7 @@ from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="finds the processes that it starts in /proc"),
+    pytest.mark.skipif(sys.platform != "linux", reason="finds its processes in /proc"),
 ]
 
 TRAIN = str(ROOT / "train.py")
@@ -22,7 +22,7 @@ IN_TWO = ["--nproc_per_node", "2"]
 
 
 def results(run: Path) -> list[dict[str, float]]:
-    """The rows of results.csv, but for the times."""
+    """The rows of results.csv without the times."""
     with open(run / "results.csv") as file:
         return [{k: float(v) for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
 
@@ -48,29 +48,29 @@ def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
 
 
 def trained(command: Sequence[str], folder: Path, **variables: str) -> str:
-    """What a launch said that went well."""
+    """The output of a launch, which must succeed."""
     with launched(command, folder / "io", **variables) as job:
         assert job.end(120) == 0, job.err
         return job.out
 
 
 def test_torchrun(alone, flags, tmp_path):
-    said = trained([*TORCHRUN, *IN_TWO, TRAIN, *flags], tmp_path)
-    assert said.count("batch 4 (2 in each of 2 processes)") == 1  # rank 0 alone speaks
-    assert said.count("see ") == 1
+    output = trained([*TORCHRUN, *IN_TWO, TRAIN, *flags], tmp_path)
+    assert output.count("batch 4 (2 in each of 2 processes)") == 1  # only rank 0 prints
+    assert output.count("see ") == 1
     assert_alike(tmp_path / "exp", alone)
 
 
 @pytest.mark.parametrize("form", [[], ["--use_env"]], ids=["--local-rank", "--use_env"])
 def test_the_older_launcher(alone, flags, tmp_path, form):
-    pytest.importorskip("torch.distributed.launch", reason="torch ships it no more")
+    pytest.importorskip("torch.distributed.launch", reason="this torch does not have it")
     older = [sys.executable, "-m", "torch.distributed.launch"]
     trained([*older, *form, *IN_TWO, "--master_port", str(free_port()), TRAIN, *flags], tmp_path)
     assert_alike(tmp_path / "exp", alone)
 
 
 def spawned(script: str, flags: list[str], folder: Path) -> str:
-    """What a script said that started processes from where it is, forked, and went well."""
+    """The output of a script, forked here, that starts processes itself and must succeed."""
     with forked([{"PYTHONWARNINGS": "ignore"}], flags, folder / "io", script=script) as (rank,):
         assert rank.end(120) == 0, rank.err
         assert rank.err == ""
@@ -93,22 +93,22 @@ def test_val_spawns_too(alone, tmp_path):
 
 
 def slurm(rank: int, job: int) -> dict[str, str]:
-    """The variables of a step of two tasks on one node; the second node of its job has no part in it."""
+    """The variables of a step of two tasks on one node; the job's second node is not part of the step."""
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
     task = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_NTASKS": "2"}
     return {**step, **task, "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
 
 
 def started(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
-    """Environments and flags of two processes that are started without a launcher of torch's."""
-    places = [by_hand(rank, 2, free_port()) for rank in range(2)]
+    """Environments and flags of two processes that are started without torch's launcher."""
+    environments = [by_hand(rank, 2, free_port()) for rank in range(2)]
     if form == "variables":
-        return [place | {"MASTER_PORT": places[0]["MASTER_PORT"]} for place in places], []
+        return [environment | {"MASTER_PORT": environments[0]["MASTER_PORT"]} for environment in environments], []
     if form == "SLURM":
-        return [slurm(rank, 7) | {"MASTER_PORT": places[0]["MASTER_PORT"]} for rank in range(2)], []
-    bare = [{k: v for k, v in place.items() if not k.startswith("MASTER")} for place in places]
-    if form == "tcp under torchrun":  # which has a store of its own
-        bare = [place | {"TORCHELASTIC_USE_AGENT_STORE": "True"} for place in bare]
+        return [slurm(rank, 7) | {"MASTER_PORT": environments[0]["MASTER_PORT"]} for rank in range(2)], []
+    bare = [{k: v for k, v in environment.items() if not k.startswith("MASTER")} for environment in environments]
+    if form == "tcp under torchrun":  # which has its own store
+        bare = [environment | {"TORCHELASTIC_USE_AGENT_STORE": "True"} for environment in bare]
     url = f"file://{folder}/meeting" if form == "file" else f"tcp://127.0.0.1:{free_port()}"
     return bare, ["--dist-url", url]
 
@@ -124,7 +124,7 @@ def test_without_a_launcher(alone, flags, tmp_path, form):
 
 
 def test_a_batch_script_of_slurm_is_alone(alone, flags, tmp_path):
-    """Its variables count the tasks that it may start; srun alone adds those of a step. Nobody else would come."""
+    """Its variables count the tasks that it may start; only srun adds those of a step. It runs as a single process."""
     batch = {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     with forked([batch], [*flags, "--dist-timeout", "2"], tmp_path / "io") as (rank,):
         assert rank.end(60) == 0, rank.err
@@ -132,7 +132,7 @@ def test_a_batch_script_of_slurm_is_alone(alone, flags, tmp_path):
 
 
 def test_the_file_of_a_run_that_was_killed(alone, flags, tmp_path):
-    """Keys of the dead lie in it, and the next run meets in it all the same; rank 1 comes first."""
+    """The file contains keys of the killed processes, but the next run can use it; rank 1 starts first."""
     environments, url = started("file", tmp_path)
     with forked(environments, [*flags, *url, "--epochs", "1000"], tmp_path / "io") as ranks:
         until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")

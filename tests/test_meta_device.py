@@ -1,6 +1,6 @@
-"""Training, drawing and validation keep to the device and look at no value, shown on one that has no values.
+"""Training, drawing and validation stay on the device and never read a value on the host, shown on the meta device.
 
-Where values must be looked at, in models/nms.py, it says so too.
+The meta device has no values, so reading one raises an error. Only models/nms.py must read values.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,8 @@ from utils.training.state import build_train_state
 SIDE = 64
 EVERYTHING = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.0)  # no copy-paste
 UPRIGHT = Augmentation(0.02, 0.7, 0.4, 0, 0.1, 0.5, 0, 0.0, 0.5, 0.5, 0.7, 0.5, 0.0)
-BATCHES = 2  # in an epoch of the eight images
-TABLE: dict[str, Any] = {  # one of every layer
+BATCHES = 2  # per epoch of the eight images
+TABLE: dict[str, Any] = {  # has a layer of every class
     "source": "every layer",
     "nc": 3,
     "depth_multiple": 1.0,
@@ -65,12 +65,12 @@ TABLE: dict[str, Any] = {  # one of every layer
         [-1, 1, "Conv", [16, 3, 2]],  # 6, stride 8
         [-1, 1, "Conv", [16, 3, 2]],
         [-1, 1, "SPPF", [16, 5]],
-        [-1, 1, "SPP", [16]],  # 9, stride 16: out
+        [-1, 1, "SPP", [16]],  # 9, stride 16: output
     ],
     "head": [
         [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
         [[-1, 6], 1, "Concat", [1]],
-        [-1, 1, "Conv", [16, 1]],  # 12, stride 8: out
+        [-1, 1, "Conv", [16, 1]],  # 12, stride 8: output
         [[12, 9], 1, "Detect", ["nc", "anchors"]],
     ],
 }
@@ -82,7 +82,7 @@ TABLE: dict[str, Any] = {  # one of every layer
     "mix",
     [
         lambda x, host: x + host,
-        lambda x, host: x + host[0, 0],  # a GPU would take a lone number, but the code has none
+        lambda x, host: x + host[0, 0],  # a GPU accepts a CPU scalar, but the code never uses one
         lambda x, host: x.add_(host),
         lambda x, host: x.copy_(host),
         lambda x, host: x @ host.T,
@@ -143,14 +143,14 @@ def labels(tiny_data: Path, tmp_path: Path) -> Labels:
 
 
 def on_device(labels: Labels) -> DeviceImages:
-    """The images of `labels` in the device's memory."""
+    """Return the images of `labels` in the device's memory."""
     images = DecodedImages(labels, SIDE)
     pixels = np.concatenate([images(index).reshape(-1) for index in range(len(labels))])
     return DeviceImages(SimpleNamespace(sizes=images.sizes, offsets=offsets_of(images.sizes), pixels=pixels), META)  # type: ignore[arg-type]
 
 
 class Epoch:
-    """An epoch of train.py on the device, of this process as the first of `size`, with the optimizer of a GPU."""
+    """An epoch of train.py on the meta device, as rank 0 of `size` processes, with the optimizer used on GPUs."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Epoch:
         self.scale = MultiScale(0, max(self.model.strides)) if scale else None
 
     def train(self) -> OneDevice:
-        """Train it: the operations."""
+        """Train the epoch and return the device, which has counted the operations."""
         trigger = SaveTrigger(self.state.world, 0, BackgroundTask("test"))
         checkpoints: Any = SimpleNamespace(trigger=trigger, after_step=lambda _: trigger.check())
         with fused_on_meta(), OneDevice() as device:
@@ -210,14 +210,14 @@ def loader_of(
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the processes of a run, which the others leave alone; the meta device has no autocast."""
+    """Replace collectives and host copies, since there is only this process; the meta device has no autocast."""
     for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverRead)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
     monkeypatch.setattr("torch.distributed.broadcast", lambda *_: None)
     built = utils.training.state
     monkeypatch.setattr(built, "build_replica", lambda model, world, **_: Replica(model, world))
-    monkeypatch.setattr(built, "build_optimizer", lambda *given, **named: use_fused(build_optimizer(*given, **named)))
+    monkeypatch.setattr(built, "build_optimizer", lambda *args, **kwargs: use_fused(build_optimizer(*args, **kwargs)))
     monkeypatch.setattr(built, "autocast_for", lambda *_: nullcontext())
     monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
 
@@ -230,7 +230,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SGD", 2, {"frozen": (1,)}),
         ("SGD", 1, {"head": ("AnchorFree", ["nc"])}),
         ("Adam", 1, {"scale": True, "focal_gamma": 1.5, "label_smoothing": 0.1}),
-        ("AdamW", 2, {"precision": torch.float16}),  # whose scaler looks for its scale on the device
+        ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],
 )
 def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int, settings: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int,
     calls = epoch.train().calls
     closing = epoch.state.schedule.closing_batches(0, BATCHES)
     assert calls[SENT] == 2 * BATCHES  # images and targets
-    assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one for each group of parameters
+    assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one per parameter group
     convolutions = sum(any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if type(c) is Conv2d)
     assert calls["convolution_backward"] == convolutions * BATCHES > 10
     assert epoch.state.ema.updates == len(closing) > 0
@@ -249,7 +249,7 @@ def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int,
 def test_an_epoch_of_images_that_the_device_draws_keeps_to_it(labels: Labels, augmentation: Augmentation) -> None:
     loader = loader_of(labels, on_device(labels), augmentation)
     calls = Epoch(loader).train().calls
-    assert calls[SENT] == 5 * BATCHES  # targets, and the plans: lines, places, mixes, tables
+    assert calls[SENT] == 5 * BATCHES  # targets, and the augmentation plans: lines, places, mixes, tables
     assert calls["_fused_sgd_"] > 0
 
 
@@ -315,7 +315,7 @@ PREDICTIONS = {
 
 
 def fused_model() -> Detector:
-    """A model as it is validated: its BatchNorm folded, on the device."""
+    """Return a model as used in validation: on the device, with its BatchNorm folded into the convolutions."""
     return build_model(TABLE, 3).to(memory_format=torch.channels_last).to(META).fuse()
 
 
@@ -362,7 +362,7 @@ def test_a_fault_of_the_head_is_seen() -> None:
 
 @pytest.mark.parametrize("multi_label", [True, False])
 def test_suppression_is_where_values_are_first_looked_at(multi_label: bool) -> None:
-    """Up to the scores that pass, whose number it has to know, it keeps to the device as well."""
+    """NMS stays on the device until it needs the number of scores above the threshold."""
     boxes, scores = torch.zeros(1, 10, 4, device=META), torch.zeros(1, 10, 3, device=META)
     with OneDevice() as device, pytest.raises(NotImplementedError, match=r"torch\.nonzero") as refused:
         non_max_suppression(boxes, scores, multi_label=multi_label)

@@ -1,4 +1,4 @@
-"""Nothing uses the network that was not asked to, in Python or in C, and no home folder is needed."""
+"""Nothing uses the network without being asked to, in Python or in C, and no home folder is needed."""
 
 import json
 import sys
@@ -14,15 +14,15 @@ from tests.support.launching import ROOT, Job, launched, way_into
 from tests.support.no_network import commands
 
 PLAY = Path(__file__).parent / "support" / "no_network.py"
-NOWHERE = "/dev/null"  # no folder can be made below it, not even by root
-UNKNOWN = 54321  # a user of whom the system knows no name and no home
-EMPTY = ("--net", "--user --map-root-user --net")  # a network without an address, without a way out
+NOWHERE = "/dev/null"  # no folder can be created below it, not even by root
+UNKNOWN = 54321  # id of a user without a name and a home folder
+EMPTY = ("--net", "--user --map-root-user --net")  # options of unshare for a network without an address or a route
 WITHOUT_HOME = f"--user --map-user={UNKNOWN} --net"
 
 
 @dataclass
 class Scene:
-    """A job, and the way into its namespaces; empty where it has none of its own."""
+    """A job, and the command that enters its namespaces; empty if it has none."""
 
     job: Job
     way: list[str]
@@ -30,7 +30,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny set under names that not every font has."""
+    """The tiny set with class names that not every font can show."""
     file = tmp_path_factory.mktemp("named") / "named.yaml"
     text = f"path: {tiny_data.parent}\ntrain: images\nval: images\nnames: [圓, naïve, Привет]\n"
     file.write_text(text, encoding="utf-8")
@@ -39,7 +39,7 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def scenes(named_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scene]]:
-    """Both at once, since each takes seconds: all commands without a network, and a run of an unknown user."""
+    """All commands without a network, and a run of an unknown user, at the same time, since each takes seconds."""
     played, lonely = tmp_path_factory.mktemp("played"), tmp_path_factory.mktemp("lonely")
     empty, unknown = way_into(*EMPTY), way_into(WITHOUT_HOME)
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def test_each_way_to_the_network_would_have_been_noticed(found):
 @pytest.mark.slow
 def test_neither_does_anything_written_in_c(found, scenes):
     if not scenes["played"].way:
-        pytest.skip("this machine lets us make no empty network (unshare --net)")
+        pytest.skip("this machine does not allow an empty network (unshare --net)")
     assert found["unsent from C"] == 1  # so it would have been noticed
     assert found["unsent"] == 0
 
@@ -104,7 +104,7 @@ def test_a_home_that_cannot_be_written_costs_the_cache_and_no_more(found, scenes
 @pytest.mark.slow
 def test_a_user_without_a_home_trains(scenes):
     if "lonely" not in scenes:
-        pytest.skip("this machine lets us be no unknown user (unshare --user --map-user)")
+        pytest.skip("this machine does not allow an unknown user (unshare --user --map-user)")
     job = scenes["lonely"].job
     assert job.end(120) == 0, job.err
     assert "Traceback" not in job.err

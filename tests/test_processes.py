@@ -1,7 +1,7 @@
 """N processes train like one, and evaluate like one to the last digit: 1, 2, 3 and 4 gloo processes on the CPU.
 
-All runs go on from the weights of a short training. At random weights a deep network with BatchNorm makes two runs of
-one process part as well: there a difference in the last bit grows tenfold with each step (benchmarks/equivalence.py).
+All runs start from the weights of a short training. From random weights even two runs of one process diverge: in a
+deep network with BatchNorm a difference in the last bit grows tenfold with each step (benchmarks/equivalence.py).
 """
 
 import copy
@@ -37,7 +37,7 @@ from tests.support.processes import (
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
-Results = dict[str, list[Any]]  # by work, of each process
+Results = dict[str, list[Any]]  # by name of the job: one result per process
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 TOLERANCE = {"fp32": 1e-4, "fp64": 1e-9}
 SHORT = "--epochs 2 --batch 6 --sync-bn --amp fp64 --noplots --nosave --noval"
 RUNS = {
-    # Of 12 images: every other epoch begins with what the one before it has left over.
+    # 12 images: every other epoch starts with the images left over from the epoch before it.
     "fp64": "--epochs 20 --batch 8 --sync-bn --amp fp64 --noplots --nosave --noval",
     "fp32": "--epochs 20 --batch 8 --sync-bn --amp fp32 --noplots --nosave",
     "accumulated": SHORT,
@@ -55,7 +55,7 @@ RUNS = {
     "a step to each batch": SHORT.replace("--batch 6", "--batch 44") + " --data MANY",
     "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
 }
-BROKEN = {  # each with the run that it should have been
+BROKEN = {  # fault: the run of RUNS that it is compared with
     "rank-local normalisation": "accumulated",
     "gradients not multiplied by the number of processes": "accumulated",
     "rank-seeded augmentation": "accumulated",
@@ -88,12 +88,12 @@ def yaml(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]]:
-    """flags("--epochs 1 ...") adds what all runs share: data, trained weights, augmentation, small images."""
+    """flags("--epochs 1 ...") adds the flags of all runs: data, trained weights, augmentation, small images."""
     shared = f"--img 64 --workers 0 --device cpu --cache-dir {folder}/cache --data {yaml}".split()
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
     learning = f"--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp fp32 --cfg {tiny_model}"
-    places = f"--hyp {folder}/learn.yaml --project {folder} --name start"
-    train.main(train.parse_args([*shared, *learning.split(), *places.split()])[0], ALONE)
+    paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
+    train.main(train.parse_args([*shared, *learning.split(), *paths.split()])[0], ALONE)
     many = str(draw_data(folder / "many", 45))
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "flipud": 0.3}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
@@ -103,21 +103,21 @@ def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]
 
 @pytest.fixture(scope="module")
 def alone(folder: Path, flags: Callable[[str], list[str]]) -> Callable[..., Path]:
-    """alone(name): the folder of a run of RUNS in this process, trained once."""
+    """alone(name): the folder of a run of RUNS in this process; each is trained once."""
 
     def run(name: str, world: World = ALONE, call: str = "alone") -> Path:
-        place = folder / call / name
-        if not place.exists():
-            places = ["--project", str(place.parent), "--name", name]
-            train.main(train.parse_args([*flags(RUNS[name]), *places])[0], world)
-        return place
+        run_folder = folder / call / name
+        if not run_folder.exists():
+            paths = ["--project", str(run_folder.parent), "--name", name]
+            train.main(train.parse_args([*flags(RUNS[name]), *paths])[0], world)
+        return run_folder
 
     return run
 
 
 @pytest.fixture(scope="module")
 def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, Found]:
-    """Arguments of `evaluates` by name."""
+    """The arguments of `evaluates` for each name of EVALUATIONS."""
     model = {"yaml": yaml, "weights": flags("")[-1]}
     return {name: model | own for name, own in EVALUATIONS.items()}
 
@@ -130,10 +130,10 @@ def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, 
         fault = name if name in FAULTS else ""
         own = RUNS[run] if fault else RUNS[run].replace(" --sync-bn", "")
         works[name] = {"work": "trains", "flags": flags(own), "fault": fault}
-    kept = flags(RUNS["sharded"].replace("--nosave", "--save-period 1"))
-    works["sharded, kept"] = {"work": "trains", "flags": kept}
-    again = ["--resume", str(folder / "2" / "sharded, kept" / "weights" / "epoch1.pt")]
-    works["sharded, resumed"] = {"work": "trains", "flags": [*again, "--cache-dir", f"{folder}/cache"]}
+    saving = flags(RUNS["sharded"].replace("--nosave", "--save-period 1"))
+    works["sharded, saved"] = {"work": "trains", "flags": saving}
+    resume = ["--resume", str(folder / "2" / "sharded, saved" / "weights" / "epoch1.pt")]
+    works["sharded, resumed"] = {"work": "trains", "flags": [*resume, "--cache-dir", f"{folder}/cache"]}
     works["own norms"] = {"work": "averages", "flags": flags("--epochs 1 --batch 6 --noplots")}
     return launch(folder / "2", 2, works | {"accumulation": {"work": "accumulates"}})
 
@@ -158,7 +158,7 @@ def state(run: Path) -> Found:
 
 
 def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """The largest |first - second| / |first| of a tensor, in Euclid's norm; whole numbers must be the same."""
+    """Return the largest |first - second| / |first| of all tensors (Euclidean norm); integer tensors must be equal."""
     assert first.keys() == second.keys()
     floats = {key for key, value in first.items() if value.is_floating_point()}
     assert all(first[key].equal(second[key]) for key in first.keys() - floats)
@@ -168,12 +168,12 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
 
 
 def apart(first: Path, second: Path) -> dict[str, float]:
-    """How far two runs ended from each other."""
+    """Return the difference between the final weights, averages and momenta of two runs."""
     one, other = state(first), state(second)
     assert one["ema_updates"] == other["ema_updates"]
     momenta = [
-        {str(number): kept["momentum_buffer"] for number, kept in whole["optimizer"]["state"].items()}
-        for whole in (one, other)
+        {str(number): entry["momentum_buffer"] for number, entry in checkpoint["optimizer"]["state"].items()}
+        for checkpoint in (one, other)
     ]
     parts = {part: difference(one[part], other[part]) for part in ("model", "ema")}
     return parts | {"momentum": difference(*momenta)}
@@ -197,9 +197,9 @@ def test_two_processes_are_one_in_every_way_to_train(folder, alone, two, run):
 
 
 def test_a_sharded_run_is_resumed(folder, alone, two):
-    """Its second epoch, from whole states in a checkpoint."""
-    assert two["sharded, resumed"][0] == two["sharded, kept"][0]
-    assert max(apart(alone("sharded"), folder / "2" / "sharded, kept").values()) < TOLERANCE["fp64"]
+    """Its second epoch, from the full (unsharded) states in a checkpoint."""
+    assert two["sharded, resumed"][0] == two["sharded, saved"][0]
+    assert max(apart(alone("sharded"), folder / "2" / "sharded, saved").values()) < TOLERANCE["fp64"]
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -217,8 +217,8 @@ def test_results_agree_to_four_digits(folder, alone):
     assert len(one) == len(other) == 20
     assert list(one[0]) == list(other[0])
     for first, second in zip(one, other, strict=True):
-        alike = {column for column in first if float(first[column]) == pytest.approx(float(second[column]), rel=1e-4)}
-        assert alike | {"time"} == set(first)
+        equal = {column for column in first if float(first[column]) == pytest.approx(float(second[column]), rel=1e-4)}
+        assert equal | {"time"} == set(first)
         assert float(first["metrics/mAP_0.5"]) > 0.1
 
 
@@ -228,7 +228,7 @@ def test_all_processes_return_the_same_evaluation(two, four):
             assert all(found == results[name][0] for found in results[name]), name
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel leaves the CPU alone only where there is no GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU")
 def test_wrapped_in_data_parallel_the_cpu_is_one_process_to_the_bit(alone):
     pair = World(torch.device("cpu"), devices=(torch.device("cpu"), torch.device("cpu")))
     found = apart(alone("accumulated"), alone("accumulated", pair, "DataParallel"))
@@ -248,7 +248,7 @@ def test_without_sync_bn_statistics_are_averaged(folder, two):
 
 
 def test_maps_of_uneven_parts_of_a_batch_are_the_batch(flags):
-    """What DataParallel relies on: copies of the model see parts, and the loss their joined maps."""
+    """As in DataParallel: copies of the model get parts of the batch, the loss gets their concatenated maps."""
     model, _ = load_detector(Path(flags("")[-1]))
     model.double().train()
     for module in model.modules():
@@ -262,13 +262,13 @@ def test_maps_of_uneven_parts_of_a_batch_are_the_batch(flags):
         copies = [copy.deepcopy(model) for _ in parts]
         levels = zip(*(one(part) for one, part in zip(copies, images.split(parts), strict=True)), strict=True)
         sum(criterion([torch.cat(level) for level in levels], targets).values()).backward()
-        each = [dict(one.named_parameters()) for one in copies]
-        gradients.append({key: sum(one[key].grad for one in each) for key in each[0]})
+        parameters = [dict(one.named_parameters()) for one in copies]
+        gradients.append({key: sum(one[key].grad for one in parameters) for key in parameters[0]})
     assert difference(*gradients) < 1e-12
 
 
 def test_gradients_are_exchanged_once_for_each_step(two):
-    """Three batches to a step: one exchange after the third, as one process has it that adds up the three."""
+    """With three batches per step there is one all-reduce, after the third; the sum equals that of one process."""
     model = Norm()
     for batch in images_of_a_step().split(4):
         model(batch).square().sum().backward()
@@ -280,7 +280,7 @@ def test_gradients_are_exchanged_once_for_each_step(two):
 
 
 def test_nobody_waits_in_a_collective_while_rank_0_draws_and_writes(folder, flags):
-    """A collective that takes longer than --dist-timeout ends a run."""
+    """A rank that waited for rank 0 in a collective for longer than --dist-timeout would end the run."""
     work = {"work": "trains", "flags": flags("--epochs 1 --batch 12 --nosave"), "fault": "slow writer"}
     found = launch(folder / "slow", 2, {"slow": work}, dist_timeout=SLOW_S - 1)["slow"]
     assert found[0] == found[1]
@@ -329,9 +329,9 @@ def test_val_under_torchrun(folder, flags, yaml, monkeypatch):
     words = (
         f"--data {yaml} --img 64 --batch 2 --workers 0 --device cpu --cache-dir {folder}/cache --project {folder}/val"
     )
-    given = [*flags("")[-2:], *words.split()]  # --weights and the file
-    val.main(val.parse_args([*given, "--name", "one"])[0], ALONE)
-    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "val.py"), *given, "--name", "two"]
+    arguments = [*flags("")[-2:], *words.split()]  # --weights and the file
+    val.main(val.parse_args([*arguments, "--name", "one"])[0], ALONE)
+    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "val.py"), *arguments, "--name", "two"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     one, two = ((folder / "val" / name / "metrics.json").read_text() for name in ("one", "two"))
@@ -363,11 +363,11 @@ def test_operations_of_three_processes(three):
 
 
 def test_one_of_each_machine_goes_first(three):
-    """Ranks 0 and 1 have one machine, rank 2 another."""
+    """Ranks 0 and 1 are on one machine, rank 2 is on another."""
     found = three["takes_turns"]
     assert [result["first"] for result in found] == [True, False, True]
     assert [result["found"] for result in found] == [False, True, False]
-    assert all(result["waited"] >= 0.5 for result in found if result["first"])  # which takes so long on purpose
+    assert all(result["waited"] >= 0.5 for result in found if result["first"])  # the first ones sleep this long
 
 
 def test_processes_that_differ_are_refused_by_all(three):
@@ -379,7 +379,7 @@ def test_processes_that_differ_are_refused_by_all(three):
 
 
 def test_copies_are_made_one(three):
-    """Filled with their ranks, 0, 1 and 2: statistics are averaged unless synchronised, all else is rank 0's."""
+    """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronised, the rest is rank 0's."""
     for result in three["aligns"]:
         averaged = {key for key, value in result["own"].items() if value != 0}
         assert averaged == {"layers.1.running_mean", "layers.1.running_var"}

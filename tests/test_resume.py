@@ -1,4 +1,4 @@
-"""A run that is killed, stopped or changed goes on: to the bit where it may, and never with a row lost or doubled."""
+"""A run that is killed, stopped or changed can be resumed: to the bit where possible, and with every row once."""
 
 import csv
 import json
@@ -38,20 +38,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 
 def many_steps() -> None:
-    """Have epochs of several optimizer steps, with few images; wait and draw no longer than tests want to last."""
+    """Have several optimizer steps per epoch with few images; draw less and wait for less time, to keep tests short."""
     Pictures.labels = lambda *_: None
-    checkpoint_file.os.fsync = lambda *_: None  # a kill leaves to the system what is written; a power cut does not
+    checkpoint_file.os.fsync = lambda *_: None  # only needed for a power cut: after a kill the system still writes data
     batch_size.NOMINAL_BATCH = 8
     session.PATIENCE_S = session.JOIN_S = 1.0
 
 
 def killed() -> None:
-    """Have this process killed at KESTREL_INSTANT, "place number": when it comes there for the number-th time."""
+    """Kill this process at KESTREL_INSTANT, "rank instant number": when the rank gets there for the number-th time."""
     many_steps()
-    place, _, number = os.environ["KESTREL_INSTANT"].rpartition(" ")
-    rank, _, place = place.partition(" ")
+    instant, _, number = os.environ["KESTREL_INSTANT"].rpartition(" ")
+    rank, _, instant = instant.partition(" ")
     if rank == os.environ.get("RANK", "0"):
-        INSTANTS[place](float(number))
+        INSTANTS[instant](float(number))
 
 
 def die() -> None:
@@ -75,7 +75,7 @@ def calls(owner: Any, name: str, number: float, *, after: bool = False) -> None:
 
 
 def torn(number: float) -> None:
-    """Die when half of a checkpoint is on the disk."""
+    """Die when half of a checkpoint is written."""
     real, left = checkpoint_file._write, iter(range(int(number), 0, -1))
 
     def write(values: Any, file: Any) -> None:
@@ -88,7 +88,7 @@ def torn(number: float) -> None:
 
 
 def after_a_while(number: float) -> None:
-    """Die some time after the processes have met: before, the others would wait for one that never comes."""
+    """Die some time after the rendezvous: before it, the others would wait for a process that never connects."""
     real = train.main
 
     def main(*arguments: Any) -> Any:
@@ -115,20 +115,20 @@ WRITING = {"in the last pictures", "in a picture", "in a checkpoint", "before a 
 
 
 def instants(size: int, count: int) -> list[str]:
-    """Where each of `count` lives of a run ends: a rank, a place, a number. The last ones end in the last pictures."""
+    """Where each of `count` attempts of a run ends: "rank instant number". The last two end while drawing pictures."""
     chosen = random.Random(size)
     late = ("nowhere", "in the last pictures", "in a picture")
-    places = [place for place in INSTANTS if place not in late]
-    early = [places[number % len(places)] for number in range(count - 2)]
+    possible = [instant for instant in INSTANTS if instant not in late]
+    early = [possible[number % len(possible)] for number in range(count - 2)]
     chosen.shuffle(early)
     found = []
-    for place in [*early, "in the last pictures", "in a picture"]:
-        rank = 0 if place in WRITING else chosen.randrange(size)
-        found.append(f"{rank} {place} {1 if place == 'after validation' else chosen.randint(1, 3)}")
+    for instant in [*early, "in the last pictures", "in a picture"]:
+        rank = 0 if instant in WRITING else chosen.randrange(size)
+        found.append(f"{rank} {instant} {1 if instant == 'after validation' else chosen.randint(1, 3)}")
     return found
 
 
-# ---------------------------------------------------------------------- lives
+# ---------------------------------------------------------------------- attempts
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +136,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_data(tmp_path_factory.mktemp("data") / "set", 18)
 
 
-Live = Callable[..., list[int]]
+Attempt = Callable[..., list[int]]
 
 
 @pytest.fixture
-def live(data: Path, tiny_model: str, tmp_path: Path) -> Live:
-    """live(processes, name, flags, at=instant, by=signal): a life of a run, which goes on if it can; the exit codes."""
+def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
+    """attempt(processes, name, flags, at=instant, by=signal): resumes the run if possible; returns the exit codes."""
 
     def one(
         size: int, name: str, *flags: str, at: str = "0 nowhere 1", by: str = "SIGKILL", pictures: bool = False
@@ -153,8 +153,8 @@ def live(data: Path, tiny_model: str, tmp_path: Path) -> Live:
             words += ["--resume", str(last)]
         faults = {"KESTREL_FAULT": "tests.test_resume:killed", "KESTREL_INSTANT": at, "KESTREL_SIGNAL": by}
         port = free_port()
-        places = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
-        with forked([place | faults for place in places], words, tmp_path / "io") as ranks:
+        environments = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
+        with forked([environment | faults for environment in environments], words, tmp_path / "io") as ranks:
             return [rank.end(180) for rank in ranks]
 
     return one
@@ -167,7 +167,7 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two nested records hold the same bits, times aside."""
+    """Whether two nested records have the same bits, except for times."""
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
@@ -192,26 +192,26 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(live, tmp_path, size):
+def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(attempt, tmp_path, size):
     drawn: dict[str, Any] = {"pictures": True}
     epochs = ("--epochs", "12")
-    assert live(size, "straight", *epochs, **drawn) == [0] * size
-    lives = [live(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)]
-    assert [min(codes) for codes in lives] == [-9] * 20
-    assert live(size, "broken", *epochs, **drawn) == [0] * size
+    assert attempt(size, "straight", *epochs, **drawn) == [0] * size
+    attempts = [attempt(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)]
+    assert [min(codes) for codes in attempts] == [-9] * 20
+    assert attempt(size, "broken", *epochs, **drawn) == [0] * size
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
 
-def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_path):
-    """At a learning rate of a tenth, rounding grows from 1e-16 to 3e-11; at 0.01 to 2e-6, which a fault could be."""
+def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(attempt, tmp_path):
+    """With lr0 0.001, rounding errors grow from 1e-16 to 3e-11; with 0.01 to 2e-6, which could hide a fault."""
     write_hyp(tmp_path / "slow.yaml", "hyp.scratch-low.yaml", lr0=0.001, warmup_bias_lr=0.001)
     exact = ("--epochs", "3", "--amp", "fp64", "--sync-bn", "--hyp", str(tmp_path / "slow.yaml"))
-    assert live(1, "straight", *exact) == [0]
-    assert live(2, "broken", *exact, at="1 before a step 2") == [1, -9]
-    assert live(1, "broken", *exact, at="0 before a step 4") == [-9]
+    assert attempt(1, "straight", *exact) == [0]
+    assert attempt(2, "broken", *exact, at="1 before a step 2") == [1, -9]
+    assert attempt(1, "broken", *exact, at="0 before a step 4") == [-9]
     halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
     assert (halfway["epoch"], halfway["batch"], len(halfway["statistics"])) == (1, 1, 1)
-    assert live(2, "broken", *exact) == [0, 0]
+    assert attempt(2, "broken", *exact) == [0, 0]
     first, second = (checkpoint_file.load(tmp_path / run / "weights" / "last.pt") for run in ("straight", "broken"))
     for part in ("model", "ema"):
         for key, weights in first[part].items():
@@ -220,7 +220,7 @@ def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_
         assert {k: float(v) for k, v in other.items()} == pytest.approx({k: float(v) for k, v in row.items()}, rel=1e-4)
 
 
-# ---------------------------------------------------------------------- told to end
+# ---------------------------------------------------------------------- ended by a signal
 
 
 @pytest.mark.parametrize(
@@ -234,50 +234,50 @@ def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(live, tmp_
         (1, "0 in validation 20", "SIGTERM"),  # of best.pt
     ],
 )
-def test_told_to_end_a_run_is_saved_and_leaves(live, tmp_path, size, at, by):
-    """Only one process hears it. With --save-minutes 0 and --nosave there is no other checkpoint."""
+def test_told_to_end_a_run_is_saved_and_leaves(attempt, tmp_path, size, at, by):
+    """Only one process receives the signal. With --save-minutes 0 and --nosave there is no other checkpoint."""
     rare = ("--epochs", "3", "--save-minutes", "0", "--nosave")
-    assert live(size, "straight", *rare) == [0] * size
-    assert live(size, "broken", *rare, at=at, by=by) == [128 + getattr(signal, by)] * size
+    assert attempt(size, "straight", *rare) == [0] * size
+    assert attempt(size, "broken", *rare, at=at, by=by) == [128 + getattr(signal, by)] * size
     run = tmp_path / "broken"
-    told, saved = json.loads((run / "preempted.json").read_text()), checkpoint_file.load(run / "weights" / "last.pt")
-    assert (told["signal"], told["checkpoint"]) == (by, str(run / "weights" / "last.pt"))
-    assert (told["epoch"], told["batch"]) == (saved["epoch"] + 1, saved["batch"])
-    said = (tmp_path / "io" / "rank0" / "stdout").read_text().splitlines()[-1]
-    where = f"saved in epoch {told['epoch']} after batch {told['batch']}"
-    assert said == f"{by}: {where}; continue with --resume {told['checkpoint']}"
+    report, saved = json.loads((run / "preempted.json").read_text()), checkpoint_file.load(run / "weights" / "last.pt")
+    assert (report["signal"], report["checkpoint"]) == (by, str(run / "weights" / "last.pt"))
+    assert (report["epoch"], report["batch"]) == (saved["epoch"] + 1, saved["batch"])
+    output = (tmp_path / "io" / "rank0" / "stdout").read_text().splitlines()[-1]
+    where = f"saved in epoch {report['epoch']} after batch {report['batch']}"
+    assert output == f"{by}: {where}; continue with --resume {report['checkpoint']}"
     assert [(tmp_path / "io" / f"rank{rank}" / "stderr").read_text() for rank in range(size)] == [""] * size
-    assert live(size, "broken", *rare) == [0] * size
+    assert attempt(size, "broken", *rare) == [0] * size
     assert not (run / "preempted.json").exists()
     assert_same_bits(tmp_path / "straight", run)
 
 
-def test_told_to_end_when_the_epoch_is_validated(live, tmp_path):
-    """With --nosave too there is a checkpoint of what the marker says."""
+def test_told_to_end_when_the_epoch_is_validated(attempt, tmp_path):
+    """Also with --nosave there is a checkpoint of the epoch and batch in preempted.json."""
     rare = ("--epochs", "3", "--nosave")
-    assert live(1, "straight", *rare) == [0]
-    assert live(1, "broken", *rare, at="0 after validation 2", by="SIGTERM") == [143]
+    assert attempt(1, "straight", *rare) == [0]
+    assert attempt(1, "broken", *rare, at="0 after validation 2", by="SIGTERM") == [143]
     saved = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
-    told = json.loads((tmp_path / "broken" / "preempted.json").read_text())
-    assert (told["epoch"], told["batch"]) == (saved["epoch"] + 1, saved["batch"])
-    assert told["epoch"] == 3  # which trains while the second is evaluate
-    assert live(1, "broken", *rare) == [0]
+    report = json.loads((tmp_path / "broken" / "preempted.json").read_text())
+    assert (report["epoch"], report["batch"]) == (saved["epoch"] + 1, saved["batch"])
+    assert report["epoch"] == 3  # it trains while the second epoch is evaluated
+    assert attempt(1, "broken", *rare) == [0]
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
 def test_a_launcher_that_is_told_to_end_leaves_a_checkpoint_and_no_process(data, tiny_model, tmp_path, number):
-    """SIGTERM it passes on to all processes, loaders included; of SIGUSR1 it dies, and its processes notice."""
+    """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its processes notice."""
     flags = small(data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval")
     command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "support" / "launching.py"), *flags, "--nosave"]
     with launched(command, tmp_path / "io", KESTREL_FAULT="tests.test_failures:many_cores") as job:
         until(lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch")
-        assert len(job.alive()) >= 7  # the launcher, two processes, two loaders for each
+        assert len(job.alive()) >= 7  # the launcher, two processes, two DataLoader workers for each
         job.process.send_signal(number)
         assert job.end(30) != 0
-    told = json.loads((tmp_path / "exp" / "preempted.json").read_text())
+    report = json.loads((tmp_path / "exp" / "preempted.json").read_text())
     saved = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
-    assert (told["signal"], told["epoch"], told["batch"]) == ("SIGTERM", saved["epoch"] + 1, saved["batch"])
+    assert (report["signal"], report["epoch"], report["batch"]) == ("SIGTERM", saved["epoch"] + 1, saved["batch"])
     assert saved["epoch"] > 0
     assert not re.search("^error", job.err, re.MULTILINE), job.err
 
@@ -286,7 +286,7 @@ def test_a_launcher_that_is_told_to_end_leaves_a_checkpoint_and_no_process(data,
 
 
 def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) -> dict[str, Any]:
-    """What a checkpoint of a run of 3 epochs says; the folder of a run that is done."""
+    """The entries of a checkpoint of a run of 3 epochs; also creates the folder of a run that is done."""
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text("{}") if done else None
     made: dict[str, Any] = {name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor}
@@ -309,17 +309,17 @@ def asked(folder: Path, **given: Any) -> TrainConfig:
 
 def test_without_flags_a_run_keeps_its_own(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=7, optimizer="AdamW", freeze=[1, 2], workers=3)
-    cfg, said = resumed_config(asked(tmp_path), opened(tmp_path, saved))
+    cfg, lines = resumed_config(asked(tmp_path), opened(tmp_path, saved))
     assert (cfg.epochs, cfg.optimizer, cfg.freeze, cfg.workers, cfg.data) == (7, "AdamW", (1, 2), 3, "/data/a.yaml")
-    assert said == []
+    assert lines == []
 
 
 def test_flags_that_may_change(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=300, patience=5)
     given = {"epochs": 100, "patience": 100, "batch_size": 8, "workers": 0, "data": "/data/b.yaml"}  # some are defaults
-    cfg, said = resumed_config(asked(tmp_path, **given), opened(tmp_path, saved))
+    cfg, lines = resumed_config(asked(tmp_path, **given), opened(tmp_path, saved))
     assert {name: getattr(cfg, name) for name in given} == given
-    assert said == [
+    assert lines == [
         "--resume changes --batch-size from 16 to 8",
         "--resume changes --data from /data/a.yaml to /data/b.yaml",
         "--resume changes --epochs from 300 to 100",
@@ -330,17 +330,17 @@ def test_flags_that_may_change(tmp_path):
 
 def test_flags_that_are_not_heard(tmp_path):
     saved = saved_run(tmp_path, done=False, imgsz=320)
-    cfg, said = resumed_config(
+    cfg, lines = resumed_config(
         asked(tmp_path, imgsz=640, seed=1, epochs=3, batch_size=-1, project="x"), opened(tmp_path, saved)
     )
     assert (cfg.imgsz, cfg.seed, cfg.batch_size) == (320, 0, 16)
-    assert said == ["--resume keeps the run's own settings; of no effect: --batch-size, --imgsz, --seed"]
+    assert lines == ["--resume keeps the run's own settings; these flags have no effect: --batch-size, --imgsz, --seed"]
 
 
 @pytest.mark.parametrize(
     ("given", "made", "sentence"),
     [
-        ({}, {}, "its run is done after 3 epochs; --epochs above that makes it longer, --patience above 100 stops it"),
+        ({}, {}, "its run is done after 3 epochs; to continue it, raise --epochs or, if it stopped early, --patience"),
         ({"epochs": 2}, {}, "--epochs 2, but 3 epochs are trained"),
         ({"epochs": 9, "patience": 1}, {"best": 1}, "its run is done after 3 epochs"),
         ({}, {"done": False, "config": {"bogus": 1}}, "its settings (bogus) are unknown to this version of Kestrel"),
@@ -350,13 +350,13 @@ def test_flags_that_are_not_heard(tmp_path):
             "(format 1; this one reads 3 to 4): resume it with the version that wrote it, or start a",
         ),
         ({}, {"format": None}, "written by another version of Kestrel (no format number"),
-        ({}, {"open": {"time": 1.0}}, "what it tells of an epoch that was being validated is not whole"),
+        ({}, {"open": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),
         (
             {},
             {"open": {"time": 1.0, "losses": {}, "lr": 0.1, "pace": ""}},
-            "it tells of 3 epochs, 0 batches and 3 rows",
+            "its counts contradict each other: 3 epochs, 0 batches and 3 rows",
         ),
-        ({}, {"optimizer": None}, "holds no training state to resume; fine-tune from it with --weights"),
+        ({}, {"optimizer": None}, "contains no training state to resume; fine-tune from it with --weights"),
     ],
 )
 def test_refused(tmp_path, given, made, sentence):
@@ -367,7 +367,7 @@ def test_refused(tmp_path, given, made, sentence):
 
 
 def test_a_run_that_is_done_may_have_lost_its_last_word(tmp_path):
-    """Killed between its last checkpoint and metrics.json: what is missing is made up for."""
+    """Killed between its last checkpoint and metrics.json: it can be resumed to write what is missing."""
     cfg, _ = resumed_config(asked(tmp_path), opened(tmp_path, saved_run(tmp_path, done=False)))
     assert cfg.epochs == 3
 
@@ -388,36 +388,36 @@ def test_which_checkpoint_is_meant(tmp_path):
         find_last("newest", tmp_path / "empty")
 
 
-def test_a_finished_run_is_made_longer(live, tmp_path):
-    """The learning rate goes on along the curve of the new length: here 1 - 0.99 * step / steps."""
-    assert live(1, "exp", "--epochs", "2") == [0]
+def test_a_finished_run_is_made_longer(attempt, tmp_path):
+    """The learning rate continues on the curve of the new length: here 1 - 0.99 * step / steps."""
+    assert attempt(1, "exp", "--epochs", "2") == [0]
     two = rows(tmp_path / "exp")
-    assert live(1, "exp", "--epochs", "4") == [0]
+    assert attempt(1, "exp", "--epochs", "4") == [0]
     four = rows(tmp_path / "exp")
     assert [row["epoch"] for row in four] == ["1", "2", "3", "4"]
     assert four[:2] == two
-    # 18 images in batches of 4 make 18 of them in 4 epochs; the last of the third epoch is number 12, counted from 0
+    # 18 images in batches of 4 are 18 batches in 4 epochs; the last one of the third epoch is number 12, counted from 0
     assert float(four[2]["lr"]) == pytest.approx(0.01 * (1 - 0.99 * 12 / 18), rel=1e-5)
     assert (tmp_path / "exp" / "metrics.json").exists()
-    assert live(1, "exp", "--epochs", "4") == [2]
+    assert attempt(1, "exp", "--epochs", "4") == [2]
 
 
-def test_another_batch_size_in_the_midst_of_an_epoch(live, tmp_path):
-    assert live(1, "exp", "--epochs", "3", at="0 before a step 5") == [-9]
+def test_another_batch_size_in_the_midst_of_an_epoch(attempt, tmp_path):
+    assert attempt(1, "exp", "--epochs", "3", at="0 before a step 5") == [-9]
     before = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
     assert (before["epoch"], before["batch"]) == (1, 1)
-    assert live(1, "exp", "--epochs", "3", "--batch", "2", "--workers", "2") == [0]
-    said = (tmp_path / "io" / "rank0" / "stdout").read_text()
-    assert "--resume changes --batch-size from 4 to 2\n" in said
+    assert attempt(1, "exp", "--epochs", "3", "--batch", "2", "--workers", "2") == [0]
+    output = (tmp_path / "io" / "rank0" / "stdout").read_text()
+    assert "--resume changes --batch-size from 4 to 2\n" in output
     assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
     after = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
     decays = [{group["weight_decay"] for group in saved["optimizer"]["param_groups"]} for saved in (before, after)]
-    assert decays[0] == decays[1] == {0.0, 0.0005}  # 4 x 2 and 2 x 4 images to a step
+    assert decays[0] == decays[1] == {0.0, 0.0005}  # 4 x 2 and 2 x 4 images per step
 
 
 @pytest.mark.parametrize("lost", ["best.pt", "of another epoch", "damaged"])
-def test_a_best_checkpoint_that_is_not_there_is_sought_anew(live, tmp_path, lost):
-    assert live(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
+def test_a_best_checkpoint_that_is_not_there_is_sought_anew(attempt, tmp_path, lost):
+    assert attempt(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
     best = tmp_path / "exp" / "weights" / "best.pt"
     if lost == "best.pt":
         best.unlink()
@@ -425,45 +425,46 @@ def test_a_best_checkpoint_that_is_not_there_is_sought_anew(live, tmp_path, lost
         best.write_bytes(best.read_bytes()[:1000])
     else:
         checkpoint_file.save(best, checkpoint_file.load(best) | {"epoch": 99})
-    assert live(1, "exp", "--epochs", "4") == [0]
-    said = (tmp_path / "io" / "rank0" / "stdout").read_text()
-    assert re.search(r"best\.pt is not of epoch \d, the best so far: the search for the best starts again here\n", said)
+    assert attempt(1, "exp", "--epochs", "4") == [0]
+    output = (tmp_path / "io" / "rank0" / "stdout").read_text()
+    sentence = r"best\.pt is not from epoch \d, the best so far: the search for the best epoch starts again\n"
+    assert re.search(sentence, output)
     assert 2 <= checkpoint_file.load(best)["epoch"] <= 4
     assert (tmp_path / "exp" / "metrics.json").exists()
 
 
-def test_a_run_without_saves_that_is_ended_early_has_a_best_checkpoint(live, tmp_path):
+def test_a_run_without_saves_that_is_ended_early_has_a_best_checkpoint(attempt, tmp_path):
     rare = ("--nosave", "--save-minutes", "0")
-    assert live(1, "exp", "--epochs", "4", *rare, at="0 before a step 6", by="SIGTERM") == [143]
+    assert attempt(1, "exp", "--epochs", "4", *rare, at="0 before a step 6", by="SIGTERM") == [143]
     behind = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"]
     assert behind in (1, 2, 3)
-    assert live(1, "exp", "--epochs", str(behind), *rare) == [0]
+    assert attempt(1, "exp", "--epochs", str(behind), *rare) == [0]
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "best.pt")["epoch"] == behind
 
 
-def test_fewer_images_than_before(live, data, tmp_path):
-    assert live(1, "exp", "--epochs", "3", at="0 before a step 6") == [-9]
+def test_fewer_images_than_before(attempt, data, tmp_path):
+    assert attempt(1, "exp", "--epochs", "3", at="0 before a step 6") == [-9]
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["batch"] > 1
     copy = tmp_path / "copy"
     shutil.copytree(data.parent, copy)
     for file in sorted((copy / "images").iterdir())[6:]:
         file.unlink()
-    assert live(1, "exp", "--epochs", "3", "--data", str(copy / data.name)) == [0]
+    assert attempt(1, "exp", "--epochs", "3", "--data", str(copy / data.name)) == [0]
     assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
 
 
-def test_a_second_run_in_a_folder_is_refused(live, data, tiny_model, tmp_path):
-    assert live(1, "exp", "--epochs", "2", at="0 before a step 2") == [-9]
+def test_a_second_run_in_a_folder_is_refused(attempt, data, tiny_model, tmp_path):
+    assert attempt(1, "exp", "--epochs", "2", at="0 before a step 2") == [-9]
     last = str(tmp_path / "exp" / "weights" / "last.pt")
     with hold_elsewhere(tmp_path / "exp"):
-        assert live(1, "exp", "--epochs", "2") == [2]
+        assert attempt(1, "exp", "--epochs", "2") == [2]
         assert "another run is writing there" in (tmp_path / "io" / "rank0" / "stderr").read_text()
-    assert live(1, "exp", "--epochs", "2", "--resume", last) == [0]
+    assert attempt(1, "exp", "--epochs", "2", "--resume", last) == [0]
 
 
 @contextmanager
 def hold_elsewhere(folder: Path) -> Iterator[None]:
-    """Another process that holds a run's folder."""
+    """Lock a run's folder in another process."""
     imports = "import sys; from pathlib import Path; from utils.files.disk import lock_folder"
     words = f"{imports}; held = lock_folder(Path(sys.argv[1]))"
     command = [sys.executable, "-c", f"{words}; print(1, flush=True); sys.stdin.read()", str(folder)]
@@ -474,27 +475,27 @@ def hold_elsewhere(folder: Path) -> Iterator[None]:
         other.kill()
 
 
-def test_changed_images_are_told_of(live, data, tmp_path):
+def test_changed_images_are_told_of(attempt, data, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(data.parent, copy)
     moved = ("--data", str(copy / data.name), "--epochs", "2")
-    assert live(1, "exp", *moved, at="0 before a step 4") == [-9]
+    assert attempt(1, "exp", *moved, at="0 before a step 4") == [-9]
     (copy / "labels" / "01.txt").write_text("0 0.5 0.5 0.25 0.25\n")
-    assert live(1, "exp", *moved) == [0]
-    said = (tmp_path / "io" / "rank0" / "stdout").read_text()
+    assert attempt(1, "exp", *moved) == [0]
+    output = (tmp_path / "io" / "rank0" / "stdout").read_text()
     assert (
         f"{copy / data.name}: since {tmp_path}/exp/weights/last.pt was written the training images or their labels "
-        in said
+        in output
     )
 
 
-# ---------------------------------------------------------------------- checkpoints that hold anything
+# ---------------------------------------------------------------------- checkpoints with any content
 
 
 @pytest.fixture(scope="module")
-def whole(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("stopped_run")
     words = [*small(data, tiny_model, folder), "--epochs", "3", "--batch", "4", "--save-minutes", "1e-9"]
     with pytest.MonkeyPatch.context() as patch:
         many_steps_here(patch)
@@ -514,7 +515,7 @@ def die_here() -> NoReturn:
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Has a checkpoint hold something else at a path; "" leaves it out."""
+    """A function that replaces the entry at a path of a checkpoint; the value "" removes it."""
 
     def change(state: dict[str, Any]) -> None:
         *parents, last = path.split(".")
@@ -558,10 +559,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("where", "value"), HOSTILE, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
-def test_what_a_checkpoint_should_not_hold_is_one_sentence(whole, monkeypatch, where, value):
-    """And the run's folder is as it was."""
+def test_what_a_checkpoint_should_not_hold_is_one_sentence(stopped_run, monkeypatch, where, value):
+    """The error is one sentence with the checkpoint's path, and the run's folder does not change."""
     many_steps_here(monkeypatch)
-    last, kept = whole / "weights" / "last.pt", (whole / "weights" / "last.pt").read_bytes()
+    last, kept = stopped_run / "weights" / "last.pt", (stopped_run / "weights" / "last.pt").read_bytes()
     state = checkpoint_file.load(last)
     if "layers" in where:
         part, _, name = where.partition(".")
@@ -572,11 +573,11 @@ def test_what_a_checkpoint_should_not_hold_is_one_sentence(whole, monkeypatch, w
         put(where, value)(state)
     try:
         checkpoint_file.save(last, state)
-        before = {file: file.read_bytes() for file in whole.rglob("*") if file.is_file()}
-        cfg, _ = train.parse_args(["--resume", str(whole), "--workers", "0"])
+        before = {file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()}
+        cfg, _ = train.parse_args(["--resume", str(stopped_run), "--workers", "0"])
         with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
             train.main(cfg, ALONE)
         assert str(last) in str(refused.value)
-        assert {file: file.read_bytes() for file in whole.rglob("*") if file.is_file()} == before
+        assert {file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()} == before
     finally:
         last.write_bytes(kept)

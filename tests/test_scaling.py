@@ -1,4 +1,4 @@
-"""benchmarks/scaling.py: its arithmetic by hand, its ledger, and all of it in one process."""
+"""benchmarks/scaling.py: its arithmetic checked by hand, its counts of collectives, and a run in one process."""
 
 import doctest
 import json
@@ -34,7 +34,7 @@ def test_examples():
 
 
 def test_where_the_time_goes():
-    # 130 - 100 ms by sharing, 150 - 130 by exchange; 8 MB at 2 GB/s is 4 ms; 10 small messages of 1 ms are 10
+    # 130 - 100 ms lost by sharing, 150 - 130 by the exchange; 8 MB at 2 GB/s take 4 ms; 10 small messages take 10 ms
     lost = Losses.of(ONE, TWO)
     assert (lost.sharing, lost.exchange) == (pytest.approx(0.030), pytest.approx(0.020))
     assert (lost.ring, lost.small) == (pytest.approx(0.004), pytest.approx(0.010))
@@ -50,7 +50,7 @@ def test_the_report():
     assert "| 30.00 | 20.00 | 4.00 | 10.00 |" in text
     assert "| 10.0% |" in text  # 540 of 600 ms: saved by no_sync
     assert "+50.0 ms (+50%)" in text
-    assert "What limits is sharing the machine." in text
+    assert "The limit is sharing the machine." in text
     assert scaling.ON_A_CPU in text
     alone = scaling.report([ONE], Setting())
     assert "| 1 | 0 | 100.0 (100.0 to 100.0) | 110.0 (110.0 to 110.0) | 10.0% |" in alone
@@ -61,7 +61,7 @@ def test_the_ledger_counts_what_python_sends(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, *rest: tensor)
     monkeypatch.setattr(dist, "all_gather", lambda parts, tensor: parts)
     plain, ledger = dist.all_reduce, Ledger(size=4)
-    values = torch.zeros(10)  # 40 bytes; in a ring of 4 a sum sends 1.5 times as much, a gathering 3 times
+    values = torch.zeros(10)  # 40 bytes; in a ring of 4, an all-reduce sends 1.5 times as much, an all-gather 3 times
     with ledger.open():
         ledger.turn()
         assert dist.all_reduce(values) is values
@@ -75,10 +75,10 @@ def test_the_ledger_counts_what_python_sends(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--processes", "2", "4"], "--processes 2 4: the least must be 1"),
-        (["--processes", "0", "1"], "--processes 0 1: the least must be 1"),
-        (["--processes", "1", "3", "--batch", "8"], "--batch 8: 3 processes cannot share it out evenly"),
-        (["--batch", "0"], "--batch 0: 1 processes cannot"),
+        (["--processes", "2", "4"], "--processes 2 4: the smallest must be 1"),
+        (["--processes", "0", "1"], "--processes 0 1: the smallest must be 1"),
+        (["--processes", "1", "3", "--batch", "8"], r"--batch 8: must be a positive multiple of 3 \(--processes\)"),
+        (["--batch", "0"], "--batch 0: must be a positive multiple of 1 "),
         (["--proceses", "1"], "did you mean --processes"),
     ],
 )

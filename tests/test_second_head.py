@@ -1,4 +1,4 @@
-"""A head that train.py and val.py do not know: it trains, validates, resumes, and two processes train it like one."""
+"""A head from outside the project: it trains, validates and resumes, and two processes train it like one."""
 
 import csv
 import sys
@@ -47,7 +47,7 @@ def data(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def start(folder: Path, data: Path) -> Path:
-    """The folder of a run of this process that learns twelve images."""
+    """The folder of a run in this process that overfits twelve images."""
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, box=1.0, cls=1.0)
     learning = ["--epochs", "100", "--batch", "12", "--optimizer", "AdamW", "--noval", "--nosave", "--name", "start"]
     train_here(folder, data, *learning, "--hyp", str(folder / "learn.yaml"))
@@ -94,10 +94,10 @@ def test_flags_train(data, tmp_path, flags):
 
 
 def lives(size: int, words: list[str], folder: Path, **faults: str) -> list[int]:
-    """The exit codes of a run of so many processes."""
+    """Return the exit codes of a run of `size` processes."""
     port = free_port()
-    places = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
-    with forked([place | REGISTERED | faults for place in places], words, folder / "io") as ranks:
+    environments = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
+    with forked([variables | REGISTERED | faults for variables in environments], words, folder / "io") as ranks:
         codes = [rank.end(120) for rank in ranks]
         assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
         return codes
@@ -121,7 +121,7 @@ def test_two_processes_train_it_like_one(start, folder, data):
 
 @pytest.fixture
 def live(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
-    """live(name, at=instant): a life of a run, which goes on if it can."""
+    """live(name, at=instant): start a run, or resume it from its last checkpoint, and return its exit codes."""
 
     def one(name: str, at: str = "0 nowhere 1") -> list[int]:
         words = small(data, TABLE, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9")

@@ -1,4 +1,4 @@
-"""How soon a script answers, and what it leaves alone until it is needed."""
+"""Startup: --help imports none of the heavy libraries."""
 
 import os
 import subprocess
@@ -14,14 +14,15 @@ HEAVY = {"torch", "torchvision", "numpy", "cv2", "matplotlib", "PIL", "pycocotoo
 @pytest.mark.parametrize("rank", ["", "0", "1"])
 @pytest.mark.parametrize(("script", "flag"), [("train.py", "--help"), ("val.py", "-h")])
 def test_help_waits_for_no_library(script, flag, rank, tmp_path):
-    """And of several processes, which need not meet for it, the first one's is enough."""
+    """With several processes only rank 0 prints the help, and no rendezvous is needed."""
     command = [sys.executable, "-X", "importtime", str(ROOT / script), flag]
-    place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank} if rank else {}
+    rank_variables = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank} if rank else {}
+    environment = os.environ | rank_variables
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=os.environ | place, check=False
+        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment, check=False
     )
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert done.returncode == 0
     assert {"argparse", "utils"} <= loaded
     assert not loaded & HEAVY
-    assert done.stdout.count("--dist-url") == (0 if rank == "1" else 2)  # how it is used, and what it means
+    assert done.stdout.count("--dist-url") == (0 if rank == "1" else 2)  # in the usage line and in the list of options

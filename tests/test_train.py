@@ -1,4 +1,4 @@
-"""train.py end to end, on eight drawn images and a tiny model."""
+"""train.py from end to end, on eight drawn images and a tiny model."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ CPU = World(torch.device("cpu"))
 
 @pytest.fixture(scope="module")
 def hyp(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """No augmentation, no warm-up: to learn eight images by heart."""
+    """No augmentation and no warm-up, to overfit eight images."""
     file = tmp_path_factory.mktemp("hyp") / "plain.yaml"
     text = (ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml").read_text()
     file.write_text(re.sub(r"warmup_epochs: \S+", "warmup_epochs: 0", text))
@@ -43,8 +43,8 @@ def start(tiny_data: Path, tiny_model: str, tmp_path: Path):
 
     def run(*flags: str, name: str = "exp", pictures: bool = False) -> tuple[val.Evaluation, Path]:
         small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--workers", "0"]
-        places = ["--project", str(tmp_path / "runs"), "--name", name, "--cache-dir", str(tmp_path / "cache")]
-        defaults = ["--device", "cpu", "--amp", "fp32", *small, *places, *([] if pictures else ["--noplots"])]
+        paths = ["--project", str(tmp_path / "runs"), "--name", name, "--cache-dir", str(tmp_path / "cache")]
+        defaults = ["--device", "cpu", "--amp", "fp32", *small, *paths, *([] if pictures else ["--noplots"])]
         return train.main(train.parse_args([*defaults, *flags])[0], CPU), tmp_path / "runs" / name
 
     return run
@@ -118,9 +118,9 @@ def test_same_seed_same_bits(start):
 
 
 def test_workers_change_nothing(start):
-    _, alone = start("--epochs", "2", name="a")
-    _, helped = start("--epochs", "2", "--workers", "2", name="b")
-    assert without_time(alone) == without_time(helped)
+    _, without_workers = start("--epochs", "2", name="a")
+    _, with_workers = start("--epochs", "2", "--workers", "2", name="b")
+    assert without_time(without_workers) == without_time(with_workers)
 
 
 def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_path):
@@ -138,7 +138,7 @@ def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_p
 def test_fine_tuning_carries_weights_over(start, capsys):
     _, folder = start("--epochs", "1", name="first")
     start("--epochs", "1", "--weights", str(folder / "weights" / "best.pt"), "--cfg", "", name="second")
-    assert re.search(r"(\d+) of (\d+) entries from", capsys.readouterr().out)
+    assert re.search(r"(\d+) of (\d+) tensors copied from", capsys.readouterr().out)
 
 
 def test_frozen_layers_stay_to_the_bit(start, tiny_model):
@@ -188,9 +188,9 @@ def test_early_stop(start):
 
 def test_nosave_keeps_the_last_epoch(start, capsys):
     _, folder = start("--epochs", "3", "--nosave", "--exist-ok")
-    start("--epochs", "2", "--nosave", "--exist-ok")  # the other run's best.pt, of epoch 3, lies there
+    start("--epochs", "2", "--nosave", "--exist-ok")  # the folder has best.pt of the other run, from epoch 3
     assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 2
-    assert "best.pt is of epoch 2:" in capsys.readouterr().out.splitlines()[-1]
+    assert "best.pt is from epoch 2:" in capsys.readouterr().out.splitlines()[-1]
     assert len(rows_of(folder)) == 2
 
 
@@ -201,8 +201,8 @@ class KilledError(Exception):
     pass
 
 
-def dies(monkeypatch, owner, name, when):
-    """Until called, `owner.name` raises KilledError where `when(*arguments)` is true; its work is then not done."""
+def fail_when(monkeypatch, owner, name, when):
+    """Make `owner.name` raise KilledError, before its work, if `when(*arguments)` is true; return a call to undo it."""
     real = getattr(owner, name)
 
     def work(*arguments, **keywords):
@@ -221,10 +221,10 @@ def resume(folder, *flags):
 
 def test_resumed_from_another_folder(start, tiny_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_data.parent)
-    revive = dies(monkeypatch, checkpoint_file, "save", lambda path, state: state["epoch"] == 2)
+    undo = fail_when(monkeypatch, checkpoint_file, "save", lambda path, state: state["epoch"] == 2)
     with pytest.raises(KilledError):
         start("--epochs", "2", "--data", tiny_data.name)
-    revive()
+    undo()
     (tmp_path / "runs" / "exp" / "weights" / "last.pt.tmp.1").touch()  # of a process that was killed while it wrote
     monkeypatch.chdir(tmp_path / "runs" / "exp" / "weights")
     train.main(train.parse_args(["--resume", "last.pt", "--workers", "0"])[0], CPU)
@@ -253,8 +253,8 @@ def test_a_checkpoint_outside_of_its_run(start, tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
 def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
     small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4", "--noplots"]
-    places = ["--project", str(tmp_path), "--cache-dir", str(tmp_path / "cache"), "--device", "cpu", "--noval"]
-    command = [sys.executable, str(ROOT / "train.py"), *small, *places, "--workers", "2", "--epochs", "100000"]
+    paths = ["--project", str(tmp_path), "--cache-dir", str(tmp_path / "cache"), "--device", "cpu", "--noval"]
+    command = [sys.executable, str(ROOT / "train.py"), *small, *paths, "--workers", "2", "--epochs", "100000"]
     process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True, cwd=tmp_path)
     try:
         while not (tmp_path / "exp" / "weights" / "last.pt").exists() and process.poll() is None:
@@ -273,10 +273,10 @@ def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model
 
 @pytest.mark.parametrize("taken_in", ["between steps", "after the epoch"])
 def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatch, taken_in):
-    """It changes nothing but when it is known."""
+    """Only the time at which the result is known changes."""
     real_save, kept = CheckpointManager._save_best, []
-    noted = lambda self: (kept.append(self.progress.epoch), real_save(self))  # noqa: E731
-    monkeypatch.setattr(CheckpointManager, "_save_best", noted)
+    record = lambda self: (kept.append(self.progress.epoch), real_save(self))  # noqa: E731
+    monkeypatch.setattr(CheckpointManager, "_save_best", record)
     _, plain = start("--epochs", "4", name="plain")
     best_so_far = kept.copy()
     kept.clear()
@@ -285,8 +285,8 @@ def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatc
     real_step, real_evaluate, steps, passed = train.TrainState.step, val.Predictions.evaluate, [], []
 
     def evaluate(self: val.Predictions) -> val.Evaluation:
-        begun, patience = len(steps), time.monotonic() + 3  # s: the last epoch, and no other, is waited for
-        while len(steps) == begun and time.monotonic() < patience:
+        begun, deadline = len(steps), time.monotonic() + 3  # s: only after the last epoch no step follows
+        while len(steps) == begun and time.monotonic() < deadline:
             time.sleep(0.002)
         passed.append(len(steps) - begun)
         return real_evaluate(self)
@@ -297,7 +297,7 @@ def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatc
     assert [number > 0 for number in passed] == [True] * 3 + [False] * 2  # the last epoch, and best.pt
     assert without_time(late) == without_time(plain)
     assert kept == best_so_far
-    assert kept[0] == 1  # the first one is always the best so far
+    assert kept[0] == 1  # the first epoch is always the best so far
     for file, parts in (("best.pt", ("model", "epoch", "metrics")), ("last.pt", ("ema", "best", "metrics", "open"))):
         ours, theirs = (checkpoint_file.load(folder / "weights" / file) for folder in (late, plain))
         assert all(same(ours[part], theirs[part]) for part in parts)
@@ -305,7 +305,7 @@ def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatc
 
 def test_a_size_of_one_cell_is_doubled_and_the_reason_said(start, tiny_model, capsys):
     start("--epochs", "1", "--imgsz", "32")
-    rule = "a multiple of the largest stride, 32, and at least two: BatchNorm needs more than one cell"
+    rule = "must be a multiple of the largest stride, 32, and at least twice it (BatchNorm needs 2 cells)"
     assert f"--imgsz 32 is rounded up to 64: {rule}\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="more than 1 value per channel"):  # as the sentence says
         build_model(tiny_model, 3).train()(torch.zeros(1, 3, 32, 32))
@@ -349,20 +349,20 @@ def test_an_export_of_roboflow_trains(start, tiny_data, tmp_path, capsys):
 def test_every_other_epoch_is_validated(start):
     _, folder = start("--epochs", "5", "--val-period", "2")
     known = [row["metrics/mAP_0.5"] != "nan" for row in rows_of(folder)]
-    assert known == [False, True, False, True, True]  # the last one always
+    assert known == [False, True, False, True, True]  # the last epoch is always validated
     assert checkpoint_file.load(folder / "weights" / "last.pt")["best"]["latest"] == 4
 
 
 REFUSALS = [
     (["--epochs", "0"], "--epochs 0: train for 1 epoch or more"),
     (["--epochs", "x"], "--epochs: invalid int value: 'x'"),
-    (["--epoch", "3"], "no flag --epoch (did you mean --epochs?)"),
-    (["--bogus=1"], "no flag --bogus; --help lists the flags"),
-    (["stray"], "'stray' belongs to no flag"),
+    (["--epoch", "3"], "unknown flag --epoch (did you mean --epochs?)"),
+    (["--bogus=1"], "unknown flag --bogus; --help lists the flags"),
+    (["stray"], "unexpected argument 'stray'"),
     (["--evolve", "300"], "--evolve is not supported: "),
     (["--quad"], "--quad is not supported: "),
-    (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE tell of no other process"),
-    (["--rect", "--multi-scale"], "exclude each other"),
+    (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE do not describe several processes"),
+    (["--rect", "--multi-scale"], "cannot be used together"),
     (["--data", "nowhere.yaml"], "nowhere.yaml"),
     (["--cfg", "yolov5q.yaml"], "yolov5q"),
     (["--device", "99"], "--device 99: this machine has"),
@@ -380,13 +380,13 @@ each_refusal = pytest.mark.parametrize(
 
 @each_refusal
 def test_refusals_are_one_sentence_and_leave_no_folder(flags, sentence, tmp_path, tiny_data, tiny_model, capsys):
-    places = ["--data", str(tiny_data), "--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]
-    arguments = ["--cfg", tiny_model, "--device", "cpu", *places, *flags]
+    paths = ["--data", str(tiny_data), "--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--cfg", tiny_model, "--device", "cpu", *paths, *flags]
     assert exit_code_of(lambda: train.run(arguments)) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert sentence in errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,4 +1,4 @@
-"""A run over two machines, and the SLURM job that asks for one. More scenes: python tests/support/two_machines.py."""
+"""A run on two machines, and the SLURM job for such a run. More scenarios: python tests/support/two_machines.py."""
 
 import os
 import re
@@ -27,14 +27,14 @@ SCRIPT, JOB = TESTS / "support" / "two_machines.py", TESTS.parent / "docs" / "sl
 
 @pytest.fixture(scope="module")
 def played():
-    """Scripts that play these scenes, both at once, since much of it is waiting."""
+    """The processes of both scenarios, started at the same time because they mostly wait."""
     with ExitStack() as stack:
         yield {scene: stack.enter_context(playing(scene)) for scene in ("same", "cut")}
 
 
 @contextmanager
 def playing(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
-    """The script in the background, killed at the end of the block if it is not over."""
+    """Run the script in the background; kill it at the end of the block if it is still running."""
     script = subprocess.Popen(
         [sys.executable, SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -60,15 +60,15 @@ def test_nothing_stays_behind_when_the_script_is_killed(tmp_path):
             time.sleep(0.05)
         if script.returncode == MAY_NOT:
             pytest.skip(script.communicate()[0].strip())
-        assert len(processes_with(tmp_path)) >= 4  # the script, itself inside, and the launchers
-    end = time.monotonic() + 10
-    while processes_with(tmp_path) and time.monotonic() < end:
+        assert len(processes_with(tmp_path)) >= 4  # the script, its copy in the namespace, and the launchers
+    deadline = time.monotonic() + 10
+    while processes_with(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not processes_with(tmp_path)
 
 
 def processes_with(word: Path) -> list[str]:
-    """Command lines in which a path occurs."""
+    """Return the command lines of the processes whose command line contains a path."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -90,7 +90,7 @@ def test_an_unknown_scene_is_refused():
 
 STUBS = {
     "srun": 'printf "%s\\n" "$@" > srun.txt\necho $$ > srun.pid\nexec sleep "$NAP"\n',
-    "scontrol": 'echo "$@" > scontrol.txt\nkill $(cat srun.pid)\n',  # queued again, a job's processes are ended
+    "scontrol": 'echo "$@" > scontrol.txt\nkill $(cat srun.pid)\n',  # SLURM ends the processes of a requeued job
 }
 
 
@@ -103,7 +103,7 @@ def directives() -> dict[str, str]:
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch):
-    """submit(nap) starts the job where srun only sleeps, and notes its words."""
+    """submit(nap) starts the job script with a stub of srun that writes its arguments to a file and sleeps."""
     bash = shutil.which("bash")
     if not bash or sys.platform == "win32":
         pytest.skip("no bash")
@@ -142,7 +142,7 @@ def test_a_later_life_of_a_job_goes_on(submit, tmp_path):
 
 
 def test_a_job_is_queued_again_before_its_time_is_over(submit, tmp_path):
-    assert directives()["signal"].startswith("B:USR1@")  # to the batch script alone
+    assert directives()["signal"].startswith("B:USR1@")  # only to the batch script
     assert "requeue" in directives()
     job = submit("60")
     while not (tmp_path / "srun.pid").exists() or not (tmp_path / "srun.pid").read_text():
@@ -153,11 +153,11 @@ def test_a_job_is_queued_again_before_its_time_is_over(submit, tmp_path):
 
 
 def test_the_exit_code_of_a_job_is_that_of_its_processes(submit):
-    assert submit("no number").wait(10) == 1  # of sleep
+    assert submit("no number").wait(10) == 1  # the exit code of sleep
 
 
 def test_the_places_of_a_job(monkeypatch):
-    """The variables that srun gives each process of the job lead to places that are all different."""
+    """The variables that srun sets for each process of the job give each a different node and device."""
     nodes, each = int(directives()["nodes"]), int(directives()["ntasks-per-node"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(directives()["gpus-per-node"]))
     job = {
@@ -169,8 +169,8 @@ def test_the_places_of_a_job(monkeypatch):
     found = set()
     for rank in range(nodes * each):
         task = {"PROCID": rank, "NODEID": rank // each, "LOCALID": rank % each}
-        place = read_rank_info(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
-        assert (place.rank, place.size, place.local_size) == (rank, 8, 4)
-        assert (place.host, place.port, place.hosted) == ("gpu01", MASTER_PORTS[8 * 77], False)
-        found.add((rank // each, place.local_rank, pick_devices("0,1,2,3", place)[0]))
+        rank_info = read_rank_info(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
+        assert (rank_info.rank, rank_info.size, rank_info.local_size) == (rank, 8, 4)
+        assert (rank_info.host, rank_info.port, rank_info.hosted) == ("gpu01", MASTER_PORTS[8 * 77], False)
+        found.add((rank // each, rank_info.local_rank, pick_devices("0,1,2,3", rank_info)[0]))
     assert found == {(node, local, torch.device("cuda", local)) for node in range(2) for local in range(4)}

@@ -1,4 +1,4 @@
-"""val.py: evaluate() against known numbers, its other ways to predict, its files."""
+"""val.py: evaluate() against known numbers, its prediction modes, its files."""
 
 import json
 import re
@@ -29,7 +29,7 @@ CPU = World(torch.device("cpu"))
 
 
 class Oracle(torch.nn.Module):
-    """Stands in for a model: decodes to the boxes it is told, whatever the image."""
+    """Replaces a model: the predictions are those of the test's `predict`, whatever the image."""
 
     strides = (8, 16, 32)
     dtype = torch.float32
@@ -47,11 +47,11 @@ def loader(tiny_data):
 
 @pytest.fixture(scope="module")
 def trained(tiny_data, tiny_model, tmp_path_factory):
-    """weights/best.pt of a short run."""
+    """The weights/best.pt of a short run."""
     folder = tmp_path_factory.mktemp("trained")
     flags = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--epochs", "3"]
-    places = ["--project", str(folder), "--cache-dir", str(folder / "cache"), "--workers", "0", "--noplots"]
-    train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *places])[0], CPU)
+    paths = ["--project", str(folder), "--cache-dir", str(folder / "cache"), "--workers", "0", "--noplots"]
+    train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *paths])[0], CPU)
     return folder / "exp" / "weights" / "best.pt"
 
 
@@ -60,15 +60,15 @@ def measure(trained, tmp_path):
     """measure("--augment", ...) runs val.py's main on the trained checkpoint."""
 
     def run(*flags, weights=(trained,)):
-        places = ["--project", str(tmp_path), "--name", "v", "--exist-ok", "--cache-dir", str(tmp_path / "cache")]
+        paths = ["--project", str(tmp_path), "--name", "v", "--exist-ok", "--cache-dir", str(tmp_path / "cache")]
         given = ["--weights", *map(str, weights), "--device", "cpu", "--workers", "0", "--batch-size", "4"]
-        return val.main(val.parse_args([*given, *places, *flags])[0], CPU), tmp_path / "v"
+        return val.main(val.parse_args([*given, *paths, *flags])[0], CPU), tmp_path / "v"
 
     return run
 
 
 def test_classes_are_matched_by_name(measure, tiny_data, tmp_path):
-    """Data whose YAML lists them in another order: the numbers are the same."""
+    """A data set whose YAML lists the classes in another order gives the same numbers."""
     copy = tmp_path / "copy"
     shutil.copytree(tiny_data.parent, copy)
     for file in (copy / "labels").iterdir():
@@ -82,7 +82,7 @@ def test_classes_are_matched_by_name(measure, tiny_data, tmp_path):
 
 
 def truth_as_predictions(loader):
-    """Predicts each batch's own targets, surely: a perfect detector."""
+    """A perfect detector: it predicts each batch's targets, with a high score."""
     batches = iter(list(loader))
 
     def predict(images):
@@ -135,11 +135,11 @@ def test_ours_equals_pycocotools_on_the_files_written(measure):
 
     truth = COCO(str(folder / "ground_truth.json"))
     assert (truth.getImgIds(), truth.getCatIds()) == ([*range(1, 9)], [1, 2, 3])  # as --help says of YOLO labels
-    judge = COCOeval(truth, truth.loadRes(str(folder / "predictions.json")), "bbox")
-    judge.evaluate()
-    judge.accumulate()
-    judge.summarize()
-    np.testing.assert_allclose(list(found.coco.stats.values()), judge.stats, atol=1e-9)
+    evaluator = COCOeval(truth, truth.loadRes(str(folder / "predictions.json")), "bbox")
+    evaluator.evaluate()
+    evaluator.accumulate()
+    evaluator.summarize()
+    np.testing.assert_allclose(list(found.coco.stats.values()), evaluator.stats, atol=1e-9)
     written = json.loads((folder / "metrics.json").read_text())
     assert written["AP"] == found.coco.stats["AP"]
     rows = [line.split() for file in (folder / "labels").glob("*.txt") for line in file.read_text().splitlines()]
@@ -163,11 +163,11 @@ def test_flags_measure(measure, flags):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--conf-thres", "2"], "--conf-thres 2.0: a threshold lies between 0 and 1"),
+        (["--conf-thres", "2"], "--conf-thres 2.0: choose a threshold from 0 to 1"),
         (["--batch-size", "0"], "--batch-size 0: choose 1 or more"),
         (["--imgsz", "8"], "--imgsz 8: choose 32 to 8192 pixels"),
         (["--task", "test"], "test"),
-        (["--data", "shapes.yaml"], "the classes are disc, square, bar, wanted are circle"),
+        (["--data", "shapes.yaml"], "the model's classes are disc, square, bar, but circle"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -190,16 +190,16 @@ def test_without_any_checkpoint(tmp_path):
     [
         (["--task", "study"], "--task: invalid choice: 'study'"),
         (["--save-hybrid"], "--save-hybrid is not supported: "),
-        (["--verbos"], "no flag --verbos (did you mean --verbose?)"),
+        (["--verbos"], "unknown flag --verbos (did you mean --verbose?)"),
         (["--weights", "nowhere.pt"], "nowhere.pt: cannot be read as a checkpoint: No such file"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
 def test_refusals_of_the_command_line(flags, sentence, capsys):
     assert exit_code_of(lambda: val.run(["--device", "cpu", *flags])) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert sentence in errors
+    assert errors.count("\n") == 1
 
 
 def test_short_names_of_flags():
@@ -254,7 +254,7 @@ def test_a_picture_that_fails_is_reported_in_the_first_epoch(loader, tmp_path):
 
 
 class OnGpu:
-    """A tensor that, like those of a GPU, is no array before it has come to the host."""
+    """A tensor that, like those of a GPU, is an array only after a copy to the host."""
 
     def __init__(self, tensor):
         self.tensor = tensor

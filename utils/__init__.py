@@ -1,1 +1,1 @@
-"""Building blocks that know nothing of the rest of Kestrel: configuration, devices, files, numbers, pictures."""
+"""Building blocks that import nothing from the rest of Kestrel: configuration, devices, files, metrics, plots."""

@@ -1,4 +1,4 @@
-"""Work in a thread beside the caller's: one primitive, and one piece of work whose result is taken in later."""
+"""Background threads: a function that starts one, and a task whose result the caller collects later."""
 
 import threading
 from collections.abc import Callable
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 def run_in_background(work: Callable[[], T], after: "Future[Any] | None" = None) -> "Future[T]":
-    """The future result of `work`, which runs in a thread of its own. after: work that has to end before, somehow.
+    """Run `work` in a new thread and return its future. after: `work` starts when this future has ended or failed.
 
-    The thread is a daemon: a process that was interrupted need not wait for it.
+    The thread is a daemon, so an interrupted process can exit without waiting for it.
 
     >>> run_in_background(lambda: 1 + 1).result()
     2
@@ -33,31 +33,31 @@ def run_in_background(work: Callable[[], T], after: "Future[Any] | None" = None)
 
 
 class BackgroundTask:
-    """One piece of work at a time, whose result is taken in at a point that the caller chooses. what: for errors."""
+    """One background job at a time, whose result is collected by `wait`. what: names the job in error messages."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._work: Future[Any] | None = None
+        self._future: Future[Any] | None = None
         self._take: Callable[[Any], None] = lambda _: None
 
     def start(self, work: Callable[[], T], take: Callable[[T], None]) -> None:
-        """Begin work, after waiting for what was begun before. take: called with its result by `wait`."""
+        """Start `work`, after waiting for the previous job. take: called by `wait` with the result of `work`."""
         self.wait()
-        self._work, self._take = run_in_background(work), take
+        self._future, self._take = run_in_background(work), take
 
     @property
     def busy(self) -> bool:
-        """Whether work is going on."""
-        return self._work is not None and not self._work.done()
+        """Whether a job is running."""
+        return self._future is not None and not self._future.done()
 
     def wait(self) -> None:
-        """Wait for the work, and take in its result, if that was not done. Raises what the work has raised.
+        """Wait for the job and pass its result to `take`, unless that was done before. Raises what the job raised.
 
-        Raises FaultError where memory ran out: it is the host's, whatever the device has.
+        Raises FaultError if the job ran out of host memory (MemoryError never means GPU memory).
         """
-        work, self._work = self._work, None
-        if work is None:
+        future, self._future = self._future, None
+        if future is None:
             return
-        if isinstance(error := work.exception(), MemoryError):
-            raise FaultError(f"out of memory (of this machine, not of a GPU): {self.what}") from error
-        self._take(work.result())
+        if isinstance(error := future.exception(), MemoryError):
+            raise FaultError(f"out of memory (host RAM, not GPU memory): {self.what}") from error
+        self._take(future.result())

@@ -1,4 +1,4 @@
-"""Box arithmetic on tensors. boxes_xyxy: x1, y1, x2, y2; boxes_cxcywh: centre and size; any unit, last dimension 4."""
+"""Box functions on tensors [..., 4], in any unit. boxes_xyxy: x1, y1, x2, y2; boxes_cxcywh: centre, width, height."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
-    """Centre and size of each box, [..., 4].
+    """Convert corners to centre, width and height, [..., 4].
 
     >>> to_cxcywh(torch.tensor([[0., 0., 4., 2.]])).tolist()
     [[2.0, 1.0, 4.0, 2.0]]
@@ -17,7 +17,7 @@ def to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
 
 
 def to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
-    """Corners of each box, [..., 4].
+    """Convert centre, width and height to corners x1, y1, x2, y2, [..., 4].
 
     >>> to_xyxy(torch.tensor([[2., 1., 4., 2.]])).tolist()
     [[0.0, 0.0, 4.0, 2.0]]
@@ -27,10 +27,11 @@ def to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
 
 
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
-    """Complete IoU of box i with target i: [N], in (-1.5, 1], never above the IoU.
+    """Complete IoU (CIoU) of box i with target i: [N], in (-1.5, 1], never above the IoU.
 
-    Both are [N, 4] in one unit, pixels or cells: sizes are not negative, and large against eps, which keeps empty boxes
-    from dividing by zero. No gradient flows through the weight of the aspect-ratio term.
+    Both inputs are [N, 4] in the same unit, pixels or cells. Widths and heights must not be negative, and should be
+    much larger than eps, which prevents a division by zero for empty boxes. No gradient flows through the weight of the
+    aspect-ratio term.
 
     Source: Zheng et al., Distance-IoU Loss (arXiv 1911.08287), equations 7 and 9 to 11.
 

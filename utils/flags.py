@@ -1,4 +1,4 @@
-"""A command line that answers every mistake with one sentence."""
+"""Command line parser that reports every mistake in one sentence."""
 
 import argparse
 import difflib
@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 from utils.startup import is_first_process
 
-NEAR = 0.8  # similarity of spellings, 0 to 1, from which a flag is suggested: epoch and epochs have 0.91
+NEAR = 0.8  # minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have 0.91
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse without abbreviations: a flag is given in full, and an unknown one is refused.
+    """ArgumentParser that accepts no abbreviated flags and raises ValueError with one sentence on a mistake.
 
-    A mistake raises ValueError with one sentence; argparse would print its usage and exit.
+    argparse itself would print its usage and exit.
     """
 
     def __init__(self, description: str | None, *, argument_default: object = None) -> None:
@@ -31,12 +31,12 @@ class FlagParser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument "))
 
     def print_help(self, file: Any = None) -> None:
-        """Print it in the first of several processes only."""
+        """Print the help, with several processes only in rank 0."""
         if is_first_process(os.environ):
             super().print_help(file)
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The values of `arguments`, or of the script's own. Raises ValueError for a word that belongs to no flag."""
+        """Parse `arguments`, or sys.argv if None. Raises ValueError for an unknown flag or a stray argument."""
         values, unknown = self.parse_known_args(arguments)
         if unknown:
             raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
@@ -44,30 +44,30 @@ class FlagParser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            return f"{word!r} belongs to no flag"
+            return f"unexpected argument {word!r}"
         flag = word.partition("=")[0]
         taken = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Refused)]
-        known = {name.lstrip("-"): name for name in taken}  # the dashes would make all flags alike
+        known = {name.lstrip("-"): name for name in taken}  # the dashes would make all flags look similar
         near = difflib.get_close_matches(flag.lstrip("-"), known, 1, NEAR)
-        return f"no flag {flag}" + (f" (did you mean {known[near[0]]}?)" if near else "")
+        return f"unknown flag {flag}" + (f" (did you mean {known[near[0]]}?)" if near else "")
 
     def refuse(self, instead: Mapping[str, str]) -> None:
-        """Answer each of these flags, with or without values, by a ValueError that says what to use instead."""
+        """Raise ValueError for each of these flags, with or without values. instead: flag -> what to use instead."""
         for flag, sentence in instead.items():
-            self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_NOWHERE)
+            self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
 
 
 def answer_help(parse: Callable[[], object]) -> None:
-    """End here with the list of flags, if the command line asks for it: a script calls this before it loads torch.
+    """Print the help and exit if the command line asks for it. A script calls this before it imports torch.
 
-    Whatever else is wrong with the command line is left for later, when all processes can refuse it together.
+    Other mistakes in the command line are ignored here and reported later, by all processes together.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         with suppress(ValueError):
             parse()
 
 
-_NOWHERE: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+_HIDDEN: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
 
 
 class _Refused(argparse.Action):

@@ -1,9 +1,10 @@
-"""Letterboxing: an image at the training size in the middle of a grey canvas, and the exact way back.
+"""Letterboxing: put a resized image in the middle of a grey canvas, and map boxes between image and canvas.
 
-Frames: *image* pixels as in the file, *base* pixels of the image whose long side was resized to the training size,
-*canvas* pixels. A size is (width, height), a canvas (height, width) as arrays have it.
+Coordinate frames: *image* pixels as in the file, *base* pixels of the image after its long side was resized to the
+training size, *canvas* pixels. A size is (width, height); a canvas shape is (height, width), as in arrays.
 
-Images are loaded by data/ and predicted on by models/, which do not import each other; both must place them alike.
+Both data/ (loading) and models/ (prediction) use this module, because they must place images identically and do not
+import each other.
 """
 
 from collections.abc import Callable
@@ -17,22 +18,22 @@ from utils.opencv import cv2
 
 Image = np.ndarray  # uint8 [H, W, 3]
 Region = tuple[int, int, int, int]  # x1, y1, x2, y2
-GREY = 114  # the level of the canvas outside images
-EVALUATION_PAD = 0.5  # strides of grey that evaluation and prediction add
+GREY = 114  # pixel value of the canvas around the image
+EVALUATION_PAD = 0.5  # grey padding in strides, added in evaluation and prediction
 
 
 class Placement(NamedTuple):
-    """Where an image lies on a canvas: canvas pixels are image pixels * scale_xy + shift_xy, float64 [2] each."""
+    """Position of an image on a canvas: canvas pixels = image pixels * scale_xy + shift_xy, float64 [2] each."""
 
     scale_xy: NDArray[np.float64]
     shift_xy: NDArray[np.float64]
 
     def to_canvas(self, boxes_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Boxes [N, 4] of the image, on the canvas."""
+        """Convert boxes [N, 4] from image pixels to canvas pixels."""
         return boxes_xyxy * np.tile(self.scale_xy, 2) + np.tile(self.shift_xy, 2)
 
     def to_image(self, boxes_xyxy: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-        """Boxes [N, 4] of the canvas, in the image of `size` (width, height), cut at its border.
+        """Convert boxes [N, 4] from canvas pixels to image pixels, clipped to the image of `size` (width, height).
 
         >>> placement = Placement(np.array([0.5, 0.5]), np.array([0.0, 40.0]))  # 640 x 480 on 320 x 320
         >>> placement.to_image(np.array([[-10.0, 60.0, 100.0, 240.0]]), (640, 480)).tolist()
@@ -43,7 +44,7 @@ class Placement(NamedTuple):
 
 
 def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, int]) -> Placement:
-    """Where an image of `size`, resized to `base_size`, lies on a canvas.
+    """The placement of an image of `size`, resized to `base_size`, on a canvas (height, width).
 
     >>> place((640, 480), (320, 240), (320, 320))
     Placement(scale_xy=array([0.5, 0.5]), shift_xy=array([ 0., 40.]))
@@ -54,7 +55,7 @@ def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, 
 
 
 def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
-    """The middle of a canvas that a base image fills; one that does not fit is shrunk, to at least 1 px a side.
+    """The centred canvas region of a base image. An image that does not fit is shrunk, to at least 1 px per side.
 
     >>> centered((320, 239), (320, 320)), centered((320, 240), (160, 160))
     ((0, 40, 320, 279), (0, 20, 160, 140))
@@ -67,7 +68,7 @@ def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
 
 
 def base_sizes(sizes: NDArray[np.int32], image_size: int) -> NDArray[np.int32]:
-    """[M, 2] width and height of base images, at least 1 px each, of images of `sizes` [M, 2].
+    """Width and height of the base images, [M, 2], at least 1 px each. sizes: [M, 2] width and height of the images.
 
     >>> base_sizes(np.array([[640, 480], [20000, 10]], np.int32), 320).tolist()
     [[320, 240], [320, 1]]
@@ -77,7 +78,7 @@ def base_sizes(sizes: NDArray[np.int32], image_size: int) -> NDArray[np.int32]:
 
 
 def resized(image: Image, width: int, height: int) -> Image:
-    """The image at another size: averaged where it shrinks, interpolated where it grows."""
+    """Resize an image: area averaging if a side shrinks, else bilinear interpolation."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height < image.shape[0] or width < image.shape[1]
@@ -85,16 +86,16 @@ def resized(image: Image, width: int, height: int) -> Image:
 
 
 def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) -> None:
-    """Fill a canvas [H, W, 3] that is large enough for the base image."""
+    """Draw the resized image in the middle of a canvas [H, W, 3] and fill the rest with grey, in place."""
     canvas[:] = GREY
     x1, y1, x2, y2 = centered(base_size, canvas.shape[:2])
     canvas[y1:y2, x1:x2] = resized(image, x2 - x1, y2 - y1)
 
 
 def round_up_to_stride(size: int, stride: int) -> int:
-    """The least multiple of the stride that is at least `size` and two strides.
+    """The smallest multiple of the stride that is at least `size` and at least two strides.
 
-    In training BatchNorm refuses a map of one cell, which is what one stride of a single image leaves.
+    With one stride a single image gives a feature map of one cell, which BatchNorm rejects in training.
 
     >>> round_up_to_stride(33, 32), round_up_to_stride(100, 32), round_up_to_stride(64, 64)
     (64, 128, 128)
@@ -103,24 +104,24 @@ def round_up_to_stride(size: int, stride: int) -> int:
 
 
 def fit_to_stride(image_size: int, stride: int, say: Callable[[str], None]) -> int:
-    """The size that a model of this largest stride trains at for --imgsz; says so if it is another one."""
+    """Round --imgsz up to a size that fits the largest stride of the model; log it if the size changes."""
     fitting = round_up_to_stride(image_size, stride)
     if fitting != image_size:
-        rule = f"a multiple of the largest stride, {stride}, and at least two: BatchNorm needs more than one cell"
+        rule = f"must be a multiple of the largest stride, {stride}, and at least twice it (BatchNorm needs 2 cells)"
         say(f"--imgsz {image_size} is rounded up to {fitting}: {rule}")
     return fitting
 
 
 @dataclass(frozen=True)
 class CanvasShapes:
-    """Canvas shapes for upright rectangles: long side `image_size`, the short one as the images need."""
+    """Rectangular canvas shapes: the long side is `image_size`, the short side fits the images."""
 
     image_size: int
     stride: int
     pad: float = 0.0  # strides added before rounding up
 
     def shape(self, ratios: NDArray[np.float64]) -> tuple[int, int]:
-        """(height, width) that holds images of these height / width ratios, multiples of the stride.
+        """(height, width), multiples of the stride, of a canvas that holds images of these height / width ratios.
 
         >>> CanvasShapes(320, 32).shape(np.array([0.75, 0.7]))
         (256, 320)
@@ -133,6 +134,6 @@ class CanvasShapes:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """(height, width) that no shape exceeds."""
+        """(height, width) of the largest canvas that `shape` can return."""
         side = max(1, int(np.ceil(self.image_size / self.stride + self.pad))) * self.stride
         return side, side

@@ -1,7 +1,7 @@
-"""What a run tells, as events that are sent to sinks: the terminal, results.csv, and whatever logger is added.
+"""Events of a run, and the sinks that receive them: the terminal, results.csv, and any logger that is added.
 
-A logger is a class with a method `handle(event)`, passed to RunLog beside the sinks that are there. It hears of
-events on rank 0 alone.
+To add a logger, write a class with a method `handle(event)` and pass it to RunLog together with the existing sinks. It
+receives events on rank 0 only.
 """
 
 import threading
@@ -15,12 +15,12 @@ from utils.printable import printable
 from utils.terminal import print_lines
 
 Row = dict[str, float]
-Say = Callable[[str], None]  # tells the user a line
+Say = Callable[[str], None]  # prints one line for the user
 
 
 @dataclass(frozen=True)
 class Message:
-    """Text for a person. table: lines laid out already; else one line, in which control characters are escaped."""
+    """Text for the user. table: several formatted lines; else one line, in which control characters are escaped."""
 
     text: str
     table: bool = False
@@ -28,7 +28,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Training is about to begin or continue. rows: of results.csv, of a resumed run the epochs before."""
+    """Training is about to start or resume. rows: of results.csv; in a resumed run those of the previous epochs."""
 
     folder: Path
     config: dict[str, Any]
@@ -38,8 +38,9 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """An epoch is trained, and validated if it was to be. row: its losses, metrics and learning rate, nan where there
-    are none; the last of `rows`. text: the same in a line.
+    """An epoch of training, and its validation if one is due, has ended.
+
+    row: its losses, metrics and learning rate, nan for missing values; the last of `rows`. text: the same as one line.
     """
 
     folder: Path
@@ -50,14 +51,14 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class ImageWritten:
-    """A picture lies in the run's folder. Sent from another thread while the run trains."""
+    """An image was written to the run folder. Sent from another thread during training."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run is done. metrics: as in metrics.json."""
+    """The run has finished. metrics: the content of metrics.json."""
 
     folder: Path
     metrics: dict[str, Any]
@@ -67,13 +68,13 @@ Event = Message | RunStarted | EpochEnded | ImageWritten | RunEnded
 
 
 class Sink(Protocol):
-    """Whoever wants to hear of a run."""
+    """Interface of a logger: it receives all events of a run."""
 
     def handle(self, event: Event) -> None: ...
 
 
 class TerminalSink:
-    """Prints messages and a line for each epoch."""
+    """Prints messages and one line per epoch."""
 
     def handle(self, event: Event) -> None:
         if isinstance(event, Message):
@@ -83,7 +84,7 @@ class TerminalSink:
 
 
 class CsvSink:
-    """Keeps results.csv in the run's folder: a row for each epoch, written whole each time."""
+    """Writes results.csv in the run folder, one row per epoch. Each update rewrites the whole file."""
 
     def handle(self, event: Event) -> None:
         if isinstance(event, (RunStarted, EpochEnded)):
@@ -91,9 +92,9 @@ class CsvSink:
 
 
 class RunLog:
-    """Sends events to sinks, in their order and one event at a time. Off rank 0 (`active` False) nobody hears of them.
+    """Sends each event to all sinks in order, one event at a time. active: if False (not rank 0), drops all events.
 
-    An error of a sink ends the run: what it was to keep would be missing.
+    An exception in a sink ends the run, because its output would be incomplete.
     """
 
     def __init__(self, *, active: bool, sinks: Sequence[Sink] | None = None) -> None:
@@ -102,21 +103,21 @@ class RunLog:
         self._lock = threading.Lock()
 
     def send(self, event: Event) -> None:
-        """Have all sinks handle an event."""
+        """Send an event to all sinks. Thread-safe."""
         if self.active:
             with self._lock:
                 for sink in self.sinks:
                     sink.handle(event)
 
     def say(self, *lines: str) -> None:
-        """Print lines, each on one line whatever a path or a name in it holds."""
+        """Print messages, each on one line: control characters, such as newlines in a path, are escaped."""
         for line in lines:
             self.send(Message(line))
 
     def image_written(self, path: Path) -> None:
-        """Tell of a picture."""
+        """Report an image file that was written."""
         self.send(ImageWritten(path))
 
     def table(self, text: str) -> None:
-        """Print lines."""
+        """Print text that is already formatted into lines."""
         self.send(Message(text, table=True))

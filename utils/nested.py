@@ -1,4 +1,4 @@
-"""Tensors in nested lists."""
+"""Find tensors in nested lists and tuples."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensor itself, or those in a list or tuple and in the lists and tuples inside it, in their order.
+    """Iterate over all tensors in a nested list or tuple, in order; a tensor gives itself, other values are skipped.
 
     >>> [tensor.item() for tensor in tensors_in([torch.tensor(1), (torch.tensor(2), [torch.tensor(3)]), "text"])]
     [1, 2, 3]

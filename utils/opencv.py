@@ -1,13 +1,13 @@
-"""OpenCV, or one sentence that says what it lacks. Import it from here: `from utils.opencv import cv2`."""
+"""Import OpenCV, or exit with one sentence that says what is missing. Use `from utils.opencv import cv2`."""
 
 import sys
 
 try:
     import cv2
-except ImportError as error:  # the wheel is there, a system library is not; or there is no wheel
+except ImportError as error:  # a system library is missing, or OpenCV is not installed
     print(
-        f"error: OpenCV cannot start ({error}). Install the system libraries it needs (apt-get install "
-        "libgl1 libglib2.0-0), or the wheel that needs none: "
+        f"error: OpenCV cannot be imported ({error}). Install the system libraries it needs (apt-get install "
+        "libgl1 libglib2.0-0), or the wheel that does not need them: "
         "pip uninstall opencv-python && pip install opencv-python-headless",
         file=sys.stderr,
     )

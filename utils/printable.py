@@ -1,14 +1,14 @@
-"""Text from files and paths, made fit for a sentence: one line, no control characters, no more than one can read."""
+"""Make text from files and paths safe to print in a message: one line, no control characters, limited length."""
 
 from os import PathLike, fspath
 
-LONGEST = 4096  # characters: a path's limit on most systems
+LONGEST = 4096  # characters: the path length limit on most systems
 
 
 def printable(text: str | bytes | PathLike[str]) -> str:
-    r"""`text` on one printable line: newlines, control characters and undecodable bytes are escaped.
+    r"""Return `text` as one printable line: newlines, control characters and undecodable bytes are escaped.
 
-    Cut after 4096 characters, for a list or a JSON may hold a "path" of any length.
+    Text is cut after 4096 characters, because a "path" read from a list or a JSON file can have any length.
 
     >>> printable("a\nb \u00e9")
     'a\\nb é'
@@ -22,7 +22,7 @@ def printable(text: str | bytes | PathLike[str]) -> str:
 
 
 def excerpt(text: str | bytes, length: int = 40) -> str:
-    """The first `length` characters of `text`, printable, for use inside a sentence.
+    """The first `length` characters of `text`, printable, for use in a message.
 
     >>> excerpt("abcdef", 3)
     'abc...'
@@ -32,7 +32,7 @@ def excerpt(text: str | bytes, length: int = 40) -> str:
 
 
 def one_line(error: object, length: int = 300) -> str:
-    r"""An error of another library in one sentence's length: its lines joined, cut where it goes on.
+    r"""The message of another library's error on one line, cut after `length` characters.
 
     >>> one_line(ValueError("bad\n  at 3"))
     'bad at 3'

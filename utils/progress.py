@@ -1,4 +1,4 @@
-"""A progress bar that measures how long a loop waited for its data."""
+"""Progress bar that also measures how long the loop waited for data."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class Progress(Iterable[T]):
-    """Iterates over a loader, measures how long each batch was waited for, and shows a bar with `text`.
+    """Iterate over a loader with a progress bar and measure the time spent waiting for batches.
 
-    wait_share: the share of the time since the start that went into waiting for batches.
+    wait_share: the share, 0 to 1, of the time since the start that was spent waiting for batches.
     """
 
     def __init__(self, batches: Iterable[T], *, total: int, title: str, active: bool) -> None:
@@ -29,11 +29,11 @@ class Progress(Iterable[T]):
         return self.waited / max(self.seconds, 1e-9)
 
     def pace(self, images: int, memory_gib: float) -> str:
-        """Images per second, the share of the time that went into waiting for data, and memory, in words."""
+        """Text with images per second, the share of the time spent waiting for data, and the memory in GiB."""
         return f"{images / self.seconds:.1f} img/s, {self.wait_share:.0%} waiting for data, {memory_gib:.1f} GiB"
 
     def text(self, text: str) -> None:
-        """Show `text` behind the bar."""
+        """Show `text` after the bar."""
         self.bar.set_postfix_str(text, refresh=False)
 
     def __iter__(self) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Memory without a name that several processes of a machine share, gone with the last of them."""
+"""Anonymous shared memory for several processes on one machine, freed when the last of them ends."""
 
 import mmap
 import os
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def has_nameless_files() -> bool:
-    """Whether the system has files that lie in memory alone, and this process may make them: Linux, as a rule."""
+    """Whether this process can create anonymous files in memory (memfd): usually True on Linux."""
     try:
         os.close(os.memfd_create("kestrel"))
     except (AttributeError, OSError):
@@ -18,11 +18,11 @@ def has_nameless_files() -> bool:
 
 
 class SharedBytes:
-    """`size` bytes, zeros at first, shared with the processes that this one forks or pickles it for.
+    """`size` bytes of shared memory, initially zero. Forked processes share it, and so do processes it is pickled to.
 
-    On Linux a file without a name, in memory alone. It is limited by the machine's memory, and not by /dev/shm, of
-    which a container has 64 MB and which torch's shared tensors take their room from. Pages count once they are written
-    to. Elsewhere, and where the system is not allowed to, it is a shared tensor of torch.
+    On Linux it is an anonymous file in memory (memfd). Its size is limited by the machine's memory, not by /dev/shm,
+    which torch's shared tensors use and which has 64 MB in a container. A page takes memory once it is written to.
+    On other systems, and where memfd is not allowed, it is a shared torch tensor.
     """
 
     tensor: Tensor  # uint8 [size]
@@ -37,20 +37,20 @@ class SharedBytes:
 
     def _map(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "r+b")  # closed with the object
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"  # for processes of the same user, while this one lives
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"  # for processes of this user, while this process runs
         self.tensor = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_opened, (self.path,)) if hasattr(self, "path") else (_adopted, (self.tensor,))
+        return (_from_path, (self.path,)) if hasattr(self, "path") else (_from_tensor, (self.tensor,))
 
 
-def _opened(path: str) -> SharedBytes:
+def _from_path(path: str) -> SharedBytes:
     shared = SharedBytes.__new__(SharedBytes)
     shared._map(os.open(path, os.O_RDWR))
     return shared
 
 
-def _adopted(tensor: Tensor) -> SharedBytes:
+def _from_tensor(tensor: Tensor) -> SharedBytes:
     shared = SharedBytes.__new__(SharedBytes)
     shared.tensor = tensor
     return shared

@@ -1,4 +1,4 @@
-"""What a script says and how it ends: 0 done, 1 a fault, 2 the user's input, in one sentence."""
+"""Terminal output and exit codes of a script: 0 success, 1 a fault, 2 invalid user input (one sentence)."""
 
 import errno
 import io
@@ -15,60 +15,62 @@ from tqdm import tqdm
 from utils.printable import printable
 from utils.startup import SPAWNED, allow_interrupts, open_closed_streams
 
-# The machine's faults, not the program's: a sentence says all that a traceback would.
+# Faults of the machine, not bugs: one sentence is shown instead of a traceback.
 OUTSIDE = {
     getattr(errno, name, None)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EPIPE", "EMFILE", "ENFILE")
 }
 
 
-class AgreedExit(SystemExit):  # as SystemExit itself
-    """An end before the end, with an exit code, that all processes come to together."""
+class AgreedExit(SystemExit):  # no suffix Error, like SystemExit
+    """An early exit, with an exit code, that all processes take together."""
 
 
 class FaultError(Exception):
-    """A fault of the machine or the network of which a sentence says all that a traceback would."""
+    """A fault of the machine or the network; one sentence is shown instead of a traceback."""
 
 
 def print_lines(text: str) -> None:
-    """Print lines, past a progress bar if there is one, and at once even into a file.
+    """Print lines above a progress bar, if there is one, and flush at once, also into a file.
 
-    What a name of a file brings along to steer a terminal is escaped.
+    Control characters, for example in a file name, are escaped.
     """
     with tqdm.external_write_mode():
         print("\n".join(map(printable, text.split("\n"))), flush=True)
 
 
 def exit_code_of(run: Callable[[], object]) -> int:
-    """The exit code of `run`. A ValueError is a refusal of the user's input: its text is all that is shown.
+    """Call `run` and return the exit code of the script.
 
-    So it is with a disk that is full or cannot be written, which is no refusal but ends with 1. Set
-    KESTREL_TRACEBACK=1 to see where it was raised. Any other exception keeps its traceback and ends with 1.
+    A ValueError means invalid user input: only its message is printed, and the code is 2. For a FaultError, or a disk
+    that is full or not writable, only the message is printed, and the code is 1. Any other exception propagates, and
+    `run_and_exit` ends with 1. Set KESTREL_TRACEBACK=1 to see where an error was raised.
     """
     open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a letter of a class name is no reason to stop
+    for stream in (sys.stdout, sys.stderr):  # do not fail when the terminal cannot show a character
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         allow_interrupts()
         run()
     except (ValueError, FaultError) as error:
-        return _end(f"error: {error}", exit_code(error))
+        return _report(f"error: {error}", exit_code(error))
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        limit = " (for ulimit -f or for the disk)" if error.errno == errno.EFBIG else ""
-        return _end(f"error: {where}{error.strerror}{limit}", exit_code(error))
+        limit = " (over the limit of ulimit -f or of the disk)" if error.errno == errno.EFBIG else ""
+        return _report(f"error: {where}{error.strerror}{limit}", exit_code(error))
     except KeyboardInterrupt as error:
-        return exit_code(error) if SPAWNED in os.environ else _end("interrupted", exit_code(error))
+        return exit_code(error) if SPAWNED in os.environ else _report("interrupted", exit_code(error))
     return 0
 
 
 def run_and_exit(run: Callable[[], object]) -> NoReturn:
-    """Run a script and end this process as `exit_code_of` says.
+    """Run a script and exit with the code of `exit_code_of`.
 
-    At once, where a launcher has started several: what a stuck network leaves in C++ may hang an orderly end for ever.
+    With several processes of a launcher it exits with os._exit: when the network hangs, C++ threads can block a normal
+    exit for ever.
     """
     try:
         code = exit_code_of(run)
@@ -78,7 +80,7 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
             sys.excepthook(type(error), error, error.__traceback__)
     if not os.environ.keys() & {"WORLD_SIZE", "SLURM_NTASKS"}:
         sys.exit(code)
-    for child in multiprocessing.active_children():  # loaders, which an orderly end would end
+    for child in multiprocessing.active_children():  # DataLoader workers, which only a normal exit would end
         child.terminate()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -87,14 +89,14 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
 
 
 def exit_code(error: BaseException) -> int:
-    """What a script that ends with this error exits with."""
+    """The exit code of a script that ends with this error."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     return 2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _end(sentence: str, code: int) -> int:
-    """Say why; also where it was raised, if that was asked for."""
+def _report(sentence: str, code: int) -> int:
+    """Print the error, with a traceback if KESTREL_TRACEBACK is set, and return `code`."""
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()
     print(printable(sentence), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A function over many items in several threads."""
+"""Apply a function to many items in several threads."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +7,11 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-BLOCK = 64  # items of a thread at a time
+BLOCK = 64  # items per thread and block
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """The results in the order of the items. In blocks, so that an error at the first item does not wait for the last.
+    """Iterate over the results in the order of the items. Works in blocks, so that an early error is raised early.
 
     >>> list(map_in_threads(abs, [-3, 2, -1], threads=2)), list(map_in_threads(abs, [], threads=2))
     ([3, 2, 1], [])

@@ -1,1 +1,1 @@
-"""Augmentation: planned as numbers and boxes, then drawn by OpenCV or on the device."""
+"""Augmentation: planned as numbers and boxes first, then drawn by OpenCV or on the device."""

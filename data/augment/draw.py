@@ -1,4 +1,4 @@
-"""Draw a plan's pixels with OpenCV: uint8 [H, W, 3], red first. No random number is drawn here."""
+"""Draw the pixels of a plan with OpenCV: uint8 [H, W, 3] RGB. Uses no random numbers."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -13,13 +13,14 @@ from data.base_images import Reader
 from utils.letterbox import GREY, Image, Region
 from utils.opencv import cv2
 
-HUES = 180
+HUES = 180  # levels of hue in OpenCV
 
 
 class Drawer:
-    """Draws plans of base images that `read` gives. Its scratch canvases are kept: new ones cost more than the pixels.
+    """Draws plans with the base images that `read` returns.
 
-    A fresh array of 640 x 640 takes longer to come by (0.7 ms, page by page) than anything that is done with it.
+    Scratch canvases are reused: allocating a new array of 640 x 640 (0.7 ms of page faults) takes longer than any
+    operation on it.
     """
 
     def __init__(self, read: Reader) -> None:
@@ -27,11 +28,11 @@ class Drawer:
         self._scratch = np.empty((2, 0), np.uint8)
 
     def draw(self, plan: Plan, out: Image | None = None) -> Image:
-        """The sample that `plan` describes, uint8 [H, W, 3] RGB, in `out` if it is given."""
+        """Draw the sample that `plan` describes, uint8 [H, W, 3] RGB, into `out` if it is given; return it."""
         shape = (*plan.size, 3)
         canvas = np.empty(shape, np.uint8) if out is None else out
-        one, two = self._spare(shape)
-        read = cache(self.read)  # an image may lie in several tiles and pastes
+        one, two = self._scratch_canvases(shape)
+        read = cache(self.read)  # several tiles and pastes may use the same image
         _draw_layer(plan.layers[0], canvas, read)
         for layer in plan.layers[1:]:
             _draw_layer(layer, one, read)
@@ -49,8 +50,8 @@ class Drawer:
     def __reduce__(self) -> tuple[type["Drawer"], tuple[Reader]]:
         return Drawer, (self.read,)
 
-    def _spare(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-        """Two canvases of a shape."""
+    def _scratch_canvases(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+        """Return two scratch canvases of a shape."""
         size = int(np.prod(shape))
         if self._scratch.shape[1] < size:
             self._scratch = np.empty((2, size), np.uint8)
@@ -58,7 +59,7 @@ class Drawer:
 
 
 def draw(plan: Plan, read: Reader) -> Image:
-    """The sample that one plan describes, as `Drawer` draws it."""
+    """Return the sample that one plan describes, as `Drawer.draw` does."""
     return Drawer(read).draw(plan)
 
 
@@ -74,7 +75,7 @@ def _draw_layer(layer: CanvasLayer, canvas: Image, read: Reader) -> None:
 
 
 def _draw_upright(canvas: Image, image: Image, region: Region, target: Region) -> None:
-    """Fill the target with the region of the image: several times faster than a warp."""
+    """Resize a region of the image into the target region of the canvas: several times faster than a warp."""
     crop, area = _part(image, region), _part(canvas, target)
     if crop.shape == area.shape:
         area[:] = crop
@@ -88,12 +89,12 @@ def _part(image: Image, region: Region) -> Image:
 
 
 def _draw_warped(canvas: Image, image: Image, matrix: Matrix, outlines: Sequence[NDArray[np.float64]]) -> None:
-    """Draw what lies inside all outlines (image pixels, [P, 2]) through `matrix` (image to canvas pixels).
+    """Draw the part of the image inside all outlines (image pixels, [P, 2]); `matrix` maps image to canvas pixels.
 
-    By a mask, because OpenCV's own transparent border mixes edges with the canvas in some versions and leaves them out
-    in others: grey seams between tiles.
+    Uses a mask, because OpenCV's transparent border mode blends edges with the canvas in some versions and omits them
+    in others, which gives grey seams between tiles.
     """
-    outlines = [transformed(outline, matrix) - 0.5 for outline in outlines]  # OpenCV counts from pixel centres
+    outlines = [transformed(outline, matrix) - 0.5 for outline in outlines]  # OpenCV's integers are pixel centres
     x1, y1 = np.floor(np.max([o.min(0) for o in outlines], 0)).astype(int).clip(0).tolist()
     x2, y2 = np.ceil(np.min([o.max(0) for o in outlines], 0)).astype(int).tolist()
     area = canvas[y1 : max(y2 + 1, 0), x1 : max(x2 + 1, 0)]
@@ -104,26 +105,26 @@ def _draw_warped(canvas: Image, image: Image, matrix: Matrix, outlines: Sequence
     for outline in outlines:
         sixteenths = np.round((outline - [x1, y1]) * 16).astype(np.int32)
         mask = cv2.bitwise_and(mask, cv2.fillPoly(np.zeros((height, width), np.uint8), [sixteenths], 255, shift=4))
-    through = translation(-x1 - 0.5, -y1 - 0.5) @ matrix @ translation(0.5, 0.5)
+    to_area = translation(-x1 - 0.5, -y1 - 0.5) @ matrix @ translation(0.5, 0.5)
     if np.allclose(matrix[2], (0, 0, 1)):
-        warped = cv2.warpAffine(image, through[:2], (width, height), borderMode=cv2.BORDER_REPLICATE)
+        warped = cv2.warpAffine(image, to_area[:2], (width, height), borderMode=cv2.BORDER_REPLICATE)
     else:
-        warped = cv2.warpPerspective(image, through, (width, height), borderMode=cv2.BORDER_REPLICATE)
+        warped = cv2.warpPerspective(image, to_area, (width, height), borderMode=cv2.BORDER_REPLICATE)
     cv2.copyTo(warped, mask, area)
 
 
 def _scaled(hsv: Image, gains: tuple[float, float, float], out: Image) -> Image:
-    """Hue, saturation and value multiplied as `colour_tables` says, in `out`.
+    """Multiply hue, saturation and value by gains, as `colour_tables` does, into `out`; return it.
 
-    By a matrix, in a fifth of the time that tables take, where no hue comes to lie beyond 255.
+    If no hue exceeds 255, a matrix does it in a fifth of the time of tables.
     """
-    if gains[0] * (HUES - 1) <= 255:  # OpenCV's way back to RGB goes on round the circle
+    if gains[0] * (HUES - 1) <= 255:  # OpenCV's conversion back to RGB wraps hues of 180 and more
         return cv2.transform(hsv, np.diag(gains).astype(np.float32), dst=out)
     return cv2.LUT(hsv, colour_tables(gains)[None], dst=out)
 
 
 def colour_tables(gains: tuple[float, float, float]) -> NDArray[np.uint8]:
-    """What each level of hue (a circle of HUES), saturation and value becomes when multiplied, [256, 3]."""
-    levels = np.round(np.arange(256, dtype=np.float32)[:, None] * np.array(gains, np.float32))  # as OpenCV's matrices
+    """Return each level of hue (modulo HUES), saturation and value after multiplication by gains, uint8 [256, 3]."""
+    levels = np.round(np.arange(256, dtype=np.float32)[:, None] * np.array(gains, np.float32))  # as cv2.transform does
     levels[:, 0] %= HUES
     return levels.clip(0, 255).astype(np.uint8)

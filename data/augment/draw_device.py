@@ -1,22 +1,23 @@
-"""Draw a batch of plans with torch, where the base images lie: uint8 [B, H, W, 3], red first. Twin of draw.py.
+"""Draw a batch of plans with torch on the device of the base images: uint8 [B, H, W, 3] RGB. Counterpart of draw.py.
 
-`pack` writes plans as numbers, in a loader process; `draw_batch` draws them on the device of the pool, a flat uint8
-tensor of base images (rows of BGR pixels, one image after another). It never waits for the device: every shape follows
-from the shapes of its arguments.
+`pack` converts plans to numbers, in a DataLoader worker; `draw_batch` draws them on the device of the pool, a flat
+uint8 tensor of base images (rows of BGR pixels, one image after another). It never waits for the device: every shape
+follows from the shapes of its arguments.
 
-Each pixel of a canvas belongs to a *slot*: to a tile or, slot 0, to none. What an upright tile says of a pixel depends
-on its column alone (source column) or its row alone (source row), so a pixel looks it up in small tables by its slot;
-only warped tiles need arithmetic per pixel.
+Each pixel of a canvas belongs to a *slot*: slot 0 is the background, the others are tiles. In an upright tile the
+source column depends only on the canvas column, and the source row only on the canvas row, so both are looked up by
+slot in small tables; only warped tiles need arithmetic per pixel.
 
-Against draw.py: upright tiles differ by 1 level at most, as cv2.resize rounds down some of what is rounded here.
-Gains make equal colours equal, or 1 level apart; of levels 1 apart they make 0.2 on average and up to 40, where the hue
-begins anew. Warped tiles agree (to 1 level before OpenCV 5, which moves by 32nds of a pixel) but for every fourth pixel
-on their edges, which the one draws and the other does not: 0.1 % of a mosaic of 640 x 640.
+Differences from draw.py: in upright tiles at most 1 level, because cv2.resize rounds down some values that are rounded
+to nearest here. After colour gains, equal colours are equal or 1 level apart; colours 1 level apart end 0.2 levels
+apart on average and up to 40 where the hue wraps around. Warped tiles agree (to 1 level before OpenCV 5, which moves by
+32nds of a pixel) except for every fourth pixel on their edges, which only one of the two draws: 0.1 % of a mosaic of
+640 x 640.
 
-Each step is a pass over memory: 200 MB for an image of 640 x 640, as much again for gains and for a warp. Planes are
-kept apart and shapes few for torch.compile, which makes a handful of loops of it all, with about a tenth of that.
+Each step is a pass over memory: 200 MB for an image of 640 x 640, the same again for gains and for a warp. Colour
+planes are separate and shapes few for torch.compile, which fuses all steps into a few loops with about a tenth of that.
 
-Legend: B samples, M of them mixed, N = B + M canvases (every first layer, then every second), S slots, H W pixels.
+Legend: B samples, M of them mixed, N = B + M canvases (all first layers, then all second ones), S slots, H W pixels.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,31 +34,31 @@ from data.augment.polygons import rectangle
 from data.augment.records import CanvasLayer, Matrix, Plan, Tile
 from utils.letterbox import GREY
 
-Locate = Callable[[int], tuple[int, int, int]]  # index -> its first byte in the pool, height, width
+Locate = Callable[[int], tuple[int, int, int]]  # image index -> offset of its first byte in the pool, height, width
 Numbers = NDArray[np.float64]
-SPARE = 3  # bytes of the pool after its last image: a pixel is read together with the one after it
-MARGIN = 0.499  # px that warped tiles reach beyond their edges, as cv2.fillPoly draws them: no gaps between tiles
-KEEPS = 255  # no hue: in the tables of a sample that keeps its colours
+SPARE = 3  # bytes of padding after the last image of the pool: each pixel is read together with the next one
+MARGIN = 0.499  # px by which warped tiles extend past their edges, as with cv2.fillPoly: no gaps between tiles
+KEEPS = 255  # not a valid hue: marks the tables of a sample whose colours do not change
 
 
 class Packed(NamedTuple):
     """The plans of a batch as numbers."""
 
-    lines: Tensor  # float32 [N, S, 7, 3], factors of x, y, 1: source x, source y, depth; four that are >= 0 inside
+    lines: Tensor  # float32 [N, S, 7, 3], factors of x, y, 1: source x, source y, depth; four edges, >= 0 inside
     places: Tensor  # int64 [N, S, 6]: byte of source pixel (0, 0), bytes per row, first x and y, last x and y to read
     mixes: Tensor  # float32 [M, 2]: sample, weight of its first layer
-    tables: Tensor  # uint8 [B, 3, 256]: new hue, saturation, value by the old; [0, 3, 256] if all keep their colours
+    tables: Tensor  # uint8 [B, 3, 256]: old to new hue, saturation, value; [0, 3, 256] if no sample changes colours
     height: int
     width: int
     upright: bool  # whether no tile is warped
 
     def sent(self, send: Callable[[Tensor], Tensor]) -> "Packed":
-        """The same with each tensor as `send` gives it back, on a device."""
+        """Return a copy with the result of `send`, which moves a tensor to a device, for each tensor."""
         lines, places, mixes, tables = map(send, self[:4])
         return self._replace(lines=lines, places=places, mixes=mixes, tables=tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Between processes as arrays: torch would share each tensor by itself, which takes longer than a copy."""
+        """Pickle as NumPy arrays: torch would move each tensor to shared memory, which takes longer than a copy."""
         return _from_arrays, tuple(part.numpy() if isinstance(part, Tensor) else part for part in self)
 
 
@@ -66,20 +67,20 @@ def _from_arrays(*parts: Any) -> Packed:
 
 
 def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
-    """The plans of a batch as numbers; those of no plan draw [0, 0, 0, 3].
+    """Return the plans of a batch as numbers. Without plans, they draw an empty batch [0, 0, 0, 3].
 
-    Raises ValueError for plans with pastes, plans of several sizes and tiles that reach beyond their images.
+    Raises ValueError for plans with pastes, plans of different sizes and tiles that extend past their images.
     """
     sizes = {plan.size for plan in plans} or {(0, 0)}
     if len(sizes) > 1:
-        raise ValueError(f"the plans of a batch have one size, not {sorted(sizes)}")
+        raise ValueError(f"the plans of a batch must have one size, not {sorted(sizes)}")
     mixed = [b for b, plan in enumerate(plans) if len(plan.layers) > 1]
     layers = [plan.layers[0] for plan in plans] + [plans[b].layers[1] for b in mixed]
     if any(layer.pastes for layer in layers):
-        raise ValueError("copy-paste is drawn by OpenCV only")
+        raise ValueError("copy-paste cannot be drawn on the device, only by OpenCV")
     lines, places = _slots(layers, locate)
     flips = np.array([_flip(plan) for plan in plans]).reshape(-1, 1, 3, 3)
-    lines @= np.concatenate([flips, flips[mixed]])  # so that flips cost nothing
+    lines @= np.concatenate([flips, flips[mixed]])  # part of the matrices, so flips cost nothing
     return Packed(
         torch.from_numpy(lines.astype(np.float32)),
         torch.from_numpy(places),
@@ -91,54 +92,54 @@ def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
 
 
 def _slots(layers: Sequence[CanvasLayer], locate: Locate) -> tuple[Numbers, NDArray[np.int64]]:
-    """Lines [N, S, 7, 3] and places [N, S, 6] of the layers' tiles."""
+    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of the layers' tiles."""
     counts = np.array([len(layer.tiles) for layer in layers], int)
     tiles = [tile for layer in layers for tile in layer.tiles]
     most = int(counts.max(initial=0))
-    slots = 1 + (most if most < 2 else max(most, 4))  # batches of mosaics have one shape
+    slots = 1 + (most if most < 2 else max(most, 4))  # all batches with mosaics get one shape
     lines, places = np.zeros((len(layers), slots, 7, 3)), np.zeros((len(layers), slots, 6), np.int64)
     lines[..., 2:, 2] = 1, -1, -1, -1, -1  # an empty slot: its depth is 1, and no pixel is inside
-    taken = (np.arange(slots) > 0) & (np.arange(slots) <= counts[:, None])
-    places[taken] = np.array([_place(tile, *locate(tile.index)) for tile in tiles], np.int64).reshape(-1, 6)
-    lines[taken] = _lines(tiles)
+    used = (np.arange(slots) > 0) & (np.arange(slots) <= counts[:, None])
+    places[used] = np.array([_places(tile, *locate(tile.index)) for tile in tiles], np.int64).reshape(-1, 6)
+    lines[used] = _lines(tiles)
     return lines, places
 
 
-def _place(tile: Tile, first: int, high: int, wide: int) -> tuple[int, ...]:
-    """What `Packed.places` holds of a tile. A resize stays within the region, a warp reads on beyond its edges."""
+def _places(tile: Tile, first: int, high: int, wide: int) -> tuple[int, ...]:
+    """Return the values of a tile in `Packed.places`. A resize reads only the region, a warp also pixels outside it."""
     x1, y1, x2, y2 = tile.region
     if not (0 <= x1 < x2 <= wide and 0 <= y1 < y2 <= high):
-        raise ValueError(f"a tile shows {tile.region} of image {tile.index}, which has {wide} x {high} pixels")
+        raise ValueError(f"a tile has region {tile.region} of image {tile.index}, which has {wide} x {high} pixels")
     return (first, 3 * wide, *((0, 0, wide - 1, high - 1) if tile.target is None else (x1, y1, x2 - 1, y2 - 1)))
 
 
 def _lines(tiles: Sequence[Tile]) -> Numbers:
-    """[tiles, 7, 3]: the matrices from canvas to source, counted from pixel centres, and the lines of the edges."""
+    """Return [tiles, 7, 3]: the matrices from canvas to source (integers at pixel centres) and the four edge lines."""
     matrices = np.array([tile.matrix for tile in tiles]).reshape(-1, 3, 3)
-    through = translation(-0.5, -0.5) @ np.linalg.inv(matrices) @ translation(0.5, 0.5)
+    to_source = translation(-0.5, -0.5) @ np.linalg.inv(matrices) @ translation(0.5, 0.5)
     corners = np.array([_corners(tile) for tile in tiles]).reshape(-1, 4, 2) - 0.5
     margins = np.array([MARGIN if tile.target is None else 0.0 for tile in tiles])
-    return np.concatenate([through, _edges(corners, margins)], 1)
+    return np.concatenate([to_source, _edges(corners, margins)], 1)
 
 
 def _corners(tile: Tile) -> Numbers:
-    """[4, 2] on the canvas."""
+    """Return the corners of a tile on the canvas, [4, 2]."""
     if tile.target is not None:
         return rectangle(*tile.target)
     return transformed(rectangle(*tile.region), tile.matrix)
 
 
 def _edges(corners: Numbers, margins: Numbers) -> Numbers:
-    """[tiles, 4, 3] lines that are >= 0 inside the corners, and as far beyond, across or down, as the tile's margin."""
+    """Return [tiles, 4, 3] lines that are >= 0 inside the corners and up to the margin (in x or y) outside them."""
     after = np.roll(corners, -1, 1)
-    turn = np.sign((corners[..., 0] * after[..., 1] - corners[..., 1] * after[..., 0]).sum(1))
-    inward = (after - corners)[..., ::-1] * (-1, 1) * turn[:, None, None]
+    orientation = np.sign((corners[..., 0] * after[..., 1] - corners[..., 1] * after[..., 0]).sum(1))
+    inward = (after - corners)[..., ::-1] * (-1, 1) * orientation[:, None, None]
     inward /= np.abs(inward).max(2, keepdims=True)
     return np.concatenate([inward, margins[:, None, None] - (inward * corners).sum(2, keepdims=True)], 2)
 
 
 def _flip(plan: Plan) -> Matrix:
-    """From pixels of the finished sample to those before its flips."""
+    """Return the matrix from pixels of the finished sample to pixels before its flips."""
     (height, width), up, left = plan.size, plan.flip_up, plan.flip_left
     return np.array(
         [[-1.0 if left else 1, 0, width - 1 if left else 0], [0, -1 if up else 1, height - 1 if up else 0], [0, 0, 1]]
@@ -146,7 +147,7 @@ def _flip(plan: Plan) -> Matrix:
 
 
 def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
-    """What `Packed.tables` holds."""
+    """Return `Packed.tables` of the plans."""
     if all(plan.hsv is None for plan in plans):
         return np.zeros((0, 3, 256), np.uint8)
     keeps = np.full((256, 3), KEEPS, np.uint8)
@@ -155,9 +156,9 @@ def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
 
 
 def draw_batch(packed: Packed, pool: Tensor) -> Tensor:
-    """The samples, uint8 [B, H, W, 3] RGB, on the device of `packed` and the pool.
+    """Draw the samples, uint8 [B, H, W, 3] RGB, on the device of `packed` and the pool.
 
-    pool: uint8 [bytes], the base images where `pack` was told they lie, and SPARE bytes after the last.
+    pool: uint8 [bytes], the base images at the offsets that `pack` got from `locate`, then SPARE bytes.
     """
     planes = _canvases(packed, pool)
     if len(packed.mixes):
@@ -167,17 +168,17 @@ def draw_batch(packed: Packed, pool: Tensor) -> Tensor:
     return torch.stack(planes[::-1], 3)
 
 
-Planes = list[Tensor]  # blue, green, red: apart, so that torch.compile can make one loop over pixels of it all
+Planes = list[Tensor]  # blue, green, red: separate, so that torch.compile can fuse everything into one loop over pixels
 
 
 def _canvases(packed: Packed, pool: Tensor) -> Planes:
-    """All layers, uint8 [N, H, W] each."""
+    """Draw all layers; return planes of uint8 [N, H, W]."""
     x = torch.arange(packed.width, device=pool.device, dtype=torch.float32)
     y = torch.arange(packed.height, device=pool.device, dtype=torch.float32)
     slots = _slot_map(packed.lines[:, :, 3:], x, y)
     sources = _upright_sources if packed.upright else _warped_sources
     address, down_step, across, down = sources(packed, x, y, slots)
-    pairs = pool.unfold(0, 6, 1)  # a view: each pixel and the one after it, at every byte
+    pairs = pool.unfold(0, 6, 1)  # a view: a pixel and the next one, starting at every byte
     upper, lower = pairs[address], pairs[address + down_step]  # [N, H, W, 6]
     here = [a.float().lerp_(b.float(), down) for a, b in zip(upper.unbind(3), lower.unbind(3), strict=True)]
     planes = [here[c].lerp_(here[c + 3], across).add_(0.5).to(torch.uint8) for c in range(3)]
@@ -185,14 +186,15 @@ def _canvases(packed: Packed, pool: Tensor) -> Planes:
 
 
 def _slot_map(edges: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The slot of each pixel, int64 [N, H, W] (torch.gather takes no other), later tiles over earlier ones.
+    """Return the slot of each pixel, int64 [N, H, W] (as torch.gather requires), later tiles over earlier ones.
 
-    edges: [N, S, 4, 3]. In each row a convex tile lies between the last of its left edges and the first of its right.
+    edges: [N, S, 4, 3]. In each row a convex tile is between the last of its left edges and the first of its right
+    ones.
     """
     slope, rest = edges[..., :1], edges[..., 1:2] * y + edges[..., 2:]  # [N, S, 4, 1], [N, S, 4, H]
     crossing, infinity = -rest / slope, torch.inf
-    beyond = (slope == 0) & (rest < 0)
-    low = torch.where(slope > 0, crossing, -infinity).masked_fill_(beyond, infinity).amax(2)[..., None]
+    outside = (slope == 0) & (rest < 0)
+    low = torch.where(slope > 0, crossing, -infinity).masked_fill_(outside, infinity).amax(2)[..., None]
     high = torch.where(slope < 0, crossing, infinity).amin(2)[..., None]  # [N, S, H, 1]
     slots = torch.zeros((len(edges), len(y), len(x)), device=x.device, dtype=torch.uint8)
     for slot in range(1, edges.shape[1]):
@@ -200,7 +202,7 @@ def _slot_map(edges: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return slots.long()
 
 
-Sources = tuple[Tensor, Tensor, Tensor, Tensor]  # of each pixel: byte, bytes to the next row, shares of next x and y
+Sources = tuple[Tensor, Tensor, Tensor, Tensor]  # of each pixel: byte, bytes to the next row, weights of next x and y
 
 
 def _upright_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
@@ -214,42 +216,42 @@ def _upright_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sou
 def _warped_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
     lines, places = packed.lines[..., None], packed.places[..., None]
 
-    def through(line: int) -> Tensor:
+    def at_pixels(line: int) -> Tensor:
         across = lines[:, :, line, 0] * x + lines[:, :, line, 2]
         return _by_column(across, slots).add_(_by_row(lines[:, :, line, 1] * y, slots))
 
-    depth = through(2)
+    depth = at_pixels(2)
     first_x, first_y, last_x, last_y = (_by_column(places[:, :, i].float(), slots) for i in range(2, 6))
-    left, across = _neighbours(through(0).div_(depth), first_x, last_x)
-    top, down = _neighbours(through(1).div_(depth), first_y, last_y)
+    left, across = _neighbours(at_pixels(0).div_(depth), first_x, last_x)
+    top, down = _neighbours(at_pixels(1).div_(depth), first_y, last_y)
     address = top.mul_(_by_column(places[:, :, 1], slots)).add_(left, alpha=3).add_(_by_column(places[:, :, 0], slots))
     return address, _by_column(_down_step(places), slots), across, down
 
 
 def _down_step(places: Tensor) -> Tensor:
-    """Bytes from a source pixel to the one below it, [N, S, 1]; none where there is one row to be read."""
+    """Return the bytes from a source pixel to the one below it, [N, S, 1]; 0 if only one row may be read."""
     return places[:, :, 1] * (places[:, :, 5] > places[:, :, 3])
 
 
 def _neighbours(position: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The source pixel before a position, int64, and the share of the one after it; the border's beyond the border."""
-    position = position.fmin(last).fmax(first)  # these two, because they make a number of what is none
+    """Return the source pixel before a position, int64, and the weight of the next one; clamped to first and last."""
+    position = position.fmin(last).fmax(first)  # unlike clamp, fmin and fmax replace NaN by a number
     before = position.floor().fmin(last - 1).fmax(first)
     return before.long(), position - before
 
 
 def _by_column(table: Tensor, slots: Tensor) -> Tensor:
-    """[N, H, W] of a table [N, S, W or 1]."""
+    """Look up each pixel by slot and column in a table [N, S, W or 1]; return [N, H, W]."""
     return table.expand(-1, -1, slots.shape[2]).gather(1, slots)
 
 
 def _by_row(table: Tensor, slots: Tensor) -> Tensor:
-    """[N, H, W] of a table [N, S, H]."""
+    """Look up each pixel by slot and row in a table [N, S, H]; return [N, H, W]."""
     return table.transpose(1, 2).gather(2, slots)
 
 
 def _mixed(plane: Tensor, mixes: Tensor) -> Tensor:
-    """The first layers [B, H, W] after those of mixed samples were blended with their second layers."""
+    """Return the first layers [B, H, W], blended with the second layers in mixed samples."""
     which, weight = mixes[:, 0].long(), mixes[:, 1, None, None]
     samples, seconds = plane.tensor_split([len(plane) - len(mixes)])
     blended = samples.index_select(0, which) * weight + seconds * (1 - weight)
@@ -257,22 +259,22 @@ def _mixed(plane: Tensor, mixes: Tensor) -> Tensor:
 
 
 def _recoloured(planes: Planes, tables: Tensor) -> Planes:
-    """The samples after their hue, saturation and value were looked up."""
+    """Return the samples after hue, saturation and value were replaced by means of the tables."""
     hue, saturation, value = (part.flatten(1).long() for part in _hsv(*planes))  # [B, H * W]
-    turned = tables[:, 0] * (6 / 180)  # in sixths of the circle, [B, 256]
-    light = (tables[:, 2] * (1 / 255)).gather(1, value)
-    shade = (tables[:, 1] * (1 / 255)).gather(1, saturation).mul_(light)
-    lacking = ((turned - 4).abs() - 1, (turned - 2).abs() - 1, 2 - (turned - 3).abs())  # blue, green, red
-    new = [torch.addcmul(light, shade, share.clamp(0, 1).gather(1, hue), value=-1).mul_(255) for share in lacking]
-    new = [level.to(torch.uint8).view_as(planes[0]) for level in new]  # cut off as OpenCV does, not rounded
+    new_hue = tables[:, 0] * (6 / 180)  # in sixths of the circle, [B, 256]
+    new_value = (tables[:, 2] * (1 / 255)).gather(1, value)
+    chroma = (tables[:, 1] * (1 / 255)).gather(1, saturation).mul_(new_value)
+    missing = ((new_hue - 4).abs() - 1, (new_hue - 2).abs() - 1, 2 - (new_hue - 3).abs())  # blue, green, red
+    new = [torch.addcmul(new_value, chroma, part.clamp(0, 1).gather(1, hue), value=-1).mul_(255) for part in missing]
+    new = [level.to(torch.uint8).view_as(planes[0]) for level in new]  # truncated as OpenCV does, not rounded
     keeps = (tables[:, 0, 0] == KEEPS)[:, None, None]
     return [torch.where(keeps, a, b) for a, b in zip(planes, new, strict=True)]
 
 
 def _hsv(blue: Tensor, green: Tensor, red: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue (0 to 179), saturation and value as whole numbers in float32 or uint8, to the bit as cv2.COLOR_BGR2HSV.
+    """Return hue (0 to 179), saturation and value as whole numbers in float32 or uint8, equal to cv2.COLOR_BGR2HSV.
 
-    OpenCV divides by rounded multiples of 1 / 4096; all numbers here are below 2^24, so float32 holds them exactly.
+    OpenCV divides by rounded multiples of 1 / 4096; all numbers here are below 2^24, so float32 is exact.
     """
     value = blue.maximum(green).maximum(red)
     spread = (value - blue.minimum(green).minimum(red)).float()

@@ -1,9 +1,9 @@
-"""Plan a training sample: which tiles, which affine, which colours. Numbers and boxes only; data/augment/draw.py draws.
+"""Plan a training sample: its tiles, matrices and colours. Numbers and boxes only; data/augment/draw.py draws it.
 
-Every random number comes from a generator keyed by (seed, epoch, index), and by the repeat where an epoch draws an
-image again, so a sample is the same whichever worker, process or restart makes it. Frames: *source* pixels of the file
-(EXIF-rotated), *base* pixels of the image whose long side was resized to the training size, *canvas* pixels of the
-finished sample. A matrix [3, 3] maps base to canvas.
+Every random number comes from a generator keyed by (seed, epoch, index), and by the repeat if an epoch draws an image
+again. So a sample is the same in every worker, process and restarted run. Coordinate frames: *source* pixels of the
+file (EXIF-rotated), *base* pixels of the image after its long side was resized to the training size, *canvas* pixels
+of the finished sample. A matrix [3, 3] maps base pixels to canvas pixels.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Plan,
 from data.labels import Labels
 from utils.letterbox import Placement, base_sizes, centered, place
 
-MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # share of its area that must stay visible
+MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30
 IGNORE_CLASS = -1
 
 
 def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.random.Generator:
-    """The generator of one sample: counter-based, so that its key alone fixes every number.
+    """Return the random generator of one sample. It is counter-based: its key alone determines every number.
 
-    repeat: how often the epoch has drawn the sample before. It starts the counter 2^64 blocks further on, so that any
-    number of repeats differ and the first draw has the numbers of an epoch without any.
+    repeat: how often the epoch has drawn the sample before. Each repeat starts the counter 2^64 blocks later, so all
+    repeats differ, and the first draw has the same numbers as in an epoch without repeats.
 
     >>> generator_for(0, 1, 2).random() == generator_for(0, 1, 2).random() != generator_for(0, 2, 1).random()
     True
@@ -50,17 +50,17 @@ def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.rand
 
 
 class Planner:
-    """Plans samples of one data set. Holds flat arrays only; a call changes nothing."""
+    """Plans samples of one data set. Holds flat arrays only, and has no state between calls."""
 
     def __init__(self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int) -> None:
         self.labels, self.image_size, self.augmentation, self.seed = labels, image_size, augmentation, seed
         self._base_sizes = base_sizes(labels.sizes, image_size)
 
     def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool, repeat: int = 0) -> Plan:
-        """The plan of sample `index` in `epoch` on a canvas of `size` (height, width).
+        """Return the plan of sample `index` in `epoch` on a canvas of `size` (height, width).
 
-        mosaic: whether tiles of other images may join (mosaic, mixup, copy-paste); square canvases only. repeat: how
-        often the epoch has drawn the image before.
+        mosaic: whether the sample may contain tiles of other images (mosaic, mixup, copy-paste); square canvases only.
+        repeat: how often the epoch has drawn the image before.
         """
         a, random = self.augmentation, generator_for(self.seed, epoch, index, repeat)
         mix = 1.0
@@ -81,21 +81,21 @@ class Planner:
         return Plan(size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left)
 
     def plain(self, index: int, size: tuple[int, int]) -> Plan:
-        """The letterboxed image on a canvas of `size`, nothing random: as validation sees it."""
+        """Return the plan of the letterboxed image on a canvas of `size`, without augmentation, as in validation."""
         tile = self._letterboxed(index, size)
         return Plan(
             size, (CanvasLayer((tile,)),), self._targets([tile], [self.labels.rows(index)], size).astype(np.float32)
         )
 
     def placement(self, index: int, size: tuple[int, int]) -> Placement:
-        """Where the source image lies on the canvas of `plain`."""
+        """Return the scale and shift from source image to canvas in the plan that `plain` returns."""
         width, height = self.labels.sizes[index].tolist()
         return place((width, height), self.base_size(index), size)
 
     # ------------------------------------------------------------------ geometry
 
     def _letterboxed(self, index: int, size: tuple[int, int]) -> Tile:
-        """The image in the middle of the canvas; a canvas smaller than the base image shrinks it."""
+        """Return a tile of the image in the centre of the canvas; it is shrunk if the canvas is smaller."""
         region, target = (0, 0, *self.base_size(index)), centered(self.base_size(index), size)
         return Tile(index, region, rectangle_to_rectangle(region, target), target)
 
@@ -104,10 +104,10 @@ class Planner:
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
         boxed = self._letterboxed(index, size)
         window = random_matrix(random, self.augmentation, (size[1] / 2, size[0] / 2), size)
-        return self._layer([self._settled(boxed, window, size)], [], size)
+        return self._layer([self._moved_tile(boxed, window, size)], [], size)
 
     def _mosaic(self, random: np.random.Generator, index: int) -> tuple[CanvasLayer, NDArray[np.float64]]:
-        """Four images around a random point of a canvas twice the size, seen through a window of the training size."""
+        """Return a layer of four images around a random point of a double canvas, moved at random, and its targets."""
         side = self.image_size
         size = (side, side)
         x, y = (int(v) for v in random.uniform(0.5 * side, 1.5 * side, 2))
@@ -116,26 +116,26 @@ class Planner:
         placed = [self._quadrant(int(i), q, x, y) for q, i in enumerate(indices)]
         copies = self._copies(random, placed) if self.augmentation.copy_paste > 0 else []
         window = random_matrix(random, self.augmentation, (side, side), size)
-        tiles = [self._settled(tile, window, size) for tile in placed]
+        tiles = [self._moved_tile(tile, window, size) for tile in placed]
         copies = [(row, Tile(t.index, t.region, window @ t.matrix)) for row, t in copies]
         return self._layer(tiles, copies, size)
 
     def _layer(
         self, tiles: Sequence[Tile | None], copies: Sequence[tuple[int, Tile]], size: tuple[int, int]
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
-        """The tiles and copies that can be seen, and their targets [T, 5]."""
-        shown = tuple(t for t in tiles if t is not None)
-        targets = [self._targets(shown, [self.labels.rows(t.index) for t in shown], size)]
+        """Return a layer of the visible tiles and copies, and their targets [T, 5]."""
+        visible = tuple(t for t in tiles if t is not None)
+        targets = [self._targets(visible, [self.labels.rows(t.index) for t in visible], size)]
         pastes = []
         for row, tile in copies:
             target = self._targets([tile], [slice(row, row + 1)], size)
-            if len(target):  # what is not worth a target is not drawn either
+            if len(target):  # a copy without a target is not drawn either
                 targets.append(target)
                 pastes.append(Paste(tile.index, tile.region, self._outline(row, tile.index), tile.matrix))
-        return CanvasLayer(shown, tuple(pastes)), np.concatenate(targets)
+        return CanvasLayer(visible, tuple(pastes)), np.concatenate(targets)
 
     def _quadrant(self, index: int, quadrant: int, x: int, y: int) -> Tile:
-        """The image with a corner at (x, y) of the double canvas, cut at its borders."""
+        """Return a tile of the image with a corner at (x, y) of a canvas of twice the training size, clipped to it."""
         limit = 2 * self.image_size
         wide, high = self.base_size(index)
         left = x if quadrant % 2 else x - wide
@@ -143,10 +143,10 @@ class Planner:
         region = (max(0, -left), max(0, -top), min(wide, limit - left), min(high, limit - top))
         return Tile(index, region, translation(left, top))
 
-    def _settled(self, tile: Tile, window: Matrix, size: tuple[int, int]) -> Tile | None:
-        """The tile moved by `window` as it will be drawn, None if it is out of sight.
+    def _moved_tile(self, tile: Tile, window: Matrix, size: tuple[int, int]) -> Tile | None:
+        """Move the tile by the matrix `window`; return it as it will be drawn, None if it is not visible.
 
-        Upright tiles get whole-pixel edges, and the matrix that really holds then.
+        Edges of upright tiles are rounded to whole pixels, and their matrix is adapted to the rounded edges.
         """
         region, matrix = tile.region, window @ tile.matrix
         if not self.augmentation.axis_aligned:
@@ -160,9 +160,9 @@ class Planner:
         return Tile(tile.index, source, rectangle_to_rectangle(source, target), target)
 
     def _copies(self, random: np.random.Generator, placed: Sequence[Tile]) -> list[tuple[int, Tile]]:
-        """(row, mirrored tile) of outlined objects to repeat on the other side of the double canvas.
+        """Return (row, mirrored tile) of polygon objects to copy to the other side of the double canvas.
 
-        An object is repeated where less than 30 % of each box there would be hidden.
+        An object is copied if it hides less than 30 % of each box there.
         Source: Ghiasi et al., Simple Copy-Paste (arXiv 2012.07177); the mirrored variant from the facts of YOLOv5.
         """
         limit = 2 * self.image_size
@@ -172,7 +172,7 @@ class Planner:
             boxes = self._base_boxes(self.labels.rows(tile.index), tile.index)
             boxes = clipped_boxes(boxes, tile.region) + np.tile(tile.matrix[:2, 2], 2)
             occupied.append(boxes[box_areas(boxes) > 0])
-        there = np.concatenate(occupied)
+        existing = np.concatenate(occupied)
         copies = []
         for tile in placed:
             rows = self.labels.rows(tile.index)
@@ -182,38 +182,41 @@ class Planner:
             for row in (rows.start + np.flatnonzero(wanted & ~self.labels.crowd[rows])).tolist():
                 outline = transformed(self._outline(row, tile.index), copy.matrix)
                 box = polygons.box_seen(outline, window)
-                if box_areas(box[None])[0] > 0 and (hidden_share(there, box) < MAX_COPY_OVERLAP).all():
+                if box_areas(box[None])[0] > 0 and (hidden_share(existing, box) < MAX_COPY_OVERLAP).all():
                     copies.append((row, copy))
-                    there = np.concatenate([there, box[None]])
+                    existing = np.concatenate([existing, box[None]])
         return copies
 
     # ------------------------------------------------------------------ labels
 
     def base_size(self, index: int) -> tuple[int, int]:
-        """(width, height) of the base image."""
+        """Return (width, height) of the base image."""
         width, height = self._base_sizes[index].tolist()
         return width, height
 
     def base_scale(self, index: int | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Base over source pixels across and down, [2], or [N, 2] for N images."""
+        """Return the scale from source to base pixels in x and y, [2], or [N, 2] for N images."""
         return self._base_sizes[index] / self.labels.sizes[index]
 
     def _base_boxes(self, rows: slice | NDArray[np.int64], index: int | NDArray[np.int64]) -> NDArray[np.float64]:
-        """[T, 4] x1, y1, x2, y2 in base pixels; index: the image of all rows, or [T] of each."""
+        """Return [T, 4] x1, y1, x2, y2 in base pixels; index: the image of all rows, or that of each row, [T]."""
         xywh = self.labels.boxes_xywh[rows]
         scale = self.base_scale(index)
         return np.concatenate([xywh[:, :2] * scale, (xywh[:, :2] + xywh[:, 2:]) * scale], 1)
 
     def _outline(self, row: int, index: int) -> NDArray[np.float64]:
-        """[P, 2] in base pixels, empty for a box."""
+        """Return the polygon of a row, [P, 2] in base pixels; empty for a plain box."""
         return self.labels.row_points(row) * self.base_scale(index)
 
-    def _targets(self, tiles: Sequence[Tile], of: Sequence[slice], size: tuple[int, int]) -> NDArray[np.float64]:
-        """[T, 5] what each tile shows of its rows on the canvas; boxes of polygons are taken anew from what is left."""
-        owner = np.repeat(np.arange(len(tiles)), [rows.stop - rows.start for rows in of])  # [N] tile of each row
+    def _targets(self, tiles: Sequence[Tile], slices: Sequence[slice], size: tuple[int, int]) -> NDArray[np.float64]:
+        """Return the targets of the rows in `slices`, one slice per tile, clipped to tiles and canvas, [T, 5].
+
+        For rows with a polygon, the box is computed from the polygon's visible part.
+        """
+        owner = np.repeat(np.arange(len(tiles)), [rows.stop - rows.start for rows in slices])  # [N] tile of each row
         if not len(owner):
             return np.zeros((0, 5))
-        rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in of])
+        rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in slices])
         base = self._base_boxes(rows, np.array([tile.index for tile in tiles])[owner])
         upright = all(tile.target is not None for tile in tiles)
         after, stretch = (moved_boxes_upright if upright else moved_boxes)(base, tiles, owner, size)
@@ -223,10 +226,10 @@ class Planner:
                 tile = tiles[owner[k]]
                 outline = transformed(self._outline(int(rows[k]), tile.index), tile.matrix)
                 after[k] = polygons.box_seen(outline, visible_window(tile, size))
-        after = clipped_boxes(after, (0, 0, size[1], size[0]))  # of what rounding left outside
+        after = clipped_boxes(after, (0, 0, size[1], size[0]))  # rounding may have left them outside
 
         crowd = self.labels.crowd[rows]
-        share = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        kept = np.where(crowd, box_areas(after) > 0, worth_keeping(box_areas(base) * stretch, after, share))
+        fraction = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
+        kept = np.where(crowd, box_areas(after) > 0, worth_keeping(box_areas(base) * stretch, after, fraction))
         classes = np.where(crowd, IGNORE_CLASS, self.labels.classes[rows])
         return np.concatenate([classes[kept, None], after[kept]], 1)

@@ -1,21 +1,21 @@
-"""Polygons seen through convex windows. A polygon is its corners in order, float [P, 2]; either way round."""
+"""Clip polygons to convex windows. A polygon is a list of its corners in order, float [P, 2], in either direction."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
-TOUCHING = 1e-6  # px; objects often end exactly where their image does, and rounding must not part the two
+TOUCHING = 1e-6  # px; objects often end exactly at the image's edge, and rounding must not move them outside
 
 
 def rectangle(x1: float, y1: float, x2: float, y2: float) -> Points:
-    """The four corners of an upright rectangle, [4, 2]."""
+    """Return the four corners of an upright rectangle, [4, 2]."""
     return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], np.float64)
 
 
 def clip_convex(points: Points, width: float, height: float) -> Points:
-    """The part of a convex polygon inside the rectangle (0, 0, width, height); empty [0, 2] if there is none.
+    """Return the part of a convex polygon inside the rectangle (0, 0, width, height); empty [0, 2] if there is none.
 
-    Convex only: the pieces of a concave one would come back joined along the rectangle's border.
+    The polygon must be convex: the pieces of a concave one would be joined along the rectangle's border.
     Source: Sutherland and Hodgman, Reentrant Polygon Clipping (1974).
 
     >>> clip_convex(np.array([[-2., -2.], [2., -2.], [2., 2.], [-2., 2.]]), 9, 9).tolist()
@@ -28,23 +28,23 @@ def clip_convex(points: Points, width: float, height: float) -> Points:
 
 
 def _half_plane(points: Points, distance: NDArray[np.float64]) -> Points:
-    """The part of the polygon where the signed distance of its corners, [P], is not negative."""
-    beyond = _following(distance)
+    """Return the part of the polygon where the signed distance of its corners, [P], is not negative."""
+    next_distance = _next_rows(distance)
     inside = distance >= 0
-    crosses = inside != (beyond >= 0)
-    share = distance / np.where(crosses, distance - beyond, 1)
-    crossing = points + share[:, None] * (_following(points) - points)
-    both = np.stack([points, crossing], 1).reshape(-1, 2)  # each corner, then the crossing on its way to the next
+    crosses = inside != (next_distance >= 0)
+    fraction = distance / np.where(crosses, distance - next_distance, 1)
+    crossing = points + fraction[:, None] * (_next_rows(points) - points)
+    both = np.stack([points, crossing], 1).reshape(-1, 2)  # each corner, then the crossing on the edge to the next one
     return both[np.stack([inside, crosses], 1).reshape(-1)]
 
 
 def depths(points: Points, window: Points) -> NDArray[np.float64]:
-    """How far inside each side of the window each point lies, [P, sides] in pixels; negative is outside.
+    """Return the signed distance of each point to each side of the window, [P, sides] in pixels; negative is outside.
 
     >>> depths(np.array([[1., 3.]]), rectangle(0, 0, 1, 4)).tolist()  # from the top, right, bottom, left
     [[3.0, 0.0, 1.0, 1.0]]
     """
-    along = _following(window) - window
+    along = _next_rows(window) - window
     inward = np.stack([-along[:, 1], along[:, 0]], 1)
     inward /= np.maximum(np.hypot(*along.T), TOUCHING)[:, None] * (1 if _signed_area(window) > 0 else -1)
     measured: NDArray[np.float64] = points @ inward.T - (window * inward).sum(1)
@@ -52,10 +52,10 @@ def depths(points: Points, window: Points) -> NDArray[np.float64]:
 
 
 def box_seen(points: Points, window: Points) -> NDArray[np.float64]:
-    """x1, y1, x2, y2 around what a convex window shows of a polygon; zeros if nothing.
+    """Return the box x1, y1, x2, y2 of the part of a polygon inside a convex window; zeros if there is none.
 
-    Exact for concave polygons too: the extremes of the shape are ends of its edges, cut at the window, or corners of
-    the window inside it.
+    Exact for concave polygons too: the extremes of that part are ends of the polygon's edges, clipped to the window, or
+    corners of the window inside the polygon.
 
     >>> box_seen(np.array([[-5., 5.], [5., -5.], [5., 5.]]), rectangle(0, 0, 10, 10)).tolist()
     [0.0, 0.0, 5.0, 5.0]
@@ -65,7 +65,7 @@ def box_seen(points: Points, window: Points) -> NDArray[np.float64]:
     inside = depths(points, window)
     if inside.min() >= 0:
         return np.concatenate([points.min(0), points.max(0)])
-    if inside.max(0).min() < 0:  # wholly beyond one side
+    if inside.max(0).min() < 0:  # completely outside one side
         return np.zeros(4)
     seen = np.concatenate([_cut_edges(points, inside), window[_contains(points, window)]])
     if len(seen) == 0:
@@ -73,36 +73,36 @@ def box_seen(points: Points, window: Points) -> NDArray[np.float64]:
     return np.concatenate([seen.min(0), seen.max(0)])
 
 
-def _following(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each row the next one, for the last the first: np.roll(values, -1, 0) in a sixth of its time."""
+def _next_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each row the next one, for the last the first: np.roll(values, -1, 0) in a sixth of its time."""
     return np.concatenate([values[1:], values[:1]])
 
 
 def _signed_area(points: Points) -> float:
-    """Positive if the corners turn from x to y. Source: the shoelace formula."""
+    """Return the area, positive if the corners go from the x axis towards the y axis. Source: the shoelace formula."""
     x, y = (points - points[0]).T
-    return float(x @ _following(y) - y @ _following(x)) / 2
+    return float(x @ _next_rows(y) - y @ _next_rows(x)) / 2
 
 
 def _cut_edges(points: Points, inside: NDArray[np.float64]) -> Points:
-    """Both ends of the part of every edge that lies within all sides. Source: Cyrus and Beck (1978).
+    """Return both ends of the part of every edge that is inside all sides. Source: Cyrus and Beck (1978).
 
     inside: the depths of the points, [P, sides].
     """
-    beyond = _following(inside)
-    starts, ends = inside >= 0, beyond >= 0
-    crossing = inside / np.where(starts == ends, 1, inside - beyond)  # share of the edge before it crosses the side
+    next_inside = _next_rows(inside)
+    starts, ends = inside >= 0, next_inside >= 0
+    crossing = inside / np.where(starts == ends, 1, inside - next_inside)  # fraction of the edge before the side
     enter = np.where(ends & ~starts, crossing, 0).max(1)
     leave = np.where(starts & ~ends, crossing, 1).min(1)
     kept = (starts | ends).all(1) & (enter <= leave)
-    first, move = points[kept], (_following(points) - points)[kept]
+    first, move = points[kept], (_next_rows(points) - points)[kept]
     return np.concatenate([first + enter[kept, None] * move, first + leave[kept, None] * move])
 
 
 def _contains(points: Points, queries: Points) -> NDArray[np.bool_]:
-    """Whether each query point [Q, 2] lies inside the polygon, by counting the edges to its right."""
+    """Whether each query point [Q, 2] is inside the polygon, by counting the edges to its right."""
     x1, y1 = points.T[:, None]  # [1, P]
-    x2, y2 = _following(points).T[:, None]
+    x2, y2 = _next_rows(points).T[:, None]
     x, y = queries[:, :1], queries[:, 1:]  # [Q, 1]
     spans = (y1 > y) != (y2 > y)
     crossing = x1 + (y - y1) * (x2 - x1) / np.where(y2 == y1, 1, y2 - y1)

@@ -1,4 +1,4 @@
-"""What a plan is made of: strengths of augmentation, tiles, pastes, layers."""
+"""The parts of a plan: augmentation strengths, tiles, pastes, layers."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ Matrix = NDArray[np.float64]  # [3, 3]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Strengths and probabilities, named as in the hyper-parameter files; all zero draws the plain image."""
+    """Strengths and probabilities, named as in the hyper-parameter files; with all at 0 the image is not augmented."""
 
     hsv_h: float = 0.0
     hsv_s: float = 0.0
@@ -30,7 +30,7 @@ class Augmentation:
 
     @property
     def axis_aligned(self) -> bool:
-        """Whether every tile stays an upright rectangle, so that a crop and a resize draw it."""
+        """Whether every tile stays an upright rectangle, so that a crop and a resize can draw it."""
         return self.degrees == self.shear == self.perspective == 0
 
 
@@ -41,7 +41,7 @@ class Tile:
     index: int
     region: Region
     matrix: Matrix
-    target: Region | None = None  # canvas rectangle that a crop and resize fills; None: draw by a warp
+    target: Region | None = None  # canvas rectangle that a crop and a resize fill; None: draw with a warp
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Paste:
 
 @dataclass(frozen=True)
 class CanvasLayer:
-    """One canvas: tiles, then what is pasted over them."""
+    """The contents of one canvas: tiles, and the objects pasted over them."""
 
     tiles: tuple[Tile, ...]
     pastes: tuple[Paste, ...] = ()
@@ -64,10 +64,10 @@ class CanvasLayer:
 
 @dataclass(frozen=True)
 class Plan:
-    """All there is to know of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in px."""
+    """A complete description of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in px."""
 
     size: tuple[int, int]  # canvas height, width
-    layers: tuple[CanvasLayer, ...]  # two when mixed
+    layers: tuple[CanvasLayer, ...]  # two with mixup
     targets: NDArray[np.float32]
     mix: float = 1.0  # weight of the first layer
     hsv: tuple[float, float, float] | None = None  # gains of hue, saturation, value

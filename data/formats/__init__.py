@@ -1,4 +1,4 @@
-"""Label formats of data sets. To add one: a reader in a file here, and a line in FORMATS."""
+"""The label formats of data sets. To add one, write a reader in a file here and add it to FORMATS."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from data.formats.yolo_txt import YoloText
 
 FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     CocoJson(),
-    YoloText(),  # accepts everything, and says what is wrong with what it cannot read
+    YoloText(),  # accepts everything, and raises an error for what it cannot read
 )
 
 
 def format_of(source: Path) -> LabelFormat:
-    """The reader of a source."""
+    """Return the reader of a source, an absolute path."""
     return next(reader for reader in FORMATS if reader.accepts(source))

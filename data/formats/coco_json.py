@@ -1,4 +1,4 @@
-"""COCO JSON (object detection): its images, and its annotations as rows."""
+"""Read COCO JSON (object detection): images, and annotations as label rows."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, POLYGON_DROPPED, ROW_DROPPED, Problem
 from utils.printable import excerpt, printable
 
-MAX_PIXELS = 1e7  # along one side; beyond it is no image
-POLYGON_SLACK = (2.0, 0.02)  # pixels, and share of the side: how far a polygon's extent may be off its bbox
-SAMPLED_IMAGES = 200  # so many listed images decide which folder they lie in
+MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid
+POLYGON_SLACK = (2.0, 0.02)  # pixels, and fraction of the side, by which a polygon's extent may differ from its bbox
+SAMPLED_IMAGES = 200  # number of listed images that decide which folder all are in
 
 
 class CocoImage(NamedTuple):
-    """One listed image: where it should be, its id, and its (width, height) if the JSON tells them."""
+    """One listed image: its path, its id, and its (width, height) if the JSON has them. The file may not exist."""
 
     path: str
     image_id: int
@@ -29,7 +29,7 @@ class CocoImage(NamedTuple):
 
 
 class CocoFile(NamedTuple):
-    """A COCO JSON: images, the rows of each, the category id of each class, and what had to go."""
+    """A COCO JSON: images, the rows of each image, the category id of each class, and the problems."""
 
     images: list[CocoImage]
     rows: list[list[LabelRow]]
@@ -38,14 +38,14 @@ class CocoFile(NamedTuple):
 
 
 def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
-    """The images and annotations of a COCO JSON, with classes numbered as in `names`.
+    """Read the images and annotations of a COCO JSON, with classes numbered as in `names`.
 
-    Categories are matched to `names` by name, whatever their order and ids; a class that the JSON lacks gets an unused
-    category id. `bbox`, `area` and `iscrowd` are kept as they are (`area` defaults to width x height, `iscrowd` to 0).
-    A polygon is kept if it is the annotation's only part and spans its bbox; of several parts and RLE only the box is
-    kept. Images lie where `images_root` finds them.
+    Categories are matched to `names` by name, in any order and with any ids; a class that is not in the JSON gets an
+    unused category id. `bbox`, `area` and `iscrowd` are not changed (`area` defaults to width x height, `iscrowd` to
+    0). A polygon is kept if it is the annotation's only part and has the extent of its bbox; annotations with several
+    parts or RLE keep only their box. The folder of the images is the one that `images_root` returns.
 
-    Raises ValueError, naming the file, if it is no COCO JSON, or a category in use is not in `names`.
+    Raises ValueError with the file's path if it is not a COCO JSON, or a category in use is not in `names`.
     """
     document = _load(file)
     categories = _categories(file, document["categories"])
@@ -58,7 +58,7 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
 
 
 class CocoJson:
-    """COCO JSON files as sources of a data set."""
+    """Reads COCO JSON files as sources of a data set."""
 
     lists_images = True
 
@@ -78,29 +78,32 @@ class CocoJson:
 
 
 def images_root(file: Path, file_names: Sequence[str]) -> Path:
-    """The folder that a COCO JSON's `file_name`s are relative to.
+    """Return the folder that the `file_name`s of a COCO JSON are relative to.
 
-    Tried are the JSON's folder F, F/images, F/images/S, F/S, F/../images, F/../images/S, F/../S, where S is the split,
-    the JSON's name without `instances_` and `.json`. The folder that holds most of the first 200 images is taken, of
-    equals the one named first here.
+    Candidates are the JSON's folder F, F/images, F/images/S, F/S, F/../images, F/../images/S, F/../S, where S is the
+    split: the JSON's name without `instances_` and `.json`. The result is the folder that contains most of the first
+    200 images, or the first of several with the same number.
     """
-    return max((file.parent / place for place in _places(file)), key=lambda root: _count_found(root, file_names))
+    return max((file.parent / folder for folder in _candidates(file)), key=lambda root: _count_found(root, file_names))
 
 
-def _places(file: Path) -> list[str]:
-    """The folders that `images_root` tries, relative to that of the JSON."""
+def _candidates(file: Path) -> list[str]:
+    """Return the folders that `images_root` tries, relative to the JSON's folder."""
     split = file.stem.removeprefix("instances_")
     inside = ["images", f"images/{split}", split]
-    return [".", *inside, *(f"../{place}" for place in inside)]
+    return [".", *inside, *(f"../{folder}" for folder in inside)]
 
 
 def _count_found(root: Path, file_names: Sequence[str]) -> int:
-    """How many of the first images lie under root."""
+    """Return how many of the first images are in `root`."""
     return sum(os.path.isfile(os.path.join(root, name)) for name in file_names[:SAMPLED_IMAGES])
 
 
 def rows_inside(rows: Sequence[LabelRow], size: tuple[int, int], where: str) -> tuple[list[LabelRow], list[Problem]]:
-    """The rows whose box shares pixels with an image of `size`; those are kept to the bit, also past its edge."""
+    """Return the rows whose box overlaps an image of `size` (width, height), unchanged, also where they extend past it.
+
+    The problems list the other rows. where: the file, for these problems.
+    """
     width, height = size
     kept, problems = [], []
     for row in rows:
@@ -108,7 +111,7 @@ def rows_inside(rows: Sequence[LabelRow], size: tuple[int, int], where: str) -> 
         if min(x + w, width) - max(x, 0) >= MIN_BOX_SIDE and min(y + h, height) - max(y, 0) >= MIN_BOX_SIDE:
             kept.append(row)
         else:
-            reason = f"bbox [{x:g}, {y:g}, {w:g}, {h:g}] lies outside its image of {width}x{height}"
+            reason = f"bbox [{x:g}, {y:g}, {w:g}, {h:g}] is outside its image of {width}x{height}"
             problems.append(Problem(ROW_DROPPED, f"{where} annotation {row.number}", reason))
     return kept, problems
 
@@ -119,7 +122,7 @@ def _load(file: Path) -> dict[str, list]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{printable(file)} line {error.lineno}: not JSON: {error.msg}") from None
     except RecursionError:
-        raise ValueError(f"{printable(file)}: nested too deep") from None
+        raise ValueError(f"{printable(file)}: nested too deeply") from None
     except ValueError as error:
         reason = (
             str(error) if printable(file) in str(error) else f"{printable(file)}: not JSON: {excerpt(str(error), 200)}"
@@ -127,28 +130,28 @@ def _load(file: Path) -> dict[str, list]:
         raise ValueError(reason) from None
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
-            raise ValueError(f"{printable(file)} is no COCO JSON: it has no list '{key}'")
+            raise ValueError(f"{printable(file)} is not a COCO JSON: it has no list '{key}'")
     return document
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError if a key comes twice, of which every reader would keep another value."""
+    """Return a JSON object. Raises ValueError if a key appears twice, because readers disagree on its value."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the object with the id {_brief(entries.get('id'))} has the key '{excerpt(twice)}' twice")
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the object with the id {_brief(entries.get('id'))} has the key '{excerpt(repeated)}' twice")
     return entries
 
 
 def _whole_number(value: Any) -> int | None:
-    """`value` if it is an integer that every JSON reader keeps exactly (also written 7.0), else None."""
+    """Return `value` if it is an integer that every JSON reader keeps exactly (7.0 counts as 7), otherwise None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
 
 
 def _brief(value: Any) -> str:
-    """A JSON value for use inside a sentence."""
+    """Return a short text of a JSON value for an error message."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -158,7 +161,7 @@ def _brief(value: Any) -> str:
 
 
 def _categories(file: Path, entries: list) -> dict[int, str]:
-    """Names by category id. Raises ValueError for any fault, since a wrong class for every box would follow."""
+    """Return names by category id. Raises ValueError for any error, since it could give every box a wrong class."""
     categories: dict[int, str] = {}
     seen_names: set[str] = set()
     for position, entry in enumerate(entries):
@@ -168,7 +171,7 @@ def _categories(file: Path, entries: list) -> dict[int, str]:
         if key is None or not isinstance(name, str):
             raise ValueError(f"{where} must have a whole number 'id' and a text 'name'")
         if key in categories or name in seen_names:
-            raise ValueError(f"{where}: id {key} or name '{excerpt(name)}' comes twice")
+            raise ValueError(f"{where}: id {key} or name '{excerpt(name)}' appears twice")
         categories[key] = name
         seen_names.add(name)
     return categories
@@ -188,7 +191,7 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> list[CocoImag
         try:
             image_id, name = _image_entry(entry)
             if image_id in names or name in seen_names:
-                raise BadRowError(f"id {image_id} or file_name '{excerpt(name, 200)}' comes twice")
+                raise BadRowError(f"id {image_id} or file_name '{excerpt(name, 200)}' appears twice")
         except BadRowError as error:
             problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} images[{position}]", str(error)))
             continue
@@ -200,7 +203,7 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> list[CocoImag
     root = images_root(file, file_names)
     if file_names and not _count_found(root, file_names):
         first = f"none of its first {min(len(names), SAMPLED_IMAGES)} images, such as {excerpt(file_names[0], 100)}"
-        tried = f"tried, in {printable(file.parent)}: {', '.join(map(printable, _places(file)))}"
+        tried = f"folders tried in {printable(file.parent)}: {', '.join(map(printable, _candidates(file)))}"
         problems.append(Problem(IMAGES_NOT_FOUND, printable(file), f"{first}, was found; {tried}"))
     return [CocoImage(os.path.abspath(os.path.join(root, name)), key, sizes[key]) for key, name in names.items()]
 
@@ -216,7 +219,7 @@ def _image_entry(entry: Any) -> tuple[int, str]:
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
-        raise BadRowError(f"file_name '{excerpt(name)}' is no path on this system") from None
+        raise BadRowError(f"file_name '{excerpt(name)}' is not a valid path on this system") from None
     return image_id, name
 
 
@@ -228,7 +231,7 @@ def _rows(
     class_by_category: dict[int, int],
     problems: list[Problem],
 ) -> list[list[LabelRow]]:
-    """The rows of each image. Raises ValueError if a used category is not among the data YAML's names."""
+    """Return the rows of each image. Raises ValueError if a category in use is not in `names` of the data YAML."""
     index_by_image = {image.image_id: index for index, image in enumerate(images)}
     rows: list[list[LabelRow]] = [[] for _ in images]
     seen: set[int] = set()
@@ -242,7 +245,7 @@ def _rows(
             name = _look_up(categories, category, "category_id", "categories")
             if category not in class_by_category:
                 raise ValueError(
-                    f"{where}: category {category} is '{excerpt(name)}', which 'names' of the data YAML lacks"
+                    f"{where}: category {category} is '{excerpt(name)}', which is not in 'names' of the data YAML"
                 )
             row = _row(entry, number, class_by_category[category])
         except BadRowError as error:
@@ -263,7 +266,7 @@ def _annotation_id(entry: Any, seen: set[int]) -> int:
     if number is None:
         raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
     if number in seen:
-        raise BadRowError("its id comes twice")
+        raise BadRowError("its id appears twice")
     seen.add(number)
     return number
 
@@ -281,7 +284,7 @@ def _row(entry: dict[str, Any], number: int, class_index: int) -> LabelRow:
         raise BadRowError(f"bbox is {_brief(bbox)}, must be four finite numbers: left, top, width, height")
     x, y, w, h = map(float, bbox)
     if min(w, h) < MIN_BOX_SIDE:
-        raise BadRowError(f"bbox of width {w:g} and height {h:g}")
+        raise BadRowError(f"bbox has width {w:g} and height {h:g}, must be at least {MIN_BOX_SIDE:g}")
     crowd = entry.get("iscrowd", 0)
     if crowd not in (0, 1):
         raise BadRowError(f"iscrowd is {_brief(crowd)}, must be 0 or 1")
@@ -304,25 +307,25 @@ def _is_area(value: Any) -> bool:
 def _note_area(entry: dict[str, Any], row: LabelRow, where: str, problems: list[Problem]) -> None:
     area = entry.get("area")
     if area is not None and not _is_area(area):
-        problems.append(Problem(NOTE, where, f"area is {_brief(area)}, width x height {row.area:g} stands for it"))
+        problems.append(Problem(NOTE, where, f"area is {_brief(area)}, replaced by width x height = {row.area:g}"))
 
 
 def _polygon(segmentation: Any, box_xywh: tuple[float, float, float, float]) -> tuple[np.ndarray | None, str]:
-    """The only part of a segmentation as float32 [k, 2], or None and, if it is faulty, what is wrong with it."""
+    """Return the only part of a segmentation as float32 [k, 2], or None and, if it is invalid, the reason."""
     if not isinstance(segmentation, list) or len(segmentation) != 1:
         return None, ""
     try:
         values = np.array(segmentation[0])
     except ValueError:
-        return None, "segmentation holds lists of different lengths"
-    if values.dtype.kind not in "iuf":  # not texts either, though NumPy reads numbers in them
-        return None, "segmentation holds what is no number"
+        return None, "segmentation contains lists of different lengths"
+    if values.dtype.kind not in "iuf":  # strings are rejected too, although NumPy could convert them
+        return None, "segmentation contains a value that is not a number"
     if values.ndim != 1 or len(values) < 6 or len(values) % 2 or not (np.abs(values) < MAX_PIXELS).all():
-        return None, "segmentation is not x, y of at least 3 points, all finite"
+        return None, "segmentation must be x, y of at least 3 points, all finite"
     points = values.reshape(-1, 2)
     x, y, w, h = box_xywh
     extent = np.concatenate([points.min(0), points.max(0)])
     pixels, share = POLYGON_SLACK
     if np.abs(extent - (x, y, x + w, y + h)).max() > max(pixels, share * max(w, h)):
-        return None, f"segmentation spans {np.round(extent, 1).tolist()}, which is not its bbox"
+        return None, f"segmentation spans {np.round(extent, 1).tolist()}, which differs from its bbox"
     return points.astype(np.float32), ""

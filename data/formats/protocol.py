@@ -1,4 +1,4 @@
-"""What a reader of a label format does, and the records that it gives to data/scan.py."""
+"""The interface of label format readers, and the records that they return to data/scan.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,29 +9,29 @@ from data.report import Problem
 
 
 class UnreadableLabelsError(ValueError):
-    """There are labels for an image, but they cannot be read: the image is left out. The text names their file."""
+    """An image has labels, but they cannot be read, so the image is left out. The message names the label file."""
 
 
 class ListedImage(NamedTuple):
     """An image of a source, before it is opened."""
 
     path: str
-    label_file: str  # where its labels are: a file of its own, or the one that lists the image
-    image_id: int = 0  # the format's own, if it has ids
-    declared_size: tuple[int, int] | None = None  # (width, height) that its boxes are for, if the labels say so
-    rows: Sequence[LabelRow] = ()  # if they are read together with the list of images
+    label_file: str  # its own label file, or the file that lists the image
+    image_id: int = 0  # from the file, if the format has ids
+    declared_size: tuple[int, int] | None = None  # (width, height) in the labels, if the format has it
+    rows: Sequence[LabelRow] = ()  # if the format reads them together with the list of images
 
 
 class SourceImages(NamedTuple):
-    """The images of one source, in order, and what had to be passed over."""
+    """The images of one source, in order, and the problems, such as entries that were skipped."""
 
     images: list[ListedImage]
     problems: list[Problem]
-    category_ids: list[int] | None = None  # the format's own id of each class, None if it has no ids
+    category_ids: list[int] | None = None  # the id of each class in the file, None if the format has no ids
 
 
 class ImageRows(NamedTuple):
-    """The rows of one image, in pixels, and those that had to go."""
+    """The rows of one image, in pixels, and the problems, such as rows that were dropped."""
 
     rows: list[LabelRow]
     problems: list[Problem]
@@ -39,23 +39,24 @@ class ImageRows(NamedTuple):
 
 
 class LabelFormat(Protocol):
-    """A reader of one format. It keeps nothing between calls; `rows` is called by several threads.
+    """A reader of one format. It has no state between calls; several threads call `rows` at the same time.
 
-    lists_images: whether a source is one file that lists its images and holds their labels. Such a file takes seconds
-    to read, so that the paths in it are kept in the cache, and it is read again only when something has changed. The
-    images of other sources are found by looking at their folder, each time.
+    lists_images: whether a source is one file that lists its images and contains their labels. Such a file takes
+    seconds to read, so the cache stores the paths in it, and it is read again only after a change. The images of other
+    sources are found by listing their folder on every run.
     """
 
     lists_images: bool
 
     def accepts(self, source: Path) -> bool:
-        """Whether `source`, an absolute path, is of this format."""
+        """Whether `source`, an absolute path, has this format."""
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
-        """The images of a source. Raises ValueError, naming it, if it cannot be used."""
+        """Return the images of a source. Raises ValueError with its path if it cannot be used."""
 
     def rows(self, image: ListedImage, size: tuple[int, int], num_classes: int) -> ImageRows:
-        """The rows of an image that was opened and is of `size` (width, height), classes in 0 to num_classes - 1.
+        """Return the rows of an image of `size` (width, height), with classes in 0 to num_classes - 1.
 
-        Raises UnreadableLabelsError, and ValueError if the whole data set cannot be used, as for a class out of range.
+        Raises UnreadableLabelsError if the labels cannot be read, and ValueError if the whole data set cannot be used,
+        for example because a class is out of range.
         """

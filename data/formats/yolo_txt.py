@@ -13,13 +13,13 @@ from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.printable import excerpt, printable
 
-TOLERANCE = 0.01  # of the image side: how far a coordinate may lie outside and is clipped
-ROUNDING = 1e-5  # of the image side: what six written digits may overshoot; left as it is
+TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped
+ROUNDING = 1e-5  # fraction of the image side by which rounding to six digits may overshoot; not clipped
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class YoloText:
-    """Folders, .txt lists and single images as sources of a data set, each image with a label file of its own."""
+    """Reads folders, .txt lists and single images as sources of a data set; each image has its own label file."""
 
     lists_images = False
 
@@ -40,7 +40,7 @@ class YoloText:
 
 
 def label_path(image_path: str | Path) -> str:
-    """The label file of an image: the last folder `images` becomes `labels`, or else the file lies beside the image.
+    """Return the label file of an image: in `labels` instead of the last folder `images`, or else beside the image.
 
     >>> label_path("/a/images/images/train/1.jpg")
     '/a/images/labels/train/1.txt'
@@ -53,12 +53,12 @@ def label_path(image_path: str | Path) -> str:
 
 
 def label_bytes(file: str) -> bytes | None:
-    """What a label file holds, or None if there is none. Raises ValueError if there is one that cannot be read."""
+    """Return the contents of a label file, or None if it does not exist. Raises ValueError if it cannot be read."""
     try:
         os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:  # there may be one, behind a locked folder: not background
+    except OSError:  # it may exist in a folder without read permission: the image must not count as background
         pass
     return read_bytes(file)
 
@@ -66,11 +66,11 @@ def label_bytes(file: str) -> bytes | None:
 def parse_label_file(
     data: bytes, file: str, size: tuple[int, int], num_classes: int
 ) -> tuple[list[LabelRow], list[Problem]]:
-    """The rows of one label file as pixels of an image of `size` (width, height), and the rows that had to go.
+    """Return the rows of one label file in pixels of an image of `size` (width, height), and the problems.
 
-    Five values are a box, an odd number from 7 on is a class and a polygon. Coordinates up to 1 % outside the image are
-    clipped, boxes that reach past its edge are cut there; both are reported if they move by more than rounding.
-    Raises ValueError with file and line if a class is not in 0..num_classes-1.
+    Five values are a class and a box, an odd number of at least 7 values is a class and a polygon. Coordinates up to
+    1 % outside the image and boxes that extend past its edge are clipped; both are reported if they move by more than
+    rounding. Raises ValueError with file and line if a class is not in 0..num_classes-1.
     """
     rows: list[LabelRow] = []
     problems: list[Problem] = []
@@ -88,7 +88,7 @@ def parse_label_file(
             row, moved = _row(class_index, values[1:], size, number)
             rows.append(row)
             if moved > ROUNDING:
-                reason = f"reached {moved:.2%} of the side past the edge"
+                reason = f"was outside the image by {moved:.2%} of its side"
                 problems.append(Problem(ROW_CLIPPED, f"{printable(file)} line {number}", reason))
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, f"{printable(file)} line {number}", str(error)))
@@ -97,7 +97,7 @@ def parse_label_file(
 
 def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
     if len(tokens) < 5 or len(tokens) % 2 == 0:
-        reason = f"values: {len(tokens)}; a row is class cx cy w h, or class and 3 or more points x y"
+        reason = f"number of values is {len(tokens)}; a row is class cx cy w h, or class and at least 3 points x y"
         raise BadRowError(reason)
     try:
         values = tuple(map(float, tokens))
@@ -130,7 +130,7 @@ def _class_index(value: float, num_classes: int, file: str, line: int) -> int:
 def _row(
     class_index: int, coordinates: tuple[float, ...], size: tuple[int, int], number: int
 ) -> tuple[LabelRow, float]:
-    """The row in pixels, and by how much of the image side it had to be clipped."""
+    """Return the row in pixels, and how far it was outside, as a fraction of the image side."""
     low, high = min(coordinates), max(coordinates)
     if low < -TOLERANCE or high > 1 + TOLERANCE:
         worst = low if low < -TOLERANCE else high
@@ -144,13 +144,13 @@ def _row(
     x, y = corners[0] * width, corners[1] * height
     w, h = (corners[2] - corners[0]) * width, (corners[3] - corners[1]) * height
     if min(w, h) < MIN_BOX_SIDE:
-        raise BadRowError(f"of no size inside the image: {w:.3g} x {h:.3g} pixels")
+        raise BadRowError(f"empty inside the image: {w:.3g} x {h:.3g} pixels")
     return LabelRow(class_index, (x, y, w, h), w * h, False, points, number), moved
 
 
 def _box_corners(cx: float, cy: float, w: float, h: float) -> tuple[tuple[float, float, float, float], float]:
     if w <= 0 or h <= 0:
-        raise BadRowError(f"box of width {w:g} and height {h:g}")
+        raise BadRowError(f"box has width {w:g} and height {h:g}, must be positive")
     corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
     moved = max(-corners[0], -corners[1], corners[2] - 1, corners[3] - 1, 0.0)
     if moved > ROUNDING:

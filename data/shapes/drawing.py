@@ -1,4 +1,4 @@
-"""Draw the planned shapes on a textured background. S side of the image in pixels; colours are BGR in [0, 255]."""
+"""Draw the planned shapes on a textured background. S: side of the image in pixels; colours are BGR in [0, 255]."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from data.shapes.plan import NAMES, Shape, plan_shapes
 from utils.opencv import cv2
 
 SPLITS = ("train", "val")
-LEAST_VISIBLE = 0.4  # of its pixels: a shape that shows less is not labelled
-LEAST_CONTRAST = 100.0  # distance in BGR between a shape and what it lies on
-FAVOURITE_SHARE = 0.95  # of the shapes have their class's hue, the others any colour
-FINER = 4  # edges are smoothed from 4 x 4 points per pixel
-SUBPIXEL_BITS = 4  # OpenCV draws at 1/16 pixel
+LEAST_VISIBLE = 0.4  # min visible fraction of a shape's pixels for a label
+LEAST_CONTRAST = 100.0  # min distance in BGR between a shape and its background
+FAVOURITE_SHARE = 0.95  # fraction of shapes with the hue of their class; the others have any colour
+FINER = 4  # supersampling: edges are averaged from 4 x 4 points per pixel
+SUBPIXEL_BITS = 4  # OpenCV draws with 1/16 pixel precision
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One finished image with the shapes that are seen in it."""
+    """A finished image with the labels and outlines of its visible shapes."""
 
     image: np.ndarray  # uint8 [S, S, 3]
     labels: tuple[int, ...]
@@ -28,16 +28,16 @@ class Drawing:
 
 
 def image_generator(seed: int, split: str, index: int) -> np.random.Generator:
-    """The source of every random number of one image, and of no other image."""
+    """Return the generator of all random numbers of one image, and of no other image."""
     return np.random.Generator(np.random.Philox(key=[seed, (SPLITS.index(split) << 32) + index]))
 
 
 def draw_image(seed: int, split: str, index: int, size: int) -> Drawing:
-    """Image `index` of a split, size pixels square: a pure function of its arguments."""
+    """Draw image `index` of a split, `size` x `size` pixels: a pure function of its arguments."""
     random = image_generator(seed, split, index)
     shapes = plan_shapes(random, size)
     image = draw_background(random, size)
-    owner = np.full((size, size), -1, np.int16)  # which shape is on top at each pixel
+    owner = np.full((size, size), -1, np.int16)  # the topmost shape at each pixel, -1 for none
     areas = [_draw_shape(image, owner, number, shape, random) for number, shape in enumerate(shapes)]
     image = _add_noise(image, random)
 
@@ -51,7 +51,7 @@ def draw_image(seed: int, split: str, index: int, size: int) -> Drawing:
 
 
 def draw_background(random: np.random.Generator, size: int) -> np.ndarray:
-    """A textured image, uint8 [S, S, 3]: clouds, bands or a slope in three colours, with lines and blobs."""
+    """Return a textured image, uint8 [S, S, 3]: clouds, bands or a gradient in three colours, with lines and blobs."""
     values = _clouds(random, size)
     kind = random.choice(["clouds", "bands", "slope"])
     if kind != "clouds":
@@ -72,7 +72,7 @@ def draw_background(random: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _clouds(random: np.random.Generator, size: int) -> np.ndarray:
-    """Noise of several octaves, float32 [S, S], about [0, 1]."""
+    """Return noise of several octaves, float32 [S, S], roughly in [0, 1]."""
     total = np.zeros((size, size), np.float32)
     for octave in range(2, 7):
         grid = random.random((2**octave, 2**octave), dtype=np.float32) - 0.5
@@ -93,7 +93,7 @@ def _scatter(image: np.ndarray, random: np.random.Generator) -> None:
 
 
 def _add_blob(image: np.ndarray, centre: list[int], radius: int, change: np.ndarray) -> None:
-    """Add a colour that fades to nothing at three radii."""
+    """Add a colour offset around `centre` (x, y) that fades out within three radii."""
     x1, y1 = (max(c - 3 * radius, 0) for c in centre)
     part = image[y1 : centre[1] + 3 * radius, x1 : centre[0] + 3 * radius]
     x = np.arange(part.shape[1], dtype=np.float32) + x1 - centre[0]
@@ -103,25 +103,28 @@ def _add_blob(image: np.ndarray, centre: list[int], radius: int, change: np.ndar
 
 
 def _colour(random: np.random.Generator, unlike: np.ndarray | None = None, hue: float | None = None) -> list[float]:
-    """A colour, of about a hue in [0, 6) if given, LEAST_CONTRAST away from another one, or the furthest of twelve."""
-    tries = random.uniform(0, 255, (12, 3)) if hue is None else _tints(random, hue)
+    """Return a random colour, near a hue in [0, 6) if given.
+
+    Of twelve random colours, it is the first one at least LEAST_CONTRAST away from `unlike`, or the farthest.
+    """
+    candidates = random.uniform(0, 255, (12, 3)) if hue is None else _tints(random, hue)
     if unlike is None:
-        return tries[0].tolist()
-    distances = np.linalg.norm(tries - unlike, axis=1)
+        return candidates[0].tolist()
+    distances = np.linalg.norm(candidates - unlike, axis=1)
     enough = np.flatnonzero(distances >= LEAST_CONTRAST)
-    return tries[enough[0] if len(enough) else distances.argmax()].tolist()
+    return candidates[enough[0] if len(enough) else distances.argmax()].tolist()
 
 
 def _tints(random: np.random.Generator, hue: float) -> np.ndarray:
-    """Twelve colours [12, BGR] about that hue: 0 red, 2 green, 4 blue."""
+    """Return twelve random colours [12, BGR] near a hue: 0 red, 2 green, 4 blue."""
     hues = hue + random.normal(0, 0.12, (12, 1))
     saturation, value = random.uniform(0.5, 1, (12, 1)), random.uniform(0.4, 1, (12, 1))
-    place = (np.array([1, 3, 5]) + hues) % 6
-    return 255 * value * (1 - saturation * np.clip(np.minimum(place, 4 - place), 0, 1))
+    sixths = (np.array([1, 3, 5]) + hues) % 6
+    return 255 * value * (1 - saturation * np.clip(np.minimum(sixths, 4 - sixths), 0, 1))
 
 
 def _draw_shape(image: np.ndarray, owner: np.ndarray, number: int, shape: Shape, random: np.random.Generator) -> int:
-    """Draw one shape over image and put its number into owner. Returns its area in pixels, outside the image too."""
+    """Draw a shape onto `image`, write its number to `owner`; return its area in pixels, also outside the image."""
     size = len(image)
     points = np.concatenate(shape.loops)
     low = np.floor(points.min(0)).astype(int) - shape.stroke - 2
@@ -140,8 +143,8 @@ def _draw_shape(image: np.ndarray, owner: np.ndarray, number: int, shape: Shape,
 
 
 def _mask(shape: Shape, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """How much of each pixel of the tile from low to high the shape covers, uint8, 255 for all of it."""
-    # Drawn finely and shrunk: OpenCV's own smooth edges make a filled shape half a pixel larger all around.
+    """Return how much of each pixel of the tile from `low` to `high` the shape covers, uint8, 255 for all of it."""
+    # Drawn larger and downscaled, because OpenCV's antialiased edges make a filled shape half a pixel larger all round.
     width, height = ((high - low) * FINER).tolist()
     mask = np.zeros((height, width), np.uint8)
     loops = _fixed_point(shape, low, FINER)
@@ -153,14 +156,17 @@ def _mask(shape: Shape, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _fixed_point(shape: Shape, origin: np.ndarray, finer: int = 1) -> list[np.ndarray]:
-    """The loops as OpenCV takes them: 1/16 pixels, with integers at pixel centres, in an image so many times finer."""
+    """Return the loops for OpenCV: in 1/16 pixels, with integers at pixel centres, in an image `finer` times larger."""
     return [np.round(((loop - origin) * finer - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32) for loop in shape.loops]
 
 
 def _texture(
     shape: Shape, tile: tuple[int, int, int, int], under: np.ndarray, random: np.random.Generator
 ) -> np.ndarray:
-    """A shape's colours over the tile (x1, y1, x2, y2), float32 [height, width, 3]; under: the mean colour below it."""
+    """Return a shape's colours in the tile (x1, y1, x2, y2), float32 [height, width, 3].
+
+    under: the mean colour of the background.
+    """
     hue = 6 * shape.label / len(NAMES) if random.random() < FAVOURITE_SHARE else None
     first = np.array(_colour(random, under, hue), np.float32)
     checker = NAMES[shape.label] == "checker"
@@ -168,14 +174,14 @@ def _texture(
     second = first + np.float32(strength) * (np.array(_colour(random, unlike=first), np.float32) - first)
     along, across = _own_frame(shape, tile)
     if checker:
-        share = ((np.floor(along * 2.8284) + np.floor(across * 2.8284)) % 2).astype(np.float32)  # 4 x 4 fields
+        weight = ((np.floor(along * 2.8284) + np.floor(across * 2.8284)) % 2).astype(np.float32)  # 4 x 4 fields
     elif shape.fill == "gradient":
-        share = np.clip(along / 2 + 0.5, 0, 1)
+        weight = np.clip(along / 2 + 0.5, 0, 1)
     elif shape.fill == "striped":
-        share = (np.sin(along * random.uniform(8, 16)) > 0).astype(np.float32)
+        weight = (np.sin(along * random.uniform(8, 16)) > 0).astype(np.float32)
     else:
-        share = np.zeros_like(along)
-    texture = first + share[..., None] * (second - first)
+        weight = np.zeros_like(along)
+    texture = first + weight[..., None] * (second - first)
     if shape.edged and not shape.stroke:
         dark = (0.35 * first).tolist()
         width = max(1, round(0.06 * shape.diameter))
@@ -184,7 +190,7 @@ def _texture(
 
 
 def _own_frame(shape: Shape, tile: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Each pixel's place along and across the shape, in its radii, float32 [tile height, tile width] each."""
+    """Return each pixel's position along and across the shape, in units of its radius, float32 [height, width] each."""
     x1, y1, x2, y2 = tile
     x = (np.arange(x1, x2, dtype=np.float32) + 0.5 - shape.centre[0]) * (2 / shape.diameter)
     y = (np.arange(y1, y2, dtype=np.float32)[:, None] + 0.5 - shape.centre[1]) * (2 / shape.diameter)

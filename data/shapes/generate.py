@@ -1,4 +1,4 @@
-"""The files of the generated demonstration set: drawn once, moved into place whole."""
+"""Write the files of the generated data set: drawn once into a temporary folder, which is then renamed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from data.shapes.plan import NAMES
 from utils.opencv import cv2
 
 DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "datasets" / "shapes"
-MARKER = "shapes.json"  # lies in a finished set and says how it was made
-RECIPE = 2  # raise it with any change that changes a pixel or a label
+MARKER = "shapes.json"  # in the folder of a finished data set: the settings it was made with
+RECIPE = 2  # increase it with every change of the code that changes a pixel or a label
 
 
 def generate(
     root: str | Path = DEFAULT_ROOT, *, train: int = 1000, val: int = 200, size: int = 320, seed: int = 0
 ) -> Path:
-    """The folder of the set, drawn now unless it exists: images/, labels/, shapes.yaml and the marker.
+    """Draw the data set unless it exists; return its folder with images/, labels/, shapes.yaml and the marker.
 
-    The set is drawn into a folder beside and renamed when it is whole, so no process sees half a set; of several
-    processes that start at once one set stays.
+    The data set is drawn into a temporary folder beside `root`, which is renamed once complete, so no process sees an
+    incomplete data set. If several processes start at once, one of their data sets is kept.
 
-    Raises ValueError for settings out of range, and where the folder holds anything but this set.
+    Raises ValueError for settings out of range, and if the folder contains anything except this data set.
     """
     settings = {"recipe": RECIPE, "train": train, "val": val, "size": size, "seed": seed}
     _check(settings)
     root = Path(root)
-    if _is_there(root, settings):
+    if _exists(root, settings):
         return root
     root.parent.mkdir(parents=True, exist_ok=True)
     draft = root.with_name(f".{root.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
@@ -43,7 +43,7 @@ def generate(
 
 
 def label_rows(drawing: Drawing) -> str:
-    """The label file of a drawing: one row per shape, its class and the points of its outline as shares of the side."""
+    """Return the label file of a drawing: one row per shape, its class and outline points as fractions of the side."""
     size = len(drawing.image)
     rows = []
     for label, outline in zip(drawing.labels, drawing.outlines, strict=True):
@@ -58,16 +58,16 @@ def _check(settings: dict[str, int]) -> None:
             raise ValueError(f"shapes: {name} is {settings[name]}, but must be {low} to {high}.")
 
 
-def _is_there(root: Path, settings: dict[str, int]) -> bool:
-    """Whether root holds this set. Raises ValueError where it holds something else."""
+def _exists(root: Path, settings: dict[str, int]) -> bool:
+    """Whether `root` contains the data set with these settings. Raises ValueError if it contains something else."""
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     try:
         found = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ValueError(f"{root} exists but is not a generated set of shapes: name another folder.") from None
+        raise ValueError(f"{root} exists but is not a generated data set of shapes: choose another folder.") from None
     if found != settings:
-        raise ValueError(f"{root} was generated with {found}, not with {settings}: delete it or name another folder.")
+        raise ValueError(f"{root} was generated with {found}, not with {settings}: delete it or choose another folder.")
     return True
 
 
@@ -75,7 +75,7 @@ def _move_into_place(draft: Path, root: Path, settings: dict[str, int]) -> None:
     try:
         draft.rename(root)
     except OSError:
-        if not _is_there(root, settings):  # else another process was faster: its set has the same bytes
+        if not _exists(root, settings):  # otherwise another process was faster: its data set has the same bytes
             raise
 
 

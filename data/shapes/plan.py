@@ -1,4 +1,4 @@
-"""Which shapes an image shows, and where: numbers only. Points are (x, y) pixels; pixel i covers [i, i + 1]."""
+"""Plan the shapes of an image and their positions, as numbers. Points are (x, y) pixels; pixel i covers [i, i + 1]."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring", "crescent", "arrow", "heart", "checker")
 
-# The difficulty: smaller or more shapes, more hiding and less contrast make the set harder.
-SMALLEST, LARGEST = 0.04, 0.8  # diameter as a share of the image's side
-SMALL_ARE_RARE = 0.4  # diameters are log-uniform for 1, larger on average below 1
-MEAN_EXTRA_SHAPES, MOST_SHAPES = 2.3, 7  # 1 + Poisson(mean), at most
-EMPTY_SHARE = 0.05  # of the images
-OUTLINED_SHARE = 0.1  # of the shapes that may be outlined
-LARGEST_TURN = 0.4  # radians from upright
-PLACES_TRIED = 8  # the one furthest from the other shapes is taken: 1 hides most
+# The difficulty: smaller or more shapes, more occlusion and less contrast make the data set harder.
+SMALLEST, LARGEST = 0.04, 0.8  # diameter as a fraction of the image's side
+SMALL_ARE_RARE = 0.4  # with 1 diameters are log-uniform, below 1 they are larger on average
+MEAN_EXTRA_SHAPES, MOST_SHAPES = 2.3, 7  # min(1 + Poisson(mean), most) shapes per image
+EMPTY_SHARE = 0.05  # fraction of images without shapes
+OUTLINED_SHARE = 0.1  # fraction of outlined shapes, among the classes and sizes that allow it
+LARGEST_TURN = 0.4  # max rotation in radians
+PLACES_TRIED = 8  # random positions, of which the one farthest from other shapes is used; 1 gives the most occlusion
 POINTS_PER_CURVE = 72
 
 
@@ -25,32 +25,32 @@ class Shape:
 
     label: int
     centre: tuple[float, float]
-    diameter: float  # of the circle around it, before it is stretched
+    diameter: float  # of the circumscribed circle, before the shape is stretched
     angle: float  # radians
     loops: tuple[np.ndarray, ...]  # each [P, 2] float64; a second loop is a hole
-    stroke: int  # width of the line in pixels of a shape that is only outlined, 0 for a filled one
+    stroke: int  # line width in pixels if only the outline is drawn, 0 for a filled shape
     edged: bool
     fill: str  # plain, gradient or striped
 
 
 def plan_shapes(random: np.random.Generator, size: int) -> list[Shape]:
-    """The shapes of one image from back to front, mostly the larger ones behind; none in EMPTY_SHARE of the images."""
+    """Return the shapes of one image from back to front, mostly larger ones behind; none in EMPTY_SHARE of images."""
     if random.random() < EMPTY_SHARE:
         return []
     count = min(1 + random.poisson(MEAN_EXTRA_SHAPES), MOST_SHAPES)
     shapes: list[Shape] = []
     for _ in range(count):
         shapes.append(_plan_shape(random, size, shapes))
-    distances = np.array([shape.diameter for shape in shapes]) * random.lognormal(0.0, 0.7, count)
-    return [shapes[number] for number in np.argsort(-distances)]
+    depths = np.array([shape.diameter for shape in shapes]) * random.lognormal(0.0, 0.7, count)
+    return [shapes[number] for number in np.argsort(-depths)]
 
 
 def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> Shape:
     label = int(random.integers(len(NAMES)))
     diameter = size * SMALLEST * (LARGEST / SMALLEST) ** (random.random() ** SMALL_ARE_RARE)
-    margin = 0.3 * diameter  # up to a fifth of the diameter may leave the image on a side
-    places = random.uniform(margin, size - margin, (PLACES_TRIED, 2))
-    centre = max(places.tolist(), key=lambda place: _room(place, diameter, others))
+    margin = 0.3 * diameter  # up to a fifth of the diameter may be outside the image on a side
+    positions = random.uniform(margin, size - margin, (PLACES_TRIED, 2))
+    centre = max(positions.tolist(), key=lambda position: _clearance(position, diameter, others))
     angle = float(random.uniform(-LARGEST_TURN, LARGEST_TURN))
     stretch = np.exp(random.uniform(-0.2, 0.2))
 
@@ -65,17 +65,17 @@ def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> 
     return Shape(label, (centre[0], centre[1]), diameter, angle, loops, stroke, bool(random.random() < 0.35), fill)
 
 
-def _room(place: list[float], diameter: float, others: list[Shape]) -> float:
-    """Pixels between the circle around a shape at that place and the nearest other one's, negative if they overlap."""
+def _clearance(position: list[float], diameter: float, others: list[Shape]) -> float:
+    """Return the pixels between a shape's circle at a position and the nearest other circle, negative on overlap."""
     gaps = [
-        float(np.hypot(place[0] - other.centre[0], place[1] - other.centre[1])) - (diameter + other.diameter) / 2
+        float(np.hypot(position[0] - other.centre[0], position[1] - other.centre[1])) - (diameter + other.diameter) / 2
         for other in others
     ]
     return min(gaps, default=0.0)
 
 
 def unit_loops(name: str) -> list[np.ndarray]:
-    """The closed loops [P, 2] of a shape of radius 1 around the origin, y down; a second loop is a hole.
+    """Return the closed loops [P, 2] of a shape of radius 1 around the origin, y down; a second loop is a hole.
 
     >>> unit_loops("square")[0].round(3).tolist()
     [[0.707, 0.707], [-0.707, 0.707], [-0.707, -0.707], [0.707, -0.707]]
@@ -104,15 +104,15 @@ def _on_circle(degrees: list[int] | np.ndarray) -> np.ndarray:
 
 
 def _cross(arm: float) -> np.ndarray:
-    tip = (1 - arm**2) ** 0.5  # the corners of the arms lie on the unit circle
+    tip = (1 - arm**2) ** 0.5  # the corners of the arms are on the unit circle
     corner = np.array([[tip, -arm], [tip, arm], [arm, arm]])
     quarter = np.array([[0.0, 1.0], [-1.0, 0.0]])
     return np.concatenate([corner @ np.linalg.matrix_power(quarter, k) for k in range(4)])
 
 
 def _crescent(shift: float, radius: float) -> np.ndarray:
-    """The unit circle less a circle of that radius, moved to the right by shift."""
-    x = (1 + shift**2 - radius**2) / (2 * shift)  # where the two circles meet
+    """Return the unit circle minus a circle of `radius` whose centre is `shift` to the right."""
+    x = (1 + shift**2 - radius**2) / (2 * shift)  # where the two circles intersect
     y = (1 - x**2) ** 0.5
     outer = np.arctan2(y, x)
     inner = np.arctan2(y, x - shift)

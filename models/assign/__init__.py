@@ -1,1 +1,1 @@
-"""Which predictions answer for which targets: a file per rule, and what all rules share."""
+"""Assignment of predictions to targets: one file per rule, and what all rules share."""

@@ -1,4 +1,4 @@
-"""The cells of a level that lie inside ignore regions.
+"""The cells of a level that are inside ignore regions.
 
 B images, H W cells of a level.
 """
@@ -10,10 +10,10 @@ from models.assign.targets import IGNORE_CLASS
 
 
 def ignored_cells(targets: Tensor, images: int, stride: float, grid: tuple[int, int]) -> Tensor:
-    """bool [B, H, W]: cells whose centre lies inside an ignore region, a target of class -1.
+    """Return a mask, bool [B, H, W], of the cells whose centre is inside an ignore region (a target of class -1).
 
-    Each region adds 1 at the corners where it begins and takes it away where it ends; running sums over rows and
-    columns then count the regions of every cell, in the memory of one map and without a look at a value.
+    Each region adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative sums over rows and
+    columns then give the number of regions at each cell. This needs the memory of one map and no value on the host.
     """
     height, width = grid
     left, top, right, bottom = targets[:, 2:].unbind(-1)
@@ -31,7 +31,7 @@ def ignored_cells(targets: Tensor, images: int, stride: float, grid: tuple[int, 
 
 
 def _covered(low: Tensor, high: Tensor, stride: float, cells: int) -> tuple[Tensor, Tensor]:
-    """(first, end) of a line's cells whose centres lie between two edges, int64; first equals end where none does.
+    """Return (first, end), int64, of the cells in one dimension whose centres are between two edges; equal if none is.
 
     >>> _covered(torch.tensor([4.0, 5.0]), torch.tensor([20.1, 11.0]), 8, 5)  # centres 4, 12, 20, 28, 36
     (tensor([1, 1]), tensor([3, 1]))

@@ -1,4 +1,4 @@
-"""Rows of targets that are no objects: padding, which keeps shapes static, and ignore regions.
+"""Target rows that are not objects: padding rows, which keep shapes static, and ignore regions.
 
 Targets are [T, 6]: image, class, x1, y1, x2, y2 in pixels.
 """
@@ -6,13 +6,13 @@ Targets are [T, 6]: image, class, x1, y1, x2, y2 in pixels.
 import torch
 from torch import Tensor
 
-IGNORE_CLASS = -1  # marks a region whose cells say nothing about objectness
-NO_TARGET = -2  # marks a row that stands for nothing
-FEWEST = 16  # rows
+IGNORE_CLASS = -1  # marks a region whose unmatched cells are left out of the objectness loss
+NO_TARGET = -2  # marks a padding row
+FEWEST = 16  # rows after padding
 
 
 def pad_targets(targets: Tensor) -> Tensor:
-    """[T, 6] targets with rows that stand for nothing, so that few T occur, four to each doubling: static shapes.
+    """Return targets [T, 6] padded with rows of class -2 to one of few lengths: four per power of two, at least 16.
 
     >>> [len(pad_targets(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
     [16, 16, 20, 20, 24, 112, 512, 640]

@@ -1,6 +1,6 @@
-"""What every head has in common: feature maps -> raw -> boxes and scores. registry.py lists the kinds of heads.
+"""The base class of all heads: feature maps -> raw predictions -> boxes and scores. registry.py lists the heads.
 
-L levels of the head, B images, N predictions of an image over all levels, C classes.
+L levels of the head, B images, N predictions per image over all levels, C classes.
 """
 
 from abc import ABC, abstractmethod
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from models.blocks import Layer
 
-Raw = Any  # what a head gives its loss: a list or tuple of tensors, nested as the head likes
+Raw = Any  # what a head passes to its loss: a list or tuple of tensors, possibly nested
 
 
 class Head(Layer, ABC):
-    """The last row of a table. Its constructor takes the channels of its levels, the row's args, and `strides=`.
+    """Base class of heads. A head is the last row of a table.
+
+    The constructor takes the input channels of each level, the row's args, and `strides=`.
 
     num_classes: C. strides: pixels per cell of each level [L]; image sides must be multiples of the largest.
 
@@ -27,7 +29,7 @@ class Head(Layer, ABC):
 
     multi_input = True
     scales_width = False
-    fitted: ClassVar[tuple[str, ...]] = ()  # its state_dict's keys that depend on the data: `transfer` leaves them out
+    fitted: ClassVar[tuple[str, ...]] = ()  # state_dict keys that depend on the data: `transfer` does not copy them
 
     def __init__(self, num_classes: int, strides: Sequence[Fraction]) -> None:
         super().__init__()
@@ -38,18 +40,18 @@ class Head(Layer, ABC):
 
     @abstractmethod
     def forward(self, maps: list[Tensor]) -> Raw:
-        """Raw predictions, for `decode` and for the loss, of one map [B, channels, H, W] per level."""
+        """Return raw predictions, for `decode` and for the loss. maps: one [B, channels, H, W] per level."""
 
     @abstractmethod
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
-        """boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32."""
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32."""
 
     @abstractmethod
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What all classes share of one tensor of the head's state, and what belongs to each class [C, ...].
+        """Split a tensor of the head's state into the part that all classes share and the part per class [C, ...].
 
-        Both are views of `values`, so that rows can be copied in place; None where there is nothing for each class.
-        key: the tensor's name in the head's state_dict.
+        Both are views of `values`, so that rows can be copied in place. The second is None if the tensor has no part
+        per class. key: the tensor's name in the head's state_dict.
         """
 
     def fit_to_boxes(
@@ -61,13 +63,14 @@ class Head(Layer, ABC):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit what depends on the boxes' sizes, and say what was found; None for a head with nothing to fit.
+        """Fit the head to the box sizes and return a sentence on the result; None for a head with nothing to fit.
 
-        sizes: width and height in pixels at the training size, [N, 2]. placeholders: what the head has is only a start.
-        broadcast: rank 0's value of what JSON can hold, so that all processes end with the same bits.
+        sizes: width and height in pixels at the training size, [N, 2]. placeholders: the head's present values are only
+        a starting point and are to be replaced. broadcast: returns rank 0's value (JSON types), so that all processes
+        end with the same bits.
         """
         return None
 
     def table_entries(self) -> dict[str, Any]:
-        """The keys of a table, with plain values, that build the head as it is fitted now."""
+        """Return the table entries, as plain values, that rebuild the head as it is fitted now."""
         return {}

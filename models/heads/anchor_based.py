@@ -1,6 +1,6 @@
 """The anchor-based head: feature maps -> raw maps -> boxes_xyxy in pixels, scores.
 
-B images, L levels, A anchors per level, C classes, H W cells of a level, N predictions of an image over all levels.
+B images, L levels, A anchors per level, C classes, H W cells of a level, N predictions per image over all levels.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from models.table import Anchors
 
 
 class AnchorBasedHead(Head):
-    """YOLOv5's head, `Detect` in tables: per cell and anchor 4 numbers of a box, an objectness and C class logits.
+    """YOLOv5's head, `Detect` in tables: for each cell and anchor 4 box values, an objectness logit, C class logits.
 
-    `anchors_px` [L, A, 2] (width, height in pixels) is a buffer and part of the state. Where the anchors given grow
-    while the strides shrink, or the reverse, their levels are put in the order of the strides.
+    `anchors_px` [L, A, 2] (width, height in pixels) is a buffer and part of the state. If the given anchors grow from
+    level to level while the strides shrink, or the reverse, the order of their levels is reversed.
     """
 
     fitted = ("anchors_px",)
@@ -48,9 +48,9 @@ class AnchorBasedHead(Head):
 
     @torch.no_grad()
     def init_biases(self) -> None:
-        """Start objectness at about 8 objects in an image of 640 px, and classes at about 0.6 in all.
+        """Initialise objectness for about 8 objects in a 640 px image, and class probabilities that sum to about 0.6.
 
-        Added to torch's own random start. Source: focal loss, arXiv 1708.02002, section 3.3.
+        Added to torch's own random initial values. Source: focal loss, arXiv 1708.02002, section 3.3.
         """
         for conv, stride in zip(self.m, self.strides, strict=True):
             bias = self._by_output(conv.get_parameter("bias"))
@@ -58,29 +58,31 @@ class AnchorBasedHead(Head):
             bias[:, 5:] += log(0.6 / (self.num_classes - 0.99999))
 
     def _by_output(self, values: Tensor) -> Tensor:
-        """A weight or bias of a last convolution as a view [A, 5 + C, ...]: box, objectness, classes."""
+        """Return a weight or bias of an output convolution as a view [A, 5 + C, ...]: box, objectness, classes."""
         return values.view(self.anchors_px.shape[1], 5 + self.num_classes, *values.shape[1:])
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Box and objectness [A, 5, ...] of a last convolution, and its classes [C, A, ...]."""
+        """Return the box and objectness rows [A, 5, ...] of an output convolution, and its class rows [C, A, ...]."""
         if key in self.fitted:
             return values, None
         outputs = self._by_output(values)
         return outputs[:, :5], outputs[:, 5:].movedim(1, 0)
 
     def set_anchors(self, anchors_px: Tensor) -> None:
-        """Put other sizes in pixels, [L, A, 2], into the buffer, in the order of the strides.
+        """Replace the anchors by these sizes in pixels, [L, A, 2], with the levels in the order of the strides.
 
-        Raises: ValueError if their number differs from the head's.
+        Raises: ValueError if the shape differs from that of the head's anchors.
         """
         if anchors_px.shape != self.anchors_px.shape:
             levels, per_level, _ = self.anchors_px.shape
-            raise ValueError(f"the head has {levels} levels of {per_level} anchors, got {list(anchors_px.shape)}")
+            raise ValueError(
+                f"the head has {levels} levels of {per_level} anchors, got anchors of shape {list(anchors_px.shape)}"
+            )
         ordered = order_anchors(anchors_px.flatten(1).tolist(), self.strides)
         self.anchors_px.copy_(torch.tensor(ordered).view_as(self.anchors_px))
 
     def table_entries(self) -> dict[str, Any]:
-        """The anchors in pixels, one list w, h, w, h, ... per level."""
+        """Return the anchors in pixels, one list w, h, w, h, ... per level."""
         return {"anchors": self.anchors_px.flatten(1).tolist()}
 
     def fit_to_boxes(
@@ -92,30 +94,30 @@ class AnchorBasedHead(Head):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit the anchors where they do not reach the boxes: see models/anchors.py."""
-        own = self.anchors_px.double().numpy()
-        anchors, sentence = check_anchors(sizes, own, ratio_limit, seed=seed, placeholders=placeholders)
-        self.set_anchors(torch.tensor(broadcast(anchors.tolist())))  # to the last bit
+        """Fit new anchors if the present ones do not match enough boxes: see models/anchors.py."""
+        current = self.anchors_px.double().numpy()
+        anchors, sentence = check_anchors(sizes, current, ratio_limit, seed=seed, placeholders=placeholders)
+        self.set_anchors(torch.tensor(broadcast(anchors.tolist())))  # rank 0's: all processes hold the same bits
         return sentence
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits.
+        """Return raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits.
 
-        In the weights' own precision, under autocast too: 16 bits in this last layer cost accuracy (LOG.md), 32 bits
-        next to no time.
+        Computed in the precision of the weights, also under autocast: 16 bits in this last layer cost accuracy
+        (LOG.md), and 32 bits take almost no extra time.
         """
         parts = (self.anchors_px.shape[1], 5 + self.num_classes)
-        # Not next(parameters()): the replicas of torch's DataParallel have none.
+        # Not next(self.parameters()): replicas of torch's DataParallel have no parameters.
         dtype: torch.dtype = self.m[0].weight.dtype  # type: ignore[assignment]
         with nullcontext() if maps[0].dtype == dtype else torch.autocast(maps[0].device.type, enabled=False):
             raw = [conv(x.to(dtype)) for conv, x in zip(self.m, maps, strict=True)]
         return [x.unflatten(1, parts).permute(0, 1, 3, 4, 2) for x in raw]
 
     def decode(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32.
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32.
 
-        N runs over levels, anchors, rows, columns. A score is sigma(objectness) * sigma(class), or sigma(objectness)
-        alone if there is one class, which the loss does not train.
+        N runs over levels, anchors, rows, columns. A score is sigma(objectness) * sigma(class); with a single class,
+        whose logit the loss does not train, it is sigma(objectness).
         """
         boxes, scores = [], []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
@@ -127,9 +129,9 @@ class AnchorBasedHead(Head):
 
 
 def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
-    """boxes_xyxy [B, A, H, W, 4] in pixels of one level's raw x, y, w, h.
+    """Return boxes_xyxy [B, A, H, W, 4] in pixels for one level's raw x, y, w, h.
 
-    Centre = (2 sigma - 0.5 + cell) * stride, size = (2 sigma)^2 * anchor: at most 4 times the anchor.
+    Centre = (2 sigma - 0.5 + cell) * stride, size = (2 sigma)^2 * anchor, so at most 4 times the anchor.
     raw: [B, A, H, W, 4] float32; anchors_px: [A, 2].
     Source: YOLOv5's documented box equations; sigma offsets after YOLOv4, arXiv 2004.10934, section 3.4.
 
@@ -147,11 +149,11 @@ def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
 
 
 def order_anchors(anchors: Sequence[Sequence[float]], strides: Sequence[int]) -> list[Sequence[float]]:
-    """The anchors' levels with small ones at small strides: reversed if they run the other way.
+    """Return the levels of anchors with small anchors at small strides: reversed if they are in the opposite order.
 
     anchors: pixels w, h, w, h, ... per level.
 
-    Raises: ValueError if there is not one level per stride.
+    Raises: ValueError unless there is one level per stride.
 
     >>> order_anchors([[8, 8], [4, 4]], (8, 16))
     [[4, 4], [8, 8]]
@@ -161,15 +163,15 @@ def order_anchors(anchors: Sequence[Sequence[float]], strides: Sequence[int]) ->
     first, last = (
         sum(w * h for w, h in zip(level[::2], level[1::2], strict=True)) for level in (anchors[0], anchors[-1])
     )
-    runs_wrong = (last - first) * (strides[-1] - strides[0]) < 0
-    return list(reversed(anchors)) if runs_wrong else list(anchors)
+    opposite = (last - first) * (strides[-1] - strides[0]) < 0
+    return list(reversed(anchors)) if opposite else list(anchors)
 
 
 def square_anchors(number: int, strides: Sequence[int]) -> list[list[float]]:
-    """`number` squares per level, 2 to 8 strides wide, as pixels w, h, w, h, ...: a start for fitting to data.
+    """Return `number` square anchors per level, 2 to 8 strides wide, as pixels w, h, w, h, ..., to be fitted to data.
 
     >>> square_anchors(1, (8, 16))
     [[32.0, 32.0], [64.0, 64.0]]
     """
-    factors = [2 * 4 ** ((place + 0.5) / number) for place in range(number)]
+    factors = [2 * 4 ** ((index + 0.5) / number) for index in range(number)]
     return [[stride * factor for factor in factors for _ in range(2)] for stride in strides]

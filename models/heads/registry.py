@@ -1,4 +1,4 @@
-"""The kinds of heads by the name that tables use, each with its loss. A new kind is a line here."""
+"""The heads by their name in model tables, each with its loss. To add a head, add a line to HEADS."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from models.losses.anchor_based import AnchorBasedLoss
 
 @dataclass(frozen=True)
 class HeadFamily:
-    """A head and the loss that trains it."""
+    """A head class and the loss class that trains it."""
 
     head: type[Head]
     loss: type[Loss]
@@ -22,10 +22,10 @@ HEADS: dict[str, HeadFamily] = {
 
 
 def build_loss(head: Head, gains: LossGains) -> Loss:
-    """The loss that trains a head of HEADS.
+    """Return the loss that trains `head`, which must be of a class in HEADS.
 
-    Raises: ValueError if the loss does not take such a head, for example with too many levels.
+    Raises: ValueError if the loss does not support the head, for example because it has too many levels.
     """
     losses = {family.head: family.loss for family in HEADS.values()}
-    kind = next(kind for kind in type(head).__mro__ if kind in losses)  # fully_shard makes a subclass of its own
+    kind = next(kind for kind in type(head).__mro__ if kind in losses)  # fully_shard changes the class to a subclass
     return losses[kind].from_head(head, gains)

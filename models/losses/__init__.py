@@ -1,4 +1,4 @@
-"""What every loss has in common: raw predictions and targets -> named, weighted terms."""
+"""The base class of all losses: raw predictions and targets -> named, weighted terms."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class LossGains:
-    """The weights and settings of the loss terms; a loss takes those that it needs.
+    """The weights and settings of the loss terms; each loss uses those that it needs.
 
-    box, obj, cls: the terms' weights. obj_pos_weight, cls_pos_weight: of what is there against what is not.
-    ratio_limit: factor between the sides of a box and an anchor, below which they match. label_smoothing: epsilon.
-    focal_gamma: 0 for plain cross entropy.
+    box, obj, cls: weights of the terms. obj_pos_weight, cls_pos_weight: weight of positive against negative examples.
+    ratio_limit: a box and an anchor match if their widths and their heights differ by less than this factor.
+    label_smoothing: epsilon. focal_gamma: 0 for plain cross entropy.
     """
 
     box: float = 0.05
@@ -29,29 +29,29 @@ class LossGains:
 
 
 class Loss(nn.Module, ABC):
-    """The loss of one kind of head. terms: the names of what `forward` returns, in the order of results.csv."""
+    """Base class of losses, each for one kind of head. terms: keys of `forward`'s result, in results.csv's order."""
 
     terms: ClassVar[tuple[str, ...]]
 
     @classmethod
     @abstractmethod
     def from_head(cls, head: Any, gains: LossGains) -> "Loss":
-        """The loss for one head. Raises ValueError if it cannot train that head."""
+        """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
     @abstractmethod
     def forward(self, raw: Any, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-        """This process's share of each term: their sum over processes is the term of the whole batch.
+        """Return this process's share of each term: the sum over all processes is the term of the whole batch.
 
         raw: what the head's forward pass returned. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels of the
         batch's images; class -1 is an ignore region, -2 a padding row. total: sums counts, int64 [K], over all
-        processes, and is called once in a forward pass; None for one process. The terms are scalars in float32, in
-        float64 for float64 maps. Shapes depend on the shapes of raw and targets alone, and no value is looked at, so
-        that the device never waits.
+        processes (all-reduce) and is called once per forward pass; None for a single process. The terms are scalars in
+        float32, or in float64 for float64 maps. Shapes depend only on the shapes of raw and targets, and no value is
+        read on the host, so that host and device never wait for each other.
         """
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or in float64 where it is: sums over a batch need more than 16 bits.
+    """Return `x` in float32, or in float64 if it already is: sums over a batch need more than 16 bits.
 
     >>> [at_least_float32(torch.zeros(1, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
     [torch.float32, torch.float64]

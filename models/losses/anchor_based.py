@@ -16,20 +16,20 @@ from models.heads.anchor_based import AnchorBasedHead
 from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import complete_iou
 
-# How much a level's objectness counts, finest level first: fine levels have many more cells.
+# Weight of each level's objectness term, finest level first: fine levels have many more cells.
 OBJECTNESS_BALANCE_OF_3 = (4.0, 1.0, 0.4)
 OBJECTNESS_BALANCE = (4.0, 1.0, 0.25, 0.06, 0.02)
 
-EXACT = 40.0  # from where log(1 + exp(x)) is x in float64 too
+EXACT = 40.0  # above this x, log(1 + exp(x)) equals x even in float64
 FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
 
 
 class AnchorBasedLoss(Loss):
-    """The terms of an anchor-based head.
+    """The loss terms of an anchor-based head.
 
-    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every cell with the CIoU of
-    the box it predicts as its target (0 where it answers for none), mean over cells, weighted by level. cls: cross
-    entropy per class, mean over a level's matches and classes.
+    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every cell, whose target is
+    the CIoU of its predicted box with its matched box (0 without a match), mean over cells, weighted by level. cls:
+    cross entropy per class, mean over a level's matches and classes.
 
     Raises ValueError for more than 5 levels.
 
@@ -57,7 +57,7 @@ class AnchorBasedLoss(Loss):
         super().__init__()
         levels = len(strides)
         if levels > len(OBJECTNESS_BALANCE):
-            raise ValueError(f"the loss weighs 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
+            raise ValueError(f"the loss supports 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
         self.register_buffer("anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False)  # [L, A, 2]
         self.strides, self.num_classes, self.ratio_limit = tuple(strides), num_classes, ratio_limit
         self.balance = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE[:levels]
@@ -70,7 +70,7 @@ class AnchorBasedLoss(Loss):
 
     @classmethod
     def from_head(cls, head: AnchorBasedHead, gains: LossGains) -> "AnchorBasedLoss":
-        """The loss for one head, whose anchors must be fitted by now."""
+        """Return the loss for `head`. It copies the anchors, so they must already be fitted."""
         return cls(
             head.anchors_px,
             head.strides,
@@ -88,12 +88,12 @@ class AnchorBasedLoss(Loss):
     def forward(
         self, maps: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """This process's share of each term: their sum over processes is the term of the whole batch.
+        """Return this process's share of each term: the sum over all processes is the term of the whole batch.
 
         maps: raw predictions [B, A, H, W, 5 + C] per level, cx, cy, w, h, objectness, classes. targets: [T, 6] image,
         class, x1, y1, x2, y2 in pixels of the batch's images; class -1 is an ignore region. total: sums a tensor over
-        all processes (World.all_reduce_sum); None for one process. The terms are scalars in float32, in float64 for
-        float64 maps.
+        all processes (World.all_reduce_sum); None for a single process. The terms are scalars in float32, or in float64
+        for float64 maps.
         """
         grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
         matches = [
@@ -108,7 +108,7 @@ class AnchorBasedLoss(Loss):
 
         box, obj, cls = (self.anchors_px.new_zeros(()) for _ in range(3))
         for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
-            # Split, not sliced: a gradient is then written once, not as a sum of maps that are mostly zeros.
+            # split() instead of slices: backward then writes the gradient once, without adding maps of mostly zeros.
             boxes, objectness, classes = raw.permute(0, 2, 3, 1, 4).flatten(0, 3).split([4, 1, self.num_classes], 1)
             iou = _predicted_iou(at_least_float32(boxes[found.prediction]), found)
             box = box + ((1 - iou) * found.valid).sum() / counts[level]
@@ -121,17 +121,18 @@ class AnchorBasedLoss(Loss):
         return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
 
     def _objectness_sum(self, logits: Tensor, iou: Tensor, found: Matches, ignored: Tensor) -> Tensor:
-        """The mean over a level's cells, summed over images. logits: [B, H, W, A]. ignored: [B, H, W]."""
+        """Return the mean over a level's cells, summed over images. logits: [B, H, W, A]. ignored: [B, H, W]."""
         quality = _best_of_each(iou.detach().clamp(0, 1), found, logits.numel()).view_as(logits)
         matched = quality >= 0
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.obj_pos_weight)
         return (loss * (matched | ~ignored[..., None])).mean((1, 2, 3)).sum()
 
     def _class_sum(self, logits: Tensor, found: Matches) -> Tensor:
-        """The sum over matches and classes; 0 for a single class, of which objectness says it all. logits: [P, C].
+        """Return the sum over matches and classes; 0 for a single class, which objectness covers. logits: [P, C].
 
-        First as if every class were wrong, then the right ones are put right. In crowds, where few predictions go
-        unmatched, the first part is of every prediction, counted as often as it is matched, instead of every match.
+        Every class is first counted as negative; a second sum then corrects the class of each match. In crowded
+        batches, where few predictions are unmatched, the first sum runs over predictions, each weighted by its number
+        of matches, instead of over matches.
         """
         if self.num_classes == 1:
             return at_least_float32(logits.new_zeros(()))
@@ -149,7 +150,7 @@ class AnchorBasedLoss(Loss):
         return (wrong * count).sum() + ((as_right - as_wrong) * found.valid).sum()
 
     def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
-        """Elementwise binary cross entropy, focal where focal_gamma > 0."""
+        """Return the elementwise binary cross entropy, as focal loss if focal_gamma > 0."""
         loss = F.softplus(logits, threshold=EXACT)
         if torch.is_tensor(target) or target > 0:
             loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=EXACT)
@@ -157,18 +158,18 @@ class AnchorBasedLoss(Loss):
             return loss
         wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
         alpha = target * FOCAL_ALPHA + (1 - target) * (1 - FOCAL_ALPHA)
-        return loss * alpha * wrong.clamp(min=1e-9) ** self.focal_gamma  # a power below 1 is infinitely steep at 0
+        return loss * alpha * wrong.clamp(min=1e-9) ** self.focal_gamma  # gradient of a power below 1 is infinite at 0
 
 
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
-    """Complete IoU [M] of the boxes that raw x, y, w, h [M, 4] stand for with those they answer for, in cells."""
+    """Return the complete IoU [M] of the boxes decoded from raw x, y, w, h [M, 4] with their matched boxes."""
     doubled = raw.sigmoid() * 2
     predicted = torch.cat([doubled[:, :2] - 0.5, doubled[:, 2:].square() * found.anchor_size], -1)
     return complete_iou(predicted, found.boxes.to(raw.dtype))
 
 
 def _best_of_each(quality: Tensor, found: Matches, predictions: int) -> Tensor:
-    """[P]: the best quality [M] of the matches of each prediction, -1 where there is none.
+    """Return [P]: the best quality [M] among the matches of each prediction, -1 if it has none.
 
     The maximum, unlike the last write, does not depend on the order of the targets.
     """

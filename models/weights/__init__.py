@@ -1,1 +1,1 @@
-"""Weights: our own checkpoints, those of other projects (a file per origin), and weights carried between models."""
+"""Weights: Kestrel's checkpoints, other projects' checkpoints (one file per format), and transfer between models."""

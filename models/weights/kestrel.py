@@ -1,4 +1,4 @@
-"""Detectors from checkpoints that this project wrote; those of other projects are passed on to their own readers."""
+"""Load detectors from Kestrel's checkpoints; checkpoints of other projects are passed to their own readers."""
 
 import hashlib
 from pathlib import Path
@@ -13,16 +13,16 @@ from utils.files import checkpoint_file
 from utils.printable import one_line
 
 WHERE_WEIGHTS_COME_FROM = (
-    "Weights come from a training run (runs/train/exp/weights/best.pt), or are a file that you have downloaded, for "
-    "example from YOLOv5's releases: nothing is downloaded unasked"
+    "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have downloaded, for "
+    "example from YOLOv5's releases: Kestrel does not download weights"
 )
 
 
 def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
-    """The detector of a checkpoint, with its averaged weights, and all else that the checkpoint holds.
+    """Return the detector of a checkpoint, with its averaged weights, and the entries of the checkpoint.
 
-    Of another project's checkpoint that is the names of the classes. Raises ValueError if the file does not exist, is
-    no checkpoint, or holds weights that do not fit its table.
+    Of another project's checkpoint, the only entry is `names`, the class names. Raises ValueError if the file does not
+    exist, is not a checkpoint, or holds weights that do not fit its table.
     """
     if not path.exists():
         raise ValueError(f"{path}: cannot be read as a checkpoint: No such file. {WHERE_WEIGHTS_COME_FROM}")
@@ -31,23 +31,23 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     except ValueError:
         if not is_foreign(path):
             raise
-        model, theirs = load_foreign(path)
-        return model, {"names": theirs}
+        model, class_names = load_foreign(path)
+        return model, {"names": class_names}
     model = detector_from_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"])
     names = saved["names"]
     if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"{path}: its names are not the names of the {model.num_classes} classes that its table has")
+        raise ValueError(f"{path}: `names` must be a list of {model.num_classes} names, one per class of its table")
     return model, saved
 
 
 def detector_from_state(path: Path, table: Any, state: Any) -> Detector:
-    """The detector of a checkpoint's table with a state of it. Raises ValueError if they do not fit.
+    """Return the detector of a checkpoint's table with this state. Raises ValueError if they do not fit.
 
-    Nothing is allocated for the model before its shapes are found to be those of the state.
+    Memory for the model is allocated only after its shapes are known to equal those of the state.
     """
     try:
         if unfit := misfits(check_shapes(table), state):
-            raise ValueError(f"{len(unfit)} of its tensors, such as {unfit[0]}")
+            raise ValueError(f"{len(unfit)} tensors are missing, unexpected or of another shape, such as {unfit[0]}")
         model = Detector(table)
         model.load_state_dict(state)
     except (ValueError, RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
@@ -56,8 +56,8 @@ def detector_from_state(path: Path, table: Any, state: Any) -> Detector:
 
 
 def digest(model: nn.Module) -> str:
-    """A word that tells whether two machines have loaded the same weights."""
-    found = hashlib.sha256()
+    """Return 8 hex digits of a SHA-256 over the state, to check that two machines have loaded the same weights."""
+    sha256 = hashlib.sha256()
     for value in model.state_dict().values():
-        found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()[:8]
+        sha256.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return sha256.hexdigest()[:8]

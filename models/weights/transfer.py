@@ -1,4 +1,4 @@
-"""Weights carried from one detector to another, and classes put in another order."""
+"""Copy weights from one detector to another, and reorder the classes of a detector."""
 
 from collections.abc import Sequence
 
@@ -11,58 +11,58 @@ from models.heads import Head
 def transfer(
     model: Detector, names: Sequence[str], given: Detector, given_names: Sequence[str]
 ) -> tuple[int, int, int]:
-    """Copy every entry of `given` that `model` has under the same name and shape: (entries copied, entries wanted,
-    classes found).
+    """Copy the weights of `given` into `model`; return (tensors copied, tensors of `model`, classes copied).
 
-    Of a head of the same kind what all classes share is copied, and what belongs to the classes that both know by
-    name. What a head fits to the data is not wanted: the model's own was chosen for the data at hand.
+    Outside the head, every tensor with the same name and shape is copied. From a head of the same kind, the part that
+    all classes share is copied, and the rows of the classes that both models have by name. What a head fits to the
+    data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to the present data.
     """
-    own_row, their_row = (f"layers.{len(detector.layers) - 1}." for detector in (model, given))
+    own_prefix, given_prefix = (f"layers.{len(detector.layers) - 1}." for detector in (model, given))
     state = given.state_dict()
-    body = {key: value for key, value in model.state_dict().items() if not key.startswith(own_row)}
+    body = {key: value for key, value in model.state_dict().items() if not key.startswith(own_prefix)}
     fitting = {key: state[key] for key, value in body.items() if key in state and state[key].shape == value.shape}
     model.load_state_dict(fitting, strict=False)
-    wanted = len(body) + len(model.head.state_dict().keys() - set(model.head.fitted))
-    if own_row != their_row or type(model.head) is not type(given.head):
-        return len(fitting), wanted, 0
-    known = [(own, given_names.index(name)) for own, name in enumerate(names) if name in given_names]
-    copied, by_class = _transfer_head(model.head, given.head, known)
-    return len(fitting) + copied, wanted, len(known) if by_class else 0
+    total = len(body) + len(model.head.state_dict().keys() - set(model.head.fitted))
+    if own_prefix != given_prefix or type(model.head) is not type(given.head):
+        return len(fitting), total, 0
+    common = [(own, given_names.index(name)) for own, name in enumerate(names) if name in given_names]
+    copied, with_classes = _transfer_head(model.head, given.head, common)
+    return len(fitting) + copied, total, len(common) if with_classes else 0
 
 
-def _transfer_head(head: Head, given: Head, known: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """How many entries were copied, and how many of them have rows for each class.
+def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Copy the weights of a head; return how many tensors were copied, and how many of them have rows per class.
 
-    known: the numbers of each class that both heads have, here and there.
+    common: (index in `head`, index in `given`) of each class that both heads have.
     """
-    rows, their_rows = [own for own, _ in known], [other for _, other in known]
+    rows, given_rows = [own for own, _ in common], [other for _, other in common]
     state, copied, with_classes = given.state_dict(), 0, 0
     for key, values in head.state_dict().items():
         if key in head.fitted or key not in state:
             continue
-        (shared, classes), (their_shared, theirs) = (
+        (shared, classes), (given_shared, given_classes) = (
             head.split_classes(key, values),
             given.split_classes(key, state[key]),
         )
-        if shared.shape != their_shared.shape or (classes is None) != (theirs is None):
+        if shared.shape != given_shared.shape or (classes is None) != (given_classes is None):
             continue
-        if classes is not None and theirs is not None:
-            if classes.shape[1:] != theirs.shape[1:]:
+        if classes is not None and given_classes is not None:
+            if classes.shape[1:] != given_classes.shape[1:]:
                 continue
-            classes[rows] = theirs[their_rows]
+            classes[rows] = given_classes[given_rows]
             with_classes += 1
-        shared.copy_(their_shared)
+        shared.copy_(given_shared)
         copied += 1
     return copied, with_classes
 
 
 @torch.no_grad()
 def reorder_classes(model: Detector, names: Sequence[str], wanted: Sequence[str]) -> None:
-    """Put the classes of a model, `names`, in the order of `wanted`. Raises ValueError unless both hold the same."""
+    """Reorder a model's classes from `names` to `wanted`. Raises ValueError if the names differ or are ambiguous."""
     if list(names) == list(wanted):
         return
     if sorted(names) != sorted(wanted) or len(set(names)) < len(names):
-        raise ValueError(f"the classes are {listed(names)}, wanted are {listed(wanted)}")
+        raise ValueError(f"the model's classes are {listed(names)}, but {listed(wanted)} are wanted")
     order = [list(names).index(name) for name in wanted]
     for key, values in model.head.state_dict().items():
         _, by_class = model.head.split_classes(key, values)
@@ -71,7 +71,7 @@ def reorder_classes(model: Detector, names: Sequence[str], wanted: Sequence[str]
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first names in words.
+    """Return the first `most` names as text, and the number of the others.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'

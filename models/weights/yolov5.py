@@ -1,6 +1,6 @@
-"""Other projects' checkpoints: YOLOv5's and Ultralytics' pickled modules taken apart, and mapped onto ours.
+"""Read checkpoints of other projects: the pickled modules of YOLOv5 and Ultralytics, converted to a Detector.
 
-They are read as data (utils/files/pickled.py); nothing of them is run.
+They are read as data (utils/files/pickled.py); none of their code is run.
 
 L levels of the head, A anchors per level.
 """
@@ -29,11 +29,12 @@ MAPPINGS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict
 
 @dataclass(frozen=True)
 class Foreign:
-    """What another project's checkpoint holds of a model.
+    """The model in another project's checkpoint.
 
-    state: by the names that the file has, floats in float32; anchors_px: [L, A, 2], None for a head without; strides:
-    pixels per cell of each level; head: the class of the last layer; activations: the classes of those that follow
-    convolutions; bn_eps: what BatchNorm adds to variances; averaged: whether these are the averaged weights.
+    state: tensors by their names in the file, floats as float32; anchors_px: [L, A, 2], None for a head without
+    anchors; strides: pixels per cell of each level; head: class of the last layer; activations: classes of the
+    activations after convolutions; bn_eps: epsilons of the BatchNorms; averaged: whether these are the averaged (EMA)
+    weights.
     """
 
     path: Path
@@ -49,21 +50,21 @@ class Foreign:
 
 
 def load_foreign(path: Path) -> tuple[Detector, list[str]]:
-    """A detector in eval mode with the weights of another project's checkpoint, and the names of its classes.
+    """Return a detector in eval mode with the weights of another project's checkpoint, and its class names.
 
-    Raises ValueError as read_foreign does, and if the model is not of YOLOv5's anchor-based kind.
+    Raises ValueError as read_foreign does, and if the model is not an anchor-based YOLOv5 model.
     """
     foreign = read_foreign(path)
     try:
         return as_detector(foreign), foreign.names
     except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path}: its model cannot be taken over ({one_line(error)})") from error
+        raise ValueError(f"{path}: its model cannot be converted ({one_line(error)})") from error
 
 
 def read_foreign(path: Path) -> Foreign:
-    """What YOLOv5's or Ultralytics' checkpoint holds of its model: the averaged one if there are two.
+    """Return the model in a checkpoint of YOLOv5 or Ultralytics: the averaged one if there are two.
 
-    Raises ValueError if there is no such file, or nothing that can be read without running it.
+    Raises ValueError if there is no such file, or if it cannot be read without running its code.
     """
     try:
         with open_narrow(path) as file:
@@ -73,40 +74,40 @@ def read_foreign(path: Path) -> Foreign:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
     except Exception as error:  # a damaged file can make its readers raise nearly anything
         reason = one_line(error) if isinstance(error, ValueError | zipfile.BadZipFile) else "it is damaged"
-        raise ValueError(f"{path}: is no checkpoint that can be read without running it ({reason})") from error
+        raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file's pickle holds another project's module, so that `load_foreign` is the one to read it."""
+    """Whether a file's pickle holds another project's module, which `load_foreign` can read."""
     try:
         with open_narrow(path) as file:
             found, _ = _module(Archive(file).unpickled())
-    except Exception:  # whoever reads it for its own sake says what is wrong
+    except Exception:  # the caller's own reader reports what is wrong with the file
         return False
     return found is not None
 
 
-# ---------------------------------------------------------------------- from records to a model
+# ---------------------------------------------------------------------- from pickle records to Foreign
 
 
 def _foreign(path: Path, archive: Archive, loaded: Any) -> Foreign:
     module, averaged = _module(loaded)
     if module is None:
         raise ValueError("it holds no module of YOLOv5 or Ultralytics")
-    modules, own = _walk(module), _attributes(module)
+    modules, attributes = _walk(module), _attributes(module)
     reader = TensorReader(archive)
     state = _state(modules, reader)
-    table = plain(own.get("yaml"), iter(range(MOST_VALUES)))
+    table = plain(attributes.get("yaml"), iter(range(MOST_VALUES)))
     if not isinstance(table, dict):
         raise ValueError("its model has no architecture table")
     head = next((child for prefix, child in reversed(modules) if re.fullmatch(r"model\.\d+\.", prefix)), module)
-    strides = _strides(own.get("stride", _attributes(head).get("stride")), reader)
+    strides = _strides(attributes.get("stride", _attributes(head).get("stride")), reader)
     kinds = [child.kind.rpartition(".")[2] for prefix, child in modules if prefix.endswith(".act.")]
     eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
     return Foreign(
         path,
         state,
-        _names(plain(own.get("names"), iter(range(MOST_NAMES)))),
+        _names(plain(attributes.get("names"), iter(range(MOST_NAMES)))),
         table,
         _anchors_px(state, strides),
         strides,
@@ -118,7 +119,7 @@ def _foreign(path: Path, archive: Archive, loaded: Any) -> Foreign:
 
 
 def _module(loaded: Any) -> tuple[Record | None, bool]:
-    """The module of a checkpoint, and whether it is the averaged one. Both projects prefer that too."""
+    """Return a checkpoint's module, and whether it is the averaged one, which both projects also prefer."""
     entries = loaded if isinstance(loaded, dict) else {"model": loaded}
     for key in ("ema", "model"):
         found = entries.get(key)
@@ -129,45 +130,45 @@ def _module(loaded: Any) -> tuple[Record | None, bool]:
 
 def _attributes(module: Any) -> dict[Any, Any]:
     if not isinstance(module, Record) or not isinstance(module.state, dict):
-        raise ValueError("it has something else where a module should be")
+        raise ValueError("an entry that should be a module is not one")
     return module.state
 
 
 def _entries(value: Any) -> dict[Any, Any]:
-    """What a dict or one of its kind holds."""
+    """Return the entries of a dict, or of the record of a dict subclass."""
     found = value.items if isinstance(value, Record) and value.kind in MAPPINGS else value
     if not isinstance(found, dict):
-        raise ValueError("a module of it is damaged")
+        raise ValueError("one of its modules is damaged")
     return found
 
 
 def _walk(root: Record) -> list[tuple[str, Record]]:
-    """Every module with the start of its tensors' names, parents first. One that has two places is named twice."""
+    """Return every module with the prefix of its tensors' names, parents first; a shared module appears repeatedly."""
     found: list[tuple[str, Record]] = []
-    for prefix, module in _below("", root, 0):
+    for prefix, module in _walk_from("", root, 0):
         found.append((prefix, module))
         if len(found) > MOST_MODULES:
             raise ValueError(f"it has more than {MOST_MODULES} modules")
     return found
 
 
-def _below(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
+def _walk_from(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
     if depth > MOST_DEPTH:
         raise ValueError("its modules are nested too deeply")
     yield prefix, module
     for name, child in _entries(_attributes(module).get("_modules", {})).items():
         if child is not None:
-            yield from _below(f"{prefix}{_short(name)}.", child, depth + 1)
+            yield from _walk_from(f"{prefix}{_checked_name(name)}.", child, depth + 1)
 
 
-def _short(name: Any) -> str:
+def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or len(name) > 100:
-        raise ValueError("a name in it is no name")
+        raise ValueError("the name of a module or tensor is not text of at most 100 characters")
     return name
 
 
 def _state(modules: list[tuple[str, Record]], reader: TensorReader) -> dict[str, Tensor]:
-    """What the modules' state_dict would have been."""
+    """Return what state_dict() of the modules would return."""
     state: dict[str, Tensor] = {}
     for count, (key, value) in enumerate(_tensors(modules)):
         if count == MOST_TENSORS:
@@ -177,31 +178,33 @@ def _state(modules: list[tuple[str, Record]], reader: TensorReader) -> dict[str,
             dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
             state[key] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
             if not state[key].isfinite().all():
-                raise ValueError(f"{key} is not finite")
+                raise ValueError(f"{key} has values that are not finite")
     return state
 
 
 def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
     for prefix, module in modules:
-        own = _attributes(module)
-        passing = _members(own.get("_non_persistent_buffers_set"))
-        for name, value in _entries(own.get("_parameters", {})).items():
-            yield prefix + _short(name), value
-        for name, value in _entries(own.get("_buffers", {})).items():
-            yield prefix + _short(name), None if name in passing else value
+        attributes = _attributes(module)
+        not_saved = _members(attributes.get("_non_persistent_buffers_set"))
+        for name, value in _entries(attributes.get("_parameters", {})).items():
+            yield prefix + _checked_name(name), value
+        for name, value in _entries(attributes.get("_buffers", {})).items():
+            yield prefix + _checked_name(name), None if name in not_saved else value
 
 
 def _members(value: Any) -> list[Any]:
-    """What a set holds. There was none before torch 1.5."""
+    """Return the strings in a set; empty for None: modules saved before torch 1.5 have no such set."""
     if isinstance(value, Record):
         value = value.args[0] if is_args(value.args, 1) else []
     if value is not None and (not isinstance(value, list) or len(value) > 100):
-        raise ValueError("a module of it is damaged")
+        raise ValueError("one of its modules is damaged")
     return [member for member in value or () if isinstance(member, str)]
 
 
-def plain(value: Any, counted: Iterator[int], depth: int = 0) -> Any:
-    """Values in lists and dicts alone; a record that is no mapping is only named. `counted` ends with what is allowed.
+def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
+    """Return a value as lists, dicts and plain values; other objects become their class names.
+
+    budget: an iterator with one item for each value allowed. Raises ValueError for more values or for deep nesting.
 
     >>> plain({"head": (1, Record("torch.nn.SiLU", ()))}, iter(range(9)))
     {'head': [1, 'torch.nn.SiLU']}
@@ -209,31 +212,31 @@ def plain(value: Any, counted: Iterator[int], depth: int = 0) -> Any:
     Traceback (most recent call last):
     ValueError: its table or names are too large
     """
-    if depth > MOST_DEPTH or next(counted, None) is None:
+    if depth > MOST_DEPTH or next(budget, None) is None:
         raise ValueError("its table or names are too large")
     if isinstance(value, Record) and value.kind in MAPPINGS:
         value = value.items
     if isinstance(value, dict):
-        return {key: plain(member, counted, depth + 1) for key, member in value.items()}
+        return {key: plain(member, budget, depth + 1) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(member, counted, depth + 1) for member in value]
+        return [plain(member, budget, depth + 1) for member in value]
     if isinstance(value, Record | Kind):
         return value.kind if isinstance(value, Record) else value.name
     return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
 
 
 def _names(value: Any) -> list[str]:
-    """Class names of a list, or of a dict from the classes' numbers.
+    """Return the class names from a list, or from a dict with class numbers as keys.
 
     >>> _names({1: "b", 0: "a"}), _names(["a", 7]), _names(None)
     (['a', 'b'], ['a', '7'], [])
     """
     if isinstance(value, dict):
         if set(value) != set(range(len(value))):
-            raise ValueError("its names are not numbered from 0")
+            raise ValueError("its class names are not numbered from 0")
         value = [value[number] for number in range(len(value))]
     if not isinstance(value, list | None) or any(isinstance(name, dict | list) for name in value or ()):
-        raise ValueError("its names are no list of names")
+        raise ValueError("its class names are not a list of names")
     return [str(name) for name in value or ()]
 
 
@@ -242,36 +245,36 @@ def _strides(value: Any, reader: TensorReader) -> list[int]:
         return []
     strides = reader.tensor(value).flatten().tolist()
     if len(strides) > 16 or not all(1 <= stride <= 1024 and stride == int(stride) for stride in strides):
-        raise ValueError("its strides are no whole numbers of pixels")
+        raise ValueError("its strides are not at most 16 whole numbers from 1 to 1024")
     return [int(stride) for stride in strides]
 
 
 def _anchors_px(state: dict[str, Tensor], strides: list[int]) -> Tensor | None:
-    """The anchors [L, A, 2], which YOLOv5 keeps in units of the strides."""
+    """Return the anchors [L, A, 2] in pixels; YOLOv5 stores them in units of the strides."""
     keys = [key for key in state if re.fullmatch(r"model\.\d+\.anchors", key)]
     if not keys:
         return None
     anchors = state[keys[0]]
     if len(keys) > 1 or anchors.ndim != 3 or anchors.shape[0] != len(strides) or anchors.shape[2] != 2:
-        raise ValueError("its anchors are not [levels, anchors, 2]")
+        raise ValueError("its anchors do not have the shape [levels, anchors, 2]")
     return anchors * torch.tensor(strides, dtype=torch.float32).view(-1, 1, 1)
 
 
-# ---------------------------------------------------------------------- onto ours
+# ---------------------------------------------------------------------- from Foreign to a Detector
 
 
 def as_detector(foreign: Foreign) -> Detector:
-    """The detector of the table, in eval mode, whose tensors are those of `foreign`.
+    """Return the detector of the table, in eval mode, with the tensors of `foreign`.
 
-    Nothing is allocated for the model before its shapes are found to be those of the file.
+    Memory for the model is allocated only after its shapes are known to equal those in the file.
 
-    Raises ValueError if it is not of YOLOv5's anchor-based kind, or its tensors do not fit its table.
+    Raises ValueError if it is not an anchor-based YOLOv5 model, or its tensors do not fit its table.
     """
     table = _table(foreign)
     state = _renamed(foreign)
     model = check_shapes(table)
     if list(model.strides) != foreign.strides:
-        raise ValueError(f"its strides are {foreign.strides}, but those of its table {list(model.strides)}")
+        raise ValueError(f"its strides are {foreign.strides}, but those of its table are {list(model.strides)}")
     if unfit := misfits(model, state, types=True):
         raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
     model.load_state_dict(state, assign=True)
@@ -279,26 +282,26 @@ def as_detector(foreign: Foreign) -> Detector:
 
 
 def _table(foreign: Foreign) -> dict[str, Any]:
-    """The resolved table with the anchors that the model has now.
+    """Return the resolved table, with the anchors in the model's state.
 
-    Other keys are left out: what they could change, the tensors' shapes or the activations tell.
+    Unknown keys are left out: the shapes of the tensors or the activations show whatever they could change.
     """
     if foreign.anchors_px is None:
-        raise ValueError(f"its head {foreign.head} has no anchors; only YOLOv5's anchor-based Detect can be")
+        raise ValueError(f"its head {foreign.head} has no anchors; only YOLOv5's anchor-based Detect is supported")
     if other := sorted(foreign.activations - {"SiLU"}):
-        raise ValueError(f"it has activations {', '.join(other)}; only SiLU is known")
+        raise ValueError(f"it has the activations {', '.join(other)}; only SiLU is supported")
     if foreign.bn_eps - {1e-3}:
-        raise ValueError("its BatchNorm adds another eps than 0.001")
+        raise ValueError("the eps of its BatchNorm is not 0.001")
     table = {key: foreign.table[key] for key in KEYS if key in foreign.table and key != "scales"}
     classes = table.get("nc")
     if classes != len(foreign.names):
-        raise ValueError(f"it has {len(foreign.names)} names for {classes} classes")
+        raise ValueError(f"it has {len(foreign.names)} class names for {classes} classes")
     anchors = foreign.anchors_px.flatten(1).tolist()
     return resolve(table | {"source": foreign.path.name}, None, classes, channels=table.get("ch", 3), anchors=anchors)
 
 
 def _renamed(foreign: Foreign) -> dict[str, Tensor]:
-    """The state under our names. anchor_grid, of releases before 6.0, repeats the anchors."""
+    """Return the state under Kestrel's names. anchor_grid, in releases before 6.0, only repeats the anchors."""
     state = {
         re.sub(r"^model\.", "layers.", key): value
         for key, value in foreign.state.items()

@@ -1,4 +1,4 @@
-"""How often images are drawn, by hand and against the rule written out box by box."""
+"""Image weights: hand-made numbers, and comparison with the rule applied box by box."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.data.augment.test_plan import box, labels_of
 
 
 def labels_with(*images: list[int], crowd: int | None = None) -> Labels:
-    """Images whose boxes are of these classes; those of class `crowd` are ignore regions."""
+    """Return labels of images whose boxes have these classes; boxes of class `crowd` are ignore regions."""
     rows = [[box(c, 1, 1, 9, 9, crowd=c == crowd) for c in classes] for classes in images]
     return labels_of([(32, 32)] * len(images), rows)
 
@@ -21,7 +21,8 @@ def weights_of(labels: Labels, *ap: float) -> list[float]:
 def test_by_hand() -> None:
     labels = labels_with([0, 0], [0, 1], [], [1, 2], [2], crowd=2)
     # Three boxes of class 0 at AP 0.5: 0.5^2 / 3 = 1/12 each. Two of class 1 at AP 0: 1/2 each. Class 2 is not counted.
-    # Images with boxes: 1/12 + 1/12 = 2/12, 1/12 + 1/2 = 7/12, 1/2 = 6/12; mean 15/12 / 3 = 5/12, background's too.
+    # Images with boxes: 1/12 + 1/12 = 2/12, 1/12 + 1/2 = 7/12, 1/2 = 6/12; their mean 15/12 / 3 = 5/12 is also the
+    # weight of background images.
     # The mean of all five is 5/12 again: 2/5, 7/5, 1, 6/5, 1.
     assert weights_of(labels, 0.5, 0.0, 0.0) == pytest.approx([0.4, 1.4, 1.0, 1.2, 1.0])
 
@@ -57,7 +58,7 @@ def test_background_keeps_its_share() -> None:
         ([[0], [1, 1], []], (1.0, 1.0), None),
         ([[], [], []], (0.0, 0.0), None),
         ([[1], [1, 1], []], (0.0, 0.0), 1),
-        ([[0], [0, 0], []], (1.0, 0.0), None),  # only class 1 would weigh anything, and there is none
+        ([[0], [0, 0], []], (1.0, 0.0), None),  # only class 1 has a weight, and no box has it
     ],
 )
 def test_where_no_box_weighs_anything_images_weigh_the_same(
@@ -85,10 +86,10 @@ def test_against_a_sum_box_by_box() -> None:
 @pytest.mark.parametrize(
     ("num_classes", "ap", "text"),
     [
-        (2, [0.0], r"AP of shape \(1,\), up to 0: give one number up to 1 for each of the 2 classes"),
-        (2, [0.0, 1.5], r"AP of shape \(2,\), up to 1.5: give one number up to 1 for each of the 2 classes"),
-        (2, [0.0, np.nan], r"AP of shape \(2,\), up to nan: give one number up to 1 for each of the 2 classes"),
-        (1, [0.0], "labels of class 1: with 1 classes it is below 1"),
+        (2, [0.0], r"AP has shape \(1,\), maximum 0: give one number of at most 1 for each of the 2 classes"),
+        (2, [0.0, 1.5], r"AP has shape \(2,\), maximum 1.5: give one number of at most 1 for each of the 2 classes"),
+        (2, [0.0, np.nan], r"AP has shape \(2,\), maximum nan: give one number of at most 1 for each of the 2 classes"),
+        (1, [0.0], r"labels have class 1, but there are 1 classes \(0-0\)"),
     ],
 )
 def test_refusals(num_classes: int, ap: list[float], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Decoded images kept: the same bytes as the files give, found again, made anew when they change, never in the way."""
+"""The image cache: same bytes as the files, reused by later runs, rebuilt after changes, never a reason to fail."""
 
 import os
 import pickle
@@ -25,21 +25,21 @@ from utils.letterbox import base_sizes
 
 ALONE = World(torch.device("cpu"))
 GIB = 2**30
-WITHOUT_PASTES = Augmentation(**vars(EVERYTHING) | {"copy_paste": 0.0})  # which a device does not draw
+WITHOUT_PASTES = Augmentation(**vars(EVERYTHING) | {"copy_paste": 0.0})  # not supported by DeviceImages
 
 
 def opened(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
-    """What gives the images of one split, and what was said."""
-    said: list[str] = []
-    how = {"folder": folder, "spills": True, "world": ALONE, "say": said.append}
-    images = open_images({"train": labels}, SIDE, where=where, **how)  # type: ignore[arg-type]
-    return images["train"], said
+    """Return the reader of the images of one split, and the log lines."""
+    lines: list[str] = []
+    settings = {"folder": folder, "spills": True, "world": ALONE, "say": lines.append}
+    images = open_images({"train": labels}, SIDE, where=where, **settings)  # type: ignore[arg-type]
+    return images["train"], lines
 
 
 @pytest.mark.parametrize("where", ["ram", "disk", "auto", "off"])
 def test_the_same_bytes_as_without(tmp_path: Path, where: str) -> None:
     labels = write_data(tmp_path)
-    images, said = opened(labels, where, tmp_path / "cache")
+    images, lines = opened(labels, where, tmp_path / "cache")
     plain = DecodedImages(labels, SIDE)
     assert isinstance(images, DecodedImages) == (where == "off")
     for index in range(len(labels)):
@@ -47,7 +47,7 @@ def test_the_same_bytes_as_without(tmp_path: Path, where: str) -> None:
         assert images(index).tobytes() == plain(index).tobytes()
     size = sum(max(1, round(w * SIDE / max(w, h))) * max(1, round(h * SIDE / max(w, h))) * 3 for w, h in SIZES)
     kept = {"disk": "on disk", "off": None}.get(where, "in memory")
-    assert said == ([f"images are decoded once: {size / 1000:.1f} kB {kept}"] if kept else [])
+    assert lines == ([f"decoded images are cached: {size / 1000:.1f} kB {kept}"] if kept else [])
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
@@ -61,7 +61,7 @@ def test_batches_are_the_same_from_a_cache(tmp_path: Path, where: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
-    """Here the device is the CPU: the same boxes, and nearly the same pixels."""
+    """With the CPU as the device: the same boxes, and nearly the same pixels."""
     labels = write_data(tmp_path)
     images, _ = opened(labels, "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
@@ -71,11 +71,11 @@ def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
     )
     for one, other in zip(host, device, strict=True):
         assert contents(one)[1:] == contents(other)[1:]
-        away = (one.images.int() - other.images.int()).abs()
+        difference = (one.images.int() - other.images.int()).abs()
         assert other.images.dtype == torch.uint8
         assert other.images.shape == one.images.shape
-        assert away.float().mean() < 1.5  # of noise, whose every edge is as sharp as can be
-        assert (away > 8).float().mean() < 0.03
+        assert difference.float().mean() < 1.5  # the images are noise, in which every edge is as sharp as possible
+        assert (difference > 8).float().mean() < 0.03
     assert len(host) == 7
 
 
@@ -95,26 +95,26 @@ def test_images_of_a_device_stay_there(tmp_path: Path) -> None:
     on_device = DeviceImages(images, torch.device("cpu"))
     assert on_device.pool is not None
     first, height, width = on_device.locate(1)
-    there = on_device.pool[first : first + height * width * 3].view(height, width, 3)
-    assert (there.numpy() == images(1)).all()
+    pixels = on_device.pool[first : first + height * width * 3].view(height, width, 3)
+    assert (pixels.numpy() == images(1)).all()
     assert len(pickle.dumps(on_device)) < 2000
     assert pickle.loads(pickle.dumps(on_device)).locate(1) == (first, height, width)  # noqa: S301
 
 
 def test_a_file_that_was_not_written_to_its_end_is_made_anew(tmp_path: Path) -> None:
-    """Its name and its size are right, but a machine lost its power: zeros where the mark should be."""
+    """Its name and size are right, but after a power failure there are zeros in place of the mark."""
     labels = write_data(tmp_path)
     images, _ = opened(labels, "disk", tmp_path / "cache")
-    whole, file = images(1).copy(), Path(images.path)
+    expected, file = images(1).copy(), Path(images.path)
     del images
     file.write_bytes(bytes(file.stat().st_size))
-    assert (opened(labels, "disk", tmp_path / "cache")[0](1) == whole).all()
+    assert (opened(labels, "disk", tmp_path / "cache")[0](1) == expected).all()
 
 
 def test_without_a_gpu_the_host_draws(tmp_path: Path) -> None:
-    images, said = opened(write_data(tmp_path), "device")
+    images, lines = opened(write_data(tmp_path), "device")
     assert isinstance(images, CachedImages)
-    assert said[-1] == "--cache device: there is no GPU; images stay where they are"
+    assert lines[-1] == "--cache device: there is no GPU; the CPU draws the images"
 
 
 def test_cached_images_cannot_be_written_to(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_cached_images_cannot_be_written_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
 def test_a_cache_travels_as_its_path(tmp_path: Path, where: str) -> None:
-    """As to loader processes that are not forked: no copy of the pixels."""
+    """Pickling, as for workers that are not forked, does not copy the pixels."""
     images, _ = opened(write_data(tmp_path), where, tmp_path / "cache")
     pickled = pickle.dumps(images)
     assert len(pickled) < 2000
@@ -151,26 +151,26 @@ def test_a_file_on_disk_is_found_again_and_made_anew_when_an_image_changes(
     images, _ = opened(labels, "disk", folder)
     assert sum(reads.values()) == 2 * len(labels)
     assert (images(2) == DecodedImages(labels, SIDE)(2)).all()
-    (place,) = folder.iterdir()
-    assert sorted(file.name for file in place.iterdir()) == sorted([Path(images.path).name, "lock"])  # the old is gone
+    (subfolder,) = folder.iterdir()
+    assert sorted(file.name for file in subfolder.iterdir()) == sorted([Path(images.path).name, "lock"])  # no old file
     open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=ALONE)
-    assert len(list(folder.iterdir())) == 2  # each size for itself
+    assert len(list(folder.iterdir())) == 2  # one folder per image size
 
 
 def test_a_file_that_another_run_uses_stays(tmp_path: Path) -> None:
-    """As where two machines see the same cache folder, and other times of their own copies of the images."""
+    """For example if two machines share the cache folder, but have copies of the images with different mtimes."""
     labels = write_data(tmp_path)
     first, _ = opened(labels, "disk", tmp_path / "cache")
     for time in (1, 2):
         os.utime(labels.path(0), ns=(time, time))
         opened(labels, "disk", tmp_path / "cache")
         assert Path(first.path).exists()
-        (place,) = (tmp_path / "cache").iterdir()
-        assert len(list(place.iterdir())) == 3  # the lock, the first run's and the newest
+        (folder,) = (tmp_path / "cache").iterdir()
+        assert len(list(folder.iterdir())) == 3  # the lock, the first run's file and the newest
     del first
     os.utime(labels.path(0), ns=(3, 3))
     opened(labels, "disk", tmp_path / "cache")
-    assert len(list(place.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_what_a_killed_run_left_is_overwritten(tmp_path: Path) -> None:
@@ -190,12 +190,12 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, damage: bytes | None) -> Non
     images, _ = opened(labels, "disk", tmp_path / "cache")
     file = Path(images.path)
     file.write_bytes(file.read_bytes()[:-1] + b"x" if damage is None else damage)
-    again, said = opened(labels, "disk", tmp_path / "cache")
+    again, lines = opened(labels, "disk", tmp_path / "cache")
     assert (again(1) == DecodedImages(labels, SIDE)(1)).all()
-    assert len(said) == 1
+    assert len(lines) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     images, _ = opened(labels, "disk", tmp_path / "cache")
@@ -225,13 +225,13 @@ def test_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "size", "ram", "disk", "place"),
     [
-        # 0.8 of what is free may be taken.
+        # At most 0.8 of the free bytes may be used.
         ("ram", 8 * GIB, 10 * GIB, 0, "ram"),
         ("ram", 9 * GIB, 10 * GIB, 100 * GIB, "disk"),
         ("ram", 9 * GIB, 10 * GIB, 11 * GIB, "off"),
         ("disk", 1 * GIB, 10 * GIB, 1 * GIB, "off"),
         ("disk", 1 * GIB, 10 * GIB, 2 * GIB, "disk"),
-        # auto: a tenth, and a GiB at most.
+        # auto: at most a tenth, and at most 1 GiB.
         ("auto", GIB, 10 * GIB, 0, "ram"),
         ("auto", GIB + 1, 100 * GIB, 100 * GIB, "off"),
         ("auto", GIB, 9 * GIB, 100 * GIB, "off"),
@@ -243,47 +243,47 @@ def test_places(where: str, size: int, ram: int, disk: int, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "ram", "disk", "said"),
+    ("where", "ram", "disk", "expected"),
     [
         ("ram", 50_000, 10**6, "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; "
-         "they are decoded once: 57.6 kB on disk"),
+         "they are cached: 57.6 kB on disk"),
         ("ram", 50_000, 60_000, "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram and 60.0 kB of disk are "
          "free; they are decoded for each batch"),
         ("disk", 10**6, 60_000, "--cache disk: decoded images take 57.6 kB, but 60.0 kB of disk are free; "
          "they are decoded for each batch"),
-        ("auto", 10**5, 10**6, "images are decoded for each batch; --cache ram or disk keeps them decoded: 57.6 kB"),
+        ("auto", 10**5, 10**6, "images are decoded for each batch; --cache ram or disk would cache them: 57.6 kB"),
     ],
 )  # fmt: skip
 def test_without_room_there_is_a_sentence_and_the_next_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, ram: int, disk: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, ram: int, disk: int, expected: str
 ) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: ram)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, disk))
-    images, told = opened(labels, where, tmp_path / "cache")
-    assert told == [said]
+    images, lines = opened(labels, where, tmp_path / "cache")
+    assert lines == [expected]
     assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
 
 
 @pytest.mark.parametrize(
-    ("disk", "said"),
+    ("disk", "expected"),
     [
-        (10**6, "50.0 kB of ram are free; they are decoded once: 57.6 kB on disk"),
+        (10**6, "50.0 kB of ram are free; they are cached: 57.6 kB on disk"),
         (60_000, "50.0 kB of ram and 60.0 kB of disk are free; they are decoded for each batch"),
     ],
 )
 def test_without_room_in_memory_for_what_goes_to_a_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, expected: str
 ) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, disk))
-    _, told = opened(labels, "device", tmp_path / "cache")
-    assert told[0] == f"--cache device: decoded images take 57.6 kB, but {said}"
+    _, lines = opened(labels, "device", tmp_path / "cache")
+    assert lines[0] == f"--cache device: decoded images take 57.6 kB, but {expected}"
 
 
 def refusing(real: Callable[..., object]) -> Callable[..., object]:
-    """A call of the system by a user who may not look into a folder named secret."""
+    """Wrap a system call for a user without access to a folder named secret."""
 
     def call(path: object, *args: object, **keywords: object) -> object:
         if "/secret/" in str(path):
@@ -294,7 +294,7 @@ def refusing(real: Callable[..., object]) -> Callable[..., object]:
 
 
 def test_a_folder_that_cannot_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's user may have the home folder of root."""
+    """The user of a container may have root's home folder."""
     labels = write_data(tmp_path)
     for name in ("stat", "statvfs", "mkdir"):
         monkeypatch.setattr(os, name, refusing(getattr(os, name)))
@@ -304,7 +304,7 @@ def test_a_folder_that_cannot_be_looked_into(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_file_that_is_there_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a disk that can only be read, or in a folder of another user."""
+    """For example on a read-only disk, or in a folder of another user."""
     labels = write_data(tmp_path)
     made, _ = opened(labels, "disk", tmp_path / "cache")
 
@@ -317,16 +317,16 @@ def test_a_file_that_is_there_takes_no_lock(tmp_path: Path, monkeypatch: pytest.
     assert found.path == made.path
 
 
-@pytest.mark.parametrize(("where", "looks"), [("off", 0), ("auto", 0), ("ram", 1)])
+@pytest.mark.parametrize(("where", "count"), [("off", 0), ("auto", 0), ("ram", 1)])
 def test_files_are_looked_at_where_it_matters_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, looks: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, count: int
 ) -> None:
-    """A look at each of many files on a network disk takes minutes."""
-    labels, real, found = write_data(tmp_path), cache.fingerprint, []
-    monkeypatch.setattr(cache, "fingerprint", lambda paths: found.append(real(paths)) or found[-1])
+    """Checking the state of many files on a network disk takes minutes."""
+    labels, real, calls = write_data(tmp_path), cache.fingerprint, []
+    monkeypatch.setattr(cache, "fingerprint", lambda paths: calls.append(real(paths)) or calls[-1])
     monkeypatch.setattr(cache, "free_ram", lambda: 200_000)
     opened(labels, where)
-    assert len(found) == looks
+    assert len(calls) == count
 
 
 def test_what_memory_cannot_hold_goes_to_disk_only_where_that_was_asked_for(
@@ -334,11 +334,11 @@ def test_what_memory_cannot_hold_goes_to_disk_only_where_that_was_asked_for(
 ) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
-    said: list[str] = []
-    how = {"where": "ram", "folder": tmp_path / "cache", "world": ALONE, "say": said.append}
-    images = open_images({"train": labels}, SIDE, **how)["train"]  # type: ignore[arg-type]
+    lines: list[str] = []
+    settings = {"where": "ram", "folder": tmp_path / "cache", "world": ALONE, "say": lines.append}
+    images = open_images({"train": labels}, SIDE, **settings)["train"]  # type: ignore[arg-type]
     assert isinstance(images, DecodedImages)
-    assert said == [
+    assert lines == [
         "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; they are decoded for each batch"
     ]
     assert not (tmp_path / "cache").exists()
@@ -356,11 +356,11 @@ def test_a_file_that_lies_there_takes_no_room(tmp_path: Path, monkeypatch: pytes
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     (tmp_path / "file").touch()
-    images, said = opened(labels, "disk", tmp_path / "file" / "cache")
+    images, lines = opened(labels, "disk", tmp_path / "file" / "cache")
     assert isinstance(images, DecodedImages)
-    assert said[-1].startswith(f"--cache disk: [Errno 20] Not a directory: '{tmp_path}/file/cache/images-")
-    assert said[-1].endswith("; images are decoded for each batch")
-    images, said = opened(labels, "disk", None)
+    assert lines[-1].startswith(f"--cache disk: [Errno 20] Not a directory: '{tmp_path}/file/cache/images-")
+    assert lines[-1].endswith("; images are decoded for each batch")
+    images, lines = opened(labels, "disk", None)
     assert isinstance(images, DecodedImages)
 
 
@@ -380,41 +380,41 @@ def test_runs_that_make_the_same_file_at_once(tmp_path: Path) -> None:
 def test_other_processes_of_the_machine_map_what_the_first_has_made(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     first, _ = opened(labels, "ram")
-    monitor = _Second(torch.device("cpu"), rank=1, local_rank=1, size=2, local_size=2)
-    for paths, mapped, sentences in (
+    second = _Second(torch.device("cpu"), rank=1, local_rank=1, size=2, local_size=2)
+    for paths, mapped, messages in (
         ([{"train": "/proc/1/fd/987"}, {"train": first.path}], True, []),
-        ([{"train": "/proc/1/fd/987"}, {}], False, [LACKING]),
+        ([{"train": "/proc/1/fd/987"}, {}], False, [MISSING]),
         ([{}, {}], False, []),
     ):
-        monitor.told, said = paths, []
-        images = open_images({"train": labels}, SIDE, where="ram", folder=None, world=monitor, say=said.append)["train"]
+        second.paths, lines = paths, []
+        images = open_images({"train": labels}, SIDE, where="ram", folder=None, world=second, say=lines.append)["train"]
         assert isinstance(images, CachedImages) == mapped
         assert (images(1) == first(1)).all()
-        assert said == sentences
+        assert lines == messages
 
 
-LACKING = "1 of 2 processes have no decoded images, and decode them for each batch"
+MISSING = "1 of 2 processes have no cached images and decode them for each batch"
 
 
 class _Second(World):
-    """The second process of a machine, which hears from the others where images are: `told`."""
+    """The second process of a machine; `paths` is what it gathers from all processes: paths of the images by split."""
 
-    told: list[dict[str, str]]
+    paths: list[dict[str, str]]
 
     def all_gather_object(self, value: object) -> list[object]:
-        return list(self.told) if isinstance(value, dict) else [len(self.told[0]), value]
+        return list(self.paths) if isinstance(value, dict) else [len(self.paths[0]), value]
 
 
 def growth_over_epochs(folder: Path) -> list[int]:
-    """kB of private memory that 160 epochs add to this process and to each of two loader processes."""
+    """Return the kB of private memory that 160 epochs add to this process and to each of two workers."""
     torch.set_num_threads(1)
     labels = write_data(folder)
     images, _ = opened(labels, "ram")
     loader = train_loader(labels, images=images, workers=2, image_size=SIDE)
 
     def private_kb() -> list[int]:
-        own = [os.getpid(), *(worker.pid for worker in loader._loader._iterator._workers)]
-        lines = [Path(f"/proc/{number}/smaps_rollup").read_text().splitlines() for number in own]
+        pids = [os.getpid(), *(worker.pid for worker in loader._loader._iterator._workers)]
+        lines = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids]
         return [sum(int(line.split()[1]) for line in one if line.startswith("Private_")) for one in lines]
 
     def run(epochs: range) -> None:
@@ -429,8 +429,9 @@ def growth_over_epochs(folder: Path) -> list[int]:
     return [after - then for after, then in zip(private_kb(), before, strict=True)]
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="looks at /proc")
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     growth = in_own_process(growth_over_epochs, tmp_path)
-    # A sample of 64 x 64 pixels kept of each of 160 epochs of 7 images would be 13.8 MB, half of it in each worker.
+    # If every sample of 64 x 64 pixels of 160 epochs of 7 images stayed in memory, it would be 13.8 MB, half of it in
+    # each worker.
     assert max(growth) < 4000, growth

@@ -1,4 +1,4 @@
-"""The data YAML: what it means, and the sentence for everything it may not be."""
+"""The data YAML: how values are read, and the error message for everything that is not allowed."""
 
 import re
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_ten_thousand_classes(tmp_path: Path) -> None:
 
 
 def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
-    """What is refused of it, and in which words: tests/test_fetching.py."""
+    """Its error messages are tested in tests/data/test_fetching.py."""
     digest = "00fF" * 16
     spec = read_data_yaml(write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n"))
     assert (spec.download, spec.unusable) == ((Source("https://x.org/a.zip", digest.lower()),), "")
@@ -71,7 +71,7 @@ def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
             "names: [a]\nclasses: 3\n",
             "line 2: unknown key 'classes', allowed are path, train, val, test, names, nc, download",
         ),
-        ("names: [a]\nnames: [b]\n", "line 2: the key 'names' comes twice"),
+        ("names: [a]\nnames: [b]\n", "line 2: the key 'names' appears twice"),
         ("names: []\n", "line 1: 'names' is empty"),
         ("names: a\n", "'names' must be a list"),
         ("names: [a, b, a]\n", "line 1: classes 0 and 2 are both 'a'"),
@@ -132,7 +132,7 @@ def test_find_yaml_looks_as_given_then_in_the_folder(tmp_path: Path) -> None:
     file = write(tmp_path, "", "shapes.yaml")
     assert find_yaml("shapes.yaml", tmp_path) == file
     assert find_yaml(file, tmp_path / "other") == file
-    with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml is there"):
+    with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml exists"):
         find_yaml("none.yaml", tmp_path)
 
 
@@ -142,21 +142,21 @@ def test_find_yaml_names_a_place_once(tmp_path: Path, monkeypatch: pytest.Monkey
     name = name.format(folder=tmp_path)
     with pytest.raises(ValueError) as refusal:
         find_yaml(name, tmp_path)
-    assert str(refusal.value) == f"no file {name}: {tmp_path / 'none.yaml'} is not there"
+    assert str(refusal.value) == f"no file {name}: {tmp_path / 'none.yaml'} does not exist"
 
 
 ROBOFLOW = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnames: [a]\n"
 
 
 def test_a_folder_beside_the_yaml_stands_for_one_that_is_absent_above(tmp_path: Path) -> None:
-    """Roboflow's exports: data.yaml lies beside train/ and valid/, and names them as if it lay in one of them."""
+    """Roboflow exports: data.yaml is beside train/ and valid/, but its paths are relative to a folder inside them."""
     folder = tmp_path / "export"
     for split in ("train", "valid"):
         (folder / split / "images").mkdir(parents=True)
     spec = read_data_yaml(write(folder, ROBOFLOW))
     assert spec.sources("train") == (folder / "train/images",)
     assert spec.sources("val") == (folder / "valid/images",)
-    assert spec.test == (tmp_path / "test/images",)  # in neither place: as written
+    assert spec.test == (tmp_path / "test/images",)  # neither exists: as written
     assert spec.notes == (
         f"{folder}/data.yaml: ../train/images, ../valid/images not found: used without ../ in {folder}",
     )
@@ -164,8 +164,8 @@ def test_a_folder_beside_the_yaml_stands_for_one_that_is_absent_above(tmp_path: 
 
 def test_a_folder_above_is_used_where_it_exists(tmp_path: Path) -> None:
     folder = tmp_path / "export"
-    for place in (folder / "train", tmp_path / "train", tmp_path / "valid"):
-        (place / "images").mkdir(parents=True)
+    for parent in (folder / "train", tmp_path / "train", tmp_path / "valid"):
+        (parent / "images").mkdir(parents=True)
     spec = read_data_yaml(write(folder, ROBOFLOW))
     assert spec.train == (tmp_path / "train/images",)  # both exist
     assert spec.val == (tmp_path / "valid/images",)

@@ -1,4 +1,4 @@
-"""data/fetching.py: a data set that is fetched is there whole or not at all, and never without --download."""
+"""data/fetching.py: a data set is downloaded completely or not at all, and never without --download."""
 
 import hashlib
 import os
@@ -49,11 +49,11 @@ def yaml(tmp_path):
     return write
 
 
-def there(folder: Path) -> dict[str, bytes]:
+def files_in(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-# ---------------------------------------------------------------------- what comes
+# ---------------------------------------------------------------------- downloaded files
 
 
 @pytest.mark.parametrize("top", ["", "set/"])
@@ -61,14 +61,14 @@ def test_a_set_is_fetched_once(serve, yaml, top, capsys):
     server = serve(honest(zipped({top + name: data for name, data in (FILES | OTHERS).items()})))
     file = yaml(f"{server.url}/a.zip")
     spec = open_data(str(file), download=True)
-    assert there(spec.root) == FILES
+    assert files_in(spec.root) == FILES
     assert sorted(os.listdir(spec.root)) == ["images", "labels"]
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert re.search(
-        r"fetching a\.zip from 127\.0\.0\.1:\d+\n.*sha256 [0-9a-f]{64} \(not checked: the YAML gives none", said
+        r"downloading a\.zip from 127\.0\.0\.1:\d+\n.*sha256 [0-9a-f]{64} \(not checked: the YAML has no sha256", output
     )
-    left_out = said.split("left out: ")[1].splitlines()[0].split(", ")
-    assert sorted(left_out) == ["1 .py", "1 .txt", "1 .yaml", "1 without suffix"]
+    skipped = output.split("lists: ")[1].splitlines()[0].split(", ")
+    assert sorted(skipped) == ["1 .py", "1 .txt", "1 .yaml", "1 without suffix"]
     assert open_data(str(file), download=True) == spec == open_data(str(file))
     assert len(server.asked) == 1
 
@@ -78,49 +78,49 @@ def test_archives_of_a_list_are_one_set(serve, yaml):
     server = serve(honest(zipped(first)), honest(tarred(second)))
     digests = [hashlib.sha256(data).hexdigest() for data in (zipped(first), tarred(second))]
     entry = "".join(f"\n  - url: {server.url}/{i}\n    sha256: {digest}" for i, digest in enumerate(digests))
-    assert there(open_data(str(yaml(entry)), download=True).root) == FILES
+    assert files_in(open_data(str(yaml(entry)), download=True).root) == FILES
 
 
 def test_what_is_there_stays(serve, yaml, tmp_path):
-    """A file of the same bytes is no obstacle, another one under its name is, and then nothing changes."""
+    """An existing file with the same bytes is allowed; with other bytes it is an error, and no file changes."""
     server = serve(honest(zipped(FILES)))
     file = yaml(f"{server.url}/a.zip", path=".")
-    mine = {"images/train/a.jpg": b"1", "labels/train/mine.txt": b"5"}
-    for name, data in mine.items():
+    existing = {"images/train/a.jpg": b"1", "labels/train/mine.txt": b"5"}
+    for name, data in existing.items():
         (file.parent / name).parent.mkdir(parents=True, exist_ok=True)
         (file.parent / name).write_bytes(data)
     spec = open_data(str(file), download=True)
-    assert there(spec.root) == FILES | mine | {"data.yaml": file.read_bytes()}
+    assert files_in(spec.root) == FILES | existing | {"data.yaml": file.read_bytes()}
 
     shutil.rmtree(file.parent / "images" / "val")
     (file.parent / "labels/train/a.txt").write_bytes(b"changed")
-    before = there(file.parent)
-    with pytest.raises(ValueError, match=r"data\.yaml: .*a\.txt exists, and what was fetched has a different one"):
+    before = files_in(file.parent)
+    with pytest.raises(ValueError, match=r"data\.yaml: .*a\.txt exists and differs from the downloaded one"):
         open_data(str(file), download=True)
-    assert {k: v for k, v in there(file.parent).items() if not k.startswith(WORK)} == before
+    assert {k: v for k, v in files_in(file.parent).items() if not k.startswith(WORK)} == before
     (file.parent / "labels/train/a.txt").unlink()
-    assert there(open_data(str(file), download=True).root) == FILES | mine | {"data.yaml": file.read_bytes()}
-    assert len(server.asked) == 2  # the second time it had come already
+    assert files_in(open_data(str(file), download=True).root) == FILES | existing | {"data.yaml": file.read_bytes()}
+    assert len(server.asked) == 2  # the second time it had been downloaded already
 
 
 def test_a_folder_in_place_of_a_file_is_in_the_way(serve, yaml):
     file = yaml(f"{serve(honest(zipped(FILES))).url}/a.zip", path=".")
     (file.parent / "labels/train/a.txt").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"a\.txt exists, and"):
+    with pytest.raises(ValueError, match=r"a\.txt exists and"):
         open_data(str(file), download=True)
     shutil.rmtree(file.parent / "labels")
     (file.parent / "labels").write_text("")
-    with pytest.raises(ValueError, match=r"labels/\w+ exists, and|labels exists, and"):
+    with pytest.raises(ValueError, match=r"labels/\w+ exists and|labels exists and"):
         open_data(str(file), download=True)
 
 
 def test_an_archive_without_what_the_yaml_says(serve, yaml):
     server = serve(honest(zipped({"other/a.jpg": b""})))
     file = yaml(f"{server.url}/a.zip")
-    with pytest.raises(ValueError, match=r"it names .*images/train, but what was fetched holds other$"):
+    with pytest.raises(ValueError, match=r"it names .*images/train, but the download contains only other$"):
         open_data(str(file), download=True)
     file.write_text(file.read_text().replace("images/train", "other").replace("images/val", "other"))
-    assert there(open_data(str(file), download=True).root) == {"other/a.jpg": b""}
+    assert files_in(open_data(str(file), download=True).root) == {"other/a.jpg": b""}
     assert len(server.asked) == 1
 
 
@@ -137,7 +137,7 @@ def test_a_hostile_archive_leaves_nothing(serve, yaml):
 @pytest.mark.parametrize("answer", [says(404), says(200, b"<html>")])
 def test_nothing_is_left_where_nothing_came(serve, yaml, answer):
     file = yaml(f"{serve(answer).url}/a.zip")
-    with pytest.raises((FaultError, ValueError), match=r"answers 404|is not a zip or tar"):
+    with pytest.raises((FaultError, ValueError), match=r"answered 404|is not a zip or tar"):
         open_data(str(file), download=True)
     assert os.listdir(file.parent) == ["data.yaml"]
 
@@ -150,7 +150,7 @@ def test_nothing_is_left_where_nothing_came(serve, yaml, answer):
 )
 @pytest.mark.parametrize("path", ["set", "."])
 def test_a_stop_at_any_step_leaves_no_half_set(serve, yaml, monkeypatch, step, path):
-    """With `images` there from before, labels go into place one by one."""
+    """As the folder `images` exists already, files are moved one by one."""
     server = serve(honest(zipped(FILES)))
     file = yaml(f"{server.url}/a.zip", path=path)
     root = file.parent / path
@@ -174,7 +174,7 @@ def test_a_stop_at_any_step_leaves_no_half_set(serve, yaml, monkeypatch, step, p
             open_data(str(file), download=True)
     with pytest.raises(ValueError, match=r"interrupted, or is still running: --download finishes it, or remove \S+"):
         open_data(str(file))
-    assert {k: v for k, v in there(open_data(str(file), download=True).root).items() if k != "data.yaml"} == FILES
+    assert {k: v for k, v in files_in(open_data(str(file), download=True).root).items() if k != "data.yaml"} == FILES
     assert len(server.asked) == 1
     assert not (root / WORK).exists()
 
@@ -183,10 +183,10 @@ def test_a_cut_download_goes_on_in_the_next_run(serve, yaml):
     data = zipped(FILES)
     server = serve(honest(data, only=100, ETag='"1"'), says(404))
     file = yaml(f"{server.url}/a.zip")
-    with pytest.raises(FaultError, match="answers 404"):
+    with pytest.raises(FaultError, match="answered 404"):
         open_data(str(file), download=True)
     server.answers[:] = [honest(data, ETag='"1"')]
-    assert there(open_data(str(file), download=True).root) == FILES
+    assert files_in(open_data(str(file), download=True).root) == FILES
     assert server.ranges == [None, "bytes=100-", "bytes=100-"]
 
 
@@ -194,9 +194,9 @@ def test_a_damaged_archive_is_fetched_again(serve, yaml):
     data = zipped(FILES)
     server = serve(honest(data[:-30]), honest(data))
     file = yaml(f"{server.url}/a.zip")
-    with pytest.raises(ValueError, match="was not unpacked: it is damaged or cut short"):
+    with pytest.raises(ValueError, match="was not unpacked: it is damaged or truncated"):
         open_data(str(file), download=True)
-    assert there(open_data(str(file), download=True).root) == FILES
+    assert files_in(open_data(str(file), download=True).root) == FILES
 
 
 def test_of_two_at_once_one_fetches(serve, yaml, capsys):
@@ -210,17 +210,17 @@ def test_of_two_at_once_one_fetches(serve, yaml, capsys):
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [there(root) for root in found] == [FILES] * 3
+    assert [files_in(root) for root in found] == [FILES] * 3
     assert len(server.asked) == 1
     assert capsys.readouterr().out.count("another process is working there") == 2
 
 
-# ---------------------------------------------------------------------- only when asked, only data
+# ---------------------------------------------------------------------- only with --download, only data files
 
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Whoever asks for a socket fails the test."""
+    """Fail the test if anything creates a socket."""
 
     def refuse(*arguments, **keywords):
         raise RuntimeError(f"network: {arguments}")
@@ -242,14 +242,14 @@ def test_without_the_flag_nothing_is_asked(yaml):
     assert list(file.parent.iterdir()) == before
     for split in ("train", "val"):
         (file.parent / "set" / "images" / split).mkdir(parents=True)
-    assert open_data(str(file), download=True).sources("val")  # there: nothing to fetch
+    assert open_data(str(file), download=True).sources("val")  # exists: nothing to download
     with pytest.raises(ValueError, match=r"images/test, which does not exist$"):
         open_data(str(file)).sources("test")
 
 
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
-    ("entry", "sentence"),
+    ("entry", "message"),
     [
         (
             "bash data/scripts/get_set.sh",
@@ -259,20 +259,20 @@ def test_without_the_flag_nothing_is_asked(yaml):
             "|\n  import os\n  os.system('touch x')\n",
             "'download' is 'import os\\nos.system('touch x')\\n': it is not an https://",
         ),
-        ("http://a.org/b.zip", "'http://a.org/b.zip': http:// can be read and changed on the way; use https://"),
+        ("http://a.org/b.zip", "'http://a.org/b.zip': http:// can be read and changed in transit; use https://"),
         ("{url: https://a.org/b, sha256: 12}", "'sha256' is '12', not 64 hexadecimal digits"),
         ("{url: https://a.org/b, md5: 12}", "'download' has the keys 'url, md5', allowed are url and sha256"),
         ("{sha256: " + "0" * 64 + "}", "'download' has the keys 'sha256'"),
         ("[https://a.org/b, ftp://a.org/c]", "'download' is 'ftp://a.org/c'"),
         ("[[https://a.org/b]]", "'download' must be text"),
-        ("{url: https://a.org/b, url: https://a.org/c}", "the key 'url' comes twice"),
-        ("", "has no 'download' to fetch its data from"),
+        ("{url: https://a.org/b, url: https://a.org/c}", "the key 'url' appears twice"),
+        ("", "has no 'download' URL to get its data from"),
         ("[]", "has no 'download'"),
     ],
 )
-def test_what_cannot_be_fetched_is_no_reason_to_refuse_data_that_are_there(yaml, entry, sentence):
+def test_what_cannot_be_fetched_is_no_reason_to_refuse_data_that_are_there(yaml, entry, message):
     file = yaml(entry)
-    with pytest.raises(ValueError, match=re.escape(sentence)) as refusal:
+    with pytest.raises(ValueError, match=re.escape(message)) as refusal:
         open_data(str(file), download=True)
     assert str(refusal.value).startswith(str(file))
     assert os.listdir(file.parent) == ["data.yaml"]
@@ -292,7 +292,7 @@ def test_a_top_folder_that_the_yaml_means(serve, tmp_path):
     server = serve(honest(zipped({"set/a.jpg": b"1"})))
     file = tmp_path / "data.yaml"
     file.write_text(f"path: set\ntrain: set\nval: set\nnames: [a]\ndownload: {server.url}/a.zip\n")
-    assert there(open_data(str(file), download=True).root) == {"set/a.jpg": b"1"}
+    assert files_in(open_data(str(file), download=True).root) == {"set/a.jpg": b"1"}
 
 
 # ---------------------------------------------------------------------- through the scripts
@@ -300,7 +300,7 @@ def test_a_top_folder_that_the_yaml_means(serve, tmp_path):
 
 @pytest.fixture
 def tiny(serve, tiny_data, tmp_path):
-    """A server of the tiny set, and a YAML that names it."""
+    """Return a server of the tiny data set, and a YAML with its URL."""
     files = {f"tiny/{p.relative_to(tiny_data.parent)}": p.read_bytes() for p in tiny_data.parent.rglob("*.*")}
     server, file = serve(honest(zipped(files))), tmp_path / "tiny.yaml"
     file.write_text(f"path: tiny\ntrain: images\nval: images\nnames: [a, b, c]\ndownload: {server.url}/tiny.zip\n")
@@ -330,7 +330,7 @@ def test_what_a_run_was_allowed_its_resumption_is_not(tiny, tmp_path, tiny_model
     flags, world = small(file, tiny_model, tmp_path / "runs", "--download"), World(torch.device("cpu"))
     train.main(train.parse_args(flags)[0], world)
     shutil.rmtree(tmp_path / "tiny")
-    (tmp_path / "runs" / "exp" / "metrics.json").unlink()  # as if it had been stopped
+    (tmp_path / "runs" / "exp" / "metrics.json").unlink()  # as if it had been interrupted
     resume = ["--resume", str(tmp_path / "runs" / "exp" / "weights" / "last.pt"), "--device", "cpu"]
     with pytest.raises(ValueError, match="--download would fetch"):
         train.main(train.parse_args(resume)[0], world)
@@ -346,7 +346,7 @@ def test_of_two_processes_of_a_run_one_fetches(tiny, tmp_path, tiny_model):
     with forked(environments, small(file, tiny_model, tmp_path / "runs", "--download"), tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [0, 0], ranks[0].err
     assert len(server.asked) == 1
-    assert ["fetching tiny.zip" in rank.out for rank in ranks] == [True, False]
+    assert ["downloading tiny.zip" in rank.out for rank in ranks] == [True, False]
     assert "another process is at work" not in ranks[1].out
 
 
@@ -354,4 +354,4 @@ def test_fetching_twice_is_fetching_once(serve, yaml):
     spec = read_data_yaml(yaml(f"{serve(honest(zipped(FILES))).url}/a.zip"))
     for _ in range(2):
         fetch_data(spec)
-        assert there(spec.root) == FILES
+        assert files_in(spec.root) == FILES

@@ -1,4 +1,4 @@
-"""Images cut short, altered, mislabelled and of every kind: whole pixels or a sentence, never half a picture."""
+"""Truncated, altered and misnamed images of every kind: all pixels or an error message, never half an image."""
 
 import io
 import struct
@@ -25,7 +25,7 @@ NAME = Path("images/a b.png")
 
 
 def picture() -> Image.Image:
-    """Noise, RGB: no two rows are alike."""
+    """Return RGB noise, in which no two rows are equal."""
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8))
 
 
@@ -36,7 +36,7 @@ def stored(kind: str, image: Image.Image | None = None, **options: object) -> by
 
 
 def kinds() -> dict[str, bytes]:
-    """One file of each kind that users have."""
+    """Return one file of each kind that users have."""
     plain, other = picture(), picture().rotate(180)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -95,14 +95,14 @@ def test_opencv_reads_the_usual_kinds() -> None:
 
 @each_kind
 def test_cut_short_is_whole_or_refused(kind: str) -> None:
-    """Filled up with zeros too, where the format can tell: others have neither an end nor a check sum."""
-    data, whole = KINDS[kind], pixels(KINDS[kind])
+    """Also when filled up with zeros, for formats that can detect it: others have neither an end nor a checksum."""
+    data, expected = KINDS[kind], pixels(KINDS[kind])
     lengths = {*np.random.default_rng(0).integers(0, len(data), 25).tolist(), *range(len(data) - 9, len(data))}
     with quiet_decoder():
         for length in lengths:
             for tail in [b"", bytes(len(data) - length)] if kind.startswith(("jpeg", "png")) else [b""]:
-                found = tried(data[:length] + tail)
-                assert isinstance(found, str) or np.array_equal(found, whole), (length, tail)
+                result = tried(data[:length] + tail)
+                assert isinstance(result, str) or np.array_equal(result, expected), (length, tail)
 
 
 @each_kind
@@ -116,7 +116,7 @@ def test_altered_is_some_picture_or_refused_and_always_the_same(kind: str) -> No
 
 
 def png_of(width: int, height: int, body: bytes) -> bytes:
-    """A grey PNG of the size that its header claims."""
+    """Return a grey PNG whose header claims this size."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -126,7 +126,7 @@ def png_of(width: int, height: int, body: bytes) -> bytes:
 
 
 def claims() -> dict[str, bytes]:
-    """Headers that claim more pixels than follow."""
+    """Return files whose headers claim more pixels than they contain."""
     jpeg = bytearray(KINDS["jpeg"])
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65500, 65500)

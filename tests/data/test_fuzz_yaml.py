@@ -1,4 +1,4 @@
-"""Mutated YAMLs of data, hyper-parameters and models, and image lists: what is written, or a sentence."""
+"""Mutated YAMLs of data, hyper-parameters and models, and image lists: read as written, or an error message."""
 
 import os
 from collections.abc import Callable
@@ -59,7 +59,7 @@ BOMBS = {
 
 
 def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]]:
-    """For each kind: a whole file, where to write it, and what reads it."""
+    """Return for each kind: a valid file, the path to write it to, and the function that reads it."""
     hyp = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_bytes()
     table = (ROOT / "tests" / "tables" / "tiny.yaml").read_bytes()
     return {
@@ -71,24 +71,24 @@ def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]
 
 
 def model_of(file: Path) -> dict[str, Any]:
-    """The resolved table of three classes, tried without memory."""
+    """Return the resolved table for three classes, after building the model without allocating memory."""
     table = resolve(*find_model(file), 3)
     check_shapes(table)
     return table
 
 
 def by_another_reader(file: Path) -> Any:
-    """The same file's texts as PyYAML's own Python reader has them: all values stay text."""
+    """Return the file's contents as read by PyYAML's Python reader, with all values as text."""
     return yaml.load(file.read_bytes(), yaml.BaseLoader)  # noqa: S506
 
 
 def means_the_same(kind: str, value: Any, file: Path) -> bool:
-    """Whether what was read is what is written."""
+    """Whether the values that were read are those in the file."""
     if kind == "list":
-        return _listed_alike(value, file)
+        return _listed_correctly(value, file)
     try:
         written = by_another_reader(file)
-    except yaml.YAMLError:  # which knows fewer places for a tab
+    except yaml.YAMLError:  # this reader allows tabs in fewer places
         return True
     if kind == "data":
         return list(value.names) == _texts(written["names"]) and _train_folder(written, file) in (value.train or ("",))
@@ -96,11 +96,11 @@ def means_the_same(kind: str, value: Any, file: Path) -> bool:
         return all(getattr(value, field.name) == float(written.get(field.name, field.default)) for field in fields(Hyp))
     rows = [*written["backbone"], *written["head"]]
     read = [*value["backbone"], *value["head"]]
-    return all(row[2] == mine[2] and int(row[1]) == mine[1] for row, mine in zip(rows, read, strict=True))
+    return all(row[2] == other[2] and int(row[1]) == other[1] for row, other in zip(rows, read, strict=True))
 
 
 def _train_folder(written: dict[str, Any], file: Path) -> Path | str:
-    """Where the first source of `train` lies; "" if there is none."""
+    """Return the path of the first source of `train`; "" if there is none."""
     nothing = ("", "~", "null", "Null", "NULL")
     source = written.get("train", "")
     source = source[0] if isinstance(source, list) else source
@@ -112,18 +112,18 @@ def _texts(names: Any) -> list[str]:
     return names if isinstance(names, list) else [names[key] for key in sorted(names, key=int)]
 
 
-def _listed_alike(listing: Any, file: Path) -> bool:
-    """Every line that is not empty is an image that exists or a problem with its line."""
+def _listed_correctly(listing: Any, file: Path) -> bool:
+    """Whether every non-empty line is either an existing image or a problem with its line number."""
     text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     numbers = {number for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    told = {line_of(problem.where, file) for problem in listing.problems}
+    reported = {line_of(problem.where, file) for problem in listing.problems}
     for problem in listing.problems:
         assert_presentable(str(problem))
-    return len(listing.images) + len(told) == len(numbers) and all(map(os.path.isfile, listing.images))
+    return len(listing.images) + len(reported) == len(numbers) and all(map(os.path.isfile, listing.images))
 
 
 def try_mutated(kind: str, folder: Path, count: int, seed: int) -> int:
-    """How many of `count` mutated files are read."""
+    """Return how many of `count` mutated files are read without error."""
     seed_text, file, read = readers(folder)[kind]
     random, values = np.random.default_rng(seed), 0
     for _ in range(count):
@@ -138,7 +138,7 @@ def try_mutated(kind: str, folder: Path, count: int, seed: int) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a few images, for lists."""
+    """Return a folder with a few images, for lists."""
     place = tmp_path / "set é\n"
     (place / "images").mkdir(parents=True)
     for name in ("a.png", "b b.png"):
@@ -192,5 +192,5 @@ def test_files_of_odd_names(tmp_path: Path) -> None:
         file.parent.mkdir()
         file.write_text("a: [1")
         for _, _, read in readers(tmp_path).values():
-            sentence = outcome(lambda: str(read(file)), file)  # noqa: B023
-            assert printable(file) in sentence
+            message = outcome(lambda: str(read(file)), file)  # noqa: B023
+            assert printable(file) in message

@@ -1,4 +1,4 @@
-"""Image files: found, decoded to upright 8-bit BGR whatever they are, refused in one sentence if they are broken."""
+"""Image files: found, decoded to upright 8-bit BGR from any format, rejected with one error message if damaged."""
 
 import os
 import time
@@ -16,7 +16,7 @@ HEIGHT, WIDTH = 24, 40
 
 
 def picture() -> np.ndarray:
-    """A smooth uint8 [24, 40, 3], different in all corners."""
+    """Return a smooth image, uint8 [24, 40, 3], different in all corners."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     return np.dstack([x * 6, y * 10, 255 - x * 3 - y * 5]).astype(np.uint8)
 
@@ -36,9 +36,9 @@ def test_grey_alpha_and_16_bits_become_three_bytes(tmp_path: Path) -> None:
     image = picture()
     grey = read_image(save(tmp_path / "grey.png", image[..., 0]))
     assert np.array_equal(grey, np.dstack([image[..., 0]] * 3))
-    alpha = np.dstack([image, np.zeros_like(image[..., 0])])  # fully transparent: the colours count all the same
+    alpha = np.dstack([image, np.zeros_like(image[..., 0])])  # fully transparent, but the colours are kept
     assert np.array_equal(read_image(save(tmp_path / "alpha.png", alpha)), image)
-    # 257 * v is the 16-bit value that v / 255 stands for; its high byte is v
+    # 257 * v is the 16-bit value equal to v / 255; its high byte is v
     for suffix in (".png", ".tif"):
         assert np.array_equal(read_image(save(tmp_path / f"deep{suffix}", image.astype(np.uint16) * 257)), image)
 
@@ -53,7 +53,7 @@ def test_cmyk_is_converted(tmp_path: Path) -> None:
 def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     Image = pytest.importorskip("PIL.Image")
     exif = Image.Exif()
-    exif[0x0112] = 6  # shown a quarter turn to the right
+    exif[0x0112] = 6  # rotate 90 degrees clockwise
     Image.fromarray(picture()[..., ::-1]).save(tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0)
     turned = read_image(tmp_path / "turned.jpg")
     assert turned.shape == (WIDTH, HEIGHT, 3)
@@ -63,14 +63,14 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
 def test_jpeg_without_end_marker_is_whole_but_not_one_cut_shorter(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     file = save(tmp_path / "a.jpg", noise)
-    data, whole = file.read_bytes(), read_image(file)
+    data, expected = file.read_bytes(), read_image(file)
     assert has_end(data)
     file.write_bytes(data[:-2])
     assert not has_end(data[:-2])
-    assert np.array_equal(read_image(file), whole)
+    assert np.array_equal(read_image(file), expected)
     for missing in (3, 10, len(data) // 2):
         file.write_bytes(data[:-missing])
-        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short or not an image"):
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, truncated or not an image"):
             read_image(file)
 
 
@@ -95,13 +95,13 @@ def test_a_jpeg_cut_inside_a_byte_or_filled_up_with_zeros_is_cut_short(tmp_path:
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data, file = save(tmp_path / "a.jpg", noise).read_bytes(), tmp_path / "b.jpg"
     inside = [i + 1 for i in range(len(data) // 2, len(data) - 2) if data[i : i + 2] == b"\xff\x00"]
-    assert inside  # 0xFF is written as two bytes, of which the first alone looks like the beginning of a marker
+    assert inside  # 0xFF is written as two bytes, and the first alone looks like the start of a marker
     for cut in (data[: inside[0]], data[: inside[-1]], data[:-100] + bytes(100)):
         file.write_bytes(cut)
-        with pytest.raises(ValueError, match=r"b.jpg is damaged, cut short"):
+        with pytest.raises(ValueError, match=r"b.jpg is damaged, truncated"):
             read_image(file)
-    for whole in (data[:-1], data[:-2] + bytes(500)):
-        file.write_bytes(whole)
+    for complete in (data[:-1], data[:-2] + bytes(500)):
+        file.write_bytes(complete)
         assert np.array_equal(read_image(file), read_image(tmp_path / "a.jpg"))
 
 
@@ -111,7 +111,7 @@ def test_a_progressive_jpeg_without_end_may_lack_scans_and_is_refused(tmp_path: 
     assert len(scans) > 3
     for cut in (progressive[: scans[-1]], progressive[:-2]):
         (tmp_path / "a.jpg").write_bytes(cut)
-        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short"):
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, truncated"):
             read_image(tmp_path / "a.jpg")
 
 
@@ -123,10 +123,10 @@ def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(
         data[frame + 1] = coding
         (tmp_path / "a.jpg").write_bytes(data)
         began = time.thread_time()
-        with pytest.raises(ValueError, match=r"a.jpg is damaged, cut short"):
+        with pytest.raises(ValueError, match=r"a.jpg is damaged, truncated"):
             read_image(tmp_path / "a.jpg")
         assert time.thread_time() - began < 0.5
-    flat = save(tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8))  # the emptiest picture there is
+    flat = save(tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8))  # the most pixels per byte
     assert read_image(flat).shape == (4000, 4000, 3)
 
 
@@ -145,9 +145,9 @@ def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> No
     first.save(file, save_all=True, append_images=[first.rotate(180)])
     data = file.read_bytes()
     assert np.array_equal(read_image(file), picture())
-    for place in (data.index(b"IDAT") + 20, data.index(b"fdAT") + 20, data.index(b"acTL") + 5):
-        file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with pytest.raises(ValueError, match=r"a.png is damaged"):  # OpenCV shows what lay in memory
+    for offset in (data.index(b"IDAT") + 20, data.index(b"fdAT") + 20, data.index(b"acTL") + 5):
+        file.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
+        with pytest.raises(ValueError, match=r"a.png is damaged"):  # OpenCV would return uninitialised memory
             read_image(file)
     for length in (len(data) - 4, len(data) - 12, data.index(b"fdAT")):
         file.write_bytes(data[:length])
@@ -159,7 +159,7 @@ def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> No
 def test_floating_point_values_are_refused_under_any_suffix(tmp_path: Path, suffix: str) -> None:
     data = cv2.imencode(suffix, picture().astype(np.float32) / 255)[1].tobytes()
     (tmp_path / "a.png").write_bytes(data)
-    with pytest.raises(ValueError, match=r"a.png holds floating-point values"):
+    with pytest.raises(ValueError, match=r"a.png has floating-point values"):
         read_image(tmp_path / "a.png")
 
 
@@ -173,7 +173,7 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
             read_image(tmp_path / name)
     images, problems = find_images(tmp_path)
     assert images == []
-    reason = "is not a file, or is a broken link"
+    reason = "is not a file, or is a broken symlink"
     assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
 
 
@@ -218,7 +218,7 @@ def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
     assert [str(p).removeprefix(str(file)) for p in problems] == [
         f" line 4: {tmp_path}/lists/b c.jpg is listed twice",
         f" line 5: {tmp_path}/lists/missing.jpg does not exist",
-        " line 6: 'images' is not the name of an image",
+        " line 6: 'images' is not the path of an image file",
     ]
     assert {p.kind for p in problems} == {IMAGE_DROPPED}
 

@@ -1,4 +1,4 @@
-"""Label files and COCO JSON: the boxes they mean, and a line for each row that means none; the flat arrays."""
+"""Label files and COCO JSON: their boxes, and a problem with its line for each invalid row; the flat arrays."""
 
 import json
 import pickle
@@ -46,9 +46,9 @@ def test_nothing_in_nothing_out() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("0 0.5 0.5 0.1", "values: 4; a row is"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "values: 6"),
-        ("0,0.5,0.5,0.1,0.1", "values: 1"),
+        ("0 0.5 0.5 0.1", "number of values is 4; a row is"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "number of values is 6"),
+        ("0,0.5,0.5,0.1,0.1", "number of values is 1"),
         ("0 0.5 x 0.1 0.1", "'x' is not a number"),
         ("0 0.5 1_0 0.1 0.1", "'1_0' is not a number"),
         ("0 0.5 nan 0.1 0.1", "NaN or infinite"),
@@ -58,11 +58,11 @@ def test_nothing_in_nothing_out() -> None:
         ("0 0.5 1.02 0.1 0.1", "coordinate 1.02 is outside 0-1 by more than 1%"),
         ("0 -0.02 0.5 0.1 0.1", "coordinate -0.02 is outside"),
         ("0 320 240 64 48", "coordinate 320 is outside"),
-        ("0 0.5 0.5 0 0.1", "box of width 0 and height 0.1"),
-        ("0 0.5 0.5 0.1 -0.001", "box of width 0.1 and height -0.001"),
-        ("0 0.5 0.5 1e-300 0.1", "of no size"),
-        ("0 1.01 0.5 0.01 0.1", "of no size inside the image"),
-        ("0 0.1 0.1 0.2 0.1 0.3 0.1", "of no size"),
+        ("0 0.5 0.5 0 0.1", "box has width 0 and height 0.1, must be positive"),
+        ("0 0.5 0.5 0.1 -0.001", "box has width 0.1 and height -0.001, must be positive"),
+        ("0 0.5 0.5 1e-300 0.1", "empty inside the image"),
+        ("0 1.01 0.5 0.01 0.1", "empty inside the image"),
+        ("0 0.1 0.1 0.2 0.1 0.3 0.1", "empty inside the image"),
     ],
 )
 def test_a_bad_row_goes_and_the_others_stay(line: str, reason: str) -> None:
@@ -80,9 +80,9 @@ def test_what_reaches_past_the_edge_is_cut_and_reported() -> None:
     assert rows[1].box_xywh == pytest.approx((181, 40, 19, 20))  # x 0.905..1.105 -> 0.905..1
     assert rows[2].box_xywh == pytest.approx((0, 0, 200, 50))
     assert problems == [
-        (ROW_CLIPPED, "line 1: reached 5.00% of the side past the edge"),
-        (ROW_CLIPPED, "line 2: reached 10.50% of the side past the edge"),
-        (ROW_CLIPPED, "line 3: reached 1.00% of the side past the edge"),
+        (ROW_CLIPPED, "line 1: was outside the image by 5.00% of its side"),
+        (ROW_CLIPPED, "line 2: was outside the image by 10.50% of its side"),
+        (ROW_CLIPPED, "line 3: was outside the image by 1.00% of its side"),
     ]
 
 
@@ -101,8 +101,8 @@ def test_duplicates_are_dropped() -> None:
 @pytest.mark.parametrize("written", ["80", "-1", "80.0"])
 def test_a_class_out_of_range_stops(written: str) -> None:
     number = written.removesuffix(".0")
-    sentence = f"labels/0012.txt line 3: class {number}, but names has 80 classes (0-79)"
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+    message = f"labels/0012.txt line 3: class {number}, but names has 80 classes (0-79)"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse(f"0 .5 .5 .1 .1\n\n{written} .5 .5 .1 .1\n", classes=80)
 
 
@@ -134,7 +134,7 @@ def annotation(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def coco(folder: Path, annotations: list, **changes: Any) -> Path:
-    """A COCO JSON of one image, which lies beside it, but for `changes`; "gone" leaves a part out."""
+    """Write a COCO JSON with one image in the same folder. changes: other values; "gone" removes a key."""
     file = folder / "instances_val.json"
     (folder / "a.jpg").touch()
     document = {
@@ -150,7 +150,7 @@ def test_coco_values_are_kept_to_the_bit(tmp_path: Path) -> None:
     crowd = annotation(2, category_id=9, iscrowd=1, segmentation={"counts": [1, 2], "size": [100, 200]})
     part = read_coco_annotations(coco(tmp_path, [annotation(1), crowd]), ["cat", "dog", "cow"])
     ((first, second),) = part.rows
-    assert first == LabelRow(1, (10.0, 20.0, 30.5, 40.0), 600.25, False, None, 1)  # dog is class 1 of the names
+    assert first == LabelRow(1, (10.0, 20.0, 30.5, 40.0), 600.25, False, None, 1)  # dog is class 1 in names
     assert second == LabelRow(0, (10.0, 20.0, 30.5, 40.0), 600.25, True, None, 2)
     assert part.images == [(str(tmp_path / "a.jpg"), 7, (200, 100))]
     assert part.category_ids == [9, 3, 12]  # cow is not in the file: 9 + 1 + class 2
@@ -187,14 +187,14 @@ def test_a_polygon_that_spans_its_box_is_kept(tmp_path: Path) -> None:
         (annotation(5, bbox=[1, 2, 10**400, 3]), "annotation 5", "bbox is [1, 2, 1000000000"),
         (annotation(5, bbox=[1, 2, "3", 4]), "annotation 5", "bbox is [1, 2, '3', 4]"),
         (annotation(5, bbox=[[[]], 2, 3, 4]), "annotation 5", "bbox is [..., 2, 3, 4]"),
-        (annotation(5, bbox=[1, 2, 0, 4]), "annotation 5", "bbox of width 0 and height 4"),
+        (annotation(5, bbox=[1, 2, 0, 4]), "annotation 5", "bbox has width 0 and height 4, must be at least 0.001"),
         (annotation(5, image_id=8), "annotation 5", "image_id 8 is not among the file's images"),
         (annotation(5, image_id=[7]), "annotation 5", "image_id [7] is not among"),
         (annotation(5, category_id=4), "annotation 5", "category_id 4 is not among the file's categories"),
         (annotation(5, category_id="gone"), "annotation 5", "category_id None is not"),
         (annotation(5, iscrowd=2), "annotation 5", "iscrowd is 2, must be 0 or 1"),
         (annotation(5, id="gone"), "annotations[1]", "id is None, must be a whole number"),
-        (annotation(1), "annotations[1]", "its id comes twice"),
+        (annotation(1), "annotations[1]", "its id appears twice"),
         ("text", "annotations[1]", "not an object"),
     ],
 )
@@ -231,7 +231,7 @@ def test_bad_image_entries_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"images": "gone"}, "has no list 'images'"),
         ({"annotations": {}}, "has no list 'annotations'"),
@@ -240,38 +240,38 @@ def test_bad_image_entries_are_left_out(tmp_path: Path) -> None:
         ({"categories": [5]}, "categories[0] must have"),
         (
             {"categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}]},
-            "categories[1]: id 3 or name 'b' comes twice",
+            "categories[1]: id 3 or name 'b' appears twice",
         ),
         (
             {"categories": [{"id": 3, "name": "a"}, {"id": 4, "name": "a"}]},
-            "categories[1]: id 4 or name 'a' comes twice",
+            "categories[1]: id 4 or name 'a' appears twice",
         ),
     ],
 )
-def test_a_broken_json_is_refused(tmp_path: Path, changes: dict, sentence: str) -> None:
+def test_a_broken_json_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
     file = coco(tmp_path, **({"annotations": []} | changes))
-    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_coco_annotations(file, ["dog", "cat"])
     assert str(caught.value).startswith(str(file))
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    ("data", "message"),
     [
         (b"", "line 1: not JSON"),
         (b'{\n"a": [1,\n}', "line 3: not JSON"),
-        (b"[" * 200_000, "nested too deep"),
+        (b"[" * 200_000, "nested too deeply"),
         (b'{"a": ' + b"1" * 5000 + b"}", "no"),
         (b"\xff\xff{", "not JSON"),
-        (b"[]", "is no COCO JSON"),
+        (b"[]", "is not a COCO JSON"),
         (b'{"images": [], "images": [{"id": 1}]}', "the object with the id None has the key 'images' twice"),
         (b'{"a": [{"id": 5, "b\\u001b[2J": 0, "b\\u001b[2J": 1}]}', r"id 5 has the key 'b\x1b[2J' twice"),
     ],
 )
-def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, sentence: str) -> None:
+def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(data)
-    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_coco_annotations(file, ["a"])
     assert str(caught.value).startswith(str(file))
 
@@ -279,7 +279,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, sentence: str) 
 def test_only_categories_in_use_must_be_named(tmp_path: Path) -> None:
     file = coco(tmp_path, [annotation(1)])
     assert read_coco_annotations(file, ["dog"]).category_ids == [3]
-    with pytest.raises(ValueError, match="annotation 1: category 3 is 'dog', which 'names' of the data YAML lacks"):
+    with pytest.raises(ValueError, match="annotation 1: category 3 is 'dog', which is not in 'names' of the data YAML"):
         read_coco_annotations(file, ["cat"])
 
 
@@ -312,7 +312,7 @@ def test_images_that_are_in_none_of_the_places_tried(tmp_path: Path) -> None:
     (problem,) = read_coco_annotations(file, ["dog"]).problems
     places = "., images, images/val, val, ../images, ../images/val, ../val"
     assert str(problem) == (
-        f"{file}: none of its first 1 images, such as b.jpg, was found; tried, in {tmp_path}: {places}"
+        f"{file}: none of its first 1 images, such as b.jpg, was found; folders tried in {tmp_path}: {places}"
     )
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "b.jpg").touch()
@@ -324,7 +324,7 @@ def test_images_that_are_in_none_of_the_places_tried(tmp_path: Path) -> None:
 
 
 def example() -> Labels:
-    """Three images with 2, 0 and 1 rows; the last row is a triangle."""
+    """Return labels of three images with 2, 0 and 1 rows; the last row is a triangle."""
     triangle = np.array([[0, 0], [4, 0], [4, 5]], np.float32)
     builder = LabelsBuilder()
     builder.add_image(
@@ -411,7 +411,7 @@ def test_box_sizes_by_hand() -> None:
     labels = builder.build([1, 2])
     # Long sides 200 and 60 become 100 px: half of 20 x 10, and 5 / 3 of 6 x 15. The ignore region is left out.
     assert labels.box_sizes(100).tolist() == pytest.approx(np.array([[10, 5], [10, 25]]))
-    # 2, 0 and 1 boxes: 1 in the middle, and halfway to the most 1.5, which is rounded down.
+    # 2, 0 and 1 boxes: the median is 1, and halfway from it to the maximum is 1.5, which is rounded down.
     assert [labels.boxes_per_image(percent) for percent in (0, 50, 75, 100)] == [0, 1, 1, 2]
     assert labels.subset([1]).box_sizes(100).shape == (0, 2)
     assert labels.subset([1]).boxes_per_image(95) == 0
@@ -425,11 +425,11 @@ def test_empty_labels() -> None:
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     arrays = example().arrays()
-    for name, wrong, sentence in (
-        ("offsets", np.array([0, 2, 1, 3]), "offsets must rise from 0 to 3"),
-        ("classes", np.array([0, 1, 2], np.int32), "classes must lie in 0-1"),
+    for name, wrong, message in (
+        ("offsets", np.array([0, 2, 1, 3]), "offsets must increase from 0 to 3"),
+        ("classes", np.array([0, 1, 2], np.int32), "classes must be in 0-1"),
         ("sizes", np.zeros((3, 2), np.int64), "sizes is int64"),
         ("crowd", np.zeros(2, bool), "crowd is bool"),
     ):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=message):
             Labels(**(arrays | {name: wrong}))

@@ -1,4 +1,4 @@
-"""From files to batches: the same bytes for any number of loader processes, and no process left behind."""
+"""From files to batches: the same bytes for any number of DataLoader workers, and no process left running."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ SHAPE = np.array([[2, 2], [28, 2], [28, 20], [15, 8]], np.float32)
 
 
 def write_data(folder: Path, sizes: list[tuple[int, int]] = SIZES) -> Labels:
-    """Images of noise; every third has no label, the others a polygon and a crowd, or a box."""
+    """Write images of noise; every third has no label, the others have a polygon and a crowd region, or a box."""
     builder = LabelsBuilder()
     for i, (width, height) in enumerate(sizes):
         path = folder / f"{i}.png"
@@ -48,7 +48,7 @@ def train_loader(labels: Labels, **changes: object) -> Loader:
 
 
 def weighted(labels: Labels, **changes: object) -> Loader:
-    """A loader that draws the first images most: some several times an epoch."""
+    """Return a loader with weights that draw the first images most often, some several times per epoch."""
     loader = train_loader(labels, **changes)
     loader.sampler.weights = 0.5 ** np.arange(len(labels))  # type: ignore[union-attr]
     return loader
@@ -77,7 +77,7 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, make: Callable
 
 
 class NoImport:
-    """Kills other processes than its own that import anything but parts of torch."""
+    """An import hook that kills child processes which import anything except torch."""
 
     def __init__(self) -> None:
         self.parent = os.getpid()
@@ -87,9 +87,9 @@ class NoImport:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="loader processes are not forked")
+@pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked")
 def test_loader_processes_import_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are forked while a thread loads matplotlib: for a module that was half loaded they would wait for ever."""
+    """They are forked while a thread imports matplotlib: importing a half-imported module would wait forever."""
     monkeypatch.setattr(sys, "meta_path", [NoImport(), *sys.meta_path])
     assert len(epochs_of(train_loader(write_data(tmp_path), workers=1), 2)) == 4
 
@@ -98,13 +98,13 @@ def test_loader_processes_import_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_later_start_gives_the_epochs_last_batches(tmp_path: Path, make: Callable[..., Loader], workers: int) -> None:
     loader = make(write_data(tmp_path), batch_size=2, workers=workers)
-    whole = [contents(batch) for batch in epochs_of(loader, 2)]
-    assert len(whole) == 7  # 14 samples: 3 batches, then 4
+    complete = [contents(batch) for batch in epochs_of(loader, 2)]
+    assert len(complete) == 7  # 14 samples: 3 batches, then 4
     for first_batch in (1, 4, 2):
         loader.sampler.set_epoch(1, first_batch)  # type: ignore[union-attr]
         assert len(loader) == 4 - first_batch
-        assert [contents(batch) for batch in loader] == whole[3 + first_batch :]
-    assert [contents(batch) for batch in epochs_of(loader, 2)] == whole  # the processes live on and start at the front
+        assert [contents(batch) for batch in loader] == complete[3 + first_batch :]
+    assert [contents(batch) for batch in epochs_of(loader, 2)] == complete  # the same workers start from the beginning
 
 
 def test_what_is_skipped_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
     assert len({image.numpy().tobytes() for image in batch.images}) == 7
     (keys,) = loader.sampler
     assert [key.index for key in keys] == drawn
-    # The first draw of an image is the sample that an epoch without weights has.
+    # The first draw of an image is the same sample as in an epoch without weights.
     for key, image in zip(keys, batch.images, strict=True):
         plain = loader.samples.draw([Key(0, key.index, SIDE, SIDE, False)])
         assert (plain.pixels[0] == image.numpy()).all() == (key.repeat == 0)
@@ -159,8 +159,9 @@ def test_types_and_image_numbers(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     loader = build_evaluation_loader(labels, batch_size=7, image_size=SIDE, stride=32)
     batches = list(loader)
-    # In strides, half a one added: the long side 2.5, so 96 px; the short side of 2000 x 4 0.504, 32 px; of 200 x 100
-    # 1.5 and of 80 x 60 2, 64 px; of 64 x 64 and 1 x 1 2.5, 96 px; of 60 x 80 2 and of 33 x 47 1.9, 64 px.
+    # Sides in strides, plus half a stride: the long side is 2.5, so 96 px. The short side is 0.504 for 2000 x 4: 32 px;
+    # 1.5 for 200 x 100 and 2 for 80 x 60: 64 px; 2.5 for 64 x 64 and 1 x 1: 96 px; 2 for 60 x 80 and 1.9 for 33 x 47:
+    # 64 px.
     shapes = [(1, 32, 96, 3), (2, 64, 96, 3), (2, 96, 96, 3), (2, 96, 64, 3)]
     assert [tuple(batch.images.shape) for batch in batches] == shapes
     assert len(loader) == 4
@@ -209,15 +210,15 @@ def test_one_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(80, 60), (61, 200), (641, 479), (64, 64), (30, 20), (20000, 10), (1, 1)])
 def test_placement_maps_source_pixels_to_the_canvas(tmp_path: Path, size: tuple[int, int]) -> None:
     width, height = size
-    own = box(0, width * 0.25, height * 0.25, width * 0.5, height * 0.5)
+    row = box(0, width * 0.25, height * 0.25, width * 0.5, height * 0.5)
     path = tmp_path / "0.png"
     cv2.imwrite(str(path), np.full((height, width, 3), 255, np.uint8))
     builder = LabelsBuilder()
-    builder.add_image(str(path), size, 1, [own])
+    builder.add_image(str(path), size, 1, [row])
     labels = builder.build([1])
     (batch,) = build_evaluation_loader(labels, batch_size=4, image_size=SIDE, stride=32)
     scale, shift = batch.placement[0].numpy().reshape(2, 2)
-    # The white image on the canvas is where placement puts its corners.
+    # The corners of the white image on the canvas are where placement maps them.
     ys, xs = np.nonzero(batch.images[0, :, :, 0].numpy() == 255)
     assert shift.tolist() == [xs.min(), ys.min()]
     assert scale * size + shift == pytest.approx([xs.max() + 1, ys.max() + 1], abs=1e-9)
@@ -234,15 +235,15 @@ def test_training_samples_have_no_placement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_was_exchanged_is_named(tmp_path: Path, workers: int) -> None:
-    """Its boxes were read for another one."""
+    """Its boxes belong to the old image."""
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
-    said = r"0\.png: has changed since its labels were read: it had 80 x 60 pixels, now it has 300 x 500$"
+    message = r"0\.png: has changed since its labels were read: it had 80 x 60 pixels, now it has 300 x 500$"
     for loader in (
         train_loader(labels, workers=workers),
         build_evaluation_loader(labels, batch_size=3, image_size=SIDE, stride=32),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             list(loader)
 
 
@@ -277,7 +278,7 @@ def test_samples_travel_light() -> None:
     count = 20_000
     labels = labels_of([(640, 480)] * count, [[box(0, 1, 1, 9, 9)] * 5] * count)
     samples = train_loader(labels, batch_size=16).samples
-    # 100,000 rows of class, box, area, crowd and offset: 4 + 32 + 8 + 1 + 8 = 53 bytes; 20,000 images of about 40.
+    # 100,000 rows of class, box, area, crowd and offset: 4 + 32 + 8 + 1 + 8 = 53 bytes; 20,000 images, about 40 bytes.
     assert len(pickle.dumps(samples)) < 53 * 5 * count + 60 * count
     assert isinstance(pickle.loads(pickle.dumps(samples)), Samples)  # noqa: S301
 
@@ -307,7 +308,7 @@ kept = main(sys.argv[2])
 
 
 def start(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
-    """A program with two loader processes, and their numbers."""
+    """Start a program with two workers; return it and the process ids of the workers."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     root = Path(__file__).parents[2]
     program = subprocess.Popen(
@@ -318,25 +319,25 @@ def start(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.P
         **pipes,
     )
     assert program.stdout is not None
-    return program, [int(number) for number in program.stdout.readline().split()]
+    return program, [int(pid) for pid in program.stdout.readline().split()]
 
 
-def alive(number: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
+def alive(pid: int) -> bool:
+    """Whether a process is running; a zombie is not."""
     try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def wait_for_end(numbers: list[int], seconds: float) -> bool:
+def wait_for_end(pids: list[int], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while any(map(alive, numbers)) and time.monotonic() < deadline:
+    while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not any(map(alive, numbers))
+    return not any(map(alive, pids))
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @linux
@@ -352,9 +353,9 @@ def test_a_program_that_ends_with_its_loader_alive_ends(tmp_path: Path, ending: 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])  # Python 3.14's default is the latter
 def test_workers_outlive_signals_but_not_their_parent(tmp_path: Path, method: str) -> None:
     program, workers = start(tmp_path, "wait", method)
-    for number in workers:
-        os.kill(number, signal.SIGTERM)
-        os.kill(number, signal.SIGINT)
+    for pid in workers:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
     time.sleep(0.3)
     assert all(map(alive, workers))
     program.kill()
@@ -363,19 +364,19 @@ def test_workers_outlive_signals_but_not_their_parent(tmp_path: Path, method: st
 
 
 def kill_one(loader: Loader, seconds: float = 0) -> None:
-    """Kill a worker, and do something else for a while."""
+    """Kill a worker, then do something else for `seconds`."""
     os.kill(loader._loader._iterator._workers[0].pid, signal.SIGKILL)
     for _ in range(round(seconds / 0.05)):
         time.sleep(0.05)
 
 
-DIED = "^a data loader process died, probably out of memory: use fewer --workers; --resume continues a training$"
+DIED = "^a DataLoader worker died, probably out of memory: use fewer --workers; --resume continues the run$"
 
 
 @linux
 @pytest.mark.parametrize("another", [False, True])
 def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path, another: bool) -> None:
-    """torch raises where the main thread happens to be, also where its handler was set for another DataLoader."""
+    """torch raises wherever the main thread is, also if another DataLoader has set torch's handler before."""
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal_handling._SIGCHLD_handler_set = False
     try:
@@ -391,7 +392,7 @@ def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path, an
 
 @linux
 def test_a_worker_that_is_killed_is_missed_when_its_batch_is_due(tmp_path: Path) -> None:
-    """As in Python 3.14, whose workers are no children of this process: nothing reports their end."""
+    """As in Python 3.14, where workers are not children of this process, so nothing reports that they ended."""
     loader = train_loader(write_data(tmp_path), workers=2)
     next(iter(loader))
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Training at changing image sizes."""
+"""Multi-scale training."""
 
 import torch
 
@@ -18,7 +18,7 @@ def test_a_size_belongs_to_seed_and_step():
 
 
 def test_never_less_than_two_strides():
-    # half of 64 px would be one cell at stride 32, of which BatchNorm cannot take a variance
+    # Half of 64 px would be one cell at stride 32, from which BatchNorm cannot compute a variance.
     assert {MultiScale(0, 32).size(step, 64) for step in range(100)} == {64, 96}
     assert {MultiScale(0, 64).size(step, 128) for step in range(100)} == {128, 192}
 
@@ -33,7 +33,7 @@ def test_boxes_go_with_the_pixels():
     assert small.shape == (2, 3, 64, 64)
     assert moved.tolist() == [[1.0, 2.0, 8.0, 16.0, 16.0, 32.0]]
     assert small[1, 0, 16:32, 8:16].mean() > 0.9
-    assert small[1].mean() == images[1].mean()  # 2 x 2 pixels become one
+    assert small[1].mean() == images[1].mean()  # 2 x 2 pixels are averaged to one
     assert not small[0].any()
     assert targets.tolist() == [[1.0, 2.0, 16.0, 32.0, 32.0, 64.0]]
 

@@ -1,4 +1,4 @@
-"""Data from elsewhere, end to end: pictures and names of every kind train, are reported, or refused in a sentence."""
+"""Unusual data, end to end: images and names of every kind are used, reported, or rejected with an error message."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def png(height: int, width: int) -> bytes:
 
 @pytest.fixture
 def odd_data(tmp_path: Path) -> Path:
-    """A data YAML of one picture of each kind, with a box each, in folders and files of odd names."""
+    """Return a data YAML with one image of each kind, with one box each, in folders and files with odd names."""
     root = tmp_path / "odd\nset é \x1b[31m"
     images, labels = root / "images", root / "labels"
     pictures = {f"{kind}.{'jpg' if 'jpeg' in kind else 'png'}": data for kind, data in KINDS.items()}
@@ -81,14 +81,14 @@ def test_odd_pictures_and_names_train_and_are_measured(odd_data, tiny_model, tmp
     with unchanged(odd_data.parent):
         train.main(train.parse_args(flags(odd_data, tiny_model, tmp_path, "--hyp", "hyp.scratch-high.yaml"))[0], CPU)
     folder = tmp_path / "runs" / "exp"
-    said = capfd.readouterr()
-    assert_printable(said.out)
+    output = capfd.readouterr()
+    assert_printable(output.out)
     report = json.loads((folder / "data_report.json").read_text())["train"]
-    left_out = {Path(name).name for name in report["unreadable"]} - {"gif.jpg"}  # which OpenCV 4 may not read
+    left_out = {Path(name).name for name in report["unreadable"]} - {"gif.jpg"}  # OpenCV 4 may not be able to read it
     assert left_out == {"dot.png", "empty.jpg", "cut.png", "text.png"}
-    told = [f"{p['where']}: {p['reason']}" for p in report["problems"]]
-    assert any("broken.png: is not a file, or is a broken link" in line for line in told)
-    for line in told:
+    lines = [f"{p['where']}: {p['reason']}" for p in report["problems"]]
+    assert any("broken.png: is not a file, or is a broken symlink" in line for line in lines)
+    for line in lines:
         assert_presentable(line)
     per_class = json.loads((folder / "metrics.json").read_text())["best"]["per_class"]
     assert set(per_class) <= set(CLASSES)
@@ -126,8 +126,8 @@ def test_a_refusal_shows_no_name_raw(text, tmp_path, tiny_model, capfd):
     file.write_text("train: images\nval: images\nnames: [a, b]\n")
     with unchanged(root):
         assert exit_code_of(lambda: train.run(flags(file, tiny_model, tmp_path))) == 2
-    said = capfd.readouterr()
-    assert_printable(said.out)
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    assert_printable(said.err)
+    output = capfd.readouterr()
+    assert_printable(output.out)
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    assert_printable(output.err)

@@ -1,4 +1,4 @@
-"""Which samples make up which batch, for any number of processes."""
+"""Samplers: which samples make up which batch, for any number of processes."""
 
 from itertools import pairwise
 
@@ -15,13 +15,13 @@ RECT = CanvasShapes(320, 32)
 def sampler(count: int, batch_size: int, *, weighted: bool = False, **changes: object) -> TrainSampler:
     ratios = np.random.default_rng(1).uniform(0.4, 2.5, count)
     values = {"batch_size": batch_size, "image_size": 320, "seed": 0} | changes
-    made = TrainSampler(ratios, **values)  # type: ignore[arg-type]
-    made.weights = some_weights(count) if weighted else None
-    return made
+    result = TrainSampler(ratios, **values)  # type: ignore[arg-type]
+    result.weights = some_weights(count) if weighted else None
+    return result
 
 
 def some_weights(count: int) -> NDArray[np.float64]:
-    """Up to 40 to 1, every fifth nothing."""
+    """Return weights with ratios up to 40 to 1; every fifth is 0."""
     return np.random.default_rng(2).uniform(0.5, 20, count) * (np.arange(count) % 5 > 0)
 
 
@@ -52,20 +52,20 @@ def test_batches_are_the_same_for_any_number_of_processes(size: int, first_batch
         for batch, *parts in zip(epoch_of(alone, epoch)[first_batch:], *shares, strict=True):
             assert [len(part) for part in parts] == [8 // size] * size
             together = [key for group in zip(*parts, strict=True) for key in group]
-            assert together == batch  # in the same order too, taken in turns
-            assert len(set(together)) == 8  # the ranks share nothing
+            assert together == batch  # in the same order, interleaved by rank
+            assert len(set(together)) == 8  # no sample is on two ranks
 
 
 @each_mode
 def test_a_later_start_leaves_batches_out_and_changes_none(mode: dict[str, object]) -> None:
     made = sampler(37, 8, **mode)
     for epoch in range(3):
-        whole = epoch_of(made, epoch)
-        for first_batch in range(len(whole) + 1):
-            assert epoch_of(made, epoch, first_batch) == whole[first_batch:]
+        complete = epoch_of(made, epoch)
+        for first_batch in range(len(complete) + 1):
+            assert epoch_of(made, epoch, first_batch) == complete[first_batch:]
             assert made.first_batch == first_batch
         made.set_epoch(epoch)
-        assert (made.first_batch, len(made)) == (0, len(whole))
+        assert (made.first_batch, len(made)) == (0, len(complete))
 
 
 @pytest.mark.parametrize("first_batch", [-1, 5])
@@ -95,7 +95,7 @@ def test_every_pass_holds_every_image_once(count: int, batch_size: int, shapes: 
     epochs = 9
     seen = [(key.epoch, key.index) for epoch in range(epochs) for batch in epoch_of(made, epoch) for key in batch]
     assert len(seen) == len(set(seen))
-    assert epochs * count - len(seen) < batch_size  # what waits for the next epoch
+    assert epochs * count - len(seen) < batch_size  # samples left for the next epoch
     everything = {(epoch, index) for epoch in range(epochs) for index in range(count)}
     assert set(seen) <= everything
     assert {epoch for epoch, _ in everything - set(seen)} <= {epochs - 1}
@@ -106,7 +106,7 @@ def test_epoch_lengths() -> None:
     # 37, 74, 111, 148 images fill 4, 9, 13, 18 batches of 8.
     assert [made.batches_before(epoch) for epoch in range(5)] == [0, 4, 9, 13, 18]
     assert [len(epoch_of(made, epoch)) for epoch in range(4)] == [4, 5, 4, 5]
-    # The five images over open the next epoch, as samples of their own pass.
+    # The five images left over start the next epoch, as samples of their own pass.
     assert [key.epoch for key in epoch_of(made, 1)[0]] == [0] * 5 + [1] * 3
 
 
@@ -170,8 +170,8 @@ def test_rect_has_no_mosaic() -> None:
     ("count", "values", "text"),
     [
         (3, {"batch_size": 8}, "batch size 8 is larger than the 3 training images"),
-        (30, {"batch_size": 8, "size": 3}, "batch size 8 is not a multiple of the 3 processes"),
-        (30, {"batch_size": 0}, "batch size 0 is not a multiple of the 1 processes"),
+        (30, {"batch_size": 8, "size": 3}, "batch size 8 is not a positive multiple of the 3 processes"),
+        (30, {"batch_size": 0}, "batch size 0 is not a positive multiple of the 1 processes"),
         (0, {"batch_size": 1}, "batch size 1 is larger than the 0 training images"),
     ],
 )
@@ -189,7 +189,7 @@ def test_images_are_drawn_as_often_as_they_weigh() -> None:
     weights = some_weights(40)
     expected = 20_000 * weights / weights.sum()
     assert drawn[weights == 0].tolist() == [0] * 8
-    # The sum over 32 images has mean 31 and deviation sqrt(62) = 7.9; even draws would give thousands.
+    # The sum over 32 images has mean 31 and standard deviation sqrt(62) = 7.9; uniform draws would give thousands.
     squares = (drawn - expected)[weights > 0] ** 2 / expected[weights > 0]
     assert abs(squares.sum() - 31) < 24
 
@@ -224,7 +224,7 @@ def test_repeats_against_counting() -> None:
 
 def test_all_the_weight_on_one_image() -> None:
     made = sampler(9, 3)
-    for weight in (5e-324, 1.0, 1e308):  # neither the smallest float nor the sum of the largest is a problem
+    for weight in (5e-324, 1.0, 1e308):  # the smallest float works, and the sum of the largest
         for index in (0, 4, 8):
             made.weights = np.where(np.arange(9) == index, weight, 0.0)
             assert [(key.index, key.repeat) for batch in made for key in batch] == [(index, k) for k in range(9)]
@@ -234,14 +234,14 @@ def test_all_the_weight_on_one_image() -> None:
 
 def test_no_weight_is_never_drawn_at_an_edge_either(monkeypatch: pytest.MonkeyPatch) -> None:
     class Edges:
-        """Random numbers where one image's share ends and the next begins, the first and the last there are."""
+        """Random numbers at the boundaries between images, and the smallest and largest possible ones."""
 
         def random(self, count: int) -> NDArray[np.float64]:
             return np.array([0.0, 0.25, 0.5, 0.75, 1 - 2**-53])[:count]
 
     made = sampler(5, 5)
     monkeypatch.setattr("data.sampler.generator_for", lambda *key: Edges())
-    made.weights = np.array([0.0, 0.5, 0.0, 0.5, 0.0])  # shares [0, 0.5) and [0.5, 1)
+    made.weights = np.array([0.0, 0.5, 0.0, 0.5, 0.0])  # intervals [0, 0.5) and [0.5, 1)
     assert [key.index for batch in made for key in batch] == [1, 1, 3, 3, 3]
 
 
@@ -257,12 +257,12 @@ def test_weights_are_a_copy() -> None:
 @pytest.mark.parametrize(
     ("weights", "text"),
     [
-        ([1.0, 2.0], r"weights of shape \(2,\): give one for each of the 3 training images"),
-        ([[1.0, 2.0, 3.0]], r"weights of shape \(1, 3\): give one for each of the 3 training images"),
-        ([1.0, -2.0, 3.0], "weights of -2 to 3: they must be finite, 0 or more, and not all of them 0"),
-        ([1.0, np.inf, 3.0], "weights of 1 to inf: they must be finite, 0 or more, and not all of them 0"),
-        ([1.0, np.nan, 3.0], "weights of nan to nan: they must be finite, 0 or more, and not all of them 0"),
-        ([0.0, 0.0, 0.0], "weights of 0 to 0: they must be finite, 0 or more, and not all of them 0"),
+        ([1.0, 2.0], r"image weights have shape \(2,\): give one for each of the 3 training images"),
+        ([[1.0, 2.0, 3.0]], r"image weights have shape \(1, 3\): give one for each of the 3 training images"),
+        ([1.0, -2.0, 3.0], "image weights are -2 to 3: they must be finite and at least 0, and not all 0"),
+        ([1.0, np.inf, 3.0], "image weights are 1 to inf: they must be finite and at least 0, and not all 0"),
+        ([1.0, np.nan, 3.0], "image weights are nan to nan: they must be finite and at least 0, and not all 0"),
+        ([0.0, 0.0, 0.0], "image weights are 0 to 0: they must be finite and at least 0, and not all 0"),
     ],
 )
 def test_weights_that_are_refused(weights: list[float], text: str) -> None:
@@ -288,7 +288,7 @@ def test_evaluation_covers_every_image_once(count: int, size: int) -> None:
     assert all(len(list(share)) == len(share) for share in shares)
     together = {number: batch for share in shares for number, batch in zip(share.numbers, share, strict=True)}
     assert [share.numbers for share in shares] == [range(rank, len(alone), size) for rank in range(size)]
-    assert [together[number] for number in range(len(alone))] == alone  # whole batches, by the numbers they have alone
+    assert [together[number] for number in range(len(alone))] == alone  # with the numbers they have in one process
     assert sorted(key.index for batch in alone for key in batch) == list(range(count))
 
 
@@ -301,7 +301,7 @@ def test_a_canvas_does_not_depend_on_what_else_is_in_the_batch() -> None:
             assert {(key.height, key.width) for key in batch} == {VALIDATION.shape(ratios[[batch[0].index]])}
         keys = [key for batch in batches for key in batch]
         assert all(VALIDATION.shape(ratios[[key.index]]) == (key.height, key.width) for key in keys)
-        # Whole batches but for the last of each shape.
+        # All batches are full except the last of each shape.
         counts = [[(k.height, k.width) for k in keys].count(shape) for shape in {(k.height, k.width) for k in keys}]
         assert len(batches) == sum(-(-count // batch_size) for count in counts)
         assert [key.index for key in keys] == np.argsort(ratios, kind="stable").tolist()

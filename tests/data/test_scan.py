@@ -1,4 +1,4 @@
-"""A whole split: counted, reported, cached, refused; and the users' files as they were."""
+"""Scanning a split: counts, reports, cache and errors; the user's files do not change."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ NAMES = ("cat", "dog")
 
 
 def make(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40, 20)) -> Path:
-    """A folder of images named as the keys, with label files of the given texts; None makes no label file."""
+    """Create a folder of images named as the keys, with label files of the given texts; None: no label file."""
     (root / "images").mkdir(parents=True, exist_ok=True)
     (root / "labels").mkdir(exist_ok=True)
     width, height = size
@@ -36,7 +36,7 @@ def make(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40,
 
 
 def tree(root: Path) -> dict[str, tuple[str, int]]:
-    """Contents and times of all files."""
+    """Return the hash and modification time of every file."""
     files = [path for path in sorted(root.rglob("*")) if path.is_file()]
     return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files}
 
@@ -59,13 +59,14 @@ def test_counts_problems_and_untouched_files(tmp_path: Path) -> None:
     assert report.unreadable == (str(source / "e.jpg"), str(source / "f.png"))
     texts = [str(problem) for problem in report.problems]
     assert (
-        f"{tmp_path}/labels/a.txt line 3: values: 1; a row is class cx cy w h, or class and 3 or more points x y"
-        in texts
+        f"{tmp_path}/labels/a.txt line 3: number of values is 1; "
+        "a row is class cx cy w h, or class and at least 3 points x y" in texts
     )
-    assert f"{source}/e.jpg: is damaged, cut short or not an image that OpenCV can decode" in texts
+    assert f"{source}/e.jpg: is damaged, truncated or not an image that OpenCV can decode" in texts
     assert f"{source}/f.png: is 1x1, smaller than 2 pixels" in texts
     assert (
-        f"{source}/c.png: no label file {tmp_path}/labels/c.txt; taken as background, images of this kind: 1" in texts
+        f"{source}/c.png: no label file {tmp_path}/labels/c.txt, so the image counts as background; "
+        "images without label file: 1" in texts
     )
     assert report.summary().startswith("4 images (2 background), 3 boxes in 2 of 2 classes; ")
 
@@ -98,7 +99,7 @@ def test_two_images_with_one_label_file_are_told(tmp_path: Path) -> None:
     assert [str(p) for p in report.problems] == [f"{source}/a.png: has the same label file as {source}/a.bmp"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes in the file system")
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
 def test_pipes_for_labels_and_json_are_not_waited_for(tmp_path: Path) -> None:
     source = make(tmp_path, {"a": "0 .5 .5 .5 .5", "b": None})
     os.mkfifo(tmp_path / "labels" / "b.txt")
@@ -132,11 +133,9 @@ def test_stops(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no images in .*empty"):
         scan([tmp_path / "empty"], NAMES)
     source = make(tmp_path / "one", {"a": None, "b": None})
-    looked = tmp_path / "one" / "labels" / "a.txt"
-    sentence = (
-        f"no labels for 2 images: the labels of the first image {source}/a.png were looked for in {looked}, which does"
-    )
-    with pytest.raises(ValueError, match=sentence):
+    expected = tmp_path / "one" / "labels" / "a.txt"
+    message = f"no labels for 2 images: those of the first image {source}/a.png should be in {expected}, which does"
+    with pytest.raises(ValueError, match=message):
         scan([source], NAMES)
     source = make(tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"})
     with pytest.raises(ValueError, match=r"labels/b.txt line 2: class 2, but names has 2 classes \(0-1\)"):
@@ -178,19 +177,20 @@ def test_coco(tmp_path: Path) -> None:
     assert labels.areas.tolist() == [200, 77.5]
     assert labels.boxes_xywh.tolist() == [[30, 5, 20, 10], [10, 5, 20, 10]]
     assert (report.instances, report.crowd) == (1, 1)
-    assert "annotation 2: bbox [50, 5, 20, 10] lies outside its image of 40x20" in str(report.problems[0])
+    assert "annotation 2: bbox [50, 5, 20, 10] is outside its image of 40x20" in str(report.problems[0])
 
 
 def test_a_coco_json_far_from_its_images_names_the_places_tried(tmp_path: Path) -> None:
     (tmp_path / "json").mkdir()
     file = write_coco(tmp_path / "json")
     tried = (
-        rf"first 2 images, such as b.png, was found; tried, in {tmp_path}/json: \., images, images/val, .*, \.\./val"
+        r"first 2 images, such as b.png, was found; "
+        rf"folders tried in {tmp_path}/json: \., images, images/val, .*, \.\./val"
     )
     with pytest.raises(ValueError, match=rf"none of 2 images can be used; the first problem is {file}: .*{tried}"):
         scan([file], NAMES)
     source = make(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
-    labels, report = scan([source, file], NAMES)  # another source has images: the run goes on, and the report says it
+    labels, report = scan([source, file], NAMES)  # another source has images: no error, only a problem in the report
     assert len(labels) == 1
     assert re.search(tried, str(report.problems[0]))
     assert dict(report.problem_counts) == {"COCO JSON whose images were not found": 1, "image left out": 2}
@@ -230,15 +230,15 @@ def test_the_cache_gives_the_same_and_sees_every_change(tmp_path: Path) -> None:
     assert again("from cache") == [0]
     label = tmp_path / "set" / "labels" / "a.txt"
     stamp = label.stat().st_mtime_ns
-    label.write_text("1 .5 .5 .5 .5")  # as many bytes as before
+    label.write_text("1 .5 .5 .5 .5")  # the same size as before
     os.utime(label, ns=(stamp, stamp + 1))
-    assert again("files changed, cached anew") == [1]
+    assert again("files changed, cache rebuilt") == [1]
     (tmp_path / "set" / "labels" / "b.txt").write_text("0 .5 .5 .5 .5")
-    assert again("files changed, cached anew") == [1, 0]
+    assert again("files changed, cache rebuilt") == [1, 0]
     make(tmp_path / "set", {"c": "0 .5 .5 .5 .5"})
-    assert again("files changed, cached anew") == [1, 0, 0]
+    assert again("files changed, cache rebuilt") == [1, 0, 0]
     (source / "a.png").unlink()
-    assert again("files changed, cached anew") == [0, 0]
+    assert again("files changed, cache rebuilt") == [0, 0]
     assert again("cached now", ("dog", "cat")) == [0, 0]
     assert all(file.suffix == ".npz" for file in cache.iterdir())
 
@@ -250,7 +250,7 @@ def test_the_cache_of_a_coco_json_sees_its_images(tmp_path: Path) -> None:
     assert scan([file], NAMES, cache_dir=cache)[1].cache == "from cache"
     (tmp_path / "images" / "b.png").unlink()
     labels, report = scan([file], NAMES, cache_dir=cache)
-    assert (len(labels), report.cache) == (1, "files changed, cached anew")
+    assert (len(labels), report.cache) == (1, "files changed, cache rebuilt")
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, None])
@@ -278,7 +278,7 @@ def test_a_cache_that_holds_objects_is_not_opened(tmp_path: Path) -> None:
 
 
 def sealed(data: bytes) -> bytes:
-    """A stored scan's bytes with the check sum that they should have."""
+    """Return the bytes of a stored scan with their correct checksum."""
     return data + hashlib.sha256(data).digest()
 
 
@@ -290,7 +290,7 @@ def test_a_cache_that_would_unpack_to_more_than_it_holds_is_not_unpacked(tmp_pat
     file.write_bytes(sealed(file.read_bytes()))
     labels, report = scan([source], NAMES, cache_dir=cache)
     assert_same(first, labels)
-    assert report.cache == "damaged cache rebuilt: not a stored scan: it would unpack to more than it holds"
+    assert report.cache == "damaged cache rebuilt: not a stored scan: it would unpack to more bytes than it has"
 
 
 @pytest.mark.parametrize("listed", ["5", "[5]", '{"a": 1}', "[", '"text"'])
@@ -307,7 +307,7 @@ def test_a_cache_with_a_right_check_sum_but_wrong_contents_is_rebuilt(tmp_path: 
     assert report.cache.startswith("damaged cache rebuilt: not a stored scan: ")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes in the file system")
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
 def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
     source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)
@@ -318,9 +318,9 @@ def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
     assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
 def test_a_cache_can_be_read_by_all_who_may_read_files(tmp_path: Path) -> None:
-    """A folder that a group shares: a file of mode 0600 would be one that each member but one takes for damaged."""
+    """In a folder shared by a group, a file with mode 0600 would look damaged to all other members."""
     source, before = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), os.umask(0o027)
     try:
         scan([source], NAMES, cache_dir=tmp_path / "cache")
@@ -371,7 +371,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Pa
 def test_txt_and_json_of_a_real_set_agree(name: str) -> None:
     root = DATASETS / name
     if not root.is_dir():
-        pytest.skip(f"{name} is not beside this checkout")
+        pytest.skip(f"the data set {name} does not exist")
     spec = read_data_yaml(root / "dataset.yaml")
     txt, report = scan(spec.sources("val"), spec.names, threads=2)
     coco, _ = scan([root / "instances_val.json"], spec.names, threads=2)

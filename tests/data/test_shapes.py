@@ -1,4 +1,4 @@
-"""The generated set: the same bytes from the same seed, labels as tight as a slow oracle's, written once and whole."""
+"""The generated data set: same bytes from the same seed, labels that match a slow oracle, written once, atomically."""
 
 import hashlib
 import multiprocessing
@@ -25,23 +25,23 @@ def drawings():
 
 
 def boxes_of(drawing):
-    """[N, 4] xyxy of the outlines."""
+    """Return the boxes of the outlines, [N, 4] xyxy."""
     return np.array([[*outline.min(0), *outline.max(0)] for outline in drawing.outlines]).reshape(-1, 4)
 
 
 def digest(folder):
-    """One hash of every file's path and bytes."""
-    whole = hashlib.sha256()
+    """Return one hash of the paths and bytes of all files."""
+    total = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        whole.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return whole.hexdigest()
+        total.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
 
 
-# A slow oracle: each pixel by 4 x 4 points, each point against each edge.
+# A slow oracle: 4 x 4 points per pixel, each tested against each edge.
 
 
 def covered(shape, size):
-    """Whether a shape covers half of each pixel of an image and three sides around it, bool [3 S, 3 S]."""
+    """Whether a shape covers at least half of each pixel, bool [3 S, 3 S]: the image and one image size around it."""
     grid = np.arange(-size * 4, 2 * size * 4) / 4 + 0.125
     x, y = np.meshgrid(grid, grid)
     inside = np.zeros(x.shape, bool)
@@ -66,9 +66,9 @@ def test_labels_agree_with_a_slow_oracle(index):
     for number, (shape, mask) in enumerate(zip(planned, masks, strict=True)):
         hidden = np.any(masks[number + 1 :], 0) if masks[number + 1 :] else np.zeros_like(mask)
         seen = (mask & ~hidden)[size : 2 * size, size : 2 * size]
-        share = seen.sum() / mask.sum()
-        assert not 0.22 < share < 0.28, "too near the limit for an oracle: take another index"
-        if share >= LEAST_VISIBLE:
+        fraction = seen.sum() / mask.sum()
+        assert not 0.22 < fraction < 0.28, "too close to the limit for an oracle: use another index"
+        if fraction >= LEAST_VISIBLE:
             rows, columns = np.nonzero(seen)
             wanted.append((shape.label, [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]))
     assert drawing.labels == tuple(label for label, _ in wanted)
@@ -91,7 +91,7 @@ def test_outline_of_pieces_has_bridges_without_area():
     assert [*outline.min(0), *outline.max(0)] == [2, 2, 29, 20]
     x, y = outline.T
     area = abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
-    # Pixel centres span (4-1)^2 + 9 x 4 + 4 x 8 = 77, stretched by 27/26 and 18/17 to the full extent.
+    # Outlines through pixel centres enclose (4-1)^2 + 9 x 4 + 4 x 8 = 77, stretched by 27/26 and 18/17 to the extent.
     assert area == pytest.approx(77 * 27 / 26 * 18 / 17)
 
 
@@ -135,7 +135,7 @@ def test_set_is_worth_detecting(drawings):
     assert counts.min() >= 15, "a class is rare"
     assert 3 <= len(labels) / len(drawings) <= 6
     assert sum(len(found) == 0 for found in boxes) >= 2, "no empty images"
-    assert sum(overlap(found) for found in boxes) >= 30, "hardly a box overlaps another one"
+    assert sum(overlap(found) for found in boxes) >= 30, "too few boxes overlap"
     assert min(drawing.image.std() for drawing in drawings) > 3, "an image without texture"
 
 
@@ -143,12 +143,12 @@ def test_sizes_spread_over_one_to_twenty():
     planned = [plan_shapes(image_generator(0, "train", index), 320) for index in range(1, 501)]
     sides = [np.ptp(np.concatenate(shape.loops), axis=0).max() for image in planned for shape in image]
     assert max(sides) >= 20 * min(sides)
-    assert min(sides) >= 8  # pixels: still a shape
+    assert min(sides) >= 8  # pixels: still recognisable
     assert np.median(sides) > 40
 
 
 def overlap(boxes):
-    """Whether any two boxes [N, 4] share an area."""
+    """Whether any two boxes [N, 4] overlap."""
     low = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
     return bool(np.triu((high - low > 0).all(-1), 1).any())
@@ -174,7 +174,7 @@ def test_layout_and_bytes(tmp_path):
     assert cv2.imread(str(first / "images/train/000001.jpg")).shape == (64, 64, 3)
     assert digest(first) == digest(again)
     assert digest(first / "images") != digest(other / "images")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "a draft was left behind"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "a temporary folder remains"
 
 
 def test_a_shorter_set_is_the_beginning_of_a_longer_one(tmp_path):
@@ -198,9 +198,9 @@ def test_an_empty_folder_is_filled(tmp_path):
 
 def test_other_settings_and_other_folders_are_refused(tmp_path):
     root = generate(tmp_path / "set", **SMALL)
-    with pytest.raises(ValueError, match="delete it or name another folder"):
+    with pytest.raises(ValueError, match="delete it or choose another folder"):
         generate(root, **SMALL, seed=1)
-    with pytest.raises(ValueError, match="exists but is not a generated set"):
+    with pytest.raises(ValueError, match="exists but is not a generated data set"):
         generate(root / "images", **SMALL)
     assert len(list((root / "images").iterdir())) == 2
 
@@ -242,9 +242,9 @@ def test_processes_at_once_end_with_one_good_set(tmp_path):
 
 
 def test_an_image_costs_less_than_six_of_blurred_noise(tmp_path):
-    """10 ms of a quiet core, 3.3 times what the noise takes; with six times the whole set would take 20 seconds.
+    """An image takes 10 ms on an idle core, 3.3 times the noise; at six times, the whole data set would take 20 s.
 
-    Both are measured by turns in this thread's CPU time, since a busy machine makes both slower.
+    Both are measured in turn, in CPU time of this thread, because a busy machine makes both slower.
     """
     random, ratios = np.random.default_rng(0), []
     for number in range(8):

@@ -1,4 +1,4 @@
-"""data/splits.py: data sets by name."""
+"""data/splits.py: opening data sets by name."""
 
 from pathlib import Path
 
@@ -16,20 +16,20 @@ def test_the_generated_set_is_drawn_and_no_other(tiny_data, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("val", "sentence"),
+    ("val", "message"),
     [
         ("", "has no 'val' (it has: train)"),
         ("val: nowhere", "'val' is {folder}/nowhere, which does not exist"),
         ("val: [., nowhere.txt]", "'val' is {folder}/nowhere.txt, which does not exist"),
     ],
 )
-def test_all_splits_are_there_before_one_is_scanned(tmp_path, val, sentence):
+def test_all_splits_are_there_before_one_is_scanned(tmp_path, val, message):
     file = tmp_path / "data.yaml"
     file.write_text(f"train: .\n{val}\nnames: [a]\n")
     assert splits.open_data(str(file)) == splits.open_data(str(file), splits=("train",))
     with pytest.raises(ValueError) as refusal:
         splits.open_data(str(file), splits=("train", "val"))
-    assert sentence.format(folder=tmp_path) in str(refusal.value)
+    assert message.format(folder=tmp_path) in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_users_cache(monkeypatch, variables, folder):
 
 def test_a_user_without_a_home_has_no_cache(tiny_data, monkeypatch):
     def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")  # as of a user whom the system does not know
+        raise RuntimeError("Could not determine home directory.")  # as for a user id unknown to the system
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(splits.Path, "home", no_home)

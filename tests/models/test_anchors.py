@@ -1,4 +1,4 @@
-"""Anchors: what they reach, and what is fitted where they do not."""
+"""Anchors: the boxes that they reach, and the anchors that are fitted to the others."""
 
 import numpy as np
 import pytest
@@ -44,20 +44,20 @@ def test_table_anchors_reach_ordinary_sizes():
 
 
 def test_strange_sizes_get_anchors_that_reach_more():
-    sizes = log_normal(5, 0.3) * [1.0, 50.0]  # as thin as poles
+    sizes = log_normal(5, 0.3) * [1.0, 50.0]  # very narrow and tall
     before = best_possible_recall(sizes, TABLE.reshape(-1, 2), 4.0)
     anchors, sentence = check_anchors(sizes, TABLE, 4.0)
     after = best_possible_recall(sizes, anchors.reshape(-1, 2), 4.0)
     assert before < 0.5
     assert after > 0.98
     assert anchors.shape == TABLE.shape
-    assert sentence == f"anchors reached {before:.1%} of the boxes, fitted ones {after:.1%}"
+    assert sentence == f"anchors reached {before:.1%} of the boxes; fitted new ones, which reach {after:.1%}"
 
 
 def test_two_kinds_of_boxes_get_an_anchor_each():
     sizes = np.concatenate([np.full((30, 2), (8.0, 8)), np.full((30, 2), (100.0, 50))])
     sizes *= 1 + 0.01 * np.random.default_rng(0).standard_normal(sizes.shape)
-    for seed in range(5):  # whatever boxes k-means starts from
+    for seed in range(5):  # for any initial boxes of k-means
         anchors = fit_anchors(sizes, 2, 4.0, seed=seed)
         assert anchors == pytest.approx(np.array([[8.0, 8], [100, 50]]), rel=0.05)
 
@@ -90,7 +90,7 @@ def test_boxes_of_one_size():
 
 
 def test_too_few_boxes():
-    with pytest.raises(ValueError, match="9 anchors cannot be fitted to 2 boxes of 2 px and more"):
+    with pytest.raises(ValueError, match="9 anchors cannot be fitted to 2 boxes of at least 2 px"):
         fit(np.array([[5.0, 5], [6, 6], [1, 9]]))
     anchors, sentence = check_anchors(np.array([[3.0, 300], [3, 310], [1, 1]]), TABLE, 4.0)
     assert anchors is TABLE
@@ -105,12 +105,12 @@ def test_no_boxes(sizes):
 
 
 def test_fitted_anchors_that_reach_no_more_are_not_taken():
-    # Ten far-apart sizes and one anchor for all: whatever is fitted reaches one of the ten, as the given one does.
+    # Six very different sizes and one anchor: any fitted anchor reaches one of the six, like the given one.
     sizes = np.array([[20.0 * 9**n, 20.0 * 9**n] for n in range(-1, 5)])
     given = np.array([[[20.0, 20]]])
     anchors, sentence = check_anchors(sizes, given, 4.0)
     assert anchors is given
-    assert sentence == "anchors reach 16.7% of the boxes, fitted ones no more (16.7%): kept"
+    assert sentence == "anchors reach 16.7% of the boxes; kept, as fitted ones would reach 16.7%"
 
 
 def test_a_large_data_set_is_looked_at_in_part(monkeypatch):
@@ -130,4 +130,4 @@ def test_placeholders_are_replaced_though_they_reach_all_boxes():
     fitted, sentence = check_anchors(sizes, given, 4.0, placeholders=True)
     assert np.array_equal(kept, given)
     assert not np.array_equal(fitted, given)
-    assert sentence == "anchors reached 100.0% of the boxes, fitted ones 100.0%"
+    assert sentence == "anchors reached 100.0% of the boxes; fitted new ones, which reach 100.0%"

@@ -1,4 +1,4 @@
-"""Blocks against hand-worked numbers and slow routes. Maps are [B, C, H, W]."""
+"""Blocks against hand-computed numbers and slow implementations. Maps are [B, C, H, W]."""
 
 from fractions import Fraction
 
@@ -10,7 +10,7 @@ from models.blocks import C3, LAYERS, SPP, SPPF, Bottleneck, Concat, Conv, MaxPo
 
 
 def randomise_statistics(module: nn.Module) -> None:
-    """Give every BatchNorm statistics and weights other than 0 and 1."""
+    """Set the statistics and weights of every BatchNorm to values other than 0 and 1."""
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.running_mean.normal_(0, 0.3)
@@ -40,11 +40,11 @@ def test_batch_norm_constants():
 @pytest.mark.parametrize(
     ("layer", "parameters"),
     [
-        (Conv(3, 16, 6, 2, 2), 3 * 16 * 36 + 2 * 16),  # 1,760: the stem of yolov5n
+        (Conv(3, 16, 6, 2, 2), 3 * 16 * 36 + 2 * 16),  # 1,760: the first layer of yolov5n
         (
             Bottleneck(16, 16),
             16 * 8 + 16 + 8 * 16 * 9 + 32,
-        ),  # 1x1 to 8 and back by 3x3, with BatchNorm's two per channel
+        ),  # 1x1 to 8, then 3x3 to 16, each with BatchNorm's two parameters per channel
         (C3(32, 32, repeats=1), 4800),
         (C3(64, 64, repeats=2), 29184),
         (SPPF(256, 256), 164608),
@@ -127,7 +127,7 @@ def test_fuse_is_the_same_function_and_is_idempotent():
 
 
 def test_concat_refuses_other_strides():
-    with pytest.raises(ValueError, match=r"maps of strides 16, 8 differ in size and cannot be joined"):
+    with pytest.raises(ValueError, match=r"maps of strides 16, 8 differ in size and cannot be concatenated"):
         Concat([1, 1], strides=[Fraction(16), Fraction(8)])
 
 

@@ -1,4 +1,4 @@
-"""Detectors against published counts, two routes that agree, and the errors of bad tables."""
+"""Detectors against published counts, alternative computations that must agree, and the errors for bad tables."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ COUNTS = {  # total, head, fused, GFLOPs at 640
     "yolov5l": (46_563_709, 457_725, 46_533_693, 108.99),
     "yolov5x": (86_749_405, 571_965, 86_705_005, 205.45),
 }
-TRUNKS = {  # parameters of rows 0-9, then of the rows below that have any
+TRUNKS = {  # parameters of rows 0-9, then of the later rows that have parameters
     "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
     "33024 90880 8320 22912 36992 74496 147712 296448",
     "yolov5s": "3520 18560 18816 73984 115712 295424 625152 1180672 1182720 656896 "
@@ -46,13 +46,13 @@ def table_of(name: str, num_classes: int = 80) -> dict:
 
 
 def build_meta(name: str) -> Detector:
-    """A detector without memory: as quick for x as for n."""
+    """Return a detector on the meta device: it takes no memory, and building x is as fast as building n."""
     with torch.device("meta"):
         return Detector(table_of(name))
 
 
 def randomise(model: nn.Module) -> nn.Module:
-    """`model` in eval mode with BatchNorm statistics as after a training."""
+    """Return `model` in eval mode, with random BatchNorm statistics as after training."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.running_mean.normal_(0, 0.2)
@@ -70,7 +70,7 @@ def nano() -> Detector:
 
 @pytest.fixture
 def small_table() -> dict:
-    """Two levels, strides 2 and 4."""
+    """A table with two levels, strides 2 and 4."""
     return {
         "nc": 2,
         "depth_multiple": 1.0,
@@ -116,12 +116,13 @@ def test_gflops_within_one_percent(name):
 
 
 def test_gflops_by_hand(small_table):
-    # On 8 x 8 px: 3x3 of 3 to 8 on 4x4 cells, 8 to 16 and 16 to 16 on 4x4, 16 to 16 on 2x2, heads 32 and 16 to 7.
+    # On 8 x 8 px: 3x3 from 3 to 8 channels on 4x4 cells, 8 to 16 and 16 to 16 on 4x4, 16 to 16 on 2x2, heads 32 and
+    # 16 to 7.
     macs = 9 * 3 * 8 * 16 + 9 * 8 * 16 * 16 + 9 * 16 * 16 * 16 + 9 * 16 * 16 * 4 + 32 * 7 * 16 + 16 * 7 * 4
     assert count_gflops(resolve(small_table, None, 2), 8) == pytest.approx(2 * macs / 1e9, rel=1e-12)
 
 
-# Every table
+# All tables
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -146,7 +147,7 @@ def test_p6_is_a_family_of_its_own():
     assert (table["source"], scale) == ("models/yolov5-p6.yaml", "x6")
 
 
-# The map
+# Raw maps
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 64), (32, 160)])
@@ -174,9 +175,9 @@ def test_empty_batch(nano):
 def test_batched_equals_single(nano):
     images = torch.rand(3, 3, 64, 64)
     with torch.no_grad():
-        for index, distributed_session in enumerate(zip(*nano(images), strict=True)):
-            for raw, alone in zip(distributed_session, nano(images[index : index + 1]), strict=True):
-                torch.testing.assert_close(raw, alone[0], rtol=1e-4, atol=1e-5)
+        for index, batched in enumerate(zip(*nano(images), strict=True)):
+            for raw, single in zip(batched, nano(images[index : index + 1]), strict=True):
+                torch.testing.assert_close(raw, single[0], rtol=1e-4, atol=1e-5)
 
 
 def test_every_parameter_learns():
@@ -194,7 +195,7 @@ def test_channels_last(nano):
             module.register_forward_hook(lambda _module, _inputs, out: seen.append(out))
     maps = model(images.to(memory_format=torch.channels_last))
     assert all(out.is_contiguous(memory_format=torch.channels_last) for out in seen)
-    assert len(seen) == 57  # 60 convolutions, but the head's three
+    assert len(seen) == 57  # 60 convolutions, without the head's three
     for raw, plain in zip(maps, nano(images), strict=True):
         torch.testing.assert_close(raw, plain, rtol=1e-4, atol=1e-4)
 
@@ -213,14 +214,14 @@ def test_fuse_is_the_same_function(name, side):
 
 def test_maps_are_freed_when_no_row_reads_them_any_more(small_table):
     # Row 1 is read by row 4, row 2 by 3 and 5; Detect reads 4 and 2; the images are read by row 0 only.
-    assert Detector(small_table)._frees == [[-1], [0], [], [], [1, 3], [2, 4]]
+    assert Detector(small_table)._freed_after == [[-1], [0], [], [], [1, 3], [2, 4]]
 
 
 # Precision
 
 
 def some_targets(images: int) -> torch.Tensor:
-    """Three boxes in each image of 64 px."""
+    """Return targets with three boxes in each 64 px image."""
     boxes = torch.tensor([[0.0, 4, 6, 30, 40], [1, 20, 10, 60, 58], [2, 33, 35, 47, 62]])
     return torch.cat([torch.cat([torch.full((3, 1), float(image)), boxes], 1) for image in range(images)])
 
@@ -260,22 +261,23 @@ def test_float64_gradients_are_slopes(nano):
         "layers.24.m.1.bias",
     ):
         values = model.get_parameter(name)
-        place = values.grad.abs().flatten().argmax()
-        ends = []
+        index = values.grad.abs().flatten().argmax()
+        losses = []
         with torch.no_grad():
             for step in (1e-6, -2e-6):
-                values.view(-1)[place] += step
-                ends.append(sum(raw.square().mean().item() for raw in model(images)))
-            values.view(-1)[place] += 1e-6
-        assert values.grad.view(-1)[place].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+                values.view(-1)[index] += step
+                losses.append(sum(raw.square().mean().item() for raw in model(images)))
+            values.view(-1)[index] += 1e-6
+        assert values.grad.view(-1)[index].item() == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-6)
 
 
 def test_gradients_of_shares_are_those_of_the_batch(nano):
-    # Statistics that are kept make images independent, as BatchNorm over all processes makes shares of them.
+    # Eval mode: fixed BatchNorm statistics make the images independent of each other, so the batch can be divided.
+    # In training, BatchNorm over all processes (--sync-bn) has the same effect.
     model, criterion = doubled(nano)
     images, targets = torch.rand(4, 3, 64, 64, dtype=torch.float64), some_targets(4)
     sum(criterion(model(images), targets).values()).backward()
-    whole = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    full_batch = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     first, second = targets[targets[:, 0] < 1], targets[targets[:, 0] >= 1] - torch.tensor([1.0, 0, 0, 0, 0, 0])
     parts, counts = [(images[:1], first), (images[1:], second)], []
@@ -283,13 +285,13 @@ def test_gradients_of_shares_are_those_of_the_batch(nano):
         criterion(model(part), boxes, lambda own: counts.append(own) or own)
     for part, boxes in parts:
         sum(criterion(model(part), boxes, lambda _: sum(counts)).values()).backward()
-    largest = max(gradient.abs().max().item() for gradient in whole.values())
+    largest = max(gradient.abs().max().item() for gradient in full_batch.values())
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-12, atol=1e-12 * largest)
+        torch.testing.assert_close(parameter.grad, full_batch[name], rtol=1e-12, atol=1e-12 * largest)
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """What torch's DataParallel runs on each device: parameters are plain attributes there."""
+    """Return a module as torch's DataParallel runs it on each device: its parameters are plain attributes."""
     replica = module._replicate_for_data_parallel()
     for name, parameter in module._parameters.items():
         setattr(replica, name, None if parameter is None else parameter.view_as(parameter))
@@ -328,7 +330,7 @@ def test_state_is_named_row_by_row(nano):
     names = set(nano.state_dict())
     assert {"layers.0.conv.weight", "layers.2.m.0.cv1.bn.running_mean", "layers.9.cv2.conv.weight"} <= names
     assert {"layers.24.m.0.bias", "layers.24.anchors_px"} <= names
-    assert len(names) == 349  # as many tensors as YOLOv5 stores for its n
+    assert len(names) == 349  # as many tensors as YOLOv5 stores for yolov5n
 
 
 def test_channels_and_anchors_can_be_given():
@@ -380,29 +382,33 @@ def test_repeated_rows_stack(small_table):
         (
             1,
             [-1, 1, "Cnov", [16]],
-            r"row 1 \[-1, 1, Cnov, \[16\]\]: no module 'Cnov'; allowed are Conv, Bottleneck, C3",
+            r"row 1 \[-1, 1, Cnov, \[16\]\]: unknown module 'Cnov'; allowed are Conv, Bottleneck, C3",
         ),
         (1, [-1, 1, "Conv", []], r"row 1 .*: Conv takes 1 to 5 arguments \(out_channels, kernel, .*\), got 0"),
         (1, [-1, 6, "C3", [16, True, 1, 0.5, 9]], r"row 1 .*: C3 takes 1 to 4 arguments .*, got 5"),
         (1, [-1, 1, "Conv", ["__import__('os')"]], r"row 1 .*: the first argument must be a number of channels"),
-        (1, [-1, 1, "Conv", [16, "big"]], r"row 1 \[-1, 1, Conv, \[16, 'big'\]\]: an argument is of the wrong kind"),
+        (1, [-1, 1, "Conv", [16, "big"]], r"row 1 \[-1, 1, Conv, \[16, 'big'\]\]: an argument has the wrong type"),
         (1, [-1, 1, "Conv", [16, 3, 1, 1, 3]], r"row 1 .*: .*divisible by groups"),
         (1, [-1, 1, "Conv", [16, 3, 0]], r"row 1 .*: stride must be 1 or more, got 0"),
-        (1, [-1, 1, "Conv", [16, 3, 1.0]], r"row 1 .*: an argument is of the wrong kind: stride is 1.0, no int"),
-        (1, [-1, 1, "Conv", [16, True]], r"row 1 .*: an argument is of the wrong kind: kernel is True, no int"),
-        (1, [-1, 3, "C3", [16, "False"]], r"row 1 .*: an argument is of the wrong kind: shortcut is 'False', no bool"),
-        (1, [-1, 3, "C3", [16, 3]], r"row 1 .*: an argument is of the wrong kind: shortcut is 3, no bool"),
-        (1, [-1, 3, "C3", [16, True, 1, 0]], r"row 1 .*: a convolution to 0 channels"),
+        (1, [-1, 1, "Conv", [16, 3, 1.0]], r"row 1 .*: an argument has the wrong type: stride is 1.0, but must be int"),
+        (1, [-1, 1, "Conv", [16, True]], r"row 1 .*: an argument has the wrong type: kernel is True, but must be int"),
+        (
+            1,
+            [-1, 3, "C3", [16, "False"]],
+            r"row 1 .*: an argument has the wrong type: shortcut is 'False', but must be bool",
+        ),
+        (1, [-1, 3, "C3", [16, 3]], r"row 1 .*: an argument has the wrong type: shortcut is 3, but must be bool"),
+        (1, [-1, 3, "C3", [16, True, 1, 0]], r"row 1 .*: a convolution needs 1 or more output channels, got 0"),
         (1, [-1, 1, "Conv", [10**9]], r"row 1 .*: the first argument must be a number of channels, 1 to 1,000,000"),
         (1, [-1, 1, "Conv", [10**400]], r"row 1 .*: the first argument must be a number of channels"),
-        (0, [-1, 1, "Conv", [8, 3, 10**9]], r"a stride of 2000000000 pixels, at most 4096 is allowed"),
-        (1, [-1, 1, "Conv", [16, 10**6 + 1]], r"Storage size calculation overflowed|a model of [\d,]* parameters"),
+        (0, [-1, 1, "Conv", [8, 3, 10**9]], r"the model has stride 2000000000, at most 4096 is allowed"),
+        (1, [-1, 1, "Conv", [16, 10**6 + 1]], r"Storage size calculation overflowed|the model has [\d,]* parameters"),
         (
             1,
             [-1, 1, "Conv", [16, 1, 1, 10**6]],
-            r"row 1 .*: cannot run on maps .* would fill the memory",
+            r"row 1 .*: cannot run on maps .* has over 268,435,456 elements",
         ),
-        (1, [-1, 1, "a\nb\x1b[2J", [16]], r"row 1 \[-1, 1, a\\nb\\x1b\[2J, \[16\]\]: no module 'a\\nb"),
+        (1, [-1, 1, "a\nb\x1b[2J", [16]], r"row 1 \[-1, 1, a\\nb\\x1b\[2J, \[16\]\]: unknown module 'a\\nb"),
         (1, [[-1, 0], 1, "Conv", [16]], r"row 1 .*: Conv takes one input, got 2"),
         (1, [1, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above this one, 0 to 0"),
         (1, [-3, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above"),
@@ -413,10 +419,10 @@ def test_repeated_rows_stack(small_table):
         (2, [-1, 1, "Conv", [16, 3, 1]], r"row 4 .*Concat.*: maps of strides 1, 2 differ in size"),
         (2, [-1, 1, "Conv", [16, 3, 2, 0]], r"row 4 .*Concat.*: cannot run on maps of .*, .*"),
         (4, [[-1, 1], 2, "Concat", [1]], r"row 4 .*: Concat cannot be repeated"),
-        (4, [[-1, 1], 1, "Concat", [2]], r"row 4 .*: maps are joined along dimension 1"),
-        (5, [[-1, 2], 1, "Detect", [7, "anchors"]], r"a head of 2 classes"),
+        (4, [[-1, 1], 1, "Concat", [2]], r"row 4 .*: maps can only be concatenated along dimension 1"),
+        (5, [[-1, 2], 1, "Detect", [7, "anchors"]], r"a head with 2 classes"),
         (5, [-1, 1, "Detect", ["nc", "anchors"]], r"row 5 .*: anchors are given for 2 levels, but the head has 1"),
-        (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and no other, must be a head \(Detect\)"),
+        (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and only the last row, must be a head \(Detect\)"),
     ],
 )
 def test_bad_rows_are_named(small_table, position, row, message):
@@ -431,16 +437,14 @@ def test_the_error_names_the_file(tmp_path, small_table):
     small_table["head"][0] = [-1, 1, "nn.Upsample", [None, 1.5]]
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(small_table))
-    with pytest.raises(
-        ValueError, match=r"mine.yaml row 3 \[-1, 1, nn.Upsample, \[None, 1.5\]\]: arguments must be None"
-    ):
+    with pytest.raises(ValueError, match=r"mine.yaml row 3 \[-1, 1, nn.Upsample, \[None, 1.5\]\]: args must be None"):
         build_model(path, 2)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"activation": "nn.ReLU()"}, "unknown keys activation; a model table has nc, ch, scales"),
+        ({"activation": "nn.ReLU()"}, "unknown keys activation; allowed are nc, ch, scales"),
         ({"backbone": None}, "`backbone` must be a list of rows"),
         ({"width_multiple": 0}, r"depth and width multiple must be two positive numbers, got \[1.0, 0\]"),
         ({"anchors": [[1, 2, 3]]}, "every level needs the same number of anchors"),
@@ -449,7 +453,7 @@ def test_the_error_names_the_file(tmp_path, small_table):
         ({"anchors": [[1, 1e300], [3, 4]]}, "anchor sizes must be positive numbers of pixels, up to 100,000, got"),
         ({"anchors": [[1, 1e-300], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
         ({"anchors": "auto"}, "anchors must be one list w, h, w, h, ... per level, got 'auto'"),
-        ({"scales": {"a": [1, 1]}}, "a family with the scales a; name one"),
+        ({"scales": {"a": [1, 1]}}, "the table has the scales a; choose one"),
         ({"scales": 3}, "`scales` must be a mapping"),
     ],
 )
@@ -467,7 +471,7 @@ def test_bad_numbers_of_classes(small_table, count):
 @pytest.mark.parametrize("name", ["yolov9000", "elsewhere/yolov5s.yaml", "yolov5"])
 def test_unknown_models(name):
     with pytest.raises(
-        ValueError, match=r"no model .* one of yolov3, .*yolov5s6|a family with the scales n, s, m, l, x"
+        ValueError, match=r"no model .* one of yolov3, .*yolov5s6|the table has the scales n, s, m, l, x"
     ):
         build_model(name, 80)
 
@@ -477,12 +481,12 @@ def test_unknown_models(name):
     [
         ("a: [1", "not YAML"),
         ("!!python/object/apply:os.system ['true']", "tags .* are not allowed"),
-        ("a: 1\na: 2", "line 2: the key 'a' comes twice"),
+        ("a: 1\na: 2", "line 2: the key 'a' appears twice"),
         ("a: " + "[" * 50_000, "nested more than 20 deep"),
-        ('"a\\nb\\e[2J": 1', r"unknown keys a\\nb\\x1b\[2J; a model table"),
+        ('"a\\nb\\e[2J": 1', r"unknown keys a\\nb\\x1b\[2J; allowed are nc"),
         ("[1, 2]", "a model table is a mapping"),
         ("", "a model table is a mapping"),
-        ("#" * (1 << 18) + "!", "larger than 262,144 bytes, the most a model table may have"),
+        ("#" * (1 << 18) + "!", "larger than 262,144 bytes, the limit for a model table"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
@@ -524,7 +528,7 @@ def test_values_of_a_table_mean_what_is_written(tmp_path):
             r"2,433 layers with all repeats, at most 1000",
         ),
         ({"ch": 1}, "`ch` is 1, but the images have 3 channels"),
-        ({"nc": "0x_"}, "`nc` is '0x_', must be a number of 1 or more"),
+        ({"nc": "0x_"}, "`nc` is '0x_', but must be a whole number, 1 or more"),
     ],
 )
 def test_a_model_too_large_for_any_machine_is_refused_at_once(small_table, change, message):
@@ -535,7 +539,7 @@ def test_a_model_too_large_for_any_machine_is_refused_at_once(small_table, chang
 
 
 def test_a_head_of_too_many_classes_is_refused_before_it_takes_memory():
-    with pytest.raises(ValueError, match=r"a model of [\d,]{13,} parameters, at most 1,000,000,000 are allowed"):
+    with pytest.raises(ValueError, match=r"the model has [\d,]{13,} parameters, at most 1,000,000,000 are allowed"):
         build_model("yolov5x", 300_000)
 
 
@@ -558,5 +562,5 @@ def test_command_refuses_in_one_sentence(capsys):
 def test_command_as_a_process():
     command = [sys.executable, "-m", "models", "yolov5n", "--nc", "3", "--img", "320"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    # 80 - 3 = 77 classes fewer: 3 anchors * (64 + 128 + 256 channels + 3 biases) * 77 = 104,181 parameters fewer
+    # 80 - 3 = 77 classes less: 3 anchors * (64 + 128 + 256 channels + 3 biases) * 77 = 104,181 parameters less
     assert done.stdout.splitlines()[-1].startswith(f"{1_872_157 - 104_181:,} parameters, ")

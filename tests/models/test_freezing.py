@@ -1,4 +1,4 @@
-"""Layers that stay as they are."""
+"""Frozen layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Suppression against a slow greedy loop, and its ties, limits and refusals."""
+"""Non-maximum suppression against a slow greedy loop; ties, limits and error messages."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from models.nms import non_max_suppression
 
 
 def random_predictions(boxes: int = 120, classes: int = 3, images: int = 2, seed: int = 0):
-    """Boxes crowded around few places, partly beyond the image's left and upper border."""
+    """Return boxes clustered around a few points, partly beyond the image's left and upper border, and scores."""
     g = torch.Generator().manual_seed(seed)
     centers = (
         torch.randint(0, 4, (images, boxes, 2), generator=g) * 60.0 + torch.randn(images, boxes, 2, generator=g) * 6
@@ -23,7 +23,7 @@ def iou_of(a: list[float], b: list[float]) -> float:
 
 
 def slow_suppress(boxes, scores, *, confidence, iou, multi_label=True, agnostic=False, most=300, candidates=3000):
-    """The definition, for one image."""
+    """Compute the definition for one image with plain loops."""
     rows = []
     for n in range(len(boxes)):
         for c in range(scores.shape[1]):
@@ -52,8 +52,8 @@ def test_equals_the_slow_loop(iou, multi_label, agnostic):
 
 
 def test_many_classes_and_boxes_beyond_the_border():
-    # 80 classes of boxes that reach to negative coordinates: a class must neither touch the next one's boxes nor lose
-    # digits to the distance that keeps them apart.
+    # 80 classes of boxes with negative coordinates: the shift that separates the classes must neither let boxes of
+    # different classes overlap nor be so large that digits are lost.
     boxes, scores = random_predictions(boxes=20, classes=80, images=1, seed=3)
     boxes = boxes - 180
     settings = {"confidence": 0.5, "iou": 0.5}
@@ -62,7 +62,7 @@ def test_many_classes_and_boxes_beyond_the_border():
 
 
 def test_a_decision_at_the_threshold_does_not_depend_on_the_class():
-    # A pair with IoU 0.6 less a hair and a pair with a hair more, as class 79: float32 has 0.004 px there.
+    # A pair of boxes with IoU just below 0.6 and one just above it. Shifted as class 79, float32 has steps of 0.004 px.
     first = [100.0, 100.0, 120.0, 110.0]
     for shift, suppressed in ((5.001, False), (4.999, True)):  # 15 / 25 = 0.6 at 5 px
         boxes = torch.tensor([[first, [100 + shift, 100, 120 + shift, 110], [0, 0, 640, 640]]])
@@ -91,7 +91,7 @@ def test_equal_scores_go_to_the_lower_index():
 
 
 def test_confidence_and_iou_exclude_their_own_value():
-    # 10 x 10 boxes 5 px apart: overlap 50, union 150, IoU exactly 1/3, which is not above 1/3.
+    # 10 x 10 boxes shifted by 5 px: overlap 50, union 150, IoU exactly 1/3.
     boxes = torch.tensor([[[0.0, 0, 10, 10], [5, 0, 15, 10], [100, 0, 110, 10]]])
     scores = torch.tensor([[[0.75], [0.5], [0.25]]])
     assert len(non_max_suppression(boxes, scores, confidence=0.25, iou=0.34)[0]) == 2
@@ -102,7 +102,7 @@ def test_confidence_and_iou_exclude_their_own_value():
 @pytest.mark.parametrize("most", [1, 7, 50, 359, 360, 10**6])
 def test_candidates_are_the_highest_scores(most):
     boxes, scores = random_predictions(images=1)
-    scores = (scores * 20).round() / 20  # many ties, also at the limit
+    scores = (scores * 20).round() / 20  # many ties, also at the top-k limit
     settings = {"confidence": 0.0, "iou": 0.5, "max_detections": 1000}
     found = non_max_suppression(boxes, scores, max_candidates=most, **settings)[0]
     wanted = slow_suppress(boxes[0], scores[0], confidence=0.0, iou=0.5, most=1000, candidates=most)
@@ -139,9 +139,9 @@ def test_empty(multi_label):
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"confidence": 1.5}, "confidence 1.5: a threshold lies between 0 and 1"),
-        ({"confidence": float("nan")}, "confidence nan: a threshold lies between 0 and 1"),
-        ({"iou": -0.1}, "iou -0.1: a threshold lies between 0 and 1"),
+        ({"confidence": 1.5}, "confidence 1.5: choose a threshold from 0 to 1"),
+        ({"confidence": float("nan")}, "confidence nan: choose a threshold from 0 to 1"),
+        ({"iou": -0.1}, "iou -0.1: choose a threshold from 0 to 1"),
         ({"max_detections": 0}, "max_detections 0: choose 1 or more"),
         ({"max_candidates": -1}, "max_candidates -1: choose 1 or more"),
     ],

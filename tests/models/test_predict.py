@@ -1,4 +1,4 @@
-"""models/predict.py: boxes in the pixels of any image, those that val.py finds."""
+"""models/predict.py: boxes in pixels of images of any shape, equal to those of val.py."""
 
 import cv2
 import numpy as np
@@ -23,7 +23,7 @@ SIZES = [(200, 100), (100, 200), (96, 96), (641, 479), (61, 20), (30, 20), (2000
 
 
 class BrightSpot(torch.nn.Module):
-    """Finds the one box around all that is brighter than 0.9, class 1 of 3 with score 0.75; no box if nothing is."""
+    """Predicts one box around all pixels brighter than 0.9: class 1 of 3, score 0.75; no box without such pixels."""
 
     strides = (16, 32)
     num_classes = 3
@@ -49,7 +49,7 @@ class BrightSpot(torch.nn.Module):
 
 
 def spot(size: tuple[int, int], box: tuple[int, int, int, int]) -> np.ndarray:
-    """Black, white within the box."""
+    """Return a black image with a white box."""
     image = np.zeros((size[1], size[0], 3), np.uint8)
     image[box[1] : box[3], box[0] : box[2]] = 255
     return image
@@ -72,9 +72,9 @@ def model(tiny_model):
     return build_model(tiny_model, 3)
 
 
-def as_val_finds(model, labels: Labels, **how) -> list[ImageDetections]:
+def as_val_finds(model, labels: Labels, **settings) -> list[ImageDetections]:
     loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=max(model.strides))
-    found = val.detect(model, loader, CPU, active=False, **how).detections
+    found = val.detect(model, loader, CPU, active=False, **settings).detections
     images = []
     for image_id in labels.image_ids:
         own = found.image_ids == image_id
@@ -94,7 +94,7 @@ def assert_alike(found: list[ImageDetections], expected: list[ImageDetections], 
 @pytest.mark.parametrize("data", ["drawn_data", "odd_data"])
 @pytest.mark.parametrize("views", [single_view, with_test_time_augmentation])
 def test_the_boxes_of_val(request, model, data, views):
-    """Whatever the images' shapes; val.py reads them through the planner, the drawer and the loader."""
+    """For any image shape. val.py reads the images by another path: planner, drawing and loader."""
     labels = request.getfixturevalue(data)
     limits = {"confidence": 0.0, "iou": 0.6, "max_detections": 40}
     expected = as_val_finds(model, labels, predict=views(model), **limits)
@@ -104,13 +104,13 @@ def test_the_boxes_of_val(request, model, data, views):
     assert sum(map(len, found)) > 10 * len(images)
     assert_alike(found, expected, 1e-9)
     assert_alike([predictor(image, channel_order="bgr") for image in images], expected, 1e-9)
-    turned = [image[..., ::-1] for image in images]  # as views: memory that runs backwards
-    assert_alike(predictor(turned, channel_order="rgb"), expected, 1e-9)
+    reversed_channels = [image[..., ::-1] for image in images]  # views with a negative stride
+    assert_alike(predictor(reversed_channels, channel_order="rgb"), expected, 1e-9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_boxes_lie_where_the_spots_are(batch_size):
-    """Edges land between pixels when an image is resized: off by at most a pixel, of the image or of the canvas."""
+    """Resizing moves edges between pixels: the error is at most one pixel of the image or of the canvas."""
     boxes = [(round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]]
     images = [spot(size, box) for size, box in zip(SIZES, boxes, strict=False)]
     found = Predictor(BrightSpot(), image_size=320, batch_size=batch_size)(images, channel_order="rgb")
@@ -162,7 +162,7 @@ def test_grey_images_get_three_equal_channels(model):
 
 
 def test_the_order_of_channels_matters():
-    """Red only: to a model of one class per channel it is not blue."""
+    """A model with one class per channel detects red or blue in a red image, depending on channel_order."""
 
     class Channels(BrightSpot):
         def decode(self, images):
@@ -176,7 +176,7 @@ def test_the_order_of_channels_matters():
 
 
 def two_boxes(_) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes that overlap by IoU 0.8, of classes 0 and 2; the first also half a class 1."""
+    """Predict two boxes with IoU 0.8, of classes 0 and 2; the first also has score 0.5 for class 1."""
     boxes = torch.tensor([[[10.0, 10, 20, 20], [10, 10, 20, 18]]])
     return boxes, torch.tensor([[[0.9, 0.5, 0.0], [0.0, 0.1, 0.8]]])
 
@@ -188,7 +188,7 @@ def two_boxes(_) -> tuple[torch.Tensor, torch.Tensor]:
         ({"multi_label": True}, [0, 2, 1]),
         ({"agnostic": True}, [0]),
         ({"agnostic": True, "iou": 0.9}, [0, 2]),
-        ({"agnostic": True, "class_ids": [2]}, [2]),  # class 0 is not there to suppress it
+        ({"agnostic": True, "class_ids": [2]}, [2]),  # class 0 is filtered out before it can suppress it
         ({"class_ids": [1]}, [1]),
         ({"class_ids": []}, []),
         ({"confidence": 0.85}, [0]),
@@ -226,14 +226,14 @@ def test_precision(model, precision):
 @pytest.mark.parametrize(
     ("images", "text"),
     [
-        (np.zeros((8, 8, 3), np.float32), r"the image is float32 \[8, 8, 3\]; an image is a NumPy array, uint8 \[H, W"),
-        ([np.zeros((8, 8), np.uint16)], r"image 0 is uint16 \[8, 8\]; an image is"),
-        ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 4), np.uint8)], r"image 1 is uint8 \[8, 8, 4\]; an image is"),
-        (np.zeros((2, 8, 8, 3), np.uint8), r"the image is uint8 \[2, 8, 8, 3\]; an image is"),
-        (np.zeros((3, 8, 8), np.uint8)[None, None], r"the image is uint8 \[1, 1, 3, 8, 8\]; an image is"),
-        (np.zeros(8, np.uint8), r"the image is uint8 \[8\]; an image is"),
-        ([torch.zeros(8, 8, 3, dtype=torch.uint8)], r"image 0 is a Tensor; an image is a NumPy array"),
-        (np.zeros((0, 8, 3), np.uint8), r"the image is \[0, 8, 3\], which has no pixels"),
+        (np.zeros((8, 8, 3), np.float32), r"the image is float32 \[8, 8, 3\]; it must be a NumPy array, uint8 \[H, W"),
+        ([np.zeros((8, 8), np.uint16)], r"image 0 is uint16 \[8, 8\]; it must be"),
+        ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 4), np.uint8)], r"image 1 is uint8 \[8, 8, 4\]; it must be"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r"the image is uint8 \[2, 8, 8, 3\]; it must be"),
+        (np.zeros((3, 8, 8), np.uint8)[None, None], r"the image is uint8 \[1, 1, 3, 8, 8\]; it must be"),
+        (np.zeros(8, np.uint8), r"the image is uint8 \[8\]; it must be"),
+        ([torch.zeros(8, 8, 3, dtype=torch.uint8)], r"image 0 is a Tensor; it must be a NumPy array"),
+        (np.zeros((0, 8, 3), np.uint8), r"the image has shape \[0, 8, 3\], so it has no pixels"),
     ],
 )
 def test_what_is_no_image_is_refused(images, text):
@@ -246,8 +246,8 @@ def test_what_is_no_image_is_refused(images, text):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"confidence": 1.5}, "confidence 1.5: a threshold lies between 0 and 1"),
-        ({"iou": -0.1}, "iou -0.1: a threshold lies between 0 and 1"),
+        ({"confidence": 1.5}, "confidence 1.5: choose a threshold from 0 to 1"),
+        ({"iou": -0.1}, "iou -0.1: choose a threshold from 0 to 1"),
         ({"max_detections": 0}, "max_detections 0: choose 1 or more"),
         ({"image_size": 0}, "image_size 0: choose 1 or more"),
         ({"batch_size": 0}, "batch_size 0: choose 1 or more"),

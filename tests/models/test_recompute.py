@@ -1,4 +1,4 @@
-"""Training that recomputes activations against training that keeps them: the same bits, in less memory."""
+"""Training that recomputes activations is bit-identical to training that keeps them, and saves less memory."""
 
 import copy
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ SIDE = 64
 
 @pytest.fixture
 def pair(tiny_model) -> tuple[Detector, Detector]:
-    """A model that keeps activations and its equal that recomputes them, both in training mode."""
+    """A model that keeps activations and a copy that recomputes them, both in training mode."""
     torch.manual_seed(0)
-    kept = build_model(tiny_model, 3).train()
-    again = copy.deepcopy(kept)
-    again.recompute = True
-    return kept, again
+    keeps = build_model(tiny_model, 3).train()
+    recomputes = copy.deepcopy(keeps)
+    recomputes.recompute = True
+    return keeps, recomputes
 
 
 def images(count: int = 2, seed: int = 0) -> Tensor:
@@ -63,123 +63,124 @@ def test_three_steps_to_the_bit(pair, precision, frozen):
     optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in pair]
     for model in pair:
         freeze(model, frozen)
-    kept, again = pair
+    keeps, recomputes = pair
     for step in range(3):
         for model, optimizer in zip(pair, optimizers, strict=True):
             optimizer.zero_grad()
             backward(model, images(seed=step), precision)
             optimizer.step()
-        assert_same_bits(gradients(kept), gradients(again))
-        assert_same_bits(kept.state_dict(), again.state_dict())  # running statistics and counts of batches too
-        counted = {m.num_batches_tracked.item() for m in again.modules() if isinstance(m, _BatchNorm) and m.training}
-        assert counted == ({step + 1} if len(frozen) < 24 else set())
+        assert_same_bits(gradients(keeps), gradients(recomputes))
+        assert_same_bits(keeps.state_dict(), recomputes.state_dict())  # with running statistics and batch counts
+        norms = [m for m in recomputes.modules() if isinstance(m, _BatchNorm) and m.training]
+        counts = {norm.num_batches_tracked.item() for norm in norms}
+        assert counts == ({step + 1} if len(frozen) < 24 else set())
 
 
 def test_float64_to_the_bit(pair):
-    kept, again = (model.double() for model in pair)
-    for model in (kept, again):
+    keeps, recomputes = (model.double() for model in pair)
+    for model in (keeps, recomputes):
         backward(model, images().double())
-    assert_same_bits(gradients(kept), gradients(again))
-    assert_same_bits(kept.state_dict(), again.state_dict())
+    assert_same_bits(gradients(keeps), gradients(recomputes))
+    assert_same_bits(keeps.state_dict(), recomputes.state_dict())
 
 
 def test_two_forward_passes_before_the_backward_pass(pair):
     for model in pair:
         maps = [*model(images(seed=1)), *model(images(seed=2))]
         sum(raw.square().mean() for raw in maps).backward()
-    kept, again = pair
-    assert_same_bits(gradients(kept), gradients(again))
-    assert_same_bits(kept.state_dict(), again.state_dict())
+    keeps, recomputes = pair
+    assert_same_bits(gradients(keeps), gradients(recomputes))
+    assert_same_bits(keeps.state_dict(), recomputes.state_dict())
 
 
 def test_a_lost_graph_leaves_no_trace(pair):
     for model in pair:
-        model(images(seed=1))  # a step that is skipped: no backward pass follows
+        model(images(seed=1))  # as in a skipped step: no backward pass follows
         backward(model, images(seed=2))
-    kept, again = pair
-    assert_same_bits(gradients(kept), gradients(again))
-    assert_same_bits(kept.state_dict(), again.state_dict())
+    keeps, recomputes = pair
+    assert_same_bits(gradients(keeps), gradients(recomputes))
+    assert_same_bits(keeps.state_dict(), recomputes.state_dict())
 
 
 def test_empty_batch(pair):
     for model in pair:
         backward(model, images(0))
-    kept, again = pair
-    assert [tuple(raw.shape) for raw in again(images(0))] == [(0, 3, side, side, 8) for side in (8, 4, 2)]
-    assert [(name, value is None) for name, value in gradients(kept).items()] == [
-        (name, value is None) for name, value in gradients(again).items()
+    keeps, recomputes = pair
+    assert [tuple(raw.shape) for raw in recomputes(images(0))] == [(0, 3, side, side, 8) for side in (8, 4, 2)]
+    assert [(name, value is None) for name, value in gradients(keeps).items()] == [
+        (name, value is None) for name, value in gradients(recomputes).items()
     ]
 
 
 def saved_bytes(model: Detector, batch: Tensor) -> int:
-    """What a forward pass keeps for the backward pass, parameters apart; storages counted once."""
-    held: dict[int, Tensor] = {}
+    """Return the bytes that a forward pass saves for the backward pass, without parameters; storages counted once."""
+    saved: dict[int, Tensor] = {}
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
         address = tensor.untyped_storage().data_ptr()
         if address not in parameters:
-            held[address] = tensor
+            saved[address] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         maps = model(batch)
     assert maps[0].requires_grad
-    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def test_less_is_saved(pair):
-    kept, again = pair
-    assert 0 < saved_bytes(again, images()) < 0.3 * saved_bytes(kept, images())
+    keeps, recomputes = pair
+    assert 0 < saved_bytes(recomputes, images()) < 0.3 * saved_bytes(keeps, images())
 
 
 def test_every_row_of_one_input_with_parameters_but_the_head(pair, monkeypatch):
     seen = []
 
-    def note(layer: nn.Module, x: Tensor) -> Tensor:
+    def record(layer: nn.Module, x: Tensor) -> Tensor:
         seen.append(layer)
         return layer(x)
 
-    monkeypatch.setattr(models.detector, "recomputed", note)
-    kept, again = pair
-    kept(images())
+    monkeypatch.setattr(models.detector, "recomputed", record)
+    keeps, recomputes = pair
+    keeps(images())
     assert seen == []
-    again(images())
-    # 11 and 15 enlarge, 12, 16, 19 and 22 join, 24 is the head
-    assert [list(again.layers).index(layer) for layer in seen] == [*range(11), 13, 14, 17, 18, 20, 21, 23]
+    recomputes(images())
+    # 11 and 15 are Upsample, 12, 16, 19 and 22 are Concat, 24 is the head
+    assert [list(recomputes.layers).index(layer) for layer in seen] == [*range(11), 13, 14, 17, 18, 20, 21, 23]
 
 
 def refuse(layer: nn.Module, x: Tensor) -> Tensor:
-    raise RuntimeError("recomputed where no backward pass can follow")
+    raise RuntimeError("recomputed although no backward pass can follow")
 
 
 def test_evaluation_is_untouched(pair, monkeypatch):
     monkeypatch.setattr(models.detector, "recomputed", refuse)
-    kept, again = pair
+    keeps, recomputes = pair
     with torch.no_grad():
-        for one, other in zip(kept(images()), again(images()), strict=True):  # training mode: statistics move
+        for one, other in zip(keeps(images()), recomputes(images()), strict=True):  # training mode updates statistics
             assert one.equal(other)
-    assert_same_bits(kept.state_dict(), again.state_dict())
-    for one, other in zip(kept.eval()(images()), again.eval()(images()), strict=True):
+    assert_same_bits(keeps.state_dict(), recomputes.state_dict())
+    for one, other in zip(keeps.eval()(images()), recomputes.eval()(images()), strict=True):
         assert one.equal(other)
     with torch.inference_mode():
-        assert again(images())[0].equal(kept(images())[0])
+        assert recomputes(images())[0].equal(keeps(images())[0])
 
 
 def test_copies_recompute_too(pair):
-    kept, again = pair
+    keeps, recomputes = pair
     for model in pair:
         backward(model, images())
-    average = EMA(again).model
-    assert average(images())[0].equal(copy.deepcopy(kept).eval()(images())[0])
-    twin = copy.deepcopy(again)
-    assert (kept.recompute, twin.recompute) == (False, True)
-    kept.zero_grad()  # gradients are not copied
-    for model in (kept, twin):
+    average = EMA(recomputes).model
+    assert average(images())[0].equal(copy.deepcopy(keeps).eval()(images())[0])
+    twin = copy.deepcopy(recomputes)
+    assert (keeps.recompute, twin.recompute) == (False, True)
+    keeps.zero_grad()  # deepcopy does not copy gradients
+    for model in (keeps, twin):
         backward(model, images(seed=1))
-    assert_same_bits(gradients(kept), gradients(twin))
-    assert_same_bits(kept.state_dict(), twin.state_dict())
-    assert again.layers[0].bn.num_batches_tracked == 1  # the copy has modules of its own
+    assert_same_bits(gradients(keeps), gradients(twin))
+    assert_same_bits(keeps.state_dict(), twin.state_dict())
+    assert recomputes.layers[0].bn.num_batches_tracked == 1  # the copy has its own modules
 
 
 # ---------------------------------------------------------------------- statistics
@@ -197,7 +198,7 @@ def test_statistics_are_set_aside_and_come_back():
     assert_same_bits(before, bits)
     assert not inside["0.bn.running_mean"].equal(bits["0.bn.running_mean"])
     assert inside["0.bn.num_batches_tracked"] == 1
-    assert inside["1.bn.running_mean"] is before["1.bn.running_mean"]  # frozen: nothing to keep it from
+    assert inside["1.bn.running_mean"] is before["1.bn.running_mean"]  # frozen: it does not change
 
 
 def test_statistics_come_back_after_an_error():

@@ -1,4 +1,4 @@
-"""The model that a run starts from: what is built, what is taken over, what is fitted, and what is said of it."""
+"""The model at the start of a run: its table, the copied weights, the fitted anchors, and the log lines."""
 
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ SIZES = np.random.default_rng(0).uniform(3, 60, (200, 2))  # the tiny model's an
 
 
 class Shared(World):
-    """A process that is told by another one."""
+    """A world whose broadcast returns another value than this process's own, as on ranks other than 0."""
 
     def broadcast_object(self, value: Any) -> Any:
         return (np.array(value) + 1).tolist()
 
 
 def started(cfg: str, weights: str = "", **changed: Any) -> tuple[Detector, list[str]]:
-    said: list[str] = []
+    log_lines: list[str] = []
     settings: dict[str, Any] = {
         "anchors_per_level": 0,
         "fit": True,
@@ -36,45 +36,45 @@ def started(cfg: str, weights: str = "", **changed: Any) -> tuple[Detector, list
         "world": World(torch.device("cpu")),
     }
     torch.manual_seed(0)
-    return start_model(cfg, weights, NAMES, **(settings | changed), say=said.append), said
+    return start_model(cfg, weights, NAMES, **(settings | changed), say=log_lines.append), log_lines
 
 
 def test_from_scratch_with_fitted_anchors(tiny_model):
-    asked: list[int] = []
-    model, said = started(tiny_model, ratio_limit=2.0, box_sizes=lambda stride: asked.append(stride) or SIZES)
-    own = build_model(tiny_model, 3)
-    anchors, sentence = check_anchors(SIZES, own.head.anchors_px.double().numpy(), 2.0, seed=5)
-    assert said == [f"{tiny_model}: {count_parameters(own):,} parameters, 3 classes, from scratch", sentence]
-    assert asked == [32]
+    strides: list[int] = []
+    model, log_lines = started(tiny_model, ratio_limit=2.0, box_sizes=lambda stride: strides.append(stride) or SIZES)
+    unfitted = build_model(tiny_model, 3)
+    anchors, sentence = check_anchors(SIZES, unfitted.head.anchors_px.double().numpy(), 2.0, seed=5)
+    assert log_lines == [f"{tiny_model}: {count_parameters(unfitted):,} parameters, 3 classes, from scratch", sentence]
+    assert strides == [32]
     fitted = torch.tensor(anchors, dtype=torch.float32)
     assert model.head.anchors_px.equal(fitted)
-    assert not model.head.anchors_px.equal(own.head.anchors_px)
+    assert not model.head.anchors_px.equal(unfitted.head.anchors_px)
     assert model.table["anchors"] == fitted.flatten(1).tolist()
     assert Detector(model.table).head.anchors_px.equal(fitted)
 
 
 def test_without_fitting_no_box_is_looked_at(tiny_model):
-    model, said = started(tiny_model, fit=False, box_sizes=lambda stride: pytest.fail("asked"))
+    model, log_lines = started(tiny_model, fit=False, box_sizes=lambda stride: pytest.fail("box_sizes was called"))
     assert model.head.anchors_px.equal(build_model(tiny_model, 3).head.anchors_px)
-    assert len(said) == 1
+    assert len(log_lines) == 1
 
 
 def test_a_number_of_anchors_is_always_fitted(tiny_model):
-    model, said = started(tiny_model, fit=False, anchors_per_level=2)
+    model, log_lines = started(tiny_model, fit=False, anchors_per_level=2)
     assert model.head.anchors_px.shape == (3, 2, 2)
-    assert said[1].startswith("anchors reached ")
-    assert model.head.anchors_px.max() < 61  # the squares that stood for them go up to 181 px
+    assert log_lines[1].startswith("anchors reached ")
+    assert model.head.anchors_px.max() < 61  # the square placeholders go up to 181 px
 
 
 def test_anchors_are_those_of_rank_0(tiny_model):
     alone, _ = started(tiny_model, ratio_limit=2.0)
-    told, _ = started(tiny_model, ratio_limit=2.0, world=Shared(torch.device("cpu"), size=2))
-    torch.testing.assert_close(told.head.anchors_px, alone.head.anchors_px + 1)
+    received, _ = started(tiny_model, ratio_limit=2.0, world=Shared(torch.device("cpu"), size=2))
+    torch.testing.assert_close(received.head.anchors_px, alone.head.anchors_px + 1)
 
 
 @pytest.fixture
 def weights(tiny_model: str, tmp_path: Path) -> str:
-    """A checkpoint of the tiny model that knows four classes, two of ours among them."""
+    """A checkpoint of the tiny model with four classes, of which NAMES has two."""
     torch.manual_seed(1)
     model = build_model(tiny_model, 4)
     state = {"model": model.state_dict(), "table": model.table, "names": ["bar", "cross", "star", "disc"]}
@@ -83,18 +83,18 @@ def weights(tiny_model: str, tmp_path: Path) -> str:
 
 
 def test_weights_are_taken_over_with_their_table(weights):
-    model, said = started("", weights, fit=False)
-    entries = len(model.state_dict()) - 1  # the anchors
+    model, log_lines = started("", weights, fit=False)
+    tensors = len(model.state_dict()) - 1  # without the anchors
     size = count_parameters(model)
-    known = f"{entries} of {entries} entries from {weights}, which knows 2 of the classes"
-    assert said == [f"{weights}: {size:,} parameters, 3 classes, {known}"]
+    origin = f"{tensors} of {tensors} tensors copied from {weights}, which has 2 of the classes"
+    assert log_lines == [f"{weights}: {size:,} parameters, 3 classes, {origin}"]
     state = checkpoint_file.load(Path(weights))["model"]
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
 
 
 def test_weights_for_another_table(weights, tiny_model):
-    model, said = started("yolov5n.yaml", weights, fit=False)
-    assert said[0].startswith(f"yolov5n.yaml: {count_parameters(model):,} parameters, 3 classes, ")
+    model, log_lines = started("yolov5n.yaml", weights, fit=False)
+    assert log_lines[0].startswith(f"yolov5n.yaml: {count_parameters(model):,} parameters, 3 classes, ")
     assert model.table["width_multiple"] == 0.25
 
 

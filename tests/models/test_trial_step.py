@@ -1,4 +1,4 @@
-"""The step that stands for a training step while memory is measured."""
+"""The made-up training step with which memory is measured."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def model(tiny_model: str) -> Detector:
 
 
 class Watched(Loss):
-    """The loss, which notes what it was asked."""
+    """The loss, with a record of its arguments."""
 
     terms = ("box", "obj", "cls")
 
@@ -49,7 +49,7 @@ def test_a_step_is_of_copies_and_of_so_many_images_and_boxes(model):
     criterion = Watched.from_head(model.head, LossGains())
     before = {key: value.clone() for key, value in model.state_dict().items()}
     step = step_of(model, criterion)
-    drawn = torch.random.get_rng_state()
+    random_state = torch.random.get_rng_state()
     step(3)
     step(1)
     (images, targets), (one, fewer) = criterion.seen
@@ -59,7 +59,7 @@ def test_a_step_is_of_copies_and_of_so_many_images_and_boxes(model):
     assert (real[:, 2:].min() >= 0, real[:, 2:].max() <= 64) == (True, True)
     assert torch.allclose(real[:, 4:] - real[:, 2:4], torch.tensor(8.0), atol=1e-4)  # an eighth of the side
     assert len(fewer[fewer[:, 1] >= 0]) == 5
-    assert torch.random.get_rng_state().equal(drawn)
+    assert torch.random.get_rng_state().equal(random_state)
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -1,4 +1,4 @@
-"""models/views.py: views and ensembles put boxes where they belong."""
+"""models/views.py: test-time augmentation, ensembles and class filters."""
 
 import torch
 
@@ -6,7 +6,7 @@ from models.views import ensemble, merge_classes, only_classes, with_test_time_a
 
 
 def test_views_put_boxes_back():
-    """A model that answers with the brightest pixel finds it at every scale, mirrored or not."""
+    """A model that predicts a box at the brightest pixel finds the same point in each view."""
 
     class Brightest:
         strides = (32,)
@@ -16,8 +16,8 @@ def test_views_put_boxes_back():
 
         def decode(self, images):
             width = images.shape[3]
-            place = images.mean(1).flatten(1).argmax(1)
-            x, y = (place % width).float() + 0.5, (place // width).float() + 0.5
+            index = images.mean(1).flatten(1).argmax(1)
+            x, y = (index % width).float() + 0.5, (index // width).float() + 0.5
             return torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None], torch.ones(len(images), 1, 1)
 
     images = torch.zeros(1, 3, 96, 160)

@@ -1,4 +1,4 @@
-"""Mutations with a fixed seed, and what every reader of files owes whatever it is given."""
+"""Mutations with a fixed seed, and checks that every file reader must pass for any input."""
 
 import os
 import re
@@ -16,16 +16,16 @@ from utils.printable import printable
 T = TypeVar("T")
 
 MOST_SECONDS = 5.0  # for one input, on a busy machine
-MOST_GROWTH = 700 << 20  # bytes of memory beyond what there was
+MOST_GROWTH = 700 << 20  # bytes of additional memory
 LONGEST_SENTENCE = 10_000  # characters: two paths at most
 
 
 class HangError(BaseException):
-    """Not an Exception, so that no reader takes it for a fault of the file."""
+    """Raised on a timeout. Not an Exception, so that no reader treats it as an invalid file."""
 
 
 def mutated(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = ()) -> bytes:
-    """`data` after one to four changes: a byte flipped, a range cut out or doubled, the end lost, a piece put in."""
+    """`data` after one to four changes: flip a bit, remove or double a range, cut off the end, insert a piece."""
     for _ in range(int(random.integers(1, 5))):
         at, length = (int(random.integers(0, len(data) + 1)), int(random.integers(1, 40)))
         kind = int(random.integers(6 if pieces else 4))
@@ -43,29 +43,29 @@ def mutated(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = 
 
 
 def outcome(read: Callable[[], T], file: Path) -> T | str:
-    """What `read` returns, or the sentence of the ValueError it raises: one printable line that names `file`.
+    """The result of `read`, or the message of its ValueError, which must be one printable line that names `file`.
 
-    Any other exception, a hang and a heap of memory fail the test.
+    Any other exception, a timeout or too much memory fails the test.
     """
     with _in_time_and_memory():
         try:
             return read()
         except ValueError as error:
-            sentence = str(error)
-    assert type(sentence) is str
-    assert printable(file) in sentence, sentence
-    assert_presentable(sentence)
-    return sentence
+            message = str(error)
+    assert type(message) is str
+    assert printable(file) in message, message
+    assert_presentable(message)
+    return message
 
 
 def assert_presentable(sentence: str) -> None:
-    """One line of moderate length that cannot steer a terminal."""
+    """Check that a message is one line of limited length without control characters."""
     assert sentence.isprintable(), repr(sentence)
     assert len(sentence) < LONGEST_SENTENCE
 
 
 def line_of(place: str, file: Path | str) -> int:
-    """The number in `FILE line 7`."""
+    """The line number in a text such as `FILE line 7`."""
     found = re.fullmatch(re.escape(printable(file)) + r" line (\d+)", place)
     assert found, place
     return int(found[1])
@@ -73,7 +73,7 @@ def line_of(place: str, file: Path | str) -> int:
 
 @contextmanager
 def unchanged(folder: Path) -> Iterator[None]:
-    """What lies under `folder`, its bytes and times, and the times of the folders, are the same afterwards."""
+    """Check that the block changes no file in `folder`: names, bytes, and times of files and folders."""
     before = _state(folder)
     yield
     assert _state(folder) == before
@@ -81,9 +81,9 @@ def unchanged(folder: Path) -> Iterator[None]:
 
 def _state(folder: Path) -> dict[bytes, tuple[int, bytes]]:
     found = {}
-    for place, folders, files in os.walk(os.fsencode(folder)):
+    for parent, folders, files in os.walk(os.fsencode(folder)):
         for name in (b".", *folders, *files):
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             content = Path(os.fsdecode(path)).read_bytes() if os.path.isfile(path) else b""
             found[path] = (os.lstat(path).st_mtime_ns, content)
     return found
@@ -101,11 +101,11 @@ def _in_time_and_memory() -> Iterator[None]:
 
     scale = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-    earlier = signal.signal(signal.SIGALRM, stop)
+    previous = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, earlier)
+        signal.signal(signal.SIGALRM, previous)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale < before + MOST_GROWTH

@@ -1,7 +1,7 @@
-"""Runs of several processes for tests: started as users start them, or forked with everything imported already.
+"""Start runs of several processes for tests: as users start them, or forked from a process with all imports done.
 
-As a script it is train.py with a fault: KESTREL_FAULT=MODULE:FUNCTION names what to call before the training, and
-KESTREL_LATE the rank that begins three seconds late, KESTREL_LINGER the seconds that a process takes to end.
+As a script it is train.py with a fault: KESTREL_FAULT=MODULE:FUNCTION is called before the training, KESTREL_LATE is
+the rank that starts three seconds late, KESTREL_LINGER is how many seconds a process takes to exit.
 """
 
 import importlib
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-MARK = "KESTREL_TEST_MARK"  # an environment variable that every process of a launch inherits
+MARK = "KESTREL_TEST_MARK"  # environment variable that all processes of a launch inherit
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TOLD_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
 
 
 def small(data: Path, model: str, folder: Path, *flags: str) -> list[str]:
-    """The command line of a training of some seconds that writes into `folder`."""
+    """The arguments of a training run that takes a few seconds and writes to `folder`."""
     words = f"--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --cache-dir {folder}/cache --device cpu"
     return ["--data", str(data), "--cfg", model, "--project", str(folder), *words.split(), *flags]
 
@@ -38,24 +38,24 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until(true: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for something to become true. Raises AssertionError if it does not."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait until condition() is true. Raises AssertionError, which names `what`, after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
         time.sleep(0.05)
 
 
 def way_into(*namespaces: str) -> list[str]:
-    """The words that start a command in the first of these namespaces, each flags of unshare, that we may make here.
+    """The unshare command for the first of these namespaces that this user is allowed to create; [] if there is none.
 
-    None if we may make none of them.
+    namespaces: flags of unshare.
     """
     for flags in namespaces:
-        way = ["unshare", *flags.split()]
+        command = ["unshare", *flags.split()]
         with suppress(FileNotFoundError):
-            if subprocess.run([*way, "true"], capture_output=True).returncode == 0:
-                return way
+            if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+                return command
     return []
 
 
@@ -63,7 +63,7 @@ def way_into(*namespaces: str) -> list[str]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process began with; empty if it has ended."""
+    """The environment that a process was started with; empty if it has ended."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -72,13 +72,13 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def alive(mark: str) -> list[int]:
-    """Numbers of the processes that have inherited this mark, loaders' included."""
+    """The process ids of all processes with this mark, DataLoader workers included."""
     numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return [pid for pid in numbers if environment_of(pid).get(MARK) == mark]
 
 
 class Written:
-    """What was written into two files of a folder."""
+    """The files stdout and stderr of a folder."""
 
     folder: Path
 
@@ -93,7 +93,7 @@ class Written:
 
 @dataclass
 class Job(Written):
-    """A launcher and all that it has started."""
+    """A launcher and all processes that it started."""
 
     process: subprocess.Popen[bytes]
     mark: str
@@ -103,14 +103,14 @@ class Job(Written):
         return alive(self.mark)
 
     def end(self, seconds: float) -> int:
-        """The launcher's exit code, when nothing is left of the job. Raises AssertionError if that takes longer."""
+        """Wait until all processes have ended; returns the launcher's exit code. Raises AssertionError on timeout."""
         until(lambda: self.process.poll() is not None and not self.alive(), seconds, f"the end of {self.alive()}")
         return self.process.returncode
 
 
 @contextmanager
 def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator[Job]:
-    """A job that runs in the background; killed at the end of the block, if it is not over."""
+    """Run a job in the background; at the end of the block it is killed if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(TOLD_BY_LAUNCHERS)}
     mark = uuid.uuid4().hex
@@ -134,23 +134,23 @@ def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator
 
 @dataclass
 class Rank(Written):
-    """A process started by hand."""
+    """A forked process with the variables of a launch by hand."""
 
     process: multiprocessing.Process
     environment: Mapping[str, str]
     folder: Path
 
     def end(self, seconds: float) -> int:
-        """Its exit code. Raises AssertionError if it does not end in so many seconds."""
+        """Wait for the exit code. Raises AssertionError if the process does not end in so many seconds."""
         self.process.join(seconds)
-        assert self.process.exitcode is not None, f"{self.process.name} runs on after {seconds:g} s"
+        assert self.process.exitcode is not None, f"{self.process.name} still runs after {seconds:g} s"
         return self.process.exitcode
 
 
 def by_hand(rank: int, size: int, port: int) -> dict[str, str]:
-    """The variables of a launch by hand."""
-    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in place.items()}
+    """The environment variables of a launch by hand."""
+    numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
 
 
 @contextmanager
@@ -162,9 +162,9 @@ def forked(
     script: str = "train",
     delays: Mapping[int, float] | None = None,
 ) -> Iterator[list[Rank]]:
-    """A process for each environment; killed at the end of the block, if they are not over.
+    """Fork one process per environment; at the end of the block they are killed if they still run.
 
-    delays: seconds that the process of a place in the list begins late.
+    delays: by index in `environments`, how many seconds the process starts late.
     """
     context = _server()
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def forked(
         own = folder / f"rank{number}"
         own.mkdir(exist_ok=True)
         late = (delays or {}).get(number, 0)
-        process = context.Process(target=_live, args=(script, dict(environment), list(arguments), own, late))
+        process = context.Process(target=_run_forked, args=(script, dict(environment), list(arguments), own, late))
         ranks.append(Rank(process, environment, own))
     try:
         for rank in ranks:
@@ -187,21 +187,21 @@ def forked(
 
 
 def _server() -> Any:
-    """A process to fork from, which has imported what the forked ones need."""
+    """A fork server that has imported what the forked processes need."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "val", "tests.support.launching"])
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
     try:
-        forkserver.ensure_running()  # it inherits the path
+        forkserver.ensure_running()  # the server inherits PYTHONPATH
     finally:
         del os.environ["PYTHONPATH"]
         os.environ.update({"PYTHONPATH": path} if path else {})
     return context
 
 
-def _live(script: str, environment: Mapping[str, str], arguments: list[str], folder: Path, late: float) -> None:
-    """What a forked process does: become the script."""
+def _run_forked(script: str, environment: Mapping[str, str], arguments: list[str], folder: Path, late: float) -> None:
+    """Redirect output, set the environment, and run the script in a forked process."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
@@ -221,7 +221,7 @@ def _run(script: str, arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     module = importlib.import_module(script)
     if script == "train":
-        module.__file__ = __file__  # for --spawn: the processes that it starts have the fault too
+        module.__file__ = __file__  # for --spawn: the processes that it starts get the fault too
     if fault := os.environ.get("KESTREL_FAULT"):
         where, _, name = fault.partition(":")
         getattr(importlib.import_module(where), name)()

@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that answers as it is told: honestly, or with every lie and fault that a download can meet."""
+"""An HTTP server on 127.0.0.1 with scripted answers: correct ones, or the faults that a download can meet."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ Answer = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Gives its answers in turn, the last one for ever. `asked`: (path, headers) of each question."""
+    """Gives its answers in order and repeats the last one. asked: (path, headers) of each request."""
 
     daemon_threads = True
 
@@ -21,7 +21,7 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news."""
+        """Ignore clients that close the connection."""
 
     @property
     def ranges(self) -> list[str | None]:
@@ -55,11 +55,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def honest(data: bytes, *, only: int | None = None, then: str = "close", **headers: str) -> Answer:
-    """The file, or the part asked for if it is still the same; only: so many bytes, and then close or stall."""
+    """The file, or the requested range if the file is unchanged. only: send so many bytes. then: close or stall."""
 
     def answer(handler: Handler) -> None:
-        asked, state = handler.headers.get("Range"), handler.headers.get("If-Range")
-        first = int(asked[len("bytes=") : -1]) if asked and state in (None, *headers.values()) else 0
+        wanted, validator = handler.headers.get("Range"), handler.headers.get("If-Range")
+        first = int(wanted[len("bytes=") : -1]) if wanted and validator in (None, *headers.values()) else 0
         if first >= len(data) > 0:
             return handler.send(416)
         status, extra = 200, {}
@@ -76,17 +76,17 @@ def honest(data: bytes, *, only: int | None = None, then: str = "close", **heade
 
 
 def says(status: int, body: bytes = b"", **headers: str) -> Answer:
-    """One answer, whatever is asked."""
+    """The same answer for every request."""
     return lambda handler: handler.send(status, body, **headers)
 
 
 def raw(data: bytes) -> Answer:
-    """Bytes that need not be HTTP."""
+    """Raw bytes, which need not be HTTP."""
     return lambda handler: handler.wfile.write(data) and None
 
 
 def slowly(data: bytes, seconds: float) -> Answer:
-    """The file, after a while."""
+    """The file, sent after a delay of some seconds."""
 
     def answer(handler: Handler) -> None:
         time.sleep(seconds)

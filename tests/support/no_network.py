@@ -1,10 +1,10 @@
-"""A user's commands, run one after another by this process, in which Python has no way to the network.
+"""Run a user's commands one after another in this process, in which Python has no network access.
 
     python tests/support/no_network.py DATA.yaml MODEL.yaml FOLDER
 
-An audit hook notes every attempt and refuses it; nothing can take it away again, and forked loader processes inherit
-it. What C code does on its own the hook does not see: in an empty network (see test_no_network.py) the kernel counts
-what it could not send. FOLDER/found.json says how it went.
+An audit hook logs and rejects every attempt; it cannot be removed, and forked DataLoader workers inherit it. The hook
+does not see what C code does, but in an empty network namespace (see test_no_network.py) the kernel counts the packets
+that it could not send. The result is written to FOLDER/found.json.
 """
 
 import ctypes
@@ -29,30 +29,30 @@ ROOT = Path(__file__).parents[2]
 SUSPECTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "imaplib.", "poplib.", "nntplib.", "telnetlib.")
 PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "os.startfile")
 MAY_START = {"fc-list", "ldconfig", "gcc", "cc", "ld", "objdump"}  # for matplotlib's fonts, and ctypes' find_library
-UNSENT = "IpOutNoRoutes"  # packets, and connections not even begun
-ELSEWHERE = ("192.0.2.1", 9)  # an address that nobody has (RFC 5737)
+UNSENT = "IpOutNoRoutes"  # packets without a route, and connections that could not start
+ELSEWHERE = ("192.0.2.1", 9)  # a reserved address that no host has (RFC 5737)
 
 
 # ---------------------------------------------------------------------- the hook
 
 
 def is_local(event: str, values: Sequence[Any]) -> bool:
-    """Whether what Python is about to do stays on this machine."""
+    """Whether an audit event does not use the network."""
     if event in ("socket.__new__", "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"):
         family = values[1] if event == "socket.__new__" else values[0].family
-        return family == socket.AF_UNIX  # as loader processes use them
+        return family == socket.AF_UNIX  # used by DataLoader workers
     if event.startswith(PROGRAMS):
         return os.path.basename(os.fsdecode(values[0] or values[1][0])) in MAY_START
     return event == "socket.gethostname"
 
 
 def refuse_network(notes: Path) -> None:
-    """From now on each way to the network raises PermissionError in this process, and leaves a line in `notes`."""
+    """Install an audit hook: every network access raises PermissionError and adds a line to the file `notes`."""
 
     def hook(event: str, values: tuple[Any, ...]) -> None:
         if event.startswith((*SUSPECTS, *PROGRAMS)) and not is_local(event, values):
             with notes.open("a") as file:
-                file.write(f"{event} {values[:2]!r}\n")  # not the environment, which may hold secrets
+                file.write(f"{event} {values[:2]!r}\n")  # without the environment, which may contain secrets
             raise PermissionError(f"no network here: {event}")
 
     notes.touch()
@@ -60,7 +60,7 @@ def refuse_network(notes: Path) -> None:
 
 
 def bitten(notes: Path) -> dict[str, bool]:
-    """Whether each way to the network was refused and noted."""
+    """Whether the hook rejected and logged each way to access the network."""
     ways: dict[str, Callable[[], object]] = {
         "socket": lambda: socket.socket().connect(ELSEWHERE),
         "bound": lambda: socket.create_server(("127.0.0.1", 0)),
@@ -88,7 +88,7 @@ def bitten(notes: Path) -> dict[str, bool]:
 
 
 def unsent() -> int:
-    """What the kernel could not send for want of a way, by any process in this network."""
+    """How many packets of all processes in this network namespace the kernel could not send, having no route."""
     with suppress(OSError):
         lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines()]
         for names, values in zip(lines[::2], lines[1::2], strict=True):
@@ -99,20 +99,20 @@ def unsent() -> int:
 
 
 def connect_in_c() -> None:
-    """What no audit hook sees."""
+    """Connect from C code, which no audit hook sees."""
     libc = ctypes.CDLL(None)
     address = struct.pack("=HHI8x", socket.AF_INET, socket.htons(ELSEWHERE[1]), 0x010200C0)
     with suppress(OSError):
-        number = libc.socket(int(socket.AF_INET), int(socket.SOCK_DGRAM), 0)
-        libc.connect(number, address, len(address))
-        os.close(number)
+        descriptor = libc.socket(int(socket.AF_INET), int(socket.SOCK_DGRAM), 0)
+        libc.connect(descriptor, address, len(address))
+        os.close(descriptor)
 
 
 # ---------------------------------------------------------------------- the commands
 
 
 def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
-    """Training with pictures, going on, validating, and the small commands: words that follow `python`."""
+    """Arguments of `python`, by name: training with plots, resuming, validation, and the small commands."""
     flags = f"--img 64 --workers 1 --device cpu --project {folder}"
     trained, validated = folder / "trained", folder / "validated"
     files = f"{validated}/ground_truth.json {validated}/predictions.json"
@@ -128,7 +128,7 @@ def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
 
 
 def run(words: list[str]) -> Any:
-    """The exit code of `python WORDS`, or its traceback."""
+    """Run `python WORDS` in this process; returns its exit code, or its traceback."""
     module = words[0] == "-m"
     sys.argv = words[module:]
     try:
@@ -143,8 +143,8 @@ def run(words: list[str]) -> Any:
     return 0
 
 
-def main(data: str, model: str, place: str) -> None:
-    folder = Path(place)
+def main(data: str, model: str, folder_name: str) -> None:
+    folder = Path(folder_name)
     notes, before = folder / "attempts.txt", unsent()
     refuse_network(notes)
     sys.path.insert(0, str(ROOT))

@@ -1,4 +1,4 @@
-"""Measurements in a process of their own, where what earlier tests have left behind does not count."""
+"""Run a measurement in a new process, so that earlier tests do not affect it."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -9,6 +9,6 @@ T = TypeVar("T")
 
 
 def in_own_process(function: Callable[..., T], *arguments: object) -> T:
-    """What `function`, one of a module's own, returns in a new process, which may start others."""
+    """Call a module-level function in a new process, which may start others, and return the result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

@@ -1,4 +1,4 @@
-"""Archives made in memory, with headers changed as a test likes."""
+"""Create archives in memory, with headers that a test can change."""
 
 import io
 import tarfile
@@ -6,7 +6,7 @@ import zipfile
 
 
 def zipped(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile.ZIP_DEFLATED) -> bytes:
-    """A zip of these files. prepare: changes a header before it is written."""
+    """A zip archive of these files. prepare: changes each header before it is written."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, data in files.items():
@@ -18,6 +18,7 @@ def zipped(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile
 
 
 def tarred(files: dict[str, bytes], *, prepare=lambda info: None, form=tarfile.PAX_FORMAT) -> bytes:
+    """A tar archive of these files. prepare: as for `zipped`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
         for name, data in files.items():

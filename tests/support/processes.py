@@ -1,7 +1,7 @@
-"""What the processes of test_processes.py do. As a script (see launching.forked) it does the works of a plan, in order.
+"""The tasks of the processes in test_processes.py. As a script (see launching.forked) it runs a plan of tasks in order.
 
-A plan is a JSON file: flags of Launch, and works by name with their arguments. Each process leaves what a work returns
-in a file of its own.
+A plan is a JSON file with flags of Launch, and tasks (`works`) by name with their arguments. Each process saves the
+result of each task to its own file.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ Found = dict[str, Any]  # tensors and plain values
 
 
 def draw_data(root: Path, count: int = 12) -> Path:
-    """A data YAML of drawn images of three shapes, with 0 to 3 rectangles, the same for training and validation."""
+    """Draw images of three sizes with 0 to 3 rectangles; returns a data YAML (same training and validation set)."""
     random = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
@@ -77,7 +77,7 @@ def draw_data(root: Path, count: int = 12) -> Path:
 
 
 def launch(folder: Path, size: int, works: dict[str, Found], *, seconds: float = 300, **flags: Any) -> dict[str, list]:
-    """What `size` processes returned, by work and rank. works: by a name each the arguments of WORKS[work]."""
+    """Run tasks in `size` processes; returns results by name and rank. works: name -> task of WORKS, its arguments."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = {"launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags}, "works": works}
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -106,14 +106,14 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault: str = "") -> Found:
-    """A run of train.py into folder/name; the best checkpoint's numbers."""
-    places = ["--project", str(folder), "--name", name]
+    """Run train.py with the run folder folder/name; returns the COCO metrics of the best checkpoint."""
+    run_flags = ["--project", str(folder), "--name", name]
     with FAULTS[fault](world) if fault else nullcontext():
-        return train.main(train.parse_args([*flags, *places])[0], world).coco.stats
+        return train.main(train.parse_args([*flags, *run_flags])[0], world).coco.stats
 
 
 def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> Found:
-    """A run of one epoch: its BatchNorm's statistics before they are made one, and what each process then evaluates."""
+    """Train one epoch: each process's BatchNorm statistics before they are averaged, and the model it evaluates."""
     found: Found = {}
     real_epoch, real_detect = train.train_one_epoch, val.detect
 
@@ -134,7 +134,7 @@ def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
-    """A loss divided once more by the number of processes; local: the counts are this process's own."""
+    """Divide the loss again by the number of processes. local: normalise by the counts of this process only."""
     real = AnchorBasedLoss.forward
 
     def forward(self: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, total: Any = None) -> dict[str, Tensor]:
@@ -157,7 +157,7 @@ def sized_by_rank(world: World) -> AbstractContextManager[object]:
 
 
 def padded(world: World) -> AbstractContextManager[object]:
-    """The last sample of an epoch repeats another one, as where a share is filled up."""
+    """The last sample of an epoch repeats another one, as in a sampler that pads the shares of the processes."""
     real = TrainSampler.__iter__
 
     def batches(self: TrainSampler) -> Iterator[list[Key]]:
@@ -170,7 +170,7 @@ def padded(world: World) -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def slow_writer(world: World) -> Iterator[None]:
-    """Rank 0 takes its time to draw before the training, to write its state, and to draw after the training."""
+    """Rank 0 is slow when it draws before training, saves last.pt, and draws after training."""
     real = checkpoint_file.save
 
     def save(path: Path, state: Found) -> None:
@@ -212,7 +212,7 @@ def evaluates(
     confidence: float = 0.001,
     twice: bool = False,
 ) -> Found:
-    """What `evaluate` finds in the images of these numbers. twice: each process sees its first batch again."""
+    """The results of `evaluate` on the images with these indices. twice: each process repeats its first batch."""
     spec = read_data_yaml(yaml)
     labels, _ = scan(spec.sources("val"), spec.names, threads=1)
     model, _ = load_detector(Path(weights))
@@ -236,7 +236,7 @@ def evaluates(
 
 
 def operates(world: World, folder: Path, name: str) -> Found:
-    """What every operation of a world of three gives to this process, whose number goes into it."""
+    """The results of all World operations, in a world of three, for inputs that depend on the rank."""
     rank, rows = world.rank, torch.arange(2.0)
     mine = [rows + rank, torch.tensor([[10.0 * rank]], dtype=torch.float64), torch.tensor(rank)]
     means, rank_0s = [value.clone() for value in mine[:2]], [value.clone() for value in mine]
@@ -249,7 +249,7 @@ def operates(world: World, folder: Path, name: str) -> Found:
         "sum": world.all_reduce_sum(mine[0]),
         "untouched": mine[0],
         "whole sum": world.all_reduce_sum(torch.tensor([rank, 1])),
-        "gather": world.all_gather_rows(torch.full((rank * 2, 3), rank)),  # of rank 0 nothing
+        "gather": world.all_gather_rows(torch.full((rank * 2, 3), rank)),  # no rows from rank 0
         "gather of rank 1 alone": world.all_gather_rows(torch.ones(int(rank == 1), 7, dtype=torch.float64)),
         "gather of nobody": world.all_gather_rows(torch.zeros(0, 7)),
         "average": means,
@@ -260,11 +260,11 @@ def operates(world: World, folder: Path, name: str) -> Found:
 
 
 def takes_turns(world: World, folder: Path, name: str) -> Found:
-    """Who finds the first one's work done in local_main_first, where the last rank has a machine of its own."""
-    place = dataclasses.replace(world, local_rank=0 if world.rank == world.size - 1 else world.rank)
-    machine, first = int(world.rank == world.size - 1), place.local_rank == 0
+    """Which ranks find the work of local rank 0 done in local_main_first; the last rank is alone on its machine."""
+    local_world = dataclasses.replace(world, local_rank=0 if world.rank == world.size - 1 else world.rank)
+    machine, first = int(world.rank == world.size - 1), local_world.local_rank == 0
     done, began = folder / f"machine{machine}", time.monotonic()
-    with place.local_main_first():
+    with local_world.local_main_first():
         found = done.exists()
         time.sleep(0.5 if first else 0)
         done.touch()
@@ -272,22 +272,22 @@ def takes_turns(world: World, folder: Path, name: str) -> Found:
 
 
 def disagrees(world: World, folder: Path, name: str) -> Found:
-    """What is said where the last of the processes differs."""
-    said = []
+    """The error messages of require_same if the last process has a different value."""
+    messages = []
     for value in (int(world.rank == world.size - 1), {"a": [1, 2], "b": world.rank // (world.size - 1), "c": 3}):
         try:
             world.require_same("--this", value)
         except ValueError as error:
-            said.append(str(error))
+            messages.append(str(error))
     world.require_same("--that", {"a": 0.1})
-    return {"said": said}
+    return {"said": messages}
 
 
 # ---------------------------------------------------------------------- replicas
 
 
 class Norm(nn.Module):
-    """A synchronised normalisation between two convolutions, with a buffer that is no statistic."""
+    """SyncBatchNorm2d between two convolutions, and a buffer that is not a BatchNorm statistic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def images_of_a_step() -> Tensor:
 
 
 def accumulates(world: World, folder: Path, name: str) -> Found:
-    """Two optimizer steps' gradients of three batches each, and how often gradients were exchanged after each batch."""
+    """Gradients of two optimizer steps of three batches each, and the number of all-reduces after each batch."""
     replica, exchanges, counts, gradients = DistributedReplica(Norm(), world, accumulates=True), [], [], []
 
     def counted(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -329,7 +329,7 @@ def accumulates(world: World, folder: Path, name: str) -> Found:
 
 
 def aligns(world: World, folder: Path, name: str) -> Found:
-    """The state of a model full of this process's number after it was made one, without and with synchronised norms."""
+    """The state of a model filled with the rank after sync_buffers, without and with synchronised BatchNorm."""
     found = {}
     for synchronised in (False, True):
         model = Norm()
@@ -348,7 +348,7 @@ WORKS: dict[str, Callable[..., Found]] = {
 
 
 def write_hyp(file: Path, like: str, **changed: float) -> None:
-    """A copy of one of the project's hyper-parameter files, with other values."""
+    """Write a copy of the hyper-parameter file `like` from data/hyps with changed values."""
     text = (ROOT / "data" / "hyps" / like).read_text()
     for key, value in changed.items():
         text = re.sub(rf"^{key}: \S+", f"{key}: {value}", text, flags=re.MULTILINE)

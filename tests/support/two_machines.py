@@ -1,18 +1,18 @@
-"""Two machines on one: two network namespaces with a cable between them, and one run of train.py over both.
+"""Simulate two machines with two network namespaces and a virtual cable, and run train.py over both.
 
-    python tests/support/two_machines.py                 all scenes, minutes
+    python tests/support/two_machines.py                 all scenes, takes minutes
     python tests/support/two_machines.py same cut        these scenes
 
-Scenes: `same` trains through torch's launcher on both machines and once in one process, and compares the two
-results.csv; `static` does so with the launcher's other way to meet, `srun` without a launcher, by SLURM's variables.
-`cut` pulls the cable out in the middle of a run and times the end of both sides, `cut-srun` without a launcher; `blink`
-puts it back after three seconds, which must not end the run. `restart` kills a process of a run that may start again;
-`elastic` kills a whole machine, and the other must go on alone.
+Scenes: `same` trains with torch's launcher on both machines and once in one process, and compares the two results.csv;
+`static` does the same with the launcher's static rendezvous, `srun` without a launcher, with SLURM's variables. `cut`
+disconnects the cable during a run and measures when both sides end, `cut-srun` does so without a launcher; `blink`
+reconnects it after three seconds, which must not end the run. `restart` kills a process of a run that allows restarts;
+`elastic` kills a whole machine, and the other must continue alone.
 
-Nothing stays behind, however the script ends: it starts itself again as the first process of namespaces of its own (as
-root, or as anybody where the system lets users make namespaces), and the kernel clears these away with that process.
-Two scripts at once cannot meet, since each sees its own network only. Exit codes: 0 all was as it should be, 1 it was
-not, 77 namespaces may not be made here.
+Nothing is left over, however the script ends: it starts itself again as the first process of new namespaces (as root,
+or as any user if the system allows user namespaces), and the kernel removes them when that process ends. Scripts that
+run at the same time do not see each other, because each has its own network. Exit codes: 0 success, 1 failure, 77
+namespaces cannot be created here.
 """
 
 import argparse
@@ -35,11 +35,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAY_NOT = 77
 DIFFERENCE = 0.5e-4  # relative, in results.csv: four significant digits
-TIMEOUT_S, MARGIN_S = 6, 15  # --dist-timeout of the scene `cut`, and what the end of the run may take beyond it
+TIMEOUT_S, MARGIN_S = 6, 15  # --dist-timeout of the scene `cut`, and the time allowed after it until the run has ended
 BLINK_S = 3
 UNSHARE = "--mount --net --pid --fork --kill-child --mount-proc"
 LAY_CABLE = """set -e
-mount -t tmpfs none /run    # names of networks are files there, and these are ours alone
+mount -t tmpfs none /run    # ip netns keeps its names there; this /run is private
 mkdir /run/netns
 ip netns add A
 ip netns add B
@@ -58,46 +58,46 @@ LAUNCHES = {
 LAUNCHERS_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
 TINY = f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 --workers 0 --device cpu --noplots"
 ENDLESS = ("--epochs", "9999", "--amp", "fp32")
-Verdict = tuple[bool, str]  # whether it is as it should be, and what was seen
+Verdict = tuple[bool, str]  # whether a check passed, and what was observed
 
 
 # ---------------------------------------------------------------------- namespaces
 
 
 def way_in() -> tuple[list[str], str]:
-    """The command that starts another in namespaces of its own; or none, and why."""
-    refusals = []
-    for who in ([], ["--user", "--map-root-user"]):
-        way = ["unshare", *who, *UNSHARE.split()]
+    """The command prefix that runs a command in new namespaces, and ""; or [] and the reason why it is impossible."""
+    errors = []
+    for user in ([], ["--user", "--map-root-user"]):
+        command = ["unshare", *user, *UNSHARE.split()]
         try:
-            done = subprocess.run([*way, "sh", "-c", LAY_CABLE], capture_output=True, text=True)
+            done = subprocess.run([*command, "sh", "-c", LAY_CABLE], capture_output=True, text=True)
         except FileNotFoundError as error:
             return [], str(error)
         if done.returncode == 0:
-            return way, ""
-        refusals.append(done.stderr.strip())
-    return [], "; ".join(refusals)
+            return command, ""
+        errors.append(done.stderr.strip())
+    return [], "; ".join(errors)
 
 
 def end_with_parent() -> None:
-    """End this process, and with it its namespaces, as soon as the one that started it is gone."""
+    """End this process, and its namespaces, as soon as its parent process has ended."""
 
     def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)  # a pipe that nothing is ever written to
+        os.read(sys.stdin.fileno(), 1)  # a pipe that is never written to; it returns when the parent ends
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def network_of(process: str) -> int:
-    """A number that tells networks apart; 0 for a process that has ended."""
+    """The id (inode) of the network namespace of a process; 0 if the process has ended."""
     with suppress(OSError):
         return os.stat(f"/proc/{process}/ns/net").st_ino
     return 0
 
 
 def inhabitants(machine: str) -> dict[int, list[bytes]]:
-    """The processes that run in a machine's network, with the words that they were started with."""
+    """The processes in a machine's network namespace: process id -> command line."""
     network, found = os.stat(f"/run/netns/{machine}").st_ino, {}
     for folder in Path("/proc").glob("[0-9]*"):
         if network_of(folder.name) == network:
@@ -110,19 +110,19 @@ def inhabitants(machine: str) -> dict[int, list[bytes]]:
 
 
 class Machine:
-    """One side of a run. What its processes say and write is in a folder that the other side does not use."""
+    """One side of a run. The output of its processes is in a folder that the other side does not use."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.name, self.folder = number, "AB"[number], folder
         self.starter: subprocess.Popen[bytes]  # the launcher, or the training process if there is none
-        self.rank = 0  # the training process that was last seen
+        self.rank = 0  # process id of the last training process that was found
 
     def cable(self, state: str) -> None:
-        """Plug this machine's end in ("up") or out ("down")."""
+        """Connect ("up") or disconnect ("down") this machine."""
         subprocess.run(["ip", "-n", self.name, "link", "set", "cable", state], check=True)
 
     def start(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Start Python here with these words."""
+        """Start Python on this machine with these arguments."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS_VARIABLES)}
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable", "PYTHONWARNINGS": "ignore", **variables}
         self.folder.mkdir(parents=True)
@@ -137,7 +137,7 @@ class Machine:
             )
 
     def trains(self) -> bool:
-        """Whether a training process runs here."""
+        """Whether a training process runs on this machine."""
         for number, words in inhabitants(self.name).items():
             if b"--data" in words and not {b"torch.distributed.run", b"timeout"} & set(words):
                 self.rank = number
@@ -145,14 +145,14 @@ class Machine:
         return False
 
     def rank_code(self) -> int | None:
-        """The exit code of the training process that was here; None if nobody tells it."""
-        with suppress(OSError):  # a launcher that hangs has not looked at it: the system still keeps its code
+        """The exit code of the training process of this machine; None if unknown."""
+        with suppress(OSError):  # a launcher that hangs has not reaped it: the system still has the code
             return int(Path(f"/proc/{self.rank}/stat").read_text().split()[-1]) >> 8
-        told = re.search(r"failed \(exitcode: (-?\d+)\)", (self.folder / "stderr.log").read_text(errors="replace"))
-        return int(told.group(1)) if told else self.starter.poll()
+        found = re.search(r"failed \(exitcode: (-?\d+)\)", (self.folder / "stderr.log").read_text(errors="replace"))
+        return int(found.group(1)) if found else self.starter.poll()
 
     def words(self) -> str:
-        """What the training process said on stderr, without torch's warnings."""
+        """The stderr output of the training process, without torch's warnings."""
         files = list(self.folder.glob("ranks/**/stderr.log")) or [self.folder / "stderr.log"]
         lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
         return "\n".join(line for line in lines if line and not line.startswith("[W"))
@@ -164,7 +164,7 @@ class Machine:
         return []
 
     def clear(self) -> None:
-        """Kill what runs here."""
+        """Kill all processes on this machine."""
         while running := inhabitants(self.name):
             for number in running:
                 with suppress(ProcessLookupError):
@@ -174,11 +174,11 @@ class Machine:
 
 
 def meeting(number: int, way: str) -> tuple[list[str], dict[str, str]]:
-    """The words before train.py, and the variables, by which a machine's process finds the other's."""
+    """The launcher arguments before train.py, and the variables, with which the processes find each other."""
     if way == "srun":
-        same = "SLURM_JOB_ID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=10.99.0.1,10.99.0.2"
+        shared = "SLURM_JOB_ID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=10.99.0.1,10.99.0.2"
         own = f"SLURM_PROCID={number} SLURM_NODEID={number} SLURM_LOCALID=0"
-        return [], dict(word.split("=") for word in f"{same} {own}".split())
+        return [], dict(word.split("=") for word in f"{shared} {own}".split())
     words = f"{LAUNCHER} {LAUNCHES[way]}"
     if way == "static":
         words += f" --node-rank {number} --master-addr 10.99.0.1 --master-port 29400"
@@ -190,12 +190,12 @@ def meeting(number: int, way: str) -> tuple[list[str], dict[str, str]]:
 
 @dataclass
 class Stage:
-    """Where scenes are played: a data set, and a folder for each run."""
+    """The environment of the scenes: a data set, and a folder for each run."""
 
     folder: Path
 
     def __post_init__(self) -> None:
-        from tests.conftest import draw_tiny_data  # here, since it takes seconds, and the outer script does without
+        from tests.conftest import draw_tiny_data  # imported here: takes seconds, and the outer script does not need it
 
         self.data = draw_tiny_data(self.folder / "data")
 
@@ -204,12 +204,12 @@ class Stage:
 
     @contextmanager
     def run(self, scene: str, way: str, *flags: str) -> Iterator[tuple[Machine, Machine]]:
-        """A run over both machines; what is left of it at the end of the block is killed."""
+        """Start a run on both machines; processes left at the end of the block are killed."""
         machines = Machine(0, self.folder / scene / "A"), Machine(1, self.folder / scene / "B")
         for machine in machines:
             machine.cable("up")
-            before, variables = meeting(machine.number, way)
-            machine.start([*before, *self.train("--sync-bn", *flags)], variables)
+            prefix, variables = meeting(machine.number, way)
+            machine.start([*prefix, *self.train("--sync-bn", *flags)], variables)
         try:
             yield machines
         finally:
@@ -217,7 +217,7 @@ class Stage:
                 machine.clear()
 
     def in_one_process(self, name: str, *flags: str) -> Machine:
-        """A training in one process, when it is over; done once."""
+        """Train in one process and wait for the end; a second call with the same name does not train again."""
         machine = Machine(0, self.folder / name)
         if not machine.folder.exists():
             machine.start(self.train(*flags), {})
@@ -225,19 +225,19 @@ class Stage:
         return machine
 
     def lesson(self) -> list[str]:
-        """Flags of a training that has something to measure: it goes on from weights that find a little already.
+        """Flags of a run that starts from trained weights, so that its metrics are not zero.
 
-        In float64, since float32's rounding grows by a factor of a hundred in each epoch of so small a training.
+        It uses float64, because in so small a run the rounding errors of float32 grow a hundredfold per epoch.
         """
         flags = "--epochs 60 --optimizer AdamW --hyp hyp.shapes.yaml --noval --amp fp32"
         before = self.in_one_process("before", *flags.split())
         return f"--weights {before.folder}/runs/train/exp/weights/best.pt --amp fp64 --epochs 3".split()
 
 
-def wait_until(true: Callable[[], object], seconds: float) -> float:
-    """How long it took until something became true, in seconds; infinite if it did not."""
+def wait_until(condition: Callable[[], object], seconds: float) -> float:
+    """Wait until condition() is true; returns how many seconds it took, infinity after the timeout."""
     start = time.monotonic()
-    while not true():
+    while not condition():
         if time.monotonic() - start > seconds:
             return math.inf
         time.sleep(0.05)
@@ -245,7 +245,7 @@ def wait_until(true: Callable[[], object], seconds: float) -> float:
 
 
 def largest_difference(one: list[dict[str, str]], other: list[dict[str, str]]) -> float:
-    """The largest relative difference in two results.csv, the column of times apart; infinite for unlike rows.
+    """The largest relative difference of two results.csv, without the time column; infinity if the rows do not match.
 
     >>> largest_difference([{"epoch": "1", "time": "3", "loss": "2"}], [{"epoch": "1", "time": "9", "loss": "2.5"}])
     0.2
@@ -268,13 +268,13 @@ def same(stage: Stage, scene: str, way: str) -> Iterator[Verdict]:
         codes = [a.starter.poll(), b.starter.poll()]
         yield codes == [0, 0], f"exit codes {codes}"
         yield compared(expected, a.rows())
-        yield not list(b.folder.glob("runs/**/*")), "a run folder on the machine of rank 0 only"
+        yield not list(b.folder.glob("runs/**/*")), "only the machine of rank 0 has a run folder"
 
 
 def compared(expected: list[dict[str, str]], rows: list[dict[str, str]]) -> Verdict:
     worst = largest_difference(expected, rows)
     ap = [row["metrics/mAP_0.5:0.95"] for row in rows]
-    found = any(float(value) > 0 for value in ap)  # else the columns of metrics show nothing
+    found = any(float(value) > 0 for value in ap)  # else the comparison of the metrics proves nothing
     return (
         found and worst < DIFFERENCE,
         f"results.csv differs from one process's by at most {worst:.1e}; AP {', '.join(ap)}",
@@ -284,7 +284,7 @@ def compared(expected: list[dict[str, str]], rows: list[dict[str, str]]) -> Verd
 def cut(stage: Stage, scene: str, way: str) -> Iterator[Verdict]:
     with stage.run(scene, way, *ENDLESS, "--dist-timeout", str(TIMEOUT_S)) as (a, b):
         began = wait_until(lambda: len(a.rows()) > 1 and a.trains() and b.trains(), 100)
-        yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is pulled out"
+        yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is disconnected"
         a.cable("down")
         ends = ends_after(a, b, TIMEOUT_S + MARGIN_S + 20)
         for machine in (a, b):
@@ -292,14 +292,14 @@ def cut(stage: Stage, scene: str, way: str) -> Iterator[Verdict]:
             yield took < TIMEOUT_S + MARGIN_S, f"{machine.name}'s training process ended after {took:.1f} s"
             wait_until(lambda: machine.rank_code() is not None, 2)  # noqa: B023
             code, words = machine.rank_code(), machine.words()
-            yield code == 1 and words.startswith("error: "), f"{machine.name}'s exit code is {code}, it said: {words}"
+            yield code == 1 and words.startswith("error: "), f"{machine.name}'s exit code is {code}, stderr: {words}"
         time.sleep(3)
         left = [machine.name for machine in (a, b) if machine.starter.poll() is None]
-        yield True, f"launchers that still wait, as torch's do, and are killed: {' '.join(left) or 'none'}"
+        yield True, f"launchers that still wait (torch's do) and are killed: {' '.join(left) or 'none'}"
 
 
 def ends_after(a: Machine, b: Machine, seconds: float) -> dict[str, float]:
-    """After how many seconds the training ended on each machine, of those where it did."""
+    """For each machine on which the training ended: after how many seconds."""
     start, ends = time.monotonic(), {}
     while len(ends) < 2 and time.monotonic() - start < seconds:
         ends |= {m.name: time.monotonic() - start for m in (a, b) if m.name not in ends and not m.trains()}
@@ -310,22 +310,22 @@ def ends_after(a: Machine, b: Machine, seconds: float) -> dict[str, float]:
 def blink(stage: Stage) -> Iterator[Verdict]:
     with stage.run("blink", "c10d", *ENDLESS, "--dist-timeout", "30") as (a, _):
         began = wait_until(lambda: len(a.rows()) > 1, 100)
-        yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is out for {BLINK_S} s"
+        yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is disconnected for {BLINK_S} s"
         a.cable("down")
         time.sleep(BLINK_S)
         before = len(a.rows())
         a.cable("up")
         took = wait_until(lambda: len(a.rows()) > before + 2, 25)
-        yield took < math.inf, f"{before} epochs done when it is in again, 3 more {took:.1f} s later"
+        yield took < math.inf, f"{before} epochs done when it is connected again, 3 more {took:.1f} s later"
 
 
 def restart(stage: Stage) -> Iterator[Verdict]:
-    """With a project folder that both machines see."""
+    """Restart with a project folder that both machines share."""
     flags = [*stage.lesson(), "--epochs", "8"]
     expected = stage.in_one_process("eight", *flags).rows()
     with stage.run("restart", "restart", *flags, "--project", str(stage.folder / "restart/A/runs/train")) as (a, b):
         began = wait_until(lambda: len(a.rows()) > 2 and b.trains(), 100)
-        yield began < math.inf, f"three epochs done after {began:.0f} s; then the process of B is killed"
+        yield began < math.inf, f"three epochs done after {began:.0f} s; then the process on B is killed"
         if b.rank:
             os.kill(b.rank, signal.SIGKILL)
         took = wait_until(lambda: None not in (a.starter.poll(), b.starter.poll()), 100)
@@ -343,7 +343,7 @@ def elastic(stage: Stage) -> Iterator[Verdict]:
         took = wait_until(lambda: len(a.rows()) > before + 5, 120)
         yield took < math.inf, f"{before} epochs done then, six more {took:.0f} s later"
         epochs = [int(row["epoch"]) for row in a.rows()]
-        yield epochs == list(range(1, len(epochs) + 1)), f"the rows are of the epochs {epochs}"
+        yield epochs == list(range(1, len(epochs) + 1)), f"results.csv has the epochs {epochs}"
 
 
 SCENES: dict[str, Callable[[Stage], Iterator[Verdict]]] = {
@@ -359,32 +359,32 @@ SCENES: dict[str, Callable[[Stage], Iterator[Verdict]]] = {
 
 
 def play(names: Sequence[str], folder: Path) -> bool:
-    """Whether all was as it should be in these scenes."""
-    stage, fine = Stage(folder), True
+    """Run these scenes; returns whether all checks passed."""
+    stage, passed = Stage(folder), True
     for name in names:
         start = time.monotonic()
         for good, seen in SCENES[name](stage):
             print(f"{name}: {'ok' if good else 'WRONG'}: {seen}", flush=True)
-            fine &= good
-        print(f"{name}: {time.monotonic() - start:.0f} s in all", flush=True)
-    return fine
+            passed &= good
+        print(f"{name}: {time.monotonic() - start:.0f} s in total", flush=True)
+    return passed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
-    parser.add_argument("--folder", type=Path, help="a new folder to write to, which stays")
+    parser.add_argument("--folder", type=Path, help="a new folder for the output, which is kept")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     names = args.scenes or list(SCENES)
     if unknown := set(names) - SCENES.keys():
         parser.error(f"no such scene: {', '.join(sorted(unknown))}")
     if not args.inside:
-        way, refusal = way_in()
-        if not way:
-            print(f"namespaces may not be made here: {refusal}")
+        prefix, reason = way_in()
+        if not prefix:
+            print(f"namespaces cannot be created here: {reason}")
             return MAY_NOT
-        return subprocess.Popen([*way, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE).wait()
+        return subprocess.Popen([*prefix, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE).wait()
     end_with_parent()
     subprocess.run(["sh", "-c", LAY_CABLE], check=True)
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""Work task: its result is taken in where it is settled, once, in the thread that settles it."""
+"""BackgroundTask: wait() collects the result once, in the thread that calls it."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_result_is_taken_in_once_and_here():
     task, taken, go_on = BackgroundTask("adding"), [], threading.Event()
     assert not task.busy
-    task.wait()  # there is nothing
+    task.wait()  # nothing was started
 
     def work() -> threading.Thread:
         assert go_on.wait(20)
@@ -58,7 +58,7 @@ def test_want_of_memory_names_the_work():
 
     task = BackgroundTask("scoring detections")
     task.start(work, lambda _: None)
-    with pytest.raises(FaultError, match=r"^out of memory \(of this machine, not of a GPU\): scoring detections$"):
+    with pytest.raises(FaultError, match=r"^out of memory \(host RAM, not GPU memory\): scoring detections$"):
         task.wait()
 
 

@@ -1,4 +1,4 @@
-"""Box arithmetic against hand-worked numbers and torchvision."""
+"""Box functions against hand-computed numbers and torchvision."""
 
 import math
 
@@ -10,7 +10,7 @@ from utils.boxes import complete_iou, to_cxcywh, to_xyxy
 
 
 def random_boxes(count: int, seed: int) -> torch.Tensor:
-    """cx, cy, w, h in cells."""
+    """Random boxes [count, 4]: cx, cy, w, h in cells."""
     generator = torch.Generator().manual_seed(seed)
     centers = torch.rand(count, 2, generator=generator) * 4
     sizes = torch.rand(count, 2, generator=generator) * 6 + 0.05
@@ -36,7 +36,7 @@ def test_complete_iou_by_hand():
 
 
 def test_complete_iou_of_disjoint_boxes_is_the_distance():
-    # Unit squares at x 0.5 and 3.5: IoU 0, rho^2 = 9, hull 4 x 1: c^2 = 17, like aspect ratios.
+    # Unit squares at x 0.5 and 3.5: IoU 0, rho^2 = 9, hull 4 x 1: c^2 = 17, equal aspect ratios.
     found = complete_iou(torch.tensor([[0.5, 0.5, 1, 1]]), torch.tensor([[3.5, 0.5, 1, 1]]))
     assert found.item() == pytest.approx(-9 / 17, abs=1e-6)
 

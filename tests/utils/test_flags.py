@@ -1,4 +1,4 @@
-"""A command line whose every fault is one sentence."""
+"""FlagParser: every mistake in a command line raises one sentence."""
 
 import sys
 
@@ -25,16 +25,16 @@ def test_values(parser):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--epoch", "5"], "no flag --epoch (did you mean --epochs?); --help lists the flags"),
-        (["--epoch=5"], "no flag --epoch (did you mean --epochs?); --help lists the flags"),
-        (["--zzz"], "no flag --zzz; --help lists the flags"),
-        (["5"], "'5' belongs to no flag; --help lists the flags"),
+        (["--epoch", "5"], "unknown flag --epoch (did you mean --epochs?); --help lists the flags"),
+        (["--epoch=5"], "unknown flag --epoch (did you mean --epochs?); --help lists the flags"),
+        (["--zzz"], "unknown flag --zzz; --help lists the flags"),
+        (["5"], "unexpected argument '5'; --help lists the flags"),
         (["--epochs"], "--epochs: expected one argument"),
         (["--epochs", "five"], "--epochs: invalid int value: 'five'"),
         (["--evolve", "300"], "--evolve is not supported: use --epochs"),
         (["--evolve=300"], "--evolve is not supported: use --epochs"),
         (["--Evolve"], "--Evolve is not supported: use --cache-dir"),
-        (["--evolved"], "no flag --evolved; --help lists the flags"),
+        (["--evolved"], "unknown flag --evolved; --help lists the flags"),
     ],
 )
 def test_refusals(parser, words, sentence):

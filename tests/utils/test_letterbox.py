@@ -1,4 +1,4 @@
-"""Where an image lies on a canvas, against numbers worked by hand, and the way back."""
+"""Placement of images on a canvas against hand-computed numbers, and the inverse mapping."""
 
 import numpy as np
 import pytest
@@ -54,12 +54,12 @@ def test_hand_worked_placements(size, base, canvas, scale, shift):
 
 
 def test_hand_worked_boxes():
-    """640 x 480 at 320 on 320 x 320: half as large, 40 rows below the top."""
+    """A 640 x 480 image on a 320 x 320 canvas: scale 0.5, 40 rows below the top."""
     placement = place((640, 480), (320, 240), (320, 320))
     box = np.array([[100.0, 60, 200, 160]])
     assert placement.to_canvas(box).tolist() == [[50, 70, 100, 120]]
     assert placement.to_image(np.array([[50.0, 70, 100, 120]]), (640, 480)).tolist() == box.tolist()
-    beyond = np.array([[-8.0, 30, 400, 300], [0, 0, 320, 39]])  # past every edge; wholly above the image
+    beyond = np.array([[-8.0, 30, 400, 300], [0, 0, 320, 39]])  # beyond every edge; entirely above the image
     assert placement.to_image(beyond, (640, 480)).tolist() == [[0, 0, 640, 480], [0, 0, 640, 0]]
 
 
@@ -92,9 +92,9 @@ def test_rows_of_a_batch_are_placements():
     ("base", "canvas", "region"),
     [
         ((20, 10), (10, 20), (0, 0, 20, 10)),
-        ((20, 9), (12, 23), (1, 1, 21, 10)),  # 3 columns and 3 rows over: the larger part on the right and below
+        ((20, 9), (12, 23), (1, 1, 21, 10)),  # 3 columns and 3 rows left over: the larger part right and below
         ((20, 10), (5, 20), (5, 0, 15, 5)),  # half as large
-        ((20, 10), (20, 5), (0, 9, 5, 11)),  # a quarter: 2.5 rows, so 2
+        ((20, 10), (20, 5), (0, 9, 5, 11)),  # a quarter of the size: 2.5 rows, so 2
         ((1000, 1), (8, 8), (0, 3, 8, 4)),  # 0.008 rows, but at least 1
     ],
 )
@@ -129,7 +129,7 @@ def test_a_canvas_of_its_own_holds_the_base_image(size, pad, image_size):
     [
         ([1.0], 0.0, (320, 320)),
         ([0.75], 0.0, (256, 320)),  # 240 / 32 = 7.5 strides
-        ([0.8], 0.0, (256, 320)),  # exactly 8 strides, not 9 for rounding
+        ([0.8], 0.0, (256, 320)),  # exactly 8 strides, not 9 because of rounding errors
         ([0.75], 0.5, (256, 352)),  # 8 and 10.5 strides
         ([2.0], 0.0, (320, 160)),
         ([0.5, 2.0], 0.0, (320, 320)),

@@ -1,4 +1,4 @@
-"""Run folders, files that are written whole, and the progress of a loop."""
+"""Run folders, atomic file writes, progress bars, and the events of a run."""
 
 import json
 import math
@@ -38,21 +38,21 @@ def test_an_existing_folder_is_used_when_asked(tmp_path):
 
 def test_a_file_in_the_folders_place(tmp_path):
     (tmp_path / "exp").touch()
-    with pytest.raises(ValueError, match=r"exp: the run folder cannot be made \(File exists\)"):
+    with pytest.raises(ValueError, match=r"exp: the run folder cannot be created \(File exists\)"):
         new_run_folder(tmp_path, "exp", True)
     assert new_run_folder(tmp_path, "exp", False).name == "exp2"
-    with pytest.raises(ValueError, match="the run folder cannot be made"):
+    with pytest.raises(ValueError, match="the run folder cannot be created"):
         new_run_folder(tmp_path / "exp", "exp", False)
 
 
 def test_a_project_on_a_disk_that_is_gone(tmp_path):
     (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(ValueError, match="the run folder cannot be made"):
+    with pytest.raises(ValueError, match="the run folder cannot be created"):
         new_run_folder(tmp_path / "runs", "exp", False)
 
 
 def test_a_name_that_is_too_long(tmp_path):
-    with pytest.raises(ValueError, match=r"the run folder cannot be made \(File name too long\)"):
+    with pytest.raises(ValueError, match=r"the run folder cannot be created \(File name too long\)"):
         new_run_folder(tmp_path, "x" * 300, False)
 
 
@@ -175,7 +175,7 @@ def test_progress_of_nothing():
 
 
 class Remembers:
-    """A sink that keeps all events."""
+    """A sink that stores all events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

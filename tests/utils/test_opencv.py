@@ -1,4 +1,4 @@
-"""utils/opencv.py: what a slim machine is told."""
+"""utils/opencv.py: the error message on a machine without the system libraries of OpenCV."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_missing_library_is_one_sentence(tmp_path):
-    """A cv2 that fails as it does where libGL is missing."""
+    """A fake cv2 that fails like the real one if libGL is missing."""
     message = "libGL.so.1: cannot open shared object file"
     (tmp_path / "cv2.py").write_text(f"raise ImportError({message!r})\n")
     code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import train"

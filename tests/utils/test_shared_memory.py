@@ -1,4 +1,4 @@
-"""Memory that processes share: seen by those that are forked and those that it is pickled for, without a name."""
+"""SharedBytes: forked processes and processes it is pickled to see the same anonymous memory."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ def test_what_another_process_writes_is_seen(method: str) -> None:
     assert shared.tensor.tolist() == [0, 7, 7, 0, 0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a shared tensor of torch")
+@pytest.mark.skipif(sys.platform != "linux", reason="on other systems it is a shared torch tensor")
 def test_it_has_no_name_and_goes_with_its_owner() -> None:
     shared = SharedBytes(4)
     path = shared.path

@@ -1,4 +1,4 @@
-"""What a script does first: closed streams, and Ctrl-C while it imports."""
+"""The start of a script: closed standard streams, and Ctrl-C during the imports."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from utils.startup import allow_interrupts, is_first_process, prepare_script
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="file numbers and signals of POSIX")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX file descriptors and signals")
 
 
 def outcome(program: str, redirections: str = "", **environment: str) -> tuple[int, str, str]:
@@ -43,7 +43,7 @@ sys.exit(file.fileno() < 3 or sys.stdin.read() != "")
     ],
 )
 def test_closed_streams_take_what_is_written(redirections, out, err):
-    """And the next file gets a number of its own."""
+    """And the next opened file gets a descriptor above 2."""
     assert outcome(WRITE, redirections) == (0, out, err)
 
 

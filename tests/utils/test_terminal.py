@@ -1,4 +1,4 @@
-"""How a script ends."""
+"""Exit codes and error messages of a script."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def end_of(body: str, **environment: str) -> tuple[int, str]:
         ),
         (r"raise ValueError('a\nerror: b \x1b[2J\udcff.txt: no')", 2, "error: a\\nerror: b \\x1b[2J\\udcff.txt: no\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
-        ("import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt", 130, ""),  # its launcher reports it
+        ("import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt", 130, ""),  # the launcher reports it
         ("sys.exit(3)", 3, ""),
     ],
 )
@@ -50,7 +50,7 @@ def test_what_is_shown_steers_no_terminal(capsys):
 
 
 def test_one_of_several_leaves_nothing_behind():
-    """Though it ends at once: its children would go on for a while, and hold stderr open."""
+    """It exits with os._exit, but first ends its child processes, which would keep stderr open."""
     child = "import multiprocessing as m, time; m.Process(target=time.sleep, args=(60,), daemon=True).start()"
     assert end_of(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (0, "late")
 
@@ -74,8 +74,8 @@ def test_a_fault_of_the_disk_is_one_sentence():
     code, text = end_of("import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/exp/last.pt')")
     assert (code, text) == (1, "error: runs/exp/last.pt: No space left on device\n")
     code, text = end_of("import errno, os; raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), 'last.pt')")
-    assert (code, text) == (1, "error: last.pt: File too large (for ulimit -f or for the disk)\n")
-    code, text = end_of("open('/dev/null/x')")  # not a directory: a mistake of ours
+    assert (code, text) == (1, "error: last.pt: File too large (over the limit of ulimit -f or of the disk)\n")
+    code, text = end_of("open('/dev/null/x')")  # not a directory: a bug of ours
     assert code == 1
     assert text.startswith("Traceback")
 

@@ -1,4 +1,4 @@
-"""YOLOv5's command lines: every flag is taken, or answered by one sentence that names what to use instead."""
+"""Flags of YOLOv5: each is accepted, or rejected with one sentence that names what to use instead."""
 
 import re
 
@@ -29,7 +29,7 @@ LEFT_OUT = {
 
 
 def answer(script, word: str) -> str:
-    """What the script refuses a word with, "" if it takes it."""
+    """The error message of the script for an argument; "" if it is accepted."""
     try:
         script.parse_args([word])
     except ValueError as refusal:
@@ -45,8 +45,8 @@ def test_each_flag_is_taken_or_answered(script, words):
         assert said.startswith(f"{word.split('=')[0]} is not supported: ")
         instead = re.findall(r"--[a-z_-]+|\w+\.json|\w+\.csv|\w+\*\w+\.jpg", said.split(": ", 1)[1])
         assert instead, said
-        for flag in (name for name in instead if name.startswith("--")):  # is one that there is
-            assert "no flag" not in answer(script, flag)
+        for flag in (name for name in instead if name.startswith("--")):  # a flag that exists
+            assert "unknown flag" not in answer(script, flag)
             assert "not supported" not in answer(script, flag)
 
 
@@ -63,9 +63,9 @@ def test_each_flag_is_taken_or_answered(script, words):
     ],
 )
 def test_near_spellings_are_suggested(word, flag):
-    assert answer(train, word) == f"no flag {word} (did you mean {flag}?); --help lists the flags"
+    assert answer(train, word) == f"unknown flag {word} (did you mean {flag}?); --help lists the flags"
 
 
 @pytest.mark.parametrize("word", ["--wandb", "--classes", "--lr", "--gpus", "--model", "--amp-off", "--evolv"])
 def test_far_spellings_are_not(word):
-    assert answer(train, word) == f"no flag {word}; --help lists the flags"
+    assert answer(train, word) == f"unknown flag {word}; --help lists the flags"

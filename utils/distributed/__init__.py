@@ -1,1 +1,1 @@
-"""Processes and devices: launchers, rendezvous, collectives, replicas of the model. Knows nothing of training."""
+"""Processes and devices: launchers, rendezvous, collectives, model replicas. Independent of training code."""

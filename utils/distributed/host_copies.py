@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for."""
+"""Asynchronous copies between host and device."""
 
 import weakref
 from collections import deque
@@ -9,54 +9,53 @@ from torch import Tensor
 
 
 def to_device(images: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 [B, H, W, 3] to [B, 3, H, W] in [0, 1], channels last in memory."""
+    """Convert images uint8 [B, H, W, 3] to `dtype` [B, 3, H, W] in [0, 1] on the device, channels last in memory."""
     return images.to(device, non_blocking=True).permute(0, 3, 1, 2).to(dtype).div_(255)
 
 
 class AsyncHostCopy:
-    """Hands values of a device to the host: on a CPU at once, from a GPU when two more have been passed on.
+    """Copies values from a device to the host: on a CPU at once, from a GPU after two more values have been pushed.
 
-    By then it has computed them long since, so that the host waits for nothing, and all processes learn of a value at
-    the same step.
+    By then the GPU has computed the value, so the host does not wait, and all processes get a value at the same step.
     """
 
-    BEHIND = 2
+    DELAY = 2  # values
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
-        self._under_way: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def push(self, value: Tensor) -> list[Tensor]:
-        """Those that have come by now, on the CPU, in their order: one at most."""
+        """Start to copy `value`. Returns the values that are ready, on the CPU: one at most."""
         if not self._gpu:
             return [value.cpu()]
         host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         host.copy_(value, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        self._under_way.append((host, event))
-        return [self._next()] if len(self._under_way) > self.BEHIND else []
+        self._pending.append((host, event))
+        return [self._next()] if len(self._pending) > self.DELAY else []
 
     def drain(self) -> list[Tensor]:
-        """All that are still under way; waits for them."""
-        return [self._next() for _ in range(len(self._under_way))]
+        """Wait for all pending values and return them in order."""
+        return [self._next() for _ in range(len(self._pending))]
 
     def _next(self) -> Tensor:
-        host, event = self._under_way.popleft()
+        host, event = self._pending.popleft()
         event.synchronize()
         return host
 
 
 class Uploads:
-    """Copies of host memory on a device. Those to a GPU are made beside what it computes, and the host goes on."""
+    """Copies host memory to a device. Copies to a GPU are asynchronous, on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._under_way: dict[int, torch.cuda.Event] = {}
+        self._pending: dict[int, torch.cuda.Event] = {}
 
     def send(self, host: Tensor, key: int | None = None) -> Tensor:
-        """The tensor on the device. key: for memory that will be written to again, but not before `wait(key)`."""
+        """Copy a tensor to the device. key: for host memory that is overwritten later, but not before `wait(key)`."""
         if self._stream is None:
             return host.to(self._device, copy=key is not None)
         with torch.cuda.stream(self._stream):
@@ -67,26 +66,26 @@ class Uploads:
         computing.wait_event(done)
         copied.record_stream(computing)
         if key is not None:
-            self._under_way[key] = done
+            self._pending[key] = done
         return copied
 
     def wait(self, key: int | None = None) -> None:
-        """Until the memory that was sent with this key, or with any, may be written to again."""
-        for one in list(self._under_way) if key is None else [key]:
-            if done := self._under_way.pop(one, None):
+        """Wait until the host memory that was sent with this key (None: with any key) may be overwritten."""
+        for each in list(self._pending) if key is None else [key]:
+            if done := self._pending.pop(each, None):
                 done.synchronize()
 
 
 def page_lock(memory: Tensor, device: torch.device, owner: object) -> None:
-    """Let a GPU copy from host memory by itself, as long as `owner` lives.
+    """Page-lock (pin) host memory until `owner` is deleted, so that copies from it to a GPU are asynchronous.
 
-    Where the system does not allow that, copies make the host wait.
+    If the system does not allow page-locking, the host waits for each copy.
     """
     if device.type != "cuda":
         return
     cuda = torch.cuda.cudart()
     if int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
-        with suppress(RuntimeError):  # CUDA tells of the refusal once more, at the next call
+        with suppress(RuntimeError):  # CUDA reports the failure again at its next call
             torch.zeros(1, device=device)
     else:
-        weakref.finalize(owner, lambda kept: cuda.cudaHostUnregister(kept.data_ptr()), memory)
+        weakref.finalize(owner, lambda locked: cuda.cudaHostUnregister(locked.data_ptr()), memory)

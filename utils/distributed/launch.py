@@ -1,7 +1,7 @@
-"""Who this process is among those of a run: read from the launcher's variables, before anything else is done.
+"""Read rank and number of processes from the launcher's environment variables, and start processes for --spawn.
 
-Three launchers are known: torch's own (`python -m torch.distributed.run`, and the older `torch.distributed.launch`),
-SLURM's srun, and `--spawn`, which starts torch's own from here. A process that none of them started is alone.
+Three launchers are supported: torch's (`python -m torch.distributed.run`, and the older `torch.distributed.launch`),
+SLURM's srun, and `--spawn`, which starts torch's launcher from here. Without a launcher there is a single process.
 """
 
 import logging
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 LOST = 70  # the exit code of a process that ends because another one died
 ENDED_BY_OTHERS = (LOST, -signal.SIGTERM)
-MASTER_PORTS = range(20000, 32768)  # for SLURM, which names none; above them the system hands out its own
+MASTER_PORTS = range(20000, 32768)  # for SLURM, which sets no port; higher ports are the system's ephemeral ports
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The flags that say where and how processes run; what they train is in TrainConfig.
+    """The flags for devices and processes; the training settings are in TrainConfig.
 
-    Raises ValueError with a sentence for a value that is not allowed.
+    Raises ValueError for a value that is not allowed.
     """
 
     device: str = ""
@@ -48,23 +48,23 @@ class Launch:
         if scheme == "tcp" and not re.fullmatch(r"(\[[^]]+]|[^:/]+):\d{1,5}/?", rest):
             raise ValueError(f"--dist-url {self.dist_url}: expected tcp://HOST:PORT")
         if scheme == "file" and not rest.startswith("/"):
-            raise ValueError(f"--dist-url {self.dist_url}: expected a full path, file:///PATH")
+            raise ValueError(f"--dist-url {self.dist_url}: expected an absolute path, file:///PATH")
         if self.dist_backend not in ("auto", "nccl", "gloo"):
             raise ValueError(f"--dist-backend {self.dist_backend}: choose auto, nccl or gloo")
         if not 1 <= self.dist_timeout <= 86400:
             raise ValueError(f"--dist-timeout {self.dist_timeout:g}: choose 1 to 86400 seconds")
         if self.spawn is not None and self.spawn < 0:
-            raise ValueError(f"--spawn {self.spawn}: choose 1 process or more, or none for one per device")
+            raise ValueError(f"--spawn {self.spawn}: give 1 process or more, or no number for one process per device")
 
 
 def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> tuple[Launch, dict[str, Any]]:
-    """A command line, split into the flags of Launch, which every script takes, and the parser's own."""
+    """Parse a command line into the flags of Launch, which every script has, and the other flags of the parser."""
     add = parser.add_argument
     add("--device", help="cpu, mps, a GPU number, or several (0,1): DataParallel, or one per process")
     add("--spawn", nargs="?", type=int, const=0, help="start N training processes (default: one per --device)")
-    add("--dist-url", help="rendezvous of processes: env://, tcp://HOST:PORT, file:///PATH")
+    add("--dist-url", help="rendezvous address of the processes: env://, tcp://HOST:PORT or file:///PATH")
     add("--dist-backend", help="auto (nccl on GPUs, gloo on CPUs), nccl or gloo")
-    add("--dist-timeout", type=float, help="seconds to wait for a process that does not answer")
+    add("--dist-timeout", type=float, help="timeout in seconds for a process that does not answer")
     add("--local-rank", "--local_rank", type=int, help="set by older launchers")
     parser.set_defaults(**asdict(Launch()))
     values = vars(parser.read(arguments))
@@ -72,7 +72,7 @@ def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> t
 
 
 def rough_url(words: Sequence[str]) -> str:
-    """--dist-url of a command line whose other flags may be wrong.
+    """The value of --dist-url in a command line whose other flags may be invalid.
 
     >>> rough_url(["--bogus", "--dist-url", "tcp://a:1"]), rough_url(["--dist-url=file:///x"]), rough_url([])
     ('tcp://a:1', 'file:///x', 'env://')
@@ -83,7 +83,7 @@ def rough_url(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process among `size` of a run; `local_rank` counts those of its machine, of which there are `local_size`."""
+    """Rank of a process among the `size` of a run; its `local_rank` among the `local_size` on its machine."""
 
     rank: int = 0
     size: int = 1
@@ -91,46 +91,47 @@ class RankInfo:
     local_size: int = 1
     host: str = ""  # where rank 0 listens
     port: int = 0
-    hosted: bool = False  # by the launcher, else by rank 0
-    own_gpu: bool = False  # if it sees only one, others may see others: SLURM or the launcher hides them
-    run: str = ""  # which run meets there, where there may be several
+    hosted: bool = False  # whether the launcher hosts the store, not rank 0
+    own_gpu: bool = False  # if only one GPU is visible, others may see other GPUs: SLURM or the launcher hides them
+    run: str = ""  # identifies the run, where several runs may use the same host and port
 
 
 def read_rank_info(environment: Mapping[str, str], local_rank: int = -1) -> RankInfo:
-    """The place that the launcher's variables give; a lone process if there are none.
+    """The rank information in the launcher's variables; that of a single process if there are none.
 
-    local_rank: of the command line, as older launchers pass it; -1 for none.
+    local_rank: from the command line, where older launchers pass it; -1 if not given.
     Raises ValueError for variables that are incomplete or contradict each other.
     """
     given = {name: value for name, value in environment.items() if value}
-    if given.keys() & {"RANK", "WORLD_SIZE"} and not _alone(given):
-        return _of_torch(given, local_rank)
+    if given.keys() & {"RANK", "WORLD_SIZE"} and not _is_single(given):
+        return _from_torch(given, local_rank)
     if "SLURM_PROCID" in given and _slurm_size(given) > 1 and "TORCHELASTIC_RUN_ID" not in given:
-        return _of_slurm(given)
+        return _from_slurm(given)
     if local_rank > 0:
-        raise ValueError(f"--local-rank {local_rank}: RANK and WORLD_SIZE tell of no other process; use a launcher")
+        why = "RANK and WORLD_SIZE do not describe several processes; use a launcher"
+        raise ValueError(f"--local-rank {local_rank}: {why}")
     return RankInfo()
 
 
 def rough_rank_info(environment: Mapping[str, str]) -> RankInfo:
-    """Rank, size and meeting point alone: enough to end together, over variables that contradict each other, say."""
+    """Rank, size and rendezvous address, even if other variables are invalid: enough for processes to end together."""
     given = {name: value for name, value in environment.items() if value}
     try:
         return read_rank_info(environment)
     except ValueError:
-        rank, size = _whole(given, "RANK"), _whole(given, "WORLD_SIZE")
+        rank, size = _read_count(given, "RANK"), _read_count(given, "WORLD_SIZE")
         if rank >= size:
             raise
         hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return RankInfo(rank, size, 0, 1, given.get("MASTER_ADDR", ""), _whole(given, "MASTER_PORT"), hosted)
+        return RankInfo(rank, size, 0, 1, given.get("MASTER_ADDR", ""), _read_count(given, "MASTER_PORT"), hosted)
 
 
-def _alone(given: Mapping[str, str]) -> bool:
+def _is_single(given: Mapping[str, str]) -> bool:
     return given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0" and given.get("LOCAL_RANK", "0") == "0"
 
 
-def _whole(given: Mapping[str, str], name: str) -> int:
-    """A variable as a number, 0 or more."""
+def _read_count(given: Mapping[str, str], name: str) -> int:
+    """The value of a variable as an integer, 0 or more."""
     text = given.get(name, "")
     if not text.isdecimal():
         what = f"is {text[:40]!r}" if text else "is not set"
@@ -138,63 +139,63 @@ def _whole(given: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _of_torch(given: Mapping[str, str], flag: int) -> RankInfo:
-    rank, size = _whole(given, "RANK"), _whole(given, "WORLD_SIZE")
+def _from_torch(given: Mapping[str, str], flag: int) -> RankInfo:
+    rank, size = _read_count(given, "RANK"), _read_count(given, "WORLD_SIZE")
     if rank >= size:
         raise ValueError(f"RANK is {rank} and WORLD_SIZE is {size}: ranks run from 0 to {max(size - 1, 0)}")
     if "LOCAL_RANK" not in given and flag < 0:
-        raise ValueError("RANK and WORLD_SIZE are set but LOCAL_RANK is not: which device is this process to take?")
-    local_rank = _whole(given, "LOCAL_RANK") if "LOCAL_RANK" in given else flag
+        raise ValueError("RANK and WORLD_SIZE are set but LOCAL_RANK is not: set it to select this process's device")
+    local_rank = _read_count(given, "LOCAL_RANK") if "LOCAL_RANK" in given else flag
     if flag >= 0 and flag != local_rank:
         raise ValueError(f"--local-rank is {flag} but LOCAL_RANK is {local_rank}: they contradict each other")
-    local_size = _whole(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else local_rank + 1
+    local_size = _read_count(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else local_rank + 1
     if not local_rank < local_size <= size:
-        told = f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size}"
-        raise ValueError(f"{told}: they contradict each other")
+        values = f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size}"
+        raise ValueError(f"{values}: they contradict each other")
     if "TORCHELASTIC_RUN_ID" not in given and "SLURM_PROCID" in given:
-        slurm = _whole(given, "SLURM_PROCID"), _slurm_size(given)
+        slurm = _read_count(given, "SLURM_PROCID"), _slurm_size(given)
         if slurm != (rank, size):
-            told = f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of WORLD_SIZE {size}"
-            raise ValueError(f"{told}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun")
+            values = f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of WORLD_SIZE {size}"
+            raise ValueError(f"{values}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun")
     hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = _either(given, "MASTER_PORT")
-    own_gpu = local_rank == 0  # of all processes under --virtual-local-rank, else of one, and the others refuse
+    port = _first_set(given, "MASTER_PORT")
+    own_gpu = local_rank == 0  # in all processes under --virtual-local-rank; else in one, and the others raise an error
     return RankInfo(rank, size, local_rank, local_size, given.get("MASTER_ADDR", ""), port, hosted, own_gpu=own_gpu)
 
 
 def _slurm_size(given: Mapping[str, str]) -> int:
-    """Tasks of the step; 1 in a batch script, whose SLURM_NTASKS counts those that it may start."""
+    """The number of tasks of the step; 1 in a batch script, where SLURM_NTASKS counts the tasks it may start."""
     if "SLURM_STEP_NUM_TASKS" in given:
-        return _whole(given, "SLURM_STEP_NUM_TASKS")
+        return _read_count(given, "SLURM_STEP_NUM_TASKS")
     if "SLURM_NTASKS" not in given or given.get("ENVIRONMENT") == "BATCH":
         return 1
-    return _whole(given, "SLURM_NTASKS")
+    return _read_count(given, "SLURM_NTASKS")
 
 
-def _of_slurm(given: Mapping[str, str]) -> RankInfo:
-    rank, size, local_rank = _whole(given, "SLURM_PROCID"), _slurm_size(given), _whole(given, "SLURM_LOCALID")
+def _from_slurm(given: Mapping[str, str]) -> RankInfo:
+    rank, size, local_rank = _read_count(given, "SLURM_PROCID"), _slurm_size(given), _read_count(given, "SLURM_LOCALID")
     if rank >= size or local_rank > rank:
-        told = f"SLURM_PROCID is {rank}, SLURM_LOCALID {local_rank} and SLURM_NTASKS {size}"
-        raise ValueError(f"{told}: they contradict each other")
+        values = f"SLURM_PROCID is {rank}, SLURM_LOCALID {local_rank} and SLURM_NTASKS {size}"
+        raise ValueError(f"{values}: they contradict each other")
     tasks = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE") or ""
     counts = tasks_per_node(tasks)
-    node = _either(given, "SLURM_NODEID")
+    node = _first_set(given, "SLURM_NODEID")
     local_size = counts[node] if node < len(counts) and sum(counts) == size else local_rank + 1
     hosts = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or ""
-    job, step = (_either(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP"))
-    port = _either(given, "MASTER_PORT") or MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
+    job, step = (_first_set(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP"))
+    port = _first_set(given, "MASTER_PORT") or MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
-    own_gpu = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"  # perhaps with its type: a100:1
+    own_gpu = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"  # may contain the type: a100:1
     return RankInfo(rank, size, local_rank, local_size, host, port, own_gpu=own_gpu, run=f"{job}.{step}")
 
 
-def _either(given: Mapping[str, str], *names: str) -> int:
-    """The first of these variables that is set, as a number; 0 if none is."""
-    return next((_whole(given, name) for name in names if name in given), 0)
+def _first_set(given: Mapping[str, str], *names: str) -> int:
+    """The first of these variables that is set, as an integer; 0 if none is."""
+    return next((_read_count(given, name) for name in names if name in given), 0)
 
 
 def first_host(nodes: str) -> str:
-    """The first name of SLURM's list of nodes.
+    """The first host name in a SLURM node list.
 
     >>> first_host("gpu[007-010,12],login"), first_host("a,b"), first_host("rack[1-2]n[01-04]"), first_host("")
     ('gpu007', 'a', 'rack1n01', '')
@@ -204,7 +205,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """SLURM's counts of tasks, node by node.
+    """The number of tasks on each node, from SLURM's SLURM_TASKS_PER_NODE.
 
     >>> tasks_per_node("4(x2),3"), tasks_per_node("")
     ([4, 4, 3], [])
@@ -216,24 +217,25 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
-    """Run `script` in so many processes through torch's launcher.
+    """Run `script` in several processes with torch's launcher.
 
-    Raises SystemExit with the exit code of the first that failed.
+    Raises SystemExit with the exit code of the first process that failed, KeyboardInterrupt for Ctrl-C, FaultError if a
+    process died.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if read_rank_info(os.environ).size > 1:
-        raise ValueError("--spawn: a launcher has started this process already, one of several; leave it out")
-    for part in ("", ".agent.server.api", ".multiprocessing.api"):  # the processes speak for themselves
+        raise ValueError("--spawn: a launcher has already started this process as one of several; remove --spawn")
+    for part in ("", ".agent.server.api", ".multiprocessing.api"):  # the processes report their errors themselves
         logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     settings: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    settings["local_addr"] = "127.0.0.1"  # the machine's own name may lead nowhere
-    settings["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)  # else it leaves an empty folder behind
-    handled = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]  # which it passes on
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's wish, over which the launcher's handler would go
+    settings["local_addr"] = "127.0.0.1"  # the machine's host name may not resolve
+    settings["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)  # else it leaves an empty temporary folder
+    handled = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]  # which it forwards to the processes
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # set by nohup; the launcher's handler would override it
         handled.remove("SIGHUP")
     settings["signals_to_handle"] = ",".join(handled)
     config = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **settings)
@@ -250,15 +252,16 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
 
 
 def ended_by(code: int) -> BaseException:
-    """What --spawn ends with for an exit code of its processes: Ctrl-C is reported here, all else by one of them."""
+    """The exception that --spawn ends with for an exit code. Ctrl-C is reported here, other errors by a process."""
     return KeyboardInterrupt() if code == 128 + signal.SIGINT else SystemExit(code)
 
 
 def reported_end(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
-    """What --spawn ends with: a sentence if a signal ended the first process, else the code of one that has said why.
+    """The exception that --spawn ends with when processes failed.
 
-    Those that end later do so because of the first: the launcher sends them SIGTERM, and after 30 s SIGKILL to one that
-    is stuck. Times are in whole seconds, so that the first failures may be a second apart.
+    FaultError if a signal killed the first failed process, else the exit code of a process that reported its error.
+    Later failures are caused by the first one: the launcher sends SIGTERM to the other processes, and SIGKILL to those
+    that are stuck after 30 s. Times are in whole seconds, so the first failures may be one second apart.
     """
     first_s = min(failure.timestamp for failure in failures.values())
     for rank, failure in sorted(failures.items()):
@@ -273,7 +276,7 @@ def reported_end(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
 
 
 def without_spawn(arguments: Sequence[str]) -> list[str]:
-    """A command line for the processes that --spawn starts.
+    """A command line without --spawn and its value, for the processes that --spawn starts.
 
     >>> without_spawn(["--spawn", "2", "--img", "64", "--spawn=4", "--spawn", "--rect"])
     ['--img', '64', '--rect']

@@ -1,4 +1,4 @@
-"""How much memory a device or a machine has left."""
+"""Used and free memory of devices and of the machine."""
 
 import gc
 import os
@@ -10,7 +10,7 @@ import torch
 
 
 def memory_gib(device: torch.device) -> float:
-    """GiB in use by this process on the device; its resident memory on a CPU. 0 where it cannot be told."""
+    """GiB that this process uses on the device; for a CPU its resident memory. 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 2**30
     try:
@@ -21,7 +21,7 @@ def memory_gib(device: torch.device) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still take on the device; of RAM on a CPU."""
+    """Bytes that this process can still allocate on the device; for a CPU, of RAM."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -31,7 +31,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """Free what nothing refers to any more, and hand cached memory back to the device."""
+    """Collect garbage and return cached memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -40,12 +40,12 @@ def release_memory(device: torch.device) -> None:
 
 
 def reserved_by(step: Callable[[], None], device: torch.device) -> int:
-    """Bytes that `step` makes this process take from a GPU at its peak, beyond those in use before.
+    """Peak bytes that this process reserves on a GPU during `step`, minus the bytes allocated before.
 
-    Reserved bytes, not allocated ones: what the allocator loses to rounding and fragments is not free either.
+    It counts reserved bytes, not allocated ones: what the allocator loses to rounding and fragmentation is not free.
     """
     torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # what is cached from before must not serve for free
+    torch.cuda.empty_cache()  # or the step would reuse cached memory, which would not be counted
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     step()
@@ -56,44 +56,44 @@ def reserved_by(step: Callable[[], None], device: torch.device) -> int:
 def free_ram(root: Path = Path("/")) -> int:
     """Bytes of RAM that are free or could be freed, within the limits of this process's control groups.
 
-    sys.maxsize where it cannot be told. root: where the kernel's files are.
+    sys.maxsize if unknown. root: the folder that contains proc/ and sys/.
     """
-    free_kib = _number_of("MemAvailable", root / "proc/meminfo")
+    free_kib = _read_number("MemAvailable", root / "proc/meminfo")
     machine = sys.maxsize if free_kib is None else free_kib * 1024
-    return max(min([machine, *_left_in_groups(root)]), 0)
+    return max(min([machine, *_free_in_groups(root)]), 0)
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left in each control group that holds this process, of version 2 or 1, and in each that holds that."""
-    for line in _lines(root / "proc/self/cgroup"):
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Bytes left in each control group (cgroup v1 or v2) of this process and in each of its parent groups."""
+    for line in _read_lines(root / "proc/self/cgroup"):
         _, kind, path = line.split(":", 2)
-        if kind in ("", "memory"):  # version 2 names no kind
+        if kind in ("", "memory"):  # the field is empty in version 2
             base = root / "sys/fs/cgroup" / kind
-            group = base / path.lstrip("/")  # a container sees its own as the base, whatever the path says
+            group = base / path.lstrip("/")  # a container sees its own group as the base, whatever the path is
             for folder in (group, *group.parents):
                 if folder.is_relative_to(base):
-                    yield from _left_in(folder)
+                    yield from _free_in_group(folder)
 
 
-def _left_in(folder: Path) -> Iterator[int]:
-    """Bytes left in one control group, if it has a limit. Files that it caches and has not used lately can go."""
+def _free_in_group(folder: Path) -> Iterator[int]:
+    """Bytes left in one control group, if it has a limit. Inactive file cache counts as free."""
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        numbers = [*_lines(folder / limit), *_lines(folder / used)]
-        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):  # no limit is called "max"
-            yield int(numbers[0]) - int(numbers[1]) + (_number_of(cache, folder / "memory.stat") or 0)
+        numbers = [*_read_lines(folder / limit), *_read_lines(folder / used)]
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):  # "max" means no limit
+            yield int(numbers[0]) - int(numbers[1]) + (_read_number(cache, folder / "memory.stat") or 0)
 
 
-def _number_of(name: str, file: Path) -> int | None:
-    """The number behind a name in a file of names and numbers, a pair in a line; None if it is not there."""
-    found = (line.replace(":", " ").split() for line in _lines(file))
+def _read_number(name: str, file: Path) -> int | None:
+    """The number after `name` in a file with one name and number per line; None if it is missing."""
+    found = (line.replace(":", " ").split() for line in _read_lines(file))
     return next((int(words[1]) for words in found if words and words[0] == name), None)
 
 
-def _lines(file: Path) -> list[str]:
-    """The lines of a text file; none if it cannot be read."""
+def _read_lines(file: Path) -> list[str]:
+    """The lines of a text file; an empty list if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A model in the mode of its run: one process, DataParallel, DistributedDataParallel, sharded."""
+"""Choose the parallel mode of a model: one process, DataParallel, DistributedDataParallel or sharded."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,10 +15,10 @@ from utils.distributed.world import World
 def build_replica(
     model: Model, world: World, *, sharded_layers: Sequence[nn.Module] | None, accumulates: bool
 ) -> Replica[Model]:
-    """The model as the run's mode calls it.
+    """Wrap the model for the parallel mode of the run.
 
-    sharded_layers: what is gathered each on its own if the run is sharded, else None. accumulates: whether an optimizer
-    step may take several batches.
+    sharded_layers: the layers whose weights are gathered separately in a sharded run; None for other runs.
+    accumulates: whether gradients may be accumulated over several batches per optimizer step.
     """
     if world.size == 1:
         return Replica(model, world)
@@ -30,34 +30,34 @@ def build_replica(
 def synchronize_if_asked(
     model: nn.Module, world: World, *, sync_bn: bool, shard: bool, say: Callable[[str], None]
 ) -> bool:
-    """Whether BatchNorm is synchronised, as it is now if it was to be; says where that changes nothing."""
+    """Synchronise BatchNorm if asked, and return whether it is; report flags that have no effect."""
     synchronised = sync_bn or shard
     if synchronised:
         synchronize_batch_norm(model, world.device.type)
     if shard and world.size == 1:
         say("--shard: there is one process, so nothing is sharded")
     if synchronised and world.devices:
-        say("--sync-bn: DataParallel normalises on each GPU by itself all the same")
+        say("--sync-bn: DataParallel still normalises on each GPU separately")
     return synchronised
 
 
 def agree_on_precision(wanted: str, world: World, *, sharded: bool) -> torch.dtype:
-    """The dtype to compute in, the same on all processes; as `choose_precision`.
+    """The dtype to compute in, from `choose_precision`, checked to be the same in all processes.
 
-    Raises ValueError if processes choose differently, or for float16 in a sharded run.
+    Raises ValueError if it differs between processes, or for float16 in a sharded run.
     """
     precision = choose_precision(wanted, world.device)
     world.require_same(f"--amp {wanted}", str(precision))
     if sharded and precision == torch.float16:
-        raise ValueError("--shard: this GPU trains in float16, which needs whole gradients; choose --amp fp32")
+        raise ValueError("--shard: this GPU trains in float16, which needs unsharded gradients; choose --amp fp32")
     return precision
 
 
 def describe_mode(world: World, *, shard: bool) -> list[str]:
-    """What to say of the mode at a run's start."""
+    """Lines about the parallel mode, for the log at the start of a run."""
     lines = []
     if shard and world.size > 1:
-        lines.append("experimental: weights, gradients and the optimizer's state are sharded over the processes")
+        lines.append("experimental: weights, gradients and optimizer state are sharded over the processes")
     if world.devices:
-        lines.append(f"DataParallel over {len(world.devices)} GPUs; a process for each is faster: --spawn, or torchrun")
+        lines.append(f"DataParallel over {len(world.devices)} GPUs; one process per GPU is faster: --spawn or torchrun")
     return lines

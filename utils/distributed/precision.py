@@ -1,32 +1,32 @@
-"""The arithmetic that a device should train in."""
+"""Choose the floating-point precision of training on a device."""
 
 import torch
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """float64, or float32 on Metal, which has nothing wider."""
+    """float64, or float32 on Metal, which does not support float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
-    """The dtype to compute in: float32, bfloat16 or float16 by autocast, or float64, slow, for proofs.
+    """The dtype to compute in: float32, bfloat16 or float16 with autocast, or float64 (slow, to verify results).
 
-    auto: bfloat16 where the hardware multiplies it natively, float16 on older GPUs with tensor cores, else float32. The
-    choice depends on the hardware's own word, never on a clock, so that two runs on one machine choose alike.
+    auto: bfloat16 if the hardware multiplies it natively, float16 on older GPUs with tensor cores, else float32. The
+    choice depends on what the hardware reports, never on timings, so two runs on one machine make the same choice.
     Raises ValueError for a dtype that the device cannot use.
     """
     named = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if wanted in named:
         if wanted == "fp16" and device.type == "cpu":
-            raise ValueError("--amp fp16: a CPU has no use for it; choose auto, bf16 or fp32")
+            raise ValueError("--amp fp16: not supported on a CPU; choose auto, bf16 or fp32")
         if wanted == "fp64" and device.type == "mps":
-            raise ValueError("--amp fp64: Metal has no such numbers; choose auto or fp32")
+            raise ValueError("--amp fp64: Metal does not support float64; choose auto or fp32")
         return named[wanted]
     if wanted != "auto":
         raise ValueError(f"--amp {wanted}: choose auto, fp64, fp32, bf16 or fp16")
     if device.type == "cuda":
         generation = torch.cuda.get_device_capability(device)[0]
-        # The GTX 16 series passes for generation 7, but has no tensor cores, and its float16 convolutions give nan.
+        # The GTX 16 series reports generation 7, but has no tensor cores, and its float16 convolutions give nan.
         tensor_cores = generation >= 7 and "GTX 16" not in torch.cuda.get_device_name(device)
         return torch.bfloat16 if generation >= 8 else torch.float16 if tensor_cores else torch.float32
     if device.type == "cpu" and _cpu_has_bf16():
@@ -35,17 +35,17 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def weights_dtype(precision: torch.dtype) -> torch.dtype:
-    """The dtype of weights that compute in `precision`: float32, or float64."""
+    """The dtype of the weights for this compute precision: float64 for float64, else float32."""
     return torch.float64 if precision == torch.float64 else torch.float32
 
 
 def autocast_for(precision: torch.dtype, device: torch.device) -> torch.autocast:
-    """The block of a forward pass in `precision`: autocast for 16 bits, else nothing."""
+    """The autocast context for a forward pass in `precision`; disabled unless it has 16 bits."""
     return torch.autocast(device.type, precision, enabled=precision.itemsize == 2)
 
 
 def _cpu_has_bf16() -> bool:
-    """Whether the processor has bfloat16 instructions; False where it cannot be told."""
+    """Whether the processor has bfloat16 instructions; False if that is unknown."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = next((line for line in file if line.startswith("flags")), "").split()

@@ -1,6 +1,6 @@
-"""The model as a process calls it in training: bare, on several devices, or as one of many that average gradients.
+"""Wrappers of the model for training: a single process, DataParallel, or DistributedDataParallel.
 
-One interface for all of them, so that the training step knows no modes.
+All have one interface, so the training step does not depend on the mode.
 """
 
 import inspect
@@ -20,9 +20,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Replica(Generic[Model]):
-    """One process, or DataParallel over the devices of the world.
+    """The model in a single process, with DataParallel if the world has several devices.
 
-    module: what a training forward pass calls; it shares its parameters with `model`.
+    module: the module that a training forward pass calls; it shares its parameters with `model`.
     """
 
     def __init__(self, model: Model, world: World) -> None:
@@ -33,40 +33,40 @@ class Replica(Generic[Model]):
         return self.module(images)
 
     def warm_up(self, images: Tensor) -> None:
-        """Settle, before the first step, in which order gradients are exchanged. images: [1, 3, H, W], zeros."""
+        """Fix the order of the gradient all-reduce before the first step. images: [1, 3, H, W], zeros."""
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """The block of a forward and backward pass; `last`: of those whose gradients one optimizer step adds up."""
+        """Context manager for a forward and backward pass. last: the last pass before an optimizer step."""
         return nullcontext()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """The model's whole weights and statistics. All processes must ask alike."""
+        """The model's unsharded weights and buffers. A collective in sharded runs: call it on all processes."""
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The whole state of an optimizer of the model's parameters. All processes must ask alike."""
+        """The unsharded state of the model's optimizer. A collective in sharded runs: call it on all processes."""
         return optimizer.state_dict()
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
 
-    def clip_gradients(self, most: float) -> Tensor:
-        """Scale all gradients together to a norm of at most `most`: what it was before, the same on all processes."""
-        return nn.utils.clip_grad_norm_(self.model.parameters(), most)
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Clip the total gradient norm to `max_norm`; returns the norm before clipping, the same on all processes."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
     def sync_buffers(self, world: World, *, synchronised: bool) -> None:
-        """Make the copies of all processes one, as `sync_buffers` does."""
+        """Make the model identical on all processes, with the function `sync_buffers`."""
         sync_buffers(self.model, world, synchronised=synchronised)
 
 
 class DistributedReplica(Replica[Model]):
-    """DistributedDataParallel: gradients are averaged over the processes with the last backward pass of a step.
+    """DistributedDataParallel: gradients are averaged over the processes in the last backward pass of a step.
 
-    accumulates: whether steps may have several backward passes; if not, the graph is declared static, which together
-    with `no_sync` trips an internal assertion of torch (pytorch issue 143580).
+    accumulates: whether an optimizer step may have several backward passes. If not, static_graph is used, which with
+    `no_sync` fails an internal assertion of torch (pytorch issue 143580).
     """
 
     def __init__(self, model: Model, world: World, accumulates: bool) -> None:
@@ -77,17 +77,17 @@ class DistributedReplica(Replica[Model]):
             "device_ids": [world.device] if world.device.type != "cpu" else None,
             "gradient_as_bucket_view": True,
             "static_graph": not accumulates,
-            buffers: False,  # the statistics of BatchNorm are synchronised, or averaged once an epoch
+            buffers: False,  # BatchNorm statistics are synchronised, or averaged once per epoch
         }
         self.wrapped = DistributedDataParallel(model, **settings)
         self.module = self.wrapped
 
     def warm_up(self, images: Tensor) -> None:
-        """Two forward and backward passes that leave no other trace.
+        """Run two forward and backward passes and restore gradients and buffers.
 
-        After its first backward pass (its second, where the graph is static) torch puts the gradients together anew,
-        and three and more processes then add them up in another order: without this the first step after a restart
-        would have other last bits than it has in a run that goes through.
+        After the first backward pass (the second with static_graph) torch rebuilds its gradient buckets, and three or
+        more processes then sum the gradients in another order. Without this warm-up, the first step after a restart
+        would differ in the last bits from the same step of an uninterrupted run.
         """
         with preserve_buffers(self.model):
             for _ in range(2):
@@ -100,10 +100,10 @@ class DistributedReplica(Replica[Model]):
 
 @contextmanager
 def preserve_buffers(model: nn.Module) -> Iterator[None]:
-    """A block whose forward passes leave no trace in a model's buffers, such as BatchNorm's statistics."""
-    kept = [buffer.clone() for buffer in model.buffers()]
+    """Context manager that restores a model's buffers, such as BatchNorm statistics, after its block."""
+    saved = [buffer.clone() for buffer in model.buffers()]
     yield
-    for buffer, value in zip(model.buffers(), kept, strict=True):
+    for buffer, value in zip(model.buffers(), saved, strict=True):
         buffer.copy_(value)
 
 
@@ -114,10 +114,10 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 
 def sync_buffers(model: nn.Module, world: World, *, synchronised: bool) -> None:
-    """Make the model one and the same on all processes: weights from rank 0, BatchNorm's statistics too.
+    """Make the model identical on all processes: broadcast weights and buffers from rank 0.
 
-    synchronised: whether BatchNorm is; if not, each process has its own running statistics, and their mean over the
-    processes takes their place.
+    synchronised: whether BatchNorm is synchronised. If not, each process has its own running statistics; they are
+    replaced by their mean over the processes.
     """
     world.all_reduce_mean_([] if synchronised else running_statistics(model))
     world.broadcast_([*model.parameters(), *model.buffers()])

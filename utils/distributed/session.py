@@ -1,4 +1,4 @@
-"""The life of a script in one or several processes: how it joins the others, and how all of them end."""
+"""Run a script in one or several processes: connect them at the start, and end all of them together."""
 
 import ctypes
 import os
@@ -31,86 +31,87 @@ from utils.distributed.world import World
 from utils.startup import SPAWNED, is_first_process
 from utils.terminal import AgreedExit, FaultError, exit_code
 
-GRACE_S = 10.0  # for a process to end by itself when another one has failed
-PATIENCE_S = 5.0  # of processes that end together, with each other
-JOIN_S = 30.0  # for the others to come to where one failed before they met
+GRACE_S = 10.0  # time for a process to end by itself after another one has failed
+PATIENCE_S = 5.0  # how long processes that end together wait for each other
+JOIN_S = 30.0  # timeout of the rendezvous of a process that failed before it
 
 
 class LostError(FaultError):
-    """Another process is gone."""
+    """Another process died."""
 
 
 class Connection:
-    """The way into the world, once: `world = connect(launch)` within `with together() as connect`; and the ways out.
+    """Connects this process to the others: `world = connect(launch)` in `with distributed_session() as connect`.
 
-    well                    when all are about to end, the host of the store last
-    an error, the first     claims the failure, leaves its process groups, ends with the error, which is then told
-    an error, a later one   ends silently, with the exit code of the first
-    an error before they    meets the others to end together with them, since they may have other flags or variables;
-    have met                where that cannot be, or nobody comes, every process reports its own error
-    another one is gone     one sentence in place of gloo's or NCCL's words; --spawn's launcher tells it instead
-    stuck                   the watch ends the process when its grace is over
+    How a process ends:
+    success                 when all are about to end; the host of the store ends last
+    error, the first one    claims the failure, leaves its process groups, and ends with the error, which is then shown
+    error, a later one      ends silently, with the exit code of the first
+    error before the        joins the others to end together with them, since their flags or variables may differ; if
+    rendezvous              that is impossible, or no other process connects, every process reports its own error
+    another process died    one sentence in place of the error of gloo or NCCL; with --spawn the launcher reports it
+    stuck                   PeerWatch ends the process after its grace period
     """
 
     def __init__(self) -> None:
-        self.meeting: Rendezvous | None = None
+        self.rendezvous: Rendezvous | None = None
         self.watch: PeerWatch | None = None
-        self.hosts = False  # the store, which the others need to the end
+        self.hosts = False  # whether this process hosts the store, which the others need until they end
         self.device = torch.device("cpu")
         self._left = False
-        self._tried_to_meet = False
-        self._rank_0_reports = False  # the error of this process, which is rank 0's too
+        self._tried_to_join = False
+        self._rank_0_reports = False  # whether rank 0 has, and reports, the same error as this process
 
     def __call__(self, launch: Launch) -> World:
-        """The world of this process; meets the others if there are any.
+        """Connect to the other processes, if there are any, and return the world of this process.
 
-        Raises ValueError, on every process, if one of them refuses: variables that contradict each other, a device that
-        is not there, fewer devices than processes.
+        Raises ValueError on every process if one of them finds invalid input: variables that contradict each other, a
+        device that does not exist, fewer devices than processes.
         """
         die_with_launcher()
-        place = read_rank_info(os.environ, launch.local_rank)
-        if place.size == 1:
-            devices = pick_devices(launch.device, place)
+        rank_info = read_rank_info(os.environ, launch.local_rank)
+        if rank_info.size == 1:
+            devices = pick_devices(launch.device, rank_info)
             set_device(devices[0])
             return World(devices[0], devices=devices if len(devices) > 1 else ())
-        device, backend, refusal = torch.device("cpu"), "", ""
+        device, backend, error_text = torch.device("cpu"), "", ""
         try:
-            device = pick_devices(launch.device, place)[0]
+            device = pick_devices(launch.device, rank_info)[0]
             backend = pick_backend(launch.dist_backend, device)
         except ValueError as error:
-            refusal = str(error)
-        meeting = self.meet(place, launch.dist_url, launch.dist_timeout)
-        for text in filter(None, meeting.all_gather_object(refusal)):
+            error_text = str(error)
+        rendezvous = self.meet(rank_info, launch.dist_url, launch.dist_timeout)
+        for text in filter(None, rendezvous.all_gather_object(error_text)):
             raise ValueError(text)
         self.device = device
-        kinds = sorted(set(meeting.all_gather_object(device.type)))
+        kinds = sorted(set(rendezvous.all_gather_object(device.type)))
         if len(kinds) > 1:
-            raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: name the --device")
-        return init_world(meeting, place, device, backend, timedelta(seconds=launch.dist_timeout))
+            raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: set --device for all")
+        return init_world(rendezvous, rank_info, device, backend, timedelta(seconds=launch.dist_timeout))
 
-    def meet(self, place: RankInfo, url: str, timeout_s: float) -> Rendezvous:
-        """Meet the others, and watch for their failures from now on."""
+    def meet(self, rank_info: RankInfo, url: str, timeout_s: float) -> Rendezvous:
+        """Wait for the other processes at the rendezvous, and watch for their failures from then on."""
 
         def open_own(*, again: bool = False) -> dist.Store:
-            return dist.PrefixStore(place.run, open_store(place, url, timeout_s, again=again))
+            return dist.PrefixStore(rank_info.run, open_store(rank_info, url, timeout_s, again=again))
 
-        self._tried_to_meet = True
+        self._tried_to_join = True
         try:
             store = open_own()
-        except ValueError:  # a flag is the same for all processes, a variable may be this one's own
-            self._rank_0_reports = place.rank > 0 and not url.startswith("env:")
+        except ValueError:  # flags are the same for all processes, variables may differ
+            self._rank_0_reports = rank_info.rank > 0 and not url.startswith("env:")
             raise
-        meeting = join_rendezvous(store, place, timeout_s)
-        own = of_generation(open_own(again=True), meeting.generation)
-        self.watch = PeerWatch(replace(meeting, store=own), GRACE_S, end=os._exit, patience_s=timeout_s)
-        self.meeting = meeting
-        self.hosts = hosts_store(place, url)
-        return meeting
+        rendezvous = join_rendezvous(store, rank_info, timeout_s)
+        own = of_generation(open_own(again=True), rendezvous.generation)
+        self.watch = PeerWatch(replace(rendezvous, store=own), GRACE_S, end=os._exit, patience_s=timeout_s)
+        self.rendezvous = rendezvous
+        self.hosts = hosts_store(rank_info, url)
+        return rendezvous
 
     def fail(self, error: BaseException) -> BaseException:
-        """What this process is to end with: the error, or a silent exit if another one has told of a failure first.
+        """The exception that this process ends with: the error, or a silent exit if another process failed first.
 
-        A refusal is left to rank 0 to tell, and then all processes end at once, with the same exit code.
+        Invalid input (ValueError) is reported by rank 0; then all processes end at once, with the same exit code.
         """
         if isinstance(error, AgreedExit) or (isinstance(error, SystemExit) and not error.code):
             self.part()
@@ -118,65 +119,65 @@ class Connection:
         if not launched_as_several(os.environ):
             return error
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that sees one process end ends the others
-        meeting = self.meeting or self._meet_to_end(error)
-        if meeting is None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # when one process ends, a launcher ends the others
+        rendezvous = self.rendezvous or self._join_to_end(error)
+        if rendezvous is None:
             return self._end_alone(error)
-        first, code = self._claim(meeting, error)
+        first, code = self._claim(rendezvous, error)
         exit_after_grace(code)
-        self.leave(PATIENCE_S)  # then nobody waits in a collective for this process
-        meeting.leave_together(PATIENCE_S if code == 2 or self.hosts else 0)
+        self.leave(PATIENCE_S)  # so that no process waits in a collective for this one
+        rendezvous.leave_together(PATIENCE_S if code == 2 or self.hosts else 0)
         end = explain(error)
         if isinstance(end, LostError) and SPAWNED in os.environ:
-            return SystemExit(LOST)  # and the launcher reports it
+            return SystemExit(LOST)  # the launcher reports it
         return end if first else SystemExit(code)
 
-    def _claim(self, meeting: Rendezvous, error: BaseException) -> tuple[bool, int]:
-        """Whether this process is to tell of its failure, and the exit code of all."""
+    def _claim(self, rendezvous: Rendezvous, error: BaseException) -> tuple[bool, int]:
+        """Whether this process shall report its failure, and the exit code for all processes."""
         if isinstance(error, PeerFailedError):
             return False, error.code
         try:
-            if isinstance(error, ValueError) and meeting.rank > 0:
-                meeting.failure_within(PATIENCE_S)
-            return meeting.claim_failure(exit_code(error))
-        except dist.DistError:  # the store went with rank 0, or with the launcher
-            noticed = self.watch.code if self.watch else 0
-            return not noticed, noticed or exit_code(error)
+            if isinstance(error, ValueError) and rendezvous.rank > 0:
+                rendezvous.failure_within(PATIENCE_S)
+            return rendezvous.claim_failure(exit_code(error))
+        except dist.DistError:  # the store ended with rank 0 or with the launcher
+            reported = self.watch.code if self.watch else 0
+            return not reported, reported or exit_code(error)
 
-    def _meet_to_end(self, error: BaseException) -> Rendezvous | None:
-        """A meeting of processes that fail before they have met, for example over a flag; None if there is none."""
-        if self._tried_to_meet or isinstance(error, KeyboardInterrupt):
+    def _join_to_end(self, error: BaseException) -> Rendezvous | None:
+        """The rendezvous of processes that fail before it, for example on a flag; None if it is not possible."""
+        if self._tried_to_join or isinstance(error, KeyboardInterrupt):
             return None
         with suppress(ValueError, FaultError, dist.DistError):
-            place = rough_rank_info(os.environ)
-            return self.meet(place, rough_url(sys.argv), JOIN_S) if place.size > 1 else None
+            rank_info = rough_rank_info(os.environ)
+            return self.meet(rank_info, rough_url(sys.argv), JOIN_S) if rank_info.size > 1 else None
         return None
 
     def _end_alone(self, error: BaseException) -> BaseException:
-        """What a process ends with that cannot reach the others, if there are any: its error, unless rank 0 reports it.
+        """The exception of a process that cannot reach the others: its error, or a silent exit if rank 0 reports it.
 
         Ctrl-C interrupts all processes of a launcher.
         """
         interrupted = isinstance(error, KeyboardInterrupt) and not is_first_process(os.environ)
         if not (interrupted or (isinstance(error, ValueError) and self._rank_0_reports)):
             return error
-        time.sleep(2)  # a launcher that sees this process end would end rank 0 before it has reported the error
+        time.sleep(2)  # if this process ended first, a launcher would end rank 0 before it has reported the error
         return SystemExit(exit_code(error))
 
     def part(self) -> None:
-        """End well: the process that hosts the store ends last."""
-        if self.meeting:
-            self.meeting.leave_together(PATIENCE_S if self.hosts else 0)
+        """Report that this process is about to end; if it hosts the store, it waits for the others and ends last."""
+        if self.rendezvous:
+            self.rendezvous.leave_together(PATIENCE_S if self.hosts else 0)
 
     def leave(self, seconds: float = GRACE_S) -> None:
-        """Leave the world; the others may be gone already, so it is given up after some seconds."""
+        """Destroy the process groups; give up after some seconds, since other processes may have ended already."""
         if self.watch:
             self.watch.stop()
         if dist.is_initialized() and not self._left:
-            self._left = True  # or is stuck on the way, and is so the next time
-            leaving = threading.Thread(target=_destroy_groups, args=(self.device,), daemon=True)
-            leaving.start()
-            leaving.join(seconds)
+            self._left = True  # set first: if it gets stuck, a second call would get stuck too
+            thread = threading.Thread(target=_destroy_groups, args=(self.device,), daemon=True)
+            thread.start()
+            thread.join(seconds)
 
 
 def _destroy_groups(device: torch.device) -> None:
@@ -185,7 +186,7 @@ def _destroy_groups(device: torch.device) -> None:
 
 
 def launched_as_several(environment: Mapping[str, str]) -> bool:
-    """Whether there are other processes, as far as the launcher's variables tell, contradictory as they may be."""
+    """Whether a launcher started several processes, according to its variables; True if they are invalid."""
     try:
         return rough_rank_info(environment).size > 1
     except ValueError:
@@ -193,7 +194,7 @@ def launched_as_several(environment: Mapping[str, str]) -> bool:
 
 
 def exit_after_grace(code: int) -> None:
-    """End this process in a while, even if what it has left to do hangs."""
+    """Start a timer that ends this process after twice the grace period, even if its clean-up hangs."""
     timer = threading.Timer(2 * GRACE_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -201,9 +202,9 @@ def exit_after_grace(code: int) -> None:
 
 @contextmanager
 def distributed_session() -> Iterator[Connection]:
-    """The life of a script in one or several processes: `with together() as connect: main(cfg, connect(launch))`.
+    """Run a script in one or several processes: `with distributed_session() as connect: main(cfg, connect(launch))`.
 
-    Whatever ends one process ends all of them, the first error is told once, and process groups are left on every path.
+    Whatever ends one process ends all of them. The first error is reported once. Process groups are always destroyed.
     """
     connection = Connection()
     try:
@@ -219,39 +220,41 @@ def distributed_session() -> Iterator[Connection]:
 
 
 def set_device(device: torch.device) -> None:
-    """Make a GPU this thread's own, lest torch open another one, the first, for what names none."""
+    """Make a GPU the current device of this thread; otherwise torch would use the first GPU where none is named."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def init_world(meeting: Rendezvous, place: RankInfo, device: torch.device, backend: str, timeout: timedelta) -> World:
-    """The world of a process, its process groups made."""
+def init_world(
+    rendezvous: Rendezvous, rank_info: RankInfo, device: torch.device, backend: str, timeout: timedelta
+) -> World:
+    """Create the process groups and return the world of this process."""
     set_device(device)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", meeting.store),
-        rank=place.rank,
-        world_size=place.size,
+        store=dist.PrefixStore("group", rendezvous.store),
+        rank=rank_info.rank,
+        world_size=rank_info.size,
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
     host_group = None if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
-    own = (place.rank, place.local_rank, place.size, place.local_size)
-    return World(device, *own, meeting=meeting, host_group=host_group)
+    own = (rank_info.rank, rank_info.local_rank, rank_info.size, rank_info.local_size)
+    return World(device, *own, meeting=rendezvous, host_group=host_group)
 
 
 def pick_backend(wanted: str, device: torch.device) -> str:
-    """nccl for GPUs, else gloo, by the device itself: torch says that NCCL is there on machines without a GPU too.
+    """The backend: nccl for GPUs, else gloo. Chosen by the device: torch reports NCCL as available without a GPU too.
 
     Raises ValueError for nccl without a GPU.
     """
     if wanted == "nccl" and device.type != "cuda":
-        raise ValueError(f"--dist-backend nccl: it needs GPUs, but the device is {device.type}; use gloo")
+        raise ValueError(f"--dist-backend nccl: nccl needs GPUs, but the device is {device.type}; use gloo")
     return ("nccl" if device.type == "cuda" else "gloo") if wanted == "auto" else wanted
 
 
 def explain(error: BaseException) -> BaseException:
-    """The error; a sentence in place of gloo's or NCCL's words for a process that went away without telling why."""
+    """The error itself, or a one-sentence FaultError in place of an error of gloo or NCCL about a lost process."""
     text = str(error)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return LostError(PEER_GONE)
@@ -259,12 +262,12 @@ def explain(error: BaseException) -> BaseException:
         return error
     if re.search(r"connectFullMesh|Connection refused", text):
         return FaultError(
-            "the processes do not reach each other at their own addresses: name the network interface, "
+            "the processes cannot reach each other at their own addresses: set the network interface with "
             "GLOO_SOCKET_IFNAME=eth0 (and NCCL_SOCKET_IFNAME), see docs/multi_machine.md"
         )
     if re.search(r"[Tt]imed? ?out", text):
         return FaultError(
-            "another process of the run did not answer in time (--dist-timeout): it hangs, or the network"
+            "another process of the run did not answer in time (--dist-timeout): the process or the network hangs"
         )
     if re.search(r"[Cc]onnection|by peer|remote process|[Bb]roken pipe|[Ss]ocket", text):
         return LostError(PEER_GONE)
@@ -272,7 +275,7 @@ def explain(error: BaseException) -> BaseException:
 
 
 def die_with_launcher() -> None:
-    """Have the system end this process with its launcher, which may be killed before it can pass the word on."""
+    """Let the system end this process when its launcher dies, since a killed launcher cannot forward a signal."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

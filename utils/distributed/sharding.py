@@ -1,8 +1,8 @@
-"""Weights, gradients and optimizer state in slices, one for each process (`--shard`, experimental).
+"""Shard weights, gradients and optimizer state over the processes (`--shard`, experimental).
 
-Source: ZeRO, arXiv 1910.02054, stage 3, as torch's fully_shard builds it. Outside of this file a sharded run looks like
-any other: states are whole, on every process, and checkpoints the same. So is the moving average: each optimizer step
-gathers the weights for it.
+Source: ZeRO, arXiv 1910.02054, stage 3, as implemented by torch's fully_shard. Outside this file a sharded run looks
+like any other: state dicts are unsharded on every process, and checkpoints are the same. The moving average of the
+weights is unsharded too: the weights are gathered for it after each optimizer step.
 """
 
 import warnings
@@ -21,15 +21,15 @@ from utils.distributed.world import World
 
 
 class ShardedReplica(Replica[Model]):
-    """Fully sharded: a layer's weights are gathered before it runs, its gradients averaged and scattered after.
+    """Fully sharded: a layer's weights are gathered before it runs; its gradients are averaged and scattered after.
 
-    layers: those that are gathered each on its own. Parameters become slices in place, so build the optimizer
-    afterwards. BatchNorm must be synchronised: its statistics are not sharded, and torch does not align them.
+    layers: the layers that are gathered separately. Parameters are replaced by shards in place, so build the optimizer
+    afterwards. BatchNorm must be synchronised: its statistics are not sharded, and torch does not make them equal.
     """
 
     def __init__(self, model: Model, world: World, layers: list[nn.Module]) -> None:
         super().__init__(model, world)
-        model.to(memory_format=torch.contiguous_format)  # what is sliced must be; activations stay channels last
+        model.to(memory_format=torch.contiguous_format)  # for sharding; activations stay channels last
         mesh = init_device_mesh(world.device.type, (world.size,))
         for layer in layers:
             if any(True for _ in layer.parameters()):
@@ -37,7 +37,7 @@ class ShardedReplica(Replica[Model]):
         self.sharded: Any = fully_shard(model, mesh=mesh)
 
     def __call__(self, images: Tensor) -> Any:
-        with warnings.catch_warnings():  # of views in the output, which only a change in place would harm
+        with warnings.catch_warnings():  # about views in the output, a problem only for in-place changes
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             return super().__call__(images)
 
@@ -46,44 +46,44 @@ class ShardedReplica(Replica[Model]):
         return nullcontext()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        return whole(self.model.state_dict())
+        return _gather_full(self.model.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(like(dict(state), self.model.state_dict()))
+        self.model.load_state_dict(_shard_like(dict(state), self.model.state_dict()))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return whole(optimizer.state_dict())
+        return _gather_full(optimizer.state_dict())
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        sliced = {
-            number: {name: like(value, parameters[number]) for name, value in own.items()}
-            for number, own in state["state"].items()
+        sharded = {
+            index: {name: _shard_like(value, parameters[index]) for name, value in values.items()}
+            for index, values in state["state"].items()
         }
-        optimizer.load_state_dict(state | {"state": sliced})
+        optimizer.load_state_dict(state | {"state": sharded})
 
-    def clip_gradients(self, most: float) -> Tensor:
-        return whole(super().clip_gradients(most))  # type: ignore[no-any-return]
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        return _gather_full(super().clip_gradients(max_norm))  # type: ignore[no-any-return]
 
     def sync_buffers(self, world: World, *, synchronised: bool) -> None:
         world.broadcast_(self.model.buffers())
 
 
-def whole(value: Any) -> Any:
-    """Nested records with every sliced tensor put together. A collective: all processes must ask alike."""
-    return _map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value)
+def _gather_full(value: Any) -> Any:
+    """Gather every sharded tensor in nested dicts and lists. A collective: all processes must make the same calls."""
+    return _map_leaves(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value)
 
 
-def _map(change: Callable[[Any], Any], value: Any) -> Any:
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _map(change, entry) for key, entry in value.items()}
-    return [_map(change, entry) for entry in value] if isinstance(value, list) else change(value)
+        return {key: _map_leaves(change, entry) for key, entry in value.items()}
+    return [_map_leaves(change, entry) for entry in value] if isinstance(value, list) else change(value)
 
 
-def like(value: Any, model: Any) -> Any:
-    """A whole tensor, or a record of them, sliced like `model` where that is; a count, which has no slices, stays."""
+def _shard_like(value: Any, reference: Any) -> Any:
+    """Shard a tensor, or a dict of tensors, like `reference`. Values without shards, such as step counts, stay."""
     if isinstance(value, dict):
-        return {key: like(entry, model[key]) for key, entry in value.items()}
-    if not isinstance(model, DTensor) or not isinstance(value, Tensor) or value.shape != model.shape:
+        return {key: _shard_like(entry, reference[key]) for key, entry in value.items()}
+    if not isinstance(reference, DTensor) or not isinstance(value, Tensor) or value.shape != reference.shape:
         return value
-    return distribute_tensor(value.to(model.device), model.device_mesh, model.placements)
+    return distribute_tensor(value.to(reference.device), reference.device_mesh, reference.placements)

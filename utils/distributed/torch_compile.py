@@ -1,4 +1,4 @@
-"""torch.compile, tried before it counts, with a way back to what is not compiled."""
+"""torch.compile with a test run first, and a fallback to the uncompiled model or function."""
 
 import time
 from collections.abc import Callable
@@ -13,47 +13,47 @@ from utils.printable import one_line
 
 
 def compile_model(model: nn.Module, mode: str, images: Tensor, autocast: torch.autocast, world: World) -> str:
-    """Have torch compile a model, in training mode, for batches like `images`; what came of it in a sentence.
+    """Compile a model in training mode for batches shaped like `images`, and return a message about the result.
 
-    mode: torch.compile's: default, reduce-overhead (CUDA graphs) or max-autotune. A forward and a backward pass, which
-    leave no other trace, are tried here: where torch cannot, on any process, the model runs as before on all of them.
+    mode: of torch.compile: default, reduce-overhead (CUDA graphs) or max-autotune. One forward and backward pass is run
+    as a test; it leaves gradients and buffers unchanged. If it fails on any process, all processes run uncompiled.
     Raises ValueError for several devices in one process.
     """
     if world.devices:
-        raise ValueError("--compile: DataParallel cannot; use a process for each GPU (--spawn) or one GPU")
+        raise ValueError("--compile: not possible with DataParallel; use one process per GPU (--spawn) or one GPU")
     started, failure = time.perf_counter(), ""
     model.compile(mode=mode, dynamic=False)
     with preserve_buffers(model):
         try:
             with autocast:
                 raw = model(images)
-            learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             total = torch.stack([part.sum() for part in tensors_in(raw)]).sum()
-            torch.autograd.grad(total, learning)  # tells no hook, such as DDP's
-        except Exception as error:  # of any kind: Python, Triton and C++ compilers have a part in it
-            failure = _in_words(error)
+            torch.autograd.grad(total, trainable)  # unlike backward(), runs no hooks, such as DDP's
+        except Exception as error:  # of any type: Python, Triton and C++ compilers take part
+            failure = _describe(error)
     if failures := list(filter(None, world.all_gather_object(failure))):
-        model._compiled_call_impl = None  # as torch has it before
-        return f"--compile {mode}: torch cannot compile the model, which runs as before ({failures[0]})"
+        model._compiled_call_impl = None  # its value before model.compile()
+        return f"--compile {mode}: torch cannot compile the model, so it runs uncompiled ({failures[0]})"
     return f"--compile {mode}: compiled in {time.perf_counter() - started:.0f} s"
 
 
 def compile_or_fall_back(function: Callable[..., Tensor], say: Callable[[str], None]) -> Callable[..., Tensor]:
-    """`function` as torch compiles it with its first calls. Where torch cannot it is called itself; `say` is told."""
-    faster: Callable[..., Tensor] | None = torch.compile(function)
+    """Compile `function` at its first call; if torch cannot, report it with `say` and call `function` itself."""
+    compiled: Callable[..., Tensor] | None = torch.compile(function)
 
-    def call(*given: object) -> Tensor:
-        nonlocal faster
-        if faster is not None:
+    def call(*arguments: object) -> Tensor:
+        nonlocal compiled
+        if compiled is not None:
             try:
-                return faster(*given)
+                return compiled(*arguments)
             except Exception as error:
-                say(f"--compile: torch cannot compile {function.__name__} ({_in_words(error)})")
-                faster = None
-        return function(*given)
+                say(f"--compile: torch cannot compile {function.__name__} ({_describe(error)})")
+                compiled = None
+        return function(*arguments)
 
     return call
 
 
-def _in_words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"

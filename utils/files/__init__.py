@@ -1,1 +1,1 @@
-"""Files: written whole, locked, downloaded, unpacked, read without running them."""
+"""Files: atomic writes, locks, downloads, archives, and checkpoints read without executing them."""

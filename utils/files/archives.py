@@ -1,7 +1,7 @@
-"""Archives unpacked as data: every name is checked before anything is written, every byte counted as it comes.
+"""Unpack untrusted zip and tar archives: all names are checked before the first write, all bytes are counted.
 
-Only plain files and folders come out, below the folder that was named, with the permissions of new files. An archive
-that holds anything else is refused as a whole: a data set has no use for links and devices, an attacker has.
+Only regular files and folders are written, below the given folder, with the permissions of new files. An archive that
+contains anything else, such as links or devices, is refused as a whole: data sets do not need them, attackers do.
 """
 
 import bz2
@@ -29,20 +29,23 @@ from utils.files.disk import format_bytes, require_free_space
 from utils.terminal import FaultError
 
 CHUNK = 2**20
-MOST_READ = 4 * CHUNK  # at once; no valid tar header is longer
-MOST_END = 65535 + 200  # bytes of a zip's last records: a comment, and what stands before it
-MOST_PADDING = CHUNK  # after a tar's end
+MOST_READ = 4 * CHUNK  # bytes per read; no valid tar header is longer
+MOST_END = 65535 + 200  # bytes that hold a zip's last records: a comment, and what precedes it
+MOST_PADDING = CHUNK  # bytes of zeros after a tar's end
 FOREIGN_FILES = (FileExistsError, IsADirectoryError, NotADirectoryError)
 WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'  # devices, streams, trailing dots
 
 
 class ArchiveError(ValueError):
-    """An archive that is not unpacked, and why."""
+    """An archive is refused; the text is the second half of a sentence that says why."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that an archive may hold. ratio: of what comes out to the archive itself, above `size_always`."""
+    """The most that an archive may contain.
+
+    size: bytes unpacked. ratio: bytes unpacked per byte of the archive; up to `size_always` bytes any ratio is allowed.
+    """
 
     entries: int = 5_000_000
     name: int = 255  # bytes of a file's or a folder's own name
@@ -74,30 +77,32 @@ def unpack(
     top: str = "",
     limits: Limits = LIMITS,
 ) -> Counter[str]:
-    """Write the files of a zip or tar (plain, gzip, bzip2 or xz) below `folder`; return the suffixes of those left out.
+    """Write the files of a zip or tar (plain, gzip, bzip2 or xz) below `folder`; return the suffixes of skipped files.
 
-    wanted: which files to write, by folders and name. top: if this is the only top folder, its contents are written.
-    An interrupted call leaves a part behind: give a folder that may be deleted.
+    wanted: whether to write a file, given its folders and name. top: a top folder that is left out of the paths if all
+    wanted files are in it. An interrupted call leaves files behind, so `folder` should be one that may be deleted.
 
-    Raises ArchiveError, with half a sentence, for an archive that is damaged, that holds more than `limits`, or
-    anything but files and folders, or a file that `folder` has already; FaultError if there is not enough room, and
-    OSError if the disk is full.
+    Raises ArchiveError, with half a sentence, for an archive that is damaged, exceeds `limits`, contains anything but
+    files and folders, or contains a file that exists in `folder`; FaultError if the disk has too little space; and
+    OSError if the disk fills up.
     """
-    with _refusing(), _opened(archive) as entries:
-        files = _checked(entries, archive.stat().st_size, limits)
-        left_out = Counter(Path(path[-1]).suffix for path in files if not wanted(path))
+    with _archive_errors(), _open_entries(archive) as entries:
+        files = _check_entries(entries, archive.stat().st_size, limits)
+        skipped = Counter(Path(path[-1]).suffix for path in files if not wanted(path))
         files = {path: entry for path, entry in files.items() if wanted(path)}
         if not files:
-            raise ArchiveError("it holds no file that is wanted")
+            raise ArchiveError("it contains no wanted file")
         require_free_space(folder, sum(entry.size for entry in files.values()))
-        below = int(all(path[0] == top and len(path) > 1 for path in files))
+        dropped_folders = int(all(path[0] == top and len(path) > 1 for path in files))
         for path, entry in tqdm(files.items(), desc="unpacking", disable=None, leave=False):
-            _write(entry, folder.joinpath(*path[below:]))
-    return left_out
+            _write(entry, folder.joinpath(*path[dropped_folders:]))
+    return skipped
 
 
 def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
-    """The folders and the file that a name means, below some folder; () for that folder itself.
+    """An entry's name split into folders and file name, relative to the target folder; () for that folder itself.
+
+    Raises ArchiveError, with half a sentence, for a name that is unsafe or exceeds `limits`.
 
     >>> safe_path("./images/a.jpg")
     ('images', 'a.jpg')
@@ -112,65 +117,66 @@ def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
     elif ".." in path:
         problem = "leads out of its folder"
     elif re.search(r"[\0-\x1f\x7f\\]", name):
-        problem = "holds a backslash or a control character"
+        problem = "contains a backslash or a control character"
     elif any(part[1:2] == ":" and part[0].isalpha() for part in path):
         problem = "names a drive"
     elif os.name == "nt" and any(re.fullmatch(WINDOWS_NAMES, part) for part in path):
         problem = "is not a valid file name on Windows"
     elif longest > limits.name or len(os.fsencode(name)) > limits.path or len(path) > limits.depth:
-        problem = f"is too long: {limits.name} bytes a name, {limits.path} a path, {limits.depth} folders"
+        most = f"{limits.name} bytes per name, {limits.path} per path, {limits.depth} folders"
+        problem = f"is too long: at most {most}"
     else:
         return path
-    raise ArchiveError(f"{_shown(name)} {problem}")
+    raise ArchiveError(f"{_quoted(name)} {problem}")
 
 
-def _shown(name: str) -> str:
+def _quoted(name: str) -> str:
     return ascii(name if len(name) <= 100 else f"{name[:100]}...")
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Turns what a reader raises for a foreign or damaged archive, nearly anything, into one sentence."""
+def _archive_errors() -> Iterator[None]:
+    """Turn the errors of zipfile and tarfile, which can be of nearly any type, into ArchiveError."""
     try:
         yield
     except (ArchiveError, FaultError):
         raise
     except FOREIGN_FILES as error:
-        raise ArchiveError("it holds a file that another archive has too") from error
+        raise ArchiveError("it contains a file that another archive also contains") from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise  # of the disk
-        raise ArchiveError("it is damaged or cut short") from error
+            raise  # a fault of the disk, not of the archive
+        raise ArchiveError("it is damaged or truncated") from error
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[Iterator[Entry]]:
-    """What an archive holds, by the reader for its first bytes; the file's name says nothing."""
+def _open_entries(archive: Path) -> Iterator[Iterator[Entry]]:
+    """Yield the entries of an archive. Its first bytes decide which reader is used, not its file name."""
     with open(archive, "rb") as raw:
         start = raw.read(6)
         raw.seek(0)
         if start.startswith((b"PK\3\4", b"PK\5\6")):
-            with zipfile.ZipFile(raw) as opened:
-                if len(opened.infolist()) != _announced(raw):  # a damaged entry can swallow the next one
+            with zipfile.ZipFile(raw) as zip_file:
+                if len(zip_file.infolist()) != _stated_entry_count(raw):  # a damaged entry can hide the next one
                     raise ArchiveError("its list of files is damaged")
-                yield _zip_entries(opened)
+                yield _zip_entries(zip_file)
             return
         readers = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
         reader = next((reader for magic, reader in readers if start.startswith(magic)), None)
         stream = Stream(reader(raw, "rb") if reader else raw)
-        with _opened_tar(stream) as tar:
+        with _open_tar(stream) as tar:
             yield _tar_entries(tar, stream)
 
 
-def _opened_tar(stream: Any) -> tarfile.TarFile:
+def _open_tar(stream: Any) -> tarfile.TarFile:
     try:
         return tarfile.open(fileobj=stream, mode="r:", encoding="utf-8")
     except tarfile.ReadError:
         raise ArchiveError("it is not a zip or tar (plain, gzip, bzip2 or xz), or is damaged") from None
 
 
-def _announced(raw: BinaryIO) -> int:
-    """How many entries the end of a zip says there are (APPNOTE.TXT, 4.3.14 and 4.3.16), which zipfile ignores."""
+def _stated_entry_count(raw: BinaryIO) -> int:
+    """The number of entries stated at the end of a zip (APPNOTE.TXT, 4.3.14 and 4.3.16), which zipfile ignores."""
     size = raw.seek(0, os.SEEK_END)
     raw.seek(max(size - MOST_END, 0))
     end = raw.read()
@@ -182,33 +188,33 @@ def _announced(raw: BinaryIO) -> int:
     return int.from_bytes(end[at : at + 8], "little")
 
 
-def _zip_entries(opened: zipfile.ZipFile) -> Iterator[Entry]:
-    for info in opened.infolist():
-        name = info.orig_filename  # the reader's own version of it ends at a NUL
-        kind = stat.S_IFMT(info.external_attr >> 16)  # of Unix; 0 elsewhere
+def _zip_entries(zip_file: zipfile.ZipFile) -> Iterator[Entry]:
+    for info in zip_file.infolist():
+        name = info.orig_filename  # info.filename ends at a NUL
+        kind = stat.S_IFMT(info.external_attr >> 16)  # the Unix file type; 0 if the zip was made elsewhere
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise ArchiveError(f"{_shown(name)} is a {'link' if kind == stat.S_IFLNK else 'device or pipe'}")
+            raise ArchiveError(f"{_quoted(name)} is a {'link' if kind == stat.S_IFLNK else 'device or pipe'}")
         if info.flag_bits & 0x41:
-            raise ArchiveError(f"{_shown(name)} is encrypted")
-        yield Entry(name, info.file_size, name.endswith("/"), partial(opened.open, info))
+            raise ArchiveError(f"{_quoted(name)} is encrypted")
+        yield Entry(name, info.file_size, name.endswith("/"), partial(zip_file.open, info))
 
 
 def _tar_entries(tar: tarfile.TarFile, stream: "Stream") -> Iterator[Entry]:
     for member in tar:
         if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse():
-            kind = "link" if member.islnk() or member.issym() else "device, a pipe or no plain file"
-            raise ArchiveError(f"{_shown(member.name)} is a {kind}")
+            kind = "link" if member.islnk() or member.issym() else "device, pipe, sparse or other special file"
+            raise ArchiveError(f"{_quoted(member.name)} is a {kind}")
         yield Entry(member.name, 0 if member.isdir() else member.size, member.isdir(), partial(tar.extractfile, member))
-    # tarfile treats a damaged header as the end, and reads nothing after the end.
+    # tarfile treats a damaged header as the end, and reads nothing after it.
     if any(stream.last) or len(stream.last) < tarfile.BLOCKSIZE:
-        raise ArchiveError("it is cut short, or a header in it is damaged")
+        raise ArchiveError("it is truncated, or one of its headers is damaged")
     rest = stream.read(MOST_PADDING)
     if any(rest) or stream.read(1):
         raise ArchiveError("it has data after its end")
 
 
 class Stream:
-    """A tar's bytes, decompressed, for tarfile, which would read a header of any length into memory."""
+    """A tar's decompressed bytes for tarfile. Refuses long reads: tarfile would read a header of any length."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.last = file, b""
@@ -226,48 +232,48 @@ class Stream:
         return self.file.tell()
 
 
-def _checked(entries: Iterator[Entry], archive_size: int, limits: Limits) -> dict[tuple[str, ...], Entry]:
-    """The files by their paths. Raises ArchiveError for the first entry that is not allowed."""
+def _check_entries(entries: Iterator[Entry], archive_size: int, limits: Limits) -> dict[tuple[str, ...], Entry]:
+    """The files of an archive by path. Raises ArchiveError for the first entry that is not allowed."""
     files: dict[tuple[str, ...], Entry] = {}
-    taken: set[str] = set()
-    folders: set[str] = {""}
+    file_keys: set[str] = set()
+    folder_keys: set[str] = {""}
     most, total = min(limits.size, max(limits.size_always, limits.ratio * archive_size)), 0
     for number, entry in enumerate(entries, 1):
         total += entry.size
         if number > limits.entries:
-            raise ArchiveError(f"it holds more than {limits.entries:,} files and folders")
+            raise ArchiveError(f"it contains more than {limits.entries:,} files and folders")
         if entry.size < 0 or total > most:
-            raise ArchiveError(f"its {format_bytes(archive_size)} would become more than {format_bytes(most)}")
+            raise ArchiveError(f"its {format_bytes(archive_size)} would unpack to more than {format_bytes(most)}")
         path = safe_path(entry.name, limits)
-        inside = path if entry.is_folder else path[:-1]
-        while (key := _folded(inside)) not in folders:
-            folders.add(key)
-            inside = inside[:-1]
+        parent = path if entry.is_folder else path[:-1]
+        while (key := _collision_key(parent)) not in folder_keys:
+            folder_keys.add(key)
+            parent = parent[:-1]
         if entry.is_folder:
             continue
-        if not path or (key := _folded(path)) in taken:
-            raise ArchiveError(f"{_shown(entry.name)} is in it twice (upper and lower case count as the same)")
-        taken.add(key)
+        if not path or (key := _collision_key(path)) in file_keys:
+            raise ArchiveError(f"{_quoted(entry.name)} appears twice (upper and lower case count as the same)")
+        file_keys.add(key)
         files[path] = entry
-    if clash := taken & folders:
-        raise ArchiveError(f"{_shown(min(clash))} is both a file and a folder")
+    if clash := file_keys & folder_keys:
+        raise ArchiveError(f"{_quoted(min(clash))} is both a file and a folder")
     return files
 
 
-def _folded(path: tuple[str, ...]) -> str:
-    """One key for all names that some file system treats as the same."""
+def _collision_key(path: tuple[str, ...]) -> str:
+    """A key that is equal for all paths that some file system treats as the same file."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", "/".join(path)).casefold())
 
 
-def _write(entry: Entry, place: Path) -> None:
-    """The bytes of a file, as many as its header says."""
+def _write(entry: Entry, target: Path) -> None:
+    """Write a file's bytes to `target`. Raises ArchiveError if there are not as many as its header says."""
     left = entry.size
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with entry.open() as source, name_os_errors(place), open(place, "xb") as out:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with entry.open() as source, name_os_errors(target), open(target, "xb") as out:
         while chunk := source.read(min(CHUNK, left + 1)):
             left -= len(chunk)
             if left < 0:
                 break
             out.write(chunk)
     if left:
-        raise ArchiveError(f"{_shown(entry.name)} does not have the size that the archive states")
+        raise ArchiveError(f"{_quoted(entry.name)} does not have the size that the archive states")

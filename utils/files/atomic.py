@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and errors that say which file."""
+"""Atomic file writes, and OSErrors that name their file."""
 
 import os
 from collections.abc import Iterator
@@ -10,20 +10,21 @@ from utils.terminal import FaultError
 
 @contextmanager
 def name_os_errors(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError that lacks it: a write to a full disk fails without one."""
+    """Add `path` to an OSError from the block: the error of a write to a full disk does not name the file."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # without a number, setting the name would hide the text
+        if error.errno is not None:  # without an errno, setting filename would hide the message
             error.filename = str(path)
         raise
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary file to write: it takes the place of `path` when the block ends well, and is removed if not.
+    """Yield the path of a temporary file to write; it replaces `path` when the block ends without an exception.
 
-    Raises FaultError if its folder no longer exists.
+    After an exception the temporary file is removed and `path` stays as it was. Raises FaultError if the folder of
+    `path` no longer exists.
     """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
@@ -35,5 +36,5 @@ def atomic_write(path: Path) -> Iterator[Path]:
             raise
         raise FaultError(f"{path}: its folder no longer exists") from None
     finally:
-        with suppress(OSError):  # reported already, or the disk is no longer writable
+        with suppress(OSError):  # already reported, or the disk is no longer writable
             temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and plain values only, written whole and atomically, read without running anything."""
+"""Checkpoint files: tensors and plain values only, written atomically, read without executing anything."""
 
 import os
 from contextlib import suppress
@@ -12,11 +12,11 @@ from utils.files.atomic import atomic_write
 from utils.files.pickled import read_plain
 from utils.printable import one_line
 
-NUMPY_CODES = "?bBhHiIlLqQefdU"  # booleans, integers, floats and texts that have an equivalent in Python
+NUMPY_CODES = "?bBhHiIlLqQefdU"  # dtypes with an equivalent in Python: booleans, integers, floats and text
 
 
 def to_plain(value: Any) -> Any:
-    """`value` in tensors, numbers, strings, None, dicts and lists alone; tensors on the CPU.
+    """`value` converted to tensors on the CPU, numbers, strings, bytes, None, dicts and lists.
 
     Raises TypeError for anything else.
     """
@@ -37,10 +37,10 @@ def to_plain(value: Any) -> Any:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` so that at every instant `path` holds the old or the new checkpoint, whole.
+    """Write `state` to `path` atomically: at any moment `path` is the complete old or the complete new checkpoint.
 
-    Raises TypeError if something in it is neither a tensor nor plain, OSError if the disk is full, and FaultError if
-    the folder no longer exists; the old checkpoint then stays.
+    Raises TypeError if `state` contains anything that `to_plain` refuses, OSError if the disk is full, and FaultError
+    if the folder no longer exists; the old checkpoint then stays.
     """
     values = to_plain(state)
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
@@ -51,7 +51,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def _write(values: Any, file: BinaryIO) -> None:
-    """torch.save, which hides a full disk, and Ctrl-C, behind an error of its own."""
+    """Call torch.save, but raise the cause where it hides a full disk or Ctrl-C behind its own RuntimeError."""
     try:
         torch.save(values, file)
     except RuntimeError as error:
@@ -61,35 +61,36 @@ def _write(values: Any, file: BinaryIO) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a file's new name survive a power failure. Only POSIX can open a folder to ask for it."""
+    """fsync a folder, so that a renamed file survives a power failure. Only POSIX can open folders."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network disks do not support it
+        with suppress(OSError):  # some network file systems do not support it
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The checkpoint's state, on the CPU.
+    """The state saved in a checkpoint, with tensors on the CPU.
 
-    Raises ValueError if there is no such file, if it is damaged, or if it holds anything but tensors and plain values.
+    Raises ValueError if the file does not exist, is damaged, holds anything but tensors and plain values, or is not a
+    checkpoint of Kestrel.
     """
     try:
         state = read_plain(path)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
-    except Exception as error:  # a foreign or damaged file can make an unpickler raise nearly anything
+    except Exception as error:  # a foreign or damaged file can cause errors of nearly any type
         raise ValueError(f"{path}: is not a checkpoint of Kestrel, or is damaged ({one_line(error)})") from error
     if not isinstance(state, dict) or not {"model", "table", "names"} <= state.keys():
-        raise ValueError(f"{path}: is not a checkpoint of Kestrel (no model, table and names in it)")
+        raise ValueError(f"{path}: is not a checkpoint of Kestrel (model, table or names are missing)")
     return state
 
 
 def newest(folder: Path, pattern: str) -> Path:
-    """The most recently written file among those that match. Raises ValueError if none does."""
+    """The most recently written file in `folder` that matches `pattern`. Raises ValueError if none does."""
     found = list(folder.glob(pattern))
     if not found:
         raise ValueError(f"no {pattern} under {folder}: train first, or name a checkpoint")

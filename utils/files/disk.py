@@ -1,4 +1,4 @@
-"""Room on a disk, and a folder that one process at a time works in."""
+"""Free disk space, and locks on folders and files."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 
 def format_bytes(number: float) -> str:
-    """Bytes in words.
+    """A number of bytes as text with a unit.
 
     >>> format_bytes(1_234_567)
     '1.23 MB'
@@ -26,14 +26,14 @@ def format_bytes(number: float) -> str:
 
 
 def require_free_space(folder: Path, size: int) -> None:
-    """Raises FaultError if the disk of `folder` has less than `size` bytes left."""
+    """Raise FaultError if the disk of `folder` has less than `size` bytes free."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise FaultError(f"{folder}: {format_bytes(size)} are needed there, {format_bytes(free)} are free")
+        raise FaultError(f"{folder}: the disk has {format_bytes(free)} free, but {format_bytes(size)} are needed")
 
 
 class FolderLock:
-    """A lock, held until it is released or deleted."""
+    """A lock on a folder, held until `release` is called or the object is deleted."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -47,17 +47,17 @@ class FolderLock:
 
 
 def lock_folder(folder: Path, patience_s: float = 5.0) -> FolderLock:
-    """Hold a folder that one run at a time may write, or raise ValueError if another one does.
+    """Lock a run folder for this process. Raises ValueError if another process holds it for longer than `patience_s`.
 
-    The lock is this process's own: loader processes do not inherit it, and it ends with the process however that ends.
-    A launcher may restart processes before the old ones have ended: their end is waited for. On a disk without locks
-    the folder counts as free.
+    Loader processes do not inherit the lock, and the operating system releases it however this process ends. The wait
+    is for a launcher that restarts processes before the old ones have ended. On a disk that does not support locks the
+    folder counts as free.
     """
-    until = time.monotonic() + patience_s
+    deadline = time.monotonic() + patience_s
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     with suppress(OSError):  # this disk does not support locks
         while not _locked(descriptor, inherited=False):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise ValueError(f"{folder}: another run is writing there; wait for its end, or choose another --name")
             time.sleep(POLL_S)
@@ -66,10 +66,10 @@ def lock_folder(folder: Path, patience_s: float = 5.0) -> FolderLock:
 
 @contextmanager
 def exclusive_access(folder: Path) -> Iterator[None]:
-    """A block that one process at a time executes, of all machines that share the disk; the others wait.
+    """Lock `folder` during the block: of all processes on machines that share the disk, one at a time; others wait.
 
-    The folder is created, and removed at the end if it is empty. A killed process blocks nobody: the operating system
-    releases its lock. Raises FaultError if the disk does not support locks.
+    The folder is created, and removed at the end if it is empty. The operating system releases the lock of a killed
+    process. Raises FaultError if the disk does not support locks.
     """
     file = folder / "lock"
     descriptor = _take(file)
@@ -84,19 +84,19 @@ def exclusive_access(folder: Path) -> Iterator[None]:
 
 
 def _take(file: Path) -> int:
-    """An open descriptor that holds the lock of the file that has this name."""
+    """Wait for the lock of `file`; return the open file descriptor that holds it."""
     reported = False
     while True:
         with suppress(FileExistsError):
             file.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # who had the lock has just removed the folder
+        with suppress(FileNotFoundError):  # the process that held the lock has just removed the folder
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                own = _locked(descriptor)
+                has_lock = _locked(descriptor)
             except OSError as error:
                 os.close(descriptor)
                 raise FaultError(f"{file}: this disk does not support file locks: {error.strerror}") from error
-            if own and os.path.samestat(os.fstat(descriptor), os.stat(file)):
+            if has_lock and os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 return descriptor
             os.close(descriptor)
         if not reported:
@@ -106,7 +106,7 @@ def _take(file: Path) -> int:
 
 
 def lock_shared(descriptor: int) -> None:
-    """Have `remove_unused` leave an open file alone until it is closed. Does nothing on a disk without such locks."""
+    """Keep `remove_unused` from removing an open file until it is closed. No effect if the disk lacks such locks."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -114,16 +114,16 @@ def lock_shared(descriptor: int) -> None:
 
 
 def remove_unused(file: Path) -> None:
-    """Remove a file, if possible, unless a process has it under `lock_shared`, of any machine that shares the disk."""
+    """Try to remove a file, unless a process on any machine that shares the disk holds it with `lock_shared`."""
     with suppress(OSError), file.open("r+b") as stream:
         if _locked(stream.fileno()):
             file.unlink()
 
 
 def _locked(descriptor: int, *, inherited: bool = True) -> bool:
-    """Whether this process has the lock of a file now; inherited: with it the processes that it forks.
+    """Try to lock an open file without waiting; whether this process now holds the lock.
 
-    Raises OSError if the disk does not support locks.
+    inherited: forked processes share the lock. Raises OSError if the disk does not support locks.
     """
     try:
         if sys.platform == "win32":
@@ -135,5 +135,5 @@ def _locked(descriptor: int, *, inherited: bool = True) -> bool:
 
             (fcntl.flock if inherited else fcntl.lockf)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except (BlockingIOError, PermissionError):  # another process has it: systems differ in the error
+    except (BlockingIOError, PermissionError):  # another process holds it; the error depends on the operating system
         return False

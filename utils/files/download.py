@@ -1,6 +1,6 @@
-"""A file fetched from a URL: resumed when it was interrupted, checked, and put in place whole.
+"""Download a file from a URL: interrupted downloads are resumed, and the file is checked and renamed into place.
 
-Nothing else of Kestrel asks the network for anything, and nothing calls this without `--download`.
+This is the only module of Kestrel that requests anything from the network, and it is called only with `--download`.
 """
 
 import hashlib
@@ -28,24 +28,24 @@ from utils.files.atomic import atomic_write, name_os_errors
 from utils.files.disk import format_bytes, require_free_space
 from utils.terminal import FaultError, print_lines
 
-MOST_BYTES = 2**41  # of one file
-STALL_S = 30.0  # without a byte
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # after one failure, two, ...; one more is the last
-ENOUGH = 2**20  # bytes: a try that receives so many does not count as a failure
+MOST_BYTES = 2**41  # largest file
+STALL_S = 30.0  # read timeout
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # waits after the 1st, 2nd, ... failure in a row; one more failure is the last
+ENOUGH = 2**20  # bytes: a try that receives this many starts the count of failures anew
 CHUNK = 2**20
 MOST_REDIRECTS = 10
 REDIRECTS = (301, 302, 303, 307, 308)
-PASSING = (408, 416, 425, 429, 500, 502, 503, 504)  # temporary answers: another try may succeed
+PASSING = (408, 416, 425, 429, 500, 502, 503, 504)  # status codes of temporary faults
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
-LOOPBACK = ("127.0.0.1", "localhost", "::1")  # nobody can listen in between
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # http is safe: the data do not leave this machine
 
 
 class PassingError(FaultError):
-    """A temporary fault: another try may succeed."""
+    """A temporary fault of the network or server: another try may succeed."""
 
 
 class Source(NamedTuple):
-    """Where a file is, and its SHA-256 in hexadecimal digits, if that is known."""
+    """A file's URL, and its SHA-256 in hexadecimal digits, "" if unknown."""
 
     url: str
     sha256: str = ""
@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
 
 def host_of(url: str) -> str:
-    """The host that a URL names.
+    """The host of a URL, with its port if it has one.
 
     >>> host_of("https://a.org:8443/b.zip"), host_of("file:///b.zip")
     ('a.org:8443', 'this machine')
@@ -64,14 +64,14 @@ def host_of(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError, with half a sentence, for anything but an https or file URL.
+    """Raise ValueError, with half a sentence, for anything but an https or file URL.
 
-    http is allowed to this machine itself. A URL with a password is refused, since it would be shown and stored.
+    http is allowed only to this machine. A URL with a password is refused, because URLs are printed and stored.
 
     >>> check_url("https://a.org/b.zip")
     >>> check_url("http://a.org/b.zip")
     Traceback (most recent call last):
-    ValueError: http:// can be read and changed on the way; use https://
+    ValueError: http:// can be read and changed in transit; use https://
     """
     if not re.match(r"(https?|file)://", url, re.IGNORECASE) or not re.fullmatch(r"[!-~]+", url):
         raise ValueError("it is not an https:// or file:// URL; commands and code are never run")
@@ -81,14 +81,14 @@ def check_url(url: str) -> None:
     except ValueError as error:
         raise ValueError(f"it is not a URL ({error})") from None
     if parts.username is not None or parts.password is not None:
-        raise ValueError("it holds a user name or a password, which would be shown and stored")
+        raise ValueError("it contains a user name or a password, which would be printed and stored")
     if parts.scheme == "file":
         if host not in ("", "localhost") or not parts.path.startswith("/"):
-            raise ValueError("a file URL names a file of this machine in full: file:///folder/file.zip")
+            raise ValueError("a file URL needs the full path of a file on this machine: file:///folder/file.zip")
     elif not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f]*:[0-9a-f:.]*", host, re.ASCII):
-        raise ValueError("it names no host")
+        raise ValueError("it has no valid host name")
     elif parts.scheme == "http" and host not in LOOPBACK:
-        raise ValueError("http:// can be read and changed on the way; use https://")
+        raise ValueError("http:// can be read and changed in transit; use https://")
 
 
 def fetch(
@@ -99,25 +99,27 @@ def fetch(
     stall_s: float = STALL_S,
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> str:
-    """Put the file of `source` in place of `target`, whole, and return its SHA-256.
+    """Download `source` to `target`, which appears only when it is complete, and return its SHA-256.
 
-    What was received lies beside `target` until all is there, also when this process is killed: the next call resumes
-    from there if the server still has the same file. One process at a time may fetch to a target.
+    Received bytes are kept in TARGET.part beside `target`, even if this process is killed. The next call resumes from
+    them if the server still has the same file. Only one process at a time may fetch to a target.
 
-    Raises ValueError for a URL that is not allowed, FaultError, naming the host, when the file cannot be fetched, is
-    larger than `limit` or than the disk, or has another SHA-256, and OSError if the disk is full.
+    limit: bytes. stall_s: seconds without a byte after which a try fails. pauses_s: seconds to wait after each failure.
+
+    Raises ValueError for a URL that is not allowed; FaultError, with the host's name, if the file cannot be fetched, is
+    larger than `limit` or the free disk space, or has a different SHA-256; OSError if the disk is full.
     """
     check_url(source.url)
     part = Part.found(source.url, target)
     for last in (False, True):
         with tqdm(unit="B", unit_scale=True, desc=str(source), disable=None, leave=False) as bar:
             transfer = _Transfer(part, bar, limit, stall_s, may_resume=bool(source.sha256))
-            pieced = transfer.complete(pauses_s)
+            is_pieced = transfer.complete(pauses_s)
         digest = sha256_of(part.file)
         if digest == (source.sha256.lower() or digest):
             break
         part.forget()
-        if last or not pieced:  # pieces may be of two versions of the file, which servers do not always say
+        if last or not is_pieced:  # else it may mix two versions: servers do not always say
             mismatch = f"the SHA-256 of {source} is {digest}, expected {source.sha256.lower()}"
             raise FaultError(f"{mismatch}: it is not the expected file, and was removed")
     with name_os_errors(target), open(part.file, "rb+") as file:
@@ -128,7 +130,7 @@ def fetch(
 
 
 def sha256_of(file: Path) -> str:
-    """Hexadecimal digits."""
+    """The SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(file, "rb") as stream:
         while chunk := stream.read(CHUNK):
@@ -138,31 +140,36 @@ def sha256_of(file: Path) -> str:
 
 @dataclass
 class Part:
-    """What was received of a file, and of which version of it. Both lie on disk, so that a later run can resume."""
+    """The part of a file received so far, and a note of its version; both on disk, so that a later run can resume.
+
+    total: bytes of the whole file, None if the server did not state it. etag, modified: the server's ETag and
+    Last-Modified headers, "" if missing.
+    """
 
     file: Path
     url: str
-    total: int | None = None  # bytes, if the server says so
+    total: int | None = None
     etag: str = ""
     modified: str = ""
 
     @classmethod
     def found(cls, url: str, target: Path) -> "Part":
-        """What an earlier run has left of the file at `url`; an empty part if that cannot be used."""
+        """The part of the file at `url` that an earlier run left, or an empty part if there is no usable one."""
         part = cls(target.with_name(f"{target.name}.part"), url)
         try:
             values: Any = json.loads(part.note.read_text(encoding="utf-8"))
             part.total, part.etag, part.modified = (values[key] for key in ("total", "etag", "modified"))
-            fits = (values["url"], type(part.etag), type(part.modified)) == (url, str, str)
-            fits &= part.total is None or (type(part.total) is int and part.size <= part.total)
+            is_usable = (values["url"], type(part.etag), type(part.modified)) == (url, str, str)
+            is_usable &= part.total is None or (type(part.total) is int and part.size <= part.total)
         except (OSError, ValueError, TypeError, KeyError):
-            fits = False
-        if not fits:
+            is_usable = False
+        if not is_usable:
             part.forget()
         return part
 
     @property
     def note(self) -> Path:
+        """The JSON file that holds the URL and the version."""
         return self.file.with_name(f"{self.file.name}.json")
 
     @property
@@ -171,12 +178,12 @@ class Part:
 
     @property
     def condition(self) -> str:
-        """For If-Range: a server sends the rest of this version, or else all (RFC 9110, 13.1.5); "" if unknown."""
+        """The If-Range header, "" if unknown: a server sends the rest of this version or all (RFC 9110, 13.1.5)."""
         return self.etag if self.etag.startswith('"') else self.modified
 
     def begin(self, total: int | None, etag: str, modified: str) -> None:
-        """Empty the part, for the version that the server has now."""
-        self.file.write_bytes(b"")  # before the note: bytes must never lie beside the note of another version
+        """Empty the part and note the version that the server has now."""
+        self.file.write_bytes(b"")  # before the note: the bytes must never belong to another version than the note
         self.total, self.etag, self.modified = total, etag, modified
         with atomic_write(self.note) as temporary:
             values = {"url": self.url, "total": total, "etag": etag, "modified": modified}
@@ -190,7 +197,7 @@ class Part:
 
 @dataclass
 class _Transfer:
-    """Receives the bytes of a URL into a part. may_resume: also if the server does not identify the file's version."""
+    """Download a URL into a part. may_resume: resume even if the server does not identify the file's version."""
 
     part: Part
     bar: Any
@@ -199,75 +206,75 @@ class _Transfer:
     may_resume: bool
 
     def complete(self, pauses_s: Sequence[float]) -> bool:
-        """Receive what is missing; return whether the part was put together from several answers.
+        """Receive the missing bytes; return whether the part was assembled from several responses.
 
-        Raises FaultError when a try fails for good, or when one more fails in a row than there are pauses.
+        Raises FaultError for a permanent fault, or after more failures in a row than there are pauses.
         """
-        part, failures, pieced = self.part, 0, self.part.size > 0
+        part, failures, is_pieced = self.part, 0, self.part.size > 0
         while part.total is None or part.size < part.total:
             before = part.size
             try:
                 (self._copy if urlsplit(part.url).scheme == "file" else self._receive)()
                 break
             except PassingError as error:
-                pieced = pieced or part.size > 0
+                is_pieced = is_pieced or part.size > 0
                 failures = 1 if part.size - before >= ENOUGH else failures + 1
                 if failures > len(pauses_s):
-                    kept = f"; {format_bytes(part.size)} of it are kept, to resume from" if part.size else ""
+                    kept = f"; {format_bytes(part.size)} are kept for the next run" if part.size else ""
                     raise FaultError(f"{error}; gave up after {failures} tries in a row{kept}") from error
                 print_lines(f"{error}; trying again in {pauses_s[failures - 1]:g} s")
                 time.sleep(pauses_s[failures - 1])
-        return pieced
+        return is_pieced
 
     def _copy(self) -> None:
-        """All of the file of a file URL."""
+        """Copy the whole file of a file URL."""
         path = Path(url2pathname(urlsplit(self.part.url).path))
-        if not path.is_file():  # a device may never end, a pipe may block
+        if not path.is_file():  # a device may be endless, a pipe may block
             raise FaultError(f"{path}: there is no such file")
         with open(path, "rb") as stream:
             self._begin(os.fstat(stream.fileno()).st_size, "", "")
             self._append(lambda: stream.read(CHUNK), "this machine")
 
     def _receive(self) -> None:
-        """One request; its answer is appended to the part, or replaces it."""
+        """Send one request; append the response to the part, or replace the part by it."""
         part, size = self.part, self.part.size
         headers = {"Accept-Encoding": "identity", "User-Agent": "kestrel"}
         if size and (part.condition or self.may_resume):
             headers |= {"Range": f"bytes={size}-"} | ({"If-Range": part.condition} if part.condition else {})
-        with _answer(part.url, headers, self.stall_s) as (answer, host):
-            if answer.status == 200:
-                self._begin(_length(answer), _mark(answer, "ETag"), _mark(answer, "Last-Modified"))
-            elif answer.status == 206 and "Range" in headers:
-                self._resume(answer, host)
+        with _open_response(part.url, headers, self.stall_s) as (response, host):
+            if response.status == 200:
+                self._begin(_length(response), _validator(response, "ETag"), _validator(response, "Last-Modified"))
+            elif response.status == 206 and "Range" in headers:
+                self._resume(response, host)
             else:
-                self._refuse(answer.status, host)
+                self._refuse(response.status, host)
 
             def read() -> bytes:
                 with _network(host, self.stall_s):
-                    return answer.read1(CHUNK)  # what there is: a wait for a whole chunk would hide a stall
+                    return response.read1(CHUNK)  # the bytes available: waiting for a whole chunk would hide a stall
 
             self._append(read, host)
 
     def _begin(self, total: int | None, etag: str, modified: str) -> None:
-        """Start over, with the version that the server has now."""
+        """Start over with the version that the server has now."""
         self._require_allowed(total or 0)
         require_free_space(self.part.file.parent, (total or 0) - self.part.size)
         self.part.begin(total, etag, modified)
         self.bar.reset(total)
 
-    def _resume(self, answer: HTTPResponse, host: str) -> None:
-        """Check that the answer continues where the part ends, with the same file (RFC 9110, 14.4)."""
+    def _resume(self, response: HTTPResponse, host: str) -> None:
+        """Check that the response continues the same file where the part ends (RFC 9110, 14.4)."""
         part = self.part
-        given = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        given = RANGE.fullmatch(response.headers.get("Content-Range", ""))
         first, last, total = given.groups() if given else ("", "", "*")
         known = ((part.etag, "ETag"), (part.modified, "Last-Modified"))
-        changed = [name for value, name in known if value and _mark(answer, name) not in ("", value)]
+        changed = [name for value, name in known if value and _validator(response, name) not in ("", value)]
         if part.total is None and total != "*":
             part.total = int(total)
         if not given or int(first) != part.size or int(last) < part.size:
-            problem = "answers with another part of the file than was requested"
+            problem = "sent a different part of the file than was requested"
         elif changed or total not in ("*", str(part.total)):
-            problem = "has a different file now"
+            problem = "now has a different file"
         else:
             self._require_allowed(part.total or 0)
             require_free_space(part.file.parent, (part.total or 0) - part.size)
@@ -278,54 +285,54 @@ class _Transfer:
         raise PassingError(f"{host} {problem}")
 
     def _refuse(self, status: int, host: str) -> None:
-        """Raises the error for an answer without the file."""
-        if status == 416:  # the file is shorter than the part: it has changed
+        """Raise the error for a response without the file."""
+        if status == 416:  # the file is shorter than the part, so it has changed
             self.part.forget()
         phrase = f" {http.HTTPStatus(status).phrase}" if status in set(http.HTTPStatus) else ""
-        raise (PassingError if status in PASSING else FaultError)(f"{host} answers {status}{phrase}")
+        raise (PassingError if status in PASSING else FaultError)(f"{host} answered {status}{phrase}")
 
     def _append(self, read: Callable[[], bytes], host: str) -> None:
-        """Append all that is received. Raises FaultError for more than announced or allowed, PassingError for less."""
+        """Append all received bytes. Raises FaultError for more than announced or allowed, PassingError for fewer."""
         size, total = self.part.size, self.part.total
         with name_os_errors(self.part.file), open(self.part.file, "ab") as file:
             while chunk := read():
                 size += len(chunk)
                 if size > (self.limit if total is None else total):
                     file.truncate(0)
-                    whose = "is fetched at most" if total is None else "it announced"
-                    raise FaultError(f"{host} sends more than the {format_bytes(total or self.limit)} that {whose}")
+                    kind = "allowed" if total is None else "announced"
+                    raise FaultError(f"{host} sent more than the {kind} {format_bytes(total or self.limit)}")
                 file.write(chunk)
                 self.bar.update(len(chunk))
         if total is not None and size < total:
-            raise PassingError(f"{host} cut the connection after {format_bytes(size)} of {format_bytes(total)}")
+            raise PassingError(f"{host} closed the connection after {format_bytes(size)} of {format_bytes(total)}")
 
     def _require_allowed(self, size: int) -> None:
         if size > self.limit:
             raise FaultError(
-                f"{Source(self.part.url)} has {format_bytes(size)}; at most {format_bytes(self.limit)} are fetched"
+                f"{Source(self.part.url)} has {format_bytes(size)}; at most {format_bytes(self.limit)} are allowed"
             )
 
 
 @contextmanager
-def _answer(url: str, headers: dict[str, str], stall_s: float) -> Iterator[tuple[HTTPResponse, str]]:
-    """The answer to a request, redirects followed, and the host that gave it."""
+def _open_response(url: str, headers: dict[str, str], stall_s: float) -> Iterator[tuple[HTTPResponse, str]]:
+    """Yield the response to a request, after redirects, and the host that sent it."""
     for _ in range(MOST_REDIRECTS + 1):
         host = host_of(url)
         with _network(host, stall_s):
-            answer = _opener(url).open(Request(url, headers=headers), timeout=stall_s)  # noqa: S310 - checked above
-        with answer:
-            if answer.status not in REDIRECTS:
-                yield answer, host
+            response = _opener(url).open(Request(url, headers=headers), timeout=stall_s)  # noqa: S310 - checked above
+        with response:
+            if response.status not in REDIRECTS:
+                yield response, host
                 return
-            url = _redirected(url, answer.headers.get("Location", ""))
-    raise FaultError(f"{host} redirects more than {MOST_REDIRECTS} times")
+            url = _redirected(url, response.headers.get("Location", ""))
+    raise FaultError(f"{host} redirected more than {MOST_REDIRECTS} times")
 
 
 def _opener(url: str) -> OpenerDirector:
-    """Sends requests: http and https only, through the environment's proxies; errors and redirects are answers."""
+    """An opener for http and https, with the environment's proxies; it returns errors and redirects as responses."""
     opener = OpenerDirector()
-    own = urlsplit(url).hostname in LOOPBACK  # which would mean the proxy's own machine to a proxy
-    for handler in (ProxyHandler({} if own else None), HTTPHandler(), HTTPSHandler()):
+    is_local = urlsplit(url).hostname in LOOPBACK  # to a proxy it would mean the proxy's own machine
+    for handler in (ProxyHandler({} if is_local else None), HTTPHandler(), HTTPSHandler()):
         opener.add_handler(handler)
     return opener
 
@@ -334,53 +341,53 @@ def _redirected(url: str, location: str) -> str:
     """The absolute URL that `url` redirects to. Raises FaultError if it is not allowed."""
     host = host_of(url)
     try:
-        named = quote(location, safe=string.punctuation, encoding="iso-8859-1", errors="replace")
-        goal = urljoin(url, named) if named else ""
-        check_url(goal)
-        kinds = urlsplit(url).scheme, urlsplit(goal).scheme
-        if "file" in kinds or kinds == ("https", "http"):
-            raise ValueError(f"{kinds[0]}:// must not lead to {kinds[1]}://")
+        quoted = quote(location, safe=string.punctuation, encoding="iso-8859-1", errors="replace")
+        target = urljoin(url, quoted) if quoted else ""
+        check_url(target)
+        schemes = urlsplit(url).scheme, urlsplit(target).scheme
+        if "file" in schemes or schemes == ("https", "http"):
+            raise ValueError(f"{schemes[0]}:// must not redirect to {schemes[1]}://")
     except ValueError as error:
-        raise FaultError(f"{host} redirects to a URL that is not allowed: {error}") from None
-    return goal
+        raise FaultError(f"{host} redirected to a URL that is not allowed: {error}") from None
+    return target
 
 
-def _length(answer: HTTPResponse) -> int | None:
-    """The bytes that an answer announces, if it does."""
-    length = answer.headers.get("Content-Length", "")
-    return int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not answer.chunked else None
+def _length(response: HTTPResponse) -> int | None:
+    """The number of bytes that a response announces, None if it does not."""
+    length = response.headers.get("Content-Length", "")
+    return int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
 
 
-def _mark(answer: HTTPResponse, name: str) -> str:
-    """A header that identifies a version of a file, if it can be sent back unchanged."""
-    value = answer.headers.get(name, "")
+def _validator(response: HTTPResponse, name: str) -> str:
+    """A header that identifies the file's version (RFC 9110, 8.8); "" if missing or unfit to be sent back unchanged."""
+    value = response.headers.get(name, "")
     return value if re.fullmatch(r"[ -~]{1,200}", value) else ""
 
 
 @contextmanager
 def _network(host: str, stall_s: float) -> Iterator[None]:
-    """Turns what the network raises into a sentence that names the host."""
+    """Turn the errors of network calls into FaultError or PassingError with one sentence that names the host."""
     try:
         yield
     except (OSError, HTTPException, UnicodeError) as error:
         cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
         kind = FaultError if isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError)) else PassingError
-        raise kind(f"{host} {_in_words(cause, stall_s)}") from error
+        raise kind(f"{host} {_describe(cause, stall_s)}") from error
 
 
-def _in_words(error: Exception, stall_s: float) -> str:
-    """What happened, in words; the server's own text is not repeated."""
+def _describe(error: Exception, stall_s: float) -> str:
+    """The second half of a sentence for an error of the network; the server's own text is not repeated."""
     if isinstance(error, TimeoutError):
         return f"sent nothing for {stall_s:g} s"
     if isinstance(error, socket.gaierror):
-        return "is not found: there is no network here, or no such host"
+        return "cannot be found: this machine has no network, or the host does not exist"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"has a certificate that is not valid: {error.verify_message}"
+        return f"has an invalid certificate: {error.verify_message}"
     if isinstance(error, ConnectionRefusedError):
-        return "refuses the connection"
+        return "refused the connection"
     if isinstance(error, (ConnectionError, IncompleteRead)):
-        return "cut the connection"
+        return "closed the connection"
     if isinstance(error, HTTPException):
-        return "gives an answer that is not HTTP"
+        return "sent a response that is not HTTP"
     text = (getattr(error, "strerror", None) or str(error)).splitlines() or [type(error).__name__]
     return f"cannot be reached: {ascii(text[0])[1:-1][:200]}"

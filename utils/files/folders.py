@@ -1,4 +1,4 @@
-"""Folders that the program writes: runs, and caches."""
+"""The folders that Kestrel writes: run folders and the cache folder."""
 
 import contextlib
 import itertools
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
-    """project/name, or the first free of name2, name3, ...: created here, so that two runs never share one.
+    """Create and return project/name, or the first free one of name2, name3, ...; two runs never share a folder.
 
-    Raises ValueError if the folder cannot be made.
+    exist_ok: use project/name even if it exists. Raises ValueError if the folder cannot be created.
     """
     first = project / name
     try:
@@ -24,20 +24,20 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
                 break
         return folder
     except OSError as error:
-        raise ValueError(f"{first}: the run folder cannot be made ({error.strerror})") from error
+        raise ValueError(f"{first}: the run folder cannot be created ({error.strerror})") from error
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote has left in a run's folder."""
+    """Remove the temporary files in a run folder that processes left because they were killed while writing."""
     for file in (*folder.glob("*.tmp.*"), *folder.glob("weights/*.tmp.*")):
-        if file.suffix[1:].isdecimal():  # a process's number
+        if file.suffix[1:].isdecimal():  # a process id
             file.unlink(missing_ok=True)
 
 
 def cache_folder(given: str) -> Path | None:
-    """Where scans of labels and decoded images are kept: the place given, else the user's own.
+    """The folder for scanned labels and decoded images: `given`, or the user's cache folder if that is empty.
 
-    None for a user without a home folder: containers run as users that the system has never heard of.
+    None if the user has no home folder, as in a container that runs under a user id unknown to the system.
     """
     if given:
         return Path(given)

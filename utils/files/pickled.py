@@ -1,8 +1,8 @@
-"""A pickle in a file of torch.save, followed as data.
+"""Read the pickle and the tensors of a torch.save file as data, without executing anything.
 
-A pickle is a program. Here a name in it is never looked up, a call in it becomes a `Record`, and the numbers are taken
-from the file's own entries, each checked against the size that it claims. torch.load is not used: what it allows under
-weights_only (bytearray, torch.Tensor) allocates as much memory as the pickle asks for.
+A pickle is a program. Here its names are never imported, its calls become `Record` objects, and tensors are read from
+the file's own entries, whose sizes are checked. torch.load is not used: even with weights_only it executes calls
+(bytearray, torch.Tensor) that allocate as much memory as the pickle asks for.
 """
 
 import io
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Limits far above what checkpoints have: yolov5x6 with its optimizer has 1 GB, a pickle of 1 MB, 900 tensors.
-MOST_FILE = 1 << 34
+# Limits far above real checkpoints: yolov5x6 with its optimizer state has 1 GB, a pickle of 1 MB and 900 tensors.
+MOST_FILE = 1 << 34  # bytes, as the next two
 MOST_DIRECTORY = 1 << 22
 MOST_PICKLE = 1 << 26
-MOST_STEPS = 5_000_000  # a step makes 200 bytes at most, and what it copies from the pickle
-MOST_LETTERS = 500  # in a name
-MOST_DEPTH = 32
+MOST_STEPS = 5_000_000  # an opcode allocates at most 200 bytes plus what it copies from the pickle
+MOST_LETTERS = 500  # in a module and class name together
+MOST_DEPTH = 32  # of nested values
 CHUNK = 1 << 20
 DTYPES = {
     "torch.HalfStorage": torch.float16,
@@ -55,7 +55,7 @@ HARMFUL_MODULES = re.compile(
 
 
 class NarrowFile(io.FileIO):
-    """A file that hands out no more than MOST_DIRECTORY bytes at once: zipfile reads a directory in one piece."""
+    """A file that refuses reads of more than MOST_DIRECTORY bytes: zipfile reads a zip's directory in one call."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         size = MOST_DIRECTORY if size is None or size < 0 else size
@@ -65,17 +65,17 @@ class NarrowFile(io.FileIO):
 
 
 def open_narrow(path: Path) -> NarrowFile:
-    """Open a file. Raises OSError or ValueError if there is no such file; opening a pipe would block."""
+    """Open a regular file of at most MOST_FILE bytes. Raises OSError or ValueError for others: a pipe would block."""
     size = path.stat().st_size
     if not path.is_file():
-        raise ValueError("it is no file")
+        raise ValueError("it is not a regular file")
     if size > MOST_FILE:
         raise ValueError(f"it has more than {MOST_FILE} bytes")
     return NarrowFile(path)
 
 
 class Archive:
-    """The entries of a file that torch.save has written, which compresses nothing.
+    """The entries of a file written by torch.save, an uncompressed zip.
 
     Raises ValueError or BadZipFile for any other file.
     """
@@ -84,30 +84,32 @@ class Archive:
         self.size = file.seek(0, io.SEEK_END)
         file.seek(0)
         if file.read(4) != b"PK\x03\x04":
-            raise ValueError("it is empty" if self.size == 0 else "it is no zip file as torch writes them since 1.6")
+            raise ValueError(
+                "it is empty" if self.size == 0 else "it is not a zip file of torch.save (torch 1.6 or later)"
+            )
         self._zip = zipfile.ZipFile(file)
         entries = self._zip.infolist()
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
-            raise ValueError("it has two entries of one name")
+            raise ValueError("it has two entries with the same name")
         if any(e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size for e in entries):
             raise ValueError("its entries are compressed")
         if sum(entry.file_size for entry in entries) > self.size:
             raise ValueError("its entries are larger than the file")
-        roots = [name.removesuffix("data.pkl") for name in self._entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
-        if len(roots) != 1:
+        folders = [name.removesuffix("data.pkl") for name in self._entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
+        if len(folders) != 1:
             raise ValueError("it has no data.pkl as torch.save writes it")
-        self._root = roots[0]
-        if f"{self._root}byteorder" in self._entries and self.read("byteorder", 16) != b"little":
+        self._folder = folders[0]
+        if f"{self._folder}byteorder" in self._entries and self.read("byteorder", 16) != b"little":
             raise ValueError("its numbers are not little-endian")
 
     def unpickled(self) -> Any:
-        """What the pickle would have made, in records."""
+        """The pickled value; each call in the pickle is a Record."""
         return Machine().run(self.read("data.pkl", MOST_PICKLE))
 
     def read(self, name: str, most: int) -> bytearray:
-        """An entry, its checksum verified."""
-        entry = self._entries.get(self._root + name)
+        """The bytes of an entry, checksum verified. Raises ValueError if there are more than `most`."""
+        entry = self._entries.get(self._folder + name)
         if entry is None:
             raise ValueError(f"it has no entry {name}")
         if entry.file_size > most:
@@ -117,20 +119,20 @@ class Archive:
             while chunk := stream.read(CHUNK):
                 content += chunk
         if len(content) != entry.file_size:
-            raise ValueError(f"its {name} is cut")
+            raise ValueError(f"its {name} is truncated")
         return content
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A class or function that a pickle names. It is not looked up."""
+    """A class or function that a pickle names. It is never imported."""
 
     name: str
 
 
 @dataclass(eq=False)
 class Record:
-    """What calling `kind` with `args` would have made, with the state and items that it would have been given."""
+    """Stands for the object that `kind(*args)` would create, with the state and items that the pickle sets on it."""
 
     kind: str
     args: Any
@@ -140,7 +142,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor's numbers are: `count` of them in the entry data/`key`."""
+    """A tensor storage: `count` numbers in the entry data/`key`."""
 
     dtype: torch.dtype
     key: str
@@ -148,65 +150,68 @@ class Stored:
 
 
 def kind(module: Any, name: Any) -> Kind:
-    """Raises ValueError for what a checkpoint never names, and other programs would run."""
+    """The Kind of a name. Raises ValueError for names that no checkpoint needs and that do harm when called."""
     if not isinstance(module, str) or not isinstance(name, str):
-        raise ValueError("it makes up names")
-    if len(module) + len(name) > MOST_LETTERS:  # one long text in many names would be copied for each
+        raise ValueError("it builds a class name from values that are not text")
+    if len(module) + len(name) > MOST_LETTERS:  # a long text used in many names would be copied for each
         raise ValueError(f"it has names of more than {MOST_LETTERS} letters")
     module = "builtins" if module == "__builtin__" else module
     root = module.partition(".")[0]
     if HARMFUL_MODULES.fullmatch(root) or (root == "builtins" and not HARMLESS_BUILTINS.fullmatch(name)):
-        raise ValueError(f"names {module}.{name}")
+        raise ValueError(f"it names {module}.{name}")
     return Kind(f"{module}.{name}")
 
 
 class Machine:
-    """Follows a pickle and makes plain values and records of it. It has no step that could call anything."""
+    """A pickle interpreter that builds plain values and Records. None of its opcodes can call anything.
+
+    left_out: how many dict items were dropped because their keys are neither text nor small whole numbers.
+    """
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self.left_out = 0  # entries of dicts, for their keys
+        self.left_out = 0
 
     def run(self, pickled: bytes | bytearray) -> Any:
-        """What the pickle would have made.
+        """The pickled value; each call in the pickle is a Record.
 
-        Raises ValueError if it is damaged, too long, or has steps that no checkpoint needs.
+        Raises ValueError if the pickle is damaged, too long, or has opcodes that no checkpoint needs.
         """
-        for count, (step, value, _) in enumerate(pickletools.genops(bytes(pickled))):
+        for count, (opcode, value, _) in enumerate(pickletools.genops(bytes(pickled))):
             if count == MOST_STEPS:
-                raise ValueError(f"its pickle has more than {MOST_STEPS} steps")
-            if step.name == "STOP":
+                raise ValueError(f"its pickle has more than {MOST_STEPS} opcodes")
+            if opcode.name == "STOP":
                 break
             try:
-                self._put(step.name, value)
+                self._put(opcode.name, value)
             except (IndexError, KeyError) as error:
                 raise ValueError("its pickle is damaged") from error
         if len(self.stack) != 1 or self.marked:
             raise ValueError("its pickle is damaged")
         return self.stack[0]
 
-    def _put(self, step: str, value: Any) -> None:
-        if VALUES.fullmatch(step):
+    def _put(self, opcode: str, value: Any) -> None:
+        if VALUES.fullmatch(opcode):
             self.stack.append(value)
-        elif step in CONSTANTS:
-            self.stack.append(CONSTANTS[step])
-        elif step in EMPTY:
-            self.stack.append(EMPTY[step]())
-        elif step in TUPLES:
-            self.stack.append(tuple([self.stack.pop() for _ in range(TUPLES[step])][::-1]))
-        elif step in {"BINPUT", "LONG_BINPUT"}:
+        elif opcode in CONSTANTS:
+            self.stack.append(CONSTANTS[opcode])
+        elif opcode in EMPTY:
+            self.stack.append(EMPTY[opcode]())
+        elif opcode in TUPLES:
+            self.stack.append(tuple([self.stack.pop() for _ in range(TUPLES[opcode])][::-1]))
+        elif opcode in {"BINPUT", "LONG_BINPUT"}:
             self.memo[value] = self.stack[-1]
-        elif step == "MEMOIZE":
+        elif opcode == "MEMOIZE":
             self.memo[len(self.memo)] = self.stack[-1]
-        elif step in {"BINGET", "LONG_BINGET"}:
+        elif opcode in {"BINGET", "LONG_BINGET"}:
             self.stack.append(self.memo[value])
-        elif step not in {"PROTO", "FRAME"}:
-            self._join(step, value)
+        elif opcode not in {"PROTO", "FRAME"}:
+            self._combine(opcode, value)
 
-    def _join(self, step: str, value: Any) -> None:
-        match step:
+    def _combine(self, opcode: str, value: Any) -> None:
+        match opcode:
             case "MARK":
                 self.marked.append(self.stack)
                 self.stack = []
@@ -221,44 +226,47 @@ class Machine:
             case "NEWOBJ" | "REDUCE":
                 self._record(self.stack.pop())
             case "NEWOBJ_EX":
-                self.stack.pop()  # keywords
+                self.stack.pop()  # keyword arguments
                 self._record(self.stack.pop())
             case "BUILD":
                 state = self.stack.pop()
                 self._target(Record).state = state
             case "SETITEM" | "SETITEMS":
-                values = self._since_mark() if step == "SETITEMS" else [self.stack.pop(-2), self.stack.pop()]
+                values = self._since_mark() if opcode == "SETITEMS" else [self.stack.pop(-2), self.stack.pop()]
                 target = self._target(dict, Record)
                 self.left_out += _set_items(target.items if isinstance(target, Record) else target, values)
             case "APPEND" | "APPENDS" | "ADDITEMS":
-                values = [self.stack.pop()] if step == "APPEND" else self._since_mark()
+                values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
                 target = self._target(list, Record)
                 if isinstance(target, list):
                     target.extend(values)
             case "BINPERSID":
                 self.stack.append(_stored(self.stack.pop()))
             case _:
-                raise ValueError(f"its pickle has a step {step}, which no checkpoint needs")
+                raise ValueError(f"its pickle has an opcode {opcode}, which no checkpoint needs")
 
     def _since_mark(self) -> list[Any]:
         values, self.stack = self.stack, self.marked.pop()
         return values
 
     def _record(self, args: Any) -> None:
-        made = self.stack.pop()
-        if not isinstance(made, Kind):
-            raise ValueError("its pickle calls what is no class")
-        self.stack.append(Record(made.name, args))
+        callee = self.stack.pop()
+        if not isinstance(callee, Kind):
+            raise ValueError("its pickle calls a value that is not callable")
+        self.stack.append(Record(callee.name, args))
 
     def _target(self, *kinds: type) -> Any:
         target = self.stack[-1]
         if not isinstance(target, kinds):
-            raise ValueError("its pickle fills what cannot be filled")
+            raise ValueError("its pickle adds items or state to a value that has none")
         return target
 
 
 def _set_items(target: dict[Any, Any], values: list[Any]) -> int:
-    """Set the items; return how many keys were left out, all but texts and numbers: hashing tuples may not end."""
+    """Set the items whose keys are text or small whole numbers; return how many items were left out.
+
+    Other keys are not hashed: hashing nested tuples may take forever.
+    """
     if len(values) % 2:
         raise ValueError("its pickle is damaged")
     pairs = list(zip(values[::2], values[1::2], strict=True))
@@ -268,40 +276,40 @@ def _set_items(target: dict[Any, Any], values: list[Any]) -> int:
 
 
 def _stored(reference: Any) -> Stored:
-    """A storage as torch.save refers to it: "storage", its class, key, device, count."""
+    """The storage of a torch.save reference: ("storage", class, key, device, count)."""
     if not isinstance(reference, tuple) or len(reference) != 5:
-        raise ValueError("it refers to what is no storage")
+        raise ValueError("it has an invalid storage reference")
     word, storage, key, _, count = reference
     if word != "storage" or not isinstance(storage, Kind) or not isinstance(key, str):
-        raise ValueError("it refers to what is no storage")
+        raise ValueError("it has an invalid storage reference")
     if type(count) is not int or count < 0:
-        raise ValueError("it refers to what is no storage")
+        raise ValueError("it has an invalid storage reference")
     if storage.name not in DTYPES:
-        raise ValueError(f"it has tensors of {storage.name}, which are not known")
+        raise ValueError(f"it has tensors of {storage.name}, which is unknown")
     return Stored(DTYPES[storage.name], key, count)
 
 
 class TensorReader:
-    """Tensors of an archive, all together no larger than the archive."""
+    """Reads the tensors of an archive; all together they may be no larger than the archive."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive, self._left = archive, archive.size
         self._read: dict[str, bytearray] = {}
 
     def tensor(self, value: Any) -> Tensor:
-        """A tensor or parameter on the bytes that were read, with the strides that it was saved with.
+        """The tensor or parameter of a Record, with its saved strides, as a view of the bytes read from the file.
 
-        Raises ValueError if the record is of something else, or reaches outside its storage.
+        Raises ValueError if the Record is something else, or the tensor reaches outside its storage.
         """
         if isinstance(value, Record) and value.kind == "torch._utils._rebuild_parameter" and is_args(value.args, 1):
             value = value.args[0]
         if not is_tensor(value):
             raise ValueError("it has something else where a tensor should be")
         if not is_args(value.args, 4):
-            raise ValueError("a tensor of it is damaged")
+            raise ValueError("one of its tensors is damaged")
         stored, offset, size, strides = value.args[:4]
         if not isinstance(stored, Stored) or not _is_view(stored.count, offset, size, strides):
-            raise ValueError("a tensor of it reaches outside its storage")
+            raise ValueError("one of its tensors reaches outside its storage")
         self._left -= math.prod(size) * stored.dtype.itemsize
         if self._left < 0:
             raise ValueError("its tensors are larger than the file")
@@ -328,7 +336,7 @@ def is_args(args: Any, least: int) -> bool:
 
 
 def _is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
-    """Whether they describe a view, no larger than its storage, of a storage of `count` numbers."""
+    """Whether offset, size and strides describe a view of a storage of `count` numbers, no larger than that storage."""
     if not isinstance(size, tuple) or not isinstance(strides, tuple) or not len(size) == len(strides) <= 8:
         return False
     if not all(type(value) is int and 0 <= value < 1 << 40 for value in (offset, *size, *strides)):
@@ -338,23 +346,23 @@ def _is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
 
 
 def read_plain(path: Path) -> Any:
-    """What torch.save has written, if that is tensors and plain values alone; all of it is no larger than the file.
+    """The content of a torch.save file that holds only tensors and plain values, together no larger than the file.
 
-    As torch.load(weights_only=True), which runs nothing either, but hashes and allocates whatever the pickle asks for.
-    Raises OSError, ValueError or BadZipFile.
+    Like torch.load(weights_only=True), which does not run code either, but which hashes and allocates whatever the
+    pickle asks for. Raises OSError, ValueError or BadZipFile.
     """
     with open_narrow(path) as file:
         archive, machine = Archive(file), Machine()
-        found = machine.run(archive.read("data.pkl", MOST_PICKLE))
+        content = machine.run(archive.read("data.pkl", MOST_PICKLE))
         if machine.left_out:
-            raise ValueError("it has keys that are neither texts nor whole numbers")
-        return _plain(found, TensorReader(archive), iter(range(MOST_STEPS)), 0)
+            raise ValueError("it has keys that are neither text nor whole numbers")
+        return _plain(content, TensorReader(archive), iter(range(MOST_STEPS)), 0)
 
 
 def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int) -> Any:
-    """`value` with its records replaced by tensors. A value that is in two places is copied, and counted, for each."""
+    """`value` with its Records replaced by tensors. A value that occurs twice is copied, and counted, twice."""
     if next(counted, None) is None or depth > MOST_DEPTH:
-        raise ValueError("it is nested too deeply, or without end")
+        raise ValueError("it is nested too deeply, or contains itself")
     if isinstance(value, dict):
         return {key: _plain(entry, reader, counted, depth + 1) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -362,10 +370,10 @@ def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int)
         return tuple(entries) if isinstance(value, tuple) else entries
     if is_tensor(value):
         return reader.tensor(value)
-    if isinstance(value, Record) and value.kind == "_codecs.encode":  # of bytes, by pickles of protocol 2
+    if isinstance(value, Record) and value.kind == "_codecs.encode":  # how protocol 2 pickles bytes
         text = value.args[0] if is_args(value.args, 1) else None
         return text.encode("latin-1") if isinstance(text, str) else b""
     if isinstance(value, (Record, Kind)):
         name = value.kind if isinstance(value, Record) else value.name
-        raise ValueError(f"it holds more than tensors and plain values: {name}")
+        raise ValueError(f"it holds something other than tensors and plain values: {name}")
     return value

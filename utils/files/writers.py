@@ -1,4 +1,4 @@
-"""Text, YAML, JSON and CSV, written whole or not at all."""
+"""Atomic writers for text, YAML, JSON and CSV files."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from utils.files.atomic import atomic_write
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: readers see the old text or the new one. What UTF-8 cannot encode is escaped."""
+    """Write `text` atomically: a reader sees the old file or the new one. What UTF-8 cannot encode is escaped."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
@@ -24,7 +24,7 @@ def write_yaml(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write plain values as JSON, which has no nan and infinity: they become null."""
+    """Write plain values as JSON; nan and infinity, which JSON does not have, become null."""
     write_text(path, json.dumps(_without_nan(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -37,7 +37,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
-    """Plain comma-separated rows under one header, the keys of the first row."""
+    """Write rows as CSV, numbers with 6 significant digits; the header is the keys of the first row."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

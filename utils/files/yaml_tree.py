@@ -1,4 +1,4 @@
-"""YAML as a small tree of text with line numbers: nothing that runs, expands without limit or is ambiguous."""
+"""YAML read as a small tree of text with line numbers. Aliases, tags and duplicate keys are errors."""
 
 from pathlib import Path
 
@@ -8,14 +8,15 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from utils.printable import excerpt, one_line, printable
 
 MAX_DEPTH = 20
-MAX_NODES = 200_000  # keys, values and lists: a node costs a kilobyte
+MAX_NODES = 200_000  # keys, values and lists; a node takes about a kilobyte
 
 
 def read_tree(file: Path, name: str | Path, what: str, most_bytes: int) -> Node | None:
-    """The node tree of a YAML file, None if it is empty. In errors the file is `name`, and it should have been `what`.
+    """The node tree of a YAML file; None if it is empty.
 
-    A node's value is the text as it was written. Aliases, tags and deep nesting are refused.
-    Raises ValueError that names the file, and the line where there is one.
+    A node's value is the text as written in the file. Errors call the file `name` and its kind `what`.
+    Raises ValueError, with the file and if possible the line: the file cannot be read, is larger than `most_bytes`, is
+    not YAML, or has aliases, tags, more than MAX_DEPTH levels or more than MAX_NODES nodes.
     """
     return _compose(_read_text(file, printable(name), what, most_bytes), printable(name))
 
@@ -25,7 +26,7 @@ def _read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
         with open(file, "rb") as stream:
             data = stream.read(most_bytes + 1)
         if len(data) > most_bytes:
-            raise ValueError(f"{name} is larger than {most_bytes:,} bytes, the most a {what} may have")
+            raise ValueError(f"{name} is larger than {most_bytes:,} bytes, the limit for a {what}")
         return data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from None
@@ -35,7 +36,7 @@ def _read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
 
 
 def _compose(text: str, name: str) -> Node | None:
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C reader takes 10,000 names in milliseconds
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C parser reads 10,000 names in milliseconds
     depth = 0
     try:
         for count, event in enumerate(yaml.parse(text, Loader=loader)):
@@ -56,24 +57,24 @@ def _compose(text: str, name: str) -> Node | None:
         raise ValueError(f"{name}{line}: not YAML: {one_line(reason)}") from None
 
 
-def where(name: str | Path, place: Node | yaml.Event) -> str:
+def where(name: str | Path, node: Node | yaml.Event) -> str:
     """The file and, if it is known, the line of a node."""
-    mark = place.start_mark
+    mark = node.start_mark
     return printable(name) if mark is None else f"{printable(name)} line {mark.line + 1}"
 
 
 def pairs(mapping: MappingNode, name: str | Path, what: str) -> list[tuple[str, Node]]:
-    """The keys and values of `mapping`. Raises ValueError if a key is not plain text or comes twice."""
+    """The keys and values of `mapping`. Raises ValueError if a key is not plain text or appears twice."""
     seen: set[str] = set()
     for key, _ in mapping.value:
         if not isinstance(key, ScalarNode):
             raise ValueError(f"{where(name, key)}: a key of {what} must be plain text")
         if key.value in seen:
-            raise ValueError(f"{where(name, key)}: the key '{excerpt(key.value)}' comes twice in {what}")
+            raise ValueError(f"{where(name, key)}: the key '{excerpt(key.value)}' appears twice in {what}")
         seen.add(key.value)
     return [(key.value, value) for key, value in mapping.value]
 
 
 def is_absent(node: Node) -> bool:
-    """True for nothing, ~ and null; a quoted "null" is a text."""
+    """Whether a value is empty, ~ or null. A quoted "null" is text."""
     return isinstance(node, ScalarNode) and not node.style and node.value in ("", "~", "null", "Null", "NULL")

@@ -20,11 +20,12 @@ RECALL_POINTS = tuple(np.linspace(0.0, 1.0, 101).tolist())
 
 @dataclass(frozen=True)
 class CocoResult:
-    """COCO's numbers; -1 where there was no ground truth to find.
+    """COCO's numbers; -1 where there is no ground truth.
 
     stats: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl in [0, 1] or -1.
     class_ids: int64 [K], sorted. precision: float64 [T, R, K, A, M]. recall: float64 [T, K, A, M]. As COCOeval.eval.
-    images, instances: int64 [K], images with a ground truth of the class, and those ground truths, crowds left out.
+    images, instances: int64 [K], number of images with a ground truth of the class, and of those ground truths, without
+    crowds.
     """
 
     stats: dict[str, float]
@@ -41,7 +42,7 @@ class CocoResult:
 
     @property
     def per_class(self) -> dict[int, dict[str, float]]:
-        """The twelve numbers of each class, by class id, with `images` and `instances` beside them."""
+        """The twelve numbers of each class, by class id, and its `images` and `instances`."""
         table = {}
         for k, class_id in enumerate(self.class_ids.tolist()):
             numbers = summarize(self.precision[:, :, k : k + 1], self.recall[:, k : k + 1])
@@ -50,11 +51,11 @@ class CocoResult:
 
 
 def evaluate_boxes(truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids) -> CocoResult:
-    """COCO's numbers of the detections against the truth, over the images and classes named; other rows are left out.
+    """COCO's numbers for detections against ground truth, over the given images and classes; ignores all other rows.
 
     >>> truth = GroundTruth([7], [0], [[10, 10, 50, 50]], [2500], [False])
     >>> found = Detections([7, 7], [0, 0], [[10, 10, 50, 50], [300, 300, 9, 9]], [0.8, 0.9])
-    >>> evaluate_boxes(truth, found, image_ids=[7], class_ids=[0]).stats["AP"]  # the false one came first
+    >>> evaluate_boxes(truth, found, image_ids=[7], class_ids=[0]).stats["AP"]  # the false positive ranks first
     0.5
     """
     matches = match_detections(truth, detections, image_ids=image_ids, class_ids=class_ids)
@@ -70,7 +71,7 @@ def precision_and_recall(
 ) -> tuple[np.ndarray, np.ndarray]:
     """precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M]; -1 without ground truth.
 
-    `limits` must rise.
+    `limits` must be ascending.
     Source: COCOeval.accumulate. Precision at a recall is the best precision at that recall or a higher one.
     """
     A, T, _ = matches.true_positive.shape
@@ -78,17 +79,17 @@ def precision_and_recall(
     precision = np.full((T, len(RECALL_POINTS), K, A, len(limits)), -1.0)
     recall = np.full((T, K, A, len(limits)), -1.0)
     for m in reversed(range(len(limits))):
-        fewer = matches.surest(limits[m])
-        if fewer is matches and m + 1 < len(limits):
+        limited = matches.surest(limits[m])
+        if limited is matches and m + 1 < len(limits):
             precision[..., m], recall[..., m] = precision[..., m + 1], recall[..., m + 1]
         else:
-            _fill_curves(fewer, precision[..., m], recall[..., m])
-        matches = fewer
+            _fill_curves(limited, precision[..., m], recall[..., m])
+        matches = limited
     return precision, recall
 
 
 def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
-    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3]; -1 where nothing is known."""
+    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3]; -1 without ground truth."""
     average = {
         "AP": precision[..., 0, 2],
         "AP50": precision[0, ..., 0, 2],
@@ -107,7 +108,7 @@ def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
 
 
 def format_summary(stats: Mapping[str, float]) -> str:
-    """Twelve lines: name, value, what it means.
+    """Twelve lines of name, value and meaning.
 
     >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, 0.5)).splitlines()[1])
     AP50    0.5000  average precision, IoU 0.50, all areas, 100 detections
@@ -160,25 +161,24 @@ def _hits_needed(truths: np.ndarray) -> np.ndarray:
 def _envelope(
     true_positive: np.ndarray, counted: np.ndarray, classes: np.ndarray, class_starts: np.ndarray, needed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Best precision at each recall or beyond, float64 [K, R], and true positives, int64 [K].
+    """Best precision at each recall or a higher one, float64 [K, R], and true positives, int64 [K].
 
-    Of one area range and threshold. Precision only needs looking at where a true positive is: between two of them it
-    falls.
+    For one area range and threshold. Only the precision at true positives matters: between two of them it falls.
     """
     K, R = needed.shape
     if K == 0:
         return np.zeros((K, R)), np.zeros(K, np.int64)
-    places = np.flatnonzero(true_positive)
-    class_of = classes[places]
+    positions = np.flatnonzero(true_positive)
+    class_of = classes[positions]
     hits = np.bincount(class_of, minlength=K)
     first = np.cumsum(hits) - hits
-    claims = np.concatenate([[0], np.cumsum(counted)])  # true and false positives before each place
-    claimed = claims[places + 1] - claims[class_starts[class_of]]
-    nth = np.arange(1, len(places) + 1) - first[class_of]
+    positives = np.concatenate([[0], np.cumsum(counted)])  # true and false positives before each position
+    positives_of_class = positives[positions + 1] - positives[class_starts[class_of]]
+    nth = np.arange(1, len(positions) + 1) - first[class_of]
 
-    # One zero after the last hit of each class: what a class that never reaches a recall falls upon.
-    padded = np.zeros(len(places) + K)
-    padded[np.arange(len(places)) + class_of] = nth / (claimed + np.spacing(1))
+    # One zero after the last hit of each class: the precision at recalls that the class never reaches.
+    padded = np.zeros(len(positions) + K)
+    padded[np.arange(len(positions)) + class_of] = nth / (positives_of_class + np.spacing(1))
     starts = (first + np.arange(K))[:, None] + np.minimum(needed - 1, hits[:, None])
     between = np.maximum.reduceat(padded, starts.ravel()).reshape(K, R)
     return np.maximum.accumulate(between[:, ::-1], axis=1)[:, ::-1], hits

@@ -32,22 +32,25 @@ def read_coco_results(truth_path: str | Path, detections_path: str | Path) -> Co
     """A COCO annotation file and a COCO results list, as arrays.
 
     Annotations of images or categories that the file does not declare, and detections of such categories, are left out,
-    as in COCOeval. An annotation of id 0 is as good as any other; COCOeval takes a detection that matches it for a
+    as in COCOeval. An annotation of id 0 is treated like any other; COCOeval counts a detection that matches it as a
     false positive.
     Raises: ValueError with the file, the row and the key if anything is missing or malformed, or a detection is of an
     unknown image.
     """
     content = _load_json(truth_path)
     if not isinstance(content, dict):
-        wanted = "an object with images, annotations and categories"
-        raise ValueError(f"{truth_path}: the content is {_kind(content)}, but must be {wanted}.")
+        expected = "an object with images, annotations and categories"
+        raise ValueError(f"{truth_path}: the content is {_kind(content)}, but must be {expected}.")
     images = _declared_ids(content, "images", truth_path)
     categories = _declared_ids(content, "categories", truth_path)
     annotations = _rows(content.get("annotations"), "annotations", truth_path)
-    truth = _read_truth(annotations, _places(images), _places(categories), truth_path)
+    truth = _read_truth(annotations, _positions(images), _positions(categories), truth_path)
     results = _rows(_load_json(detections_path), "detections", detections_path)
     return CocoFiles(
-        truth, _read_detections(results, _places(images), _places(categories), detections_path), images, categories
+        truth,
+        _read_detections(results, _positions(images), _positions(categories), detections_path),
+        images,
+        categories,
     )
 
 
@@ -67,7 +70,7 @@ def _read_truth(rows: list[Any], images: Mapping, categories: Mapping, path: str
 
 def _refuse_second(identifier: int | str, seen: set[int | str], where: str) -> None:
     if identifier in seen:
-        raise ValueError(f"{where}: id {identifier!r} is given twice, but every annotation needs an id of its own.")
+        raise ValueError(f"{where}: id {identifier!r} is given twice, but every annotation needs a unique id.")
     seen.add(identifier)
 
 
@@ -104,7 +107,7 @@ def _rows(content: Any, name: str, path: str | Path) -> list[Any]:
 
 
 def _named(rows: list[Any], name: str, path: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each row with the words that say where it is. Raises: ValueError if it is no object."""
+    """Each row, and its position as text for error messages. Raises: ValueError if a row is not an object."""
     for index, row in enumerate(rows):
         where = f"{path}: {name}[{index}]"
         if not isinstance(row, dict):
@@ -118,13 +121,13 @@ def _declared_ids(content: Mapping[str, Any], name: str, path: str | Path) -> li
     return sorted(ids, key=lambda value: (isinstance(value, str), value))
 
 
-def _places(ids: Sequence[int | str]) -> dict[int | str, int]:
-    return {value: place for place, value in enumerate(ids)}
+def _positions(ids: Sequence[int | str]) -> dict[int | str, int]:
+    return {value: position for position, value in enumerate(ids)}
 
 
 def _field(row: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in row:
-        raise ValueError(f'{where} has no "{key}", which is needed.')
+        raise ValueError(f'{where} has no "{key}", which is required.')
     return row[key]
 
 
@@ -133,7 +136,7 @@ def _identifier(row: Mapping[str, Any], key: str, where: str) -> int | str:
     if isinstance(value, float) and value.is_integer():
         return int(value)  # some exporters write 7.0 for 7
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{where}: {key} is {value!r:.60}, but must be a whole number or a text.")
+        raise ValueError(f"{where}: {key} is {value!r:.60}, but must be a whole number or text.")
     return value
 
 

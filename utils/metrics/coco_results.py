@@ -1,8 +1,8 @@
-"""Detections and ground truth as COCO's JSON, and what pycocotools measures of them.
+"""Detections and ground truth as COCO JSON, and pycocotools' numbers for them.
 
 Image and category ids are those of the labels: a COCO JSON's own if it is the split's only source, else numbers from 1
 (YOLO's text labels have none): images in the order in which they are read, categories in the order of `names`. So
-predictions.json belongs to the ground_truth.json beside it; any other ground truth may number its images otherwise.
+predictions.json is only valid with the ground_truth.json next to it; other ground truth may have other image ids.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def coco_ground_truth(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id of each class."""
+    """The content of COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id of each class."""
     images = [
         {"id": int(i), "width": int(w), "height": int(h), "file_name": _text(Path(p).name)}
         for i, (w, h), p in zip(image_ids, sizes, paths, strict=True)
@@ -48,12 +48,12 @@ def coco_ground_truth(
 
 
 def _text(name: str) -> str:
-    """A file's name as JSON can hold it: its bytes that are no text are spelled out."""
+    """A file name that can be written as JSON: bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def coco_results(detections: Detections, category_ids: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """COCO's list of results, numbers in full."""
+    """COCO's list of results, with unrounded numbers."""
     columns = zip(
         detections.image_ids.tolist(),
         category_ids[detections.class_ids].tolist(),
@@ -65,7 +65,7 @@ def coco_results(detections: Detections, category_ids: NDArray[np.int64]) -> lis
 
 
 def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]) -> str:
-    """A line with pycocotools' AP and AP50 of the two files, and how far our 12 numbers are from its own."""
+    """A line with pycocotools' AP and AP50 of the two files, and the largest difference from our 12 numbers."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -73,12 +73,13 @@ def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]
         return "pycocotools: no detections to score"
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         coco = COCO(str(truth))
-        judge = COCOeval(coco, coco.loadRes(str(results)), "bbox")
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    apart = max(abs(a - b) for a, b in zip(judge.stats, ours.values(), strict=True))
-    return f"pycocotools: AP {judge.stats[0]:.6f}, AP50 {judge.stats[1]:.6f}; largest difference from ours {apart:.1e}"
+        evaluator = COCOeval(coco, coco.loadRes(str(results)), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    stats = evaluator.stats
+    difference = max(abs(a - b) for a, b in zip(stats, ours.values(), strict=True))
+    return f"pycocotools: AP {stats[0]:.6f}, AP50 {stats[1]:.6f}; largest difference from ours {difference:.1e}"
 
 
 def write_coco(
@@ -93,9 +94,9 @@ def write_coco(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> str:
-    """Write predictions.json and ground_truth.json as COCO has them: a line with pycocotools' numbers of the two.
+    """Write predictions.json and ground_truth.json in COCO's formats; return a line with pycocotools' numbers of both.
 
-    stats: our 12 numbers, which are compared with them.
+    stats: our 12 numbers, for the comparison.
     """
     expected, found = folder / "ground_truth.json", folder / "predictions.json"
     write_json(expected, coco_ground_truth(truth, image_ids, sizes, paths, names, category_ids))

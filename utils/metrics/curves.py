@@ -15,16 +15,16 @@ from utils.metrics.matching import AREA_RANGES, MAX_DETECTIONS, DetectionMatches
 from utils.metrics.records import Detections, GroundTruth, Ids
 
 NUM_CONFIDENCES = 1000
-SMOOTHING = 101  # points: a tenth of the confidences, so that the best point is no accident of a few boxes
+SMOOTHING = 101  # points, a tenth of the confidences, so that a few boxes do not decide the best point
 
 
 @dataclass(frozen=True)
 class OperatingCurves:
-    """What a detector gives at each confidence, IoU 0.5.
+    """Precision, recall and F1 of a detector at each confidence, at IoU 0.5.
 
-    Rows of classes without ground truth are zero and enter no mean.
+    Rows of classes without ground truth are zero and are left out of means.
     class_ids: int64 [K]. has_truth: bool [K]. confidence: float64 [S], 0 to 1. precision, recall, f1: float64 [K, S].
-    pr_recall: float64 [R]. pr_precision: float64 [K, R], COCO's best precision at that recall or beyond.
+    pr_recall: float64 [R]. pr_precision: float64 [K, R], COCO's best precision at that recall or a higher one.
     best_confidence: where the smoothed mean F1 is highest. precision_at_best, recall_at_best: float64 [K].
     """
 
@@ -51,18 +51,18 @@ class OperatingCurves:
 
 
 def operating_curves(truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids) -> OperatingCurves:
-    """The curves of these detections, matched as COCO does: 100 per image and class, what crowds absorb is not counted.
+    """The curves of these detections, matched as COCO does: 100 per image and class, matches with crowds not counted.
 
-    At confidence c the detections of score c or more are claimed. Above the highest score of a class nothing is
-    claimed: recall is 0 and precision keeps its last value.
+    At confidence c the detections of score c or more count. Above the highest score of a class there are none: recall
+    is 0 and precision keeps its last value.
     """
     matches = match_detections(
         truth, detections, image_ids=image_ids, class_ids=class_ids, iou_thresholds=(0.5,), area_ranges=AREA_RANGES[:1]
     )
     has_truth = matches.truths[0] > 0
     confidence = np.linspace(0, 1, NUM_CONFIDENCES)
-    hits, claims = _counts_at(matches, confidence)
-    precision = np.where(has_truth[:, None], _hold_last(_ratio(hits, claims), claims), 0.0)
+    hits, positives = _counts_at(matches, confidence)
+    precision = np.where(has_truth[:, None], _hold_last(_ratio(hits, positives), positives), 0.0)
     recall = _ratio(hits, matches.truths[0][:, None])
     f1 = _ratio(2 * precision * recall, precision + recall)
     best = int(np.argmax(_smooth(_mean_rows(f1, has_truth))))
@@ -86,31 +86,31 @@ def _counts_at(matches: DetectionMatches, confidence: np.ndarray) -> tuple[np.nd
     """True positives, and true and false positives together, of score `confidence` or more: int64 [K, S] each."""
     K = matches.truths.shape[1]
     edges = np.searchsorted(matches.classes, np.arange(K + 1))
-    places = [
+    ends = [
         start + np.searchsorted(-matches.scores[start:stop], -confidence, side="right")
         for start, stop in pairwise(edges.tolist())
     ]
-    place = np.array(places, dtype=np.int64).reshape(K, len(confidence))  # how many rows of matches come before
+    end = np.array(ends, dtype=np.int64).reshape(K, len(confidence))  # number of rows of matches before
     hits = np.concatenate([[0], np.cumsum(matches.true_positive[0, 0])])
-    claims = np.concatenate([[0], np.cumsum(matches.counted[0, 0])])
-    return hits[place] - hits[edges[:-1], None], claims[place] - claims[edges[:-1], None]
+    positives = np.concatenate([[0], np.cumsum(matches.counted[0, 0])])
+    return hits[end] - hits[edges[:-1], None], positives[end] - positives[edges[:-1], None]
 
 
-def _hold_last(precision: np.ndarray, claims: np.ndarray) -> np.ndarray:
-    """Precision [K, S] where, beyond the last confidence with claims, the value there goes on."""
-    last = np.maximum((claims > 0).sum(axis=1) - 1, 0)  # claims never rise with confidence
+def _hold_last(precision: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    """Precision [K, S] that keeps its value beyond the last confidence with detections."""
+    last = np.maximum((positives > 0).sum(axis=1) - 1, 0)  # positives never rise with confidence
     return np.take_along_axis(precision, np.minimum(np.arange(precision.shape[1]), last[:, None]), axis=1)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Running mean over SMOOTHING points of float64 [S], the ends continued."""
+    """Running mean over SMOOTHING points of float64 [S], padded with the values at the ends."""
     return np.convolve(np.pad(values, SMOOTHING // 2, mode="edge"), np.full(SMOOTHING, 1 / SMOOTHING), mode="valid")
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole, float64, and 0 where whole is 0."""
-    part, whole = np.broadcast_arrays(np.asarray(part, np.float64), whole)
-    return np.divide(part, whole, out=np.zeros(part.shape), where=whole != 0)
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """numerator / denominator, float64, and 0 where the denominator is 0."""
+    numerator, denominator = np.broadcast_arrays(np.asarray(numerator, np.float64), denominator)
+    return np.divide(numerator, denominator, out=np.zeros(numerator.shape), where=denominator != 0)
 
 
 def _mean_rows(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What an evaluation found, in one record, and as a table."""
+"""The result of an evaluation, in one dataclass, and as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from utils.printable import printable
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation of so many images found."""
+    """The result of an evaluation of `images` images."""
 
     images: int
     coco: CocoResult
@@ -36,7 +36,7 @@ class Evaluation:
 
     @property
     def fitness(self) -> float:
-        """What "best" means: 0.1 AP50 + 0.9 AP, in [0, 1]."""
+        """The number that decides which epoch is the best: 0.1 AP50 + 0.9 AP, in [0, 1]."""
         return 0.1 * max(self.coco.stats["AP50"], 0.0) + 0.9 * max(self.coco.stats["AP"], 0.0)
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Evaluation:
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
     """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50, mAP50-95.
 
-    A class's images are those that show it; all images count those that show nothing too.
+    The images of a class are those that contain it; the line for all classes also counts images without objects.
     """
     names = [printable(name) for name in names]
     coco, curves = evaluation.coco, evaluation.curves

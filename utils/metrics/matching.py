@@ -1,8 +1,8 @@
-"""Which detection finds which ground truth, as COCO matches them.
+"""Match detections to ground truths, as COCO does.
 
-Everything is flat: one row per ground truth, detection or pair. A detection meets only the ground truths of its own
-group, which is one class in one image. All groups are matched at once, in turns: in turn n every group decides on its
-n-th most confident detection.
+All arrays are flat: one row per ground truth, detection or pair. A detection can match only ground truths of its own
+group, which is one class in one image. All groups are matched at once, in turns: turn n matches the n-th most confident
+detection of every group.
 
 Legend: G ground truths, D detections, P pairs of the two, K classes, A area ranges, T IoU thresholds. Boxes are xywh in
 pixels, float64, as in COCO's files.
@@ -28,13 +28,13 @@ PAIRS_AT_ONCE = 1 << 20  # bounds the memory of one block of box pairs to about 
 
 @dataclass(frozen=True)
 class DetectionMatches:
-    """What became of each detection, ordered by class, then falling score, then image id, then the order they came in.
+    """The match of each detection, ordered by class, then descending score, then image id, then input order.
 
-    rows: int64 [D], the detection's row in the Detections given. classes: int64 [D], index into the sorted class ids.
-    ranks: int64 [D], 0 for the surest of its image and class. scores: float64 [D].
-    true_positive, counted: bool [A, T, D]; what is counted and not a true positive is a false positive.
-    truths: int64 [A, K], how many ground truths ask to be found.
-    images: int64 [K], how many images hold one of the first area range.
+    rows: int64 [D], the detection's row in the given Detections. classes: int64 [D], index into the sorted class ids.
+    ranks: int64 [D], 0 for the most confident of its image and class. scores: float64 [D].
+    true_positive, counted: bool [A, T, D]; one that is counted and not a true positive is a false positive.
+    truths: int64 [A, K], number of ground truths to find.
+    images: int64 [K], number of images with one of the first area range.
     """
 
     rows: np.ndarray
@@ -66,12 +66,12 @@ def match_detections(
     area_ranges: Sequence[tuple[float, float]] = AREA_RANGES,
     max_detections: int = MAX_DETECTIONS[-1],
 ) -> DetectionMatches:
-    """What becomes of the `max_detections` surest detections of each image and class, as in COCOeval.evaluateImg.
+    """Match the `max_detections` most confident detections of each image and class, as in COCOeval.evaluateImg.
 
-    The surest detection chooses first: the overlapping ground truth of highest IoU that is still free, the last one of
-    equals. One that is to be ignored (a crowd, or its area is out of range) is chosen only if there is no other, and
-    then the detection does not count. A crowd may be chosen any number of times. A detection that finds nothing and is
-    itself out of range does not count either.
+    The most confident detection is matched first, to the unmatched ground truth of highest IoU; of equal IoUs, to the
+    last one. A ground truth to be ignored (a crowd, or its area is out of range) is taken only if there is no other,
+    and then the detection is not counted. A crowd may be matched any number of times. A detection without a match that
+    is itself out of range is not counted either.
     """
     images, classes = np.unique(image_ids), np.unique(class_ids)
     truth_rows, truth_groups = _sorted_groups(truth.image_ids, truth.class_ids, images, classes)
@@ -82,13 +82,13 @@ def match_detections(
     boxes, truth_boxes, crowd = detections.boxes_xywh[rows], truth.boxes_xywh[truth_rows], truth.crowd[truth_rows]
     ignored = crowd | _out_of_range(truth.areas[truth_rows], area_ranges)  # [A, G]
     pairs = overlapping_pairs(boxes, groups, truth_boxes, truth_groups, crowd, min(iou_thresholds))
-    found, excused = _match_in_turns(pairs, groups, crowd, ignored, np.asarray(iou_thresholds))  # [A, T, D]
-    counted = found | ~(excused | _out_of_range(boxes[:, 2] * boxes[:, 3], area_ranges)[:, None])
+    found, uncounted = _match_in_turns(pairs, groups, crowd, ignored, np.asarray(iou_thresholds))  # [A, T, D]
+    counted = found | ~(uncounted | _out_of_range(boxes[:, 2] * boxes[:, 3], area_ranges)[:, None])
 
     class_of = groups // max(len(images), 1)
     scores = detections.scores[rows]
     order = np.lexsort((-scores, class_of))  # stable, so equal scores stay in order of image, then rank
-    truths, holding_images = _count_truths(truth_groups, ignored, len(images), len(classes))
+    truths, truth_images = _count_truths(truth_groups, ignored, len(images), len(classes))
     return DetectionMatches(
         rows=rows[order],
         classes=class_of[order],
@@ -97,7 +97,7 @@ def match_detections(
         true_positive=found[..., order],
         counted=counted[..., order],
         truths=truths,
-        images=holding_images,
+        images=truth_images,
     )
 
 
@@ -123,7 +123,7 @@ def overlapping_pairs(
     """
     first = np.searchsorted(truth_groups, groups, side="left")
     count = np.searchsorted(truth_groups, groups, side="right") - first
-    corners, truth_corners = boxes_xywh.T.copy(), truth_boxes_xywh.T.copy()  # columns: contiguous to gather from
+    corners, truth_corners = boxes_xywh.T.copy(), truth_boxes_xywh.T.copy()  # columns: contiguous, faster to index
     blocks = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     for start, stop in _blocks(count):
         detection, member = _expand(count[start:stop])
@@ -135,7 +135,7 @@ def overlapping_pairs(
 
 
 def box_iou(boxes_xywh: np.ndarray, truth_xywh: np.ndarray, truth_crowd: np.ndarray) -> np.ndarray:
-    """IoU of each pair, float64 [P] in [0, 1]; with a crowd, the share of the detection inside it.
+    """IoU of each pair, float64 [P] in [0, 1]; with a crowd, the fraction of the detection inside it.
 
     Boxes are [4, P], one column a pair. The operations and their order are bbIou's of maskApi.c, so that an IoU exactly
     at a threshold falls on the same side.
@@ -147,10 +147,10 @@ def box_iou(boxes_xywh: np.ndarray, truth_xywh: np.ndarray, truth_crowd: np.ndar
     truth_left, truth_top, truth_width, truth_height = truth_xywh
     across = np.minimum(width + left, truth_width + truth_left) - np.maximum(left, truth_left)
     down = np.minimum(height + top, truth_height + truth_top) - np.maximum(top, truth_top)
-    shared = np.where((across > 0) & (down > 0), across * down, 0.0)
+    intersection = np.where((across > 0) & (down > 0), across * down, 0.0)
     area = width * height
-    whole = np.where(truth_crowd, area, area + truth_width * truth_height - shared)
-    return np.divide(shared, whole, out=np.zeros_like(shared), where=shared > 0)
+    union = np.where(truth_crowd, area, area + truth_width * truth_height - intersection)
+    return np.divide(intersection, union, out=np.zeros_like(intersection), where=intersection > 0)
 
 
 def _sorted_groups(
@@ -160,7 +160,7 @@ def _sorted_groups(
     classes: np.ndarray,
     scores: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """rows and groups, int64 [n]: the rows of known image and class, ordered by group, then falling score.
+    """rows and groups, int64 [n]: the rows of known image and class, ordered by group, then descending score.
 
     group = class index * number of images + image index.
     """
@@ -173,7 +173,7 @@ def _sorted_groups(
 
 
 def _index_in(sorted_ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index of each value in sorted_ids, int64 [n], and whether it is there at all, bool [n]."""
+    """Index of each value in sorted_ids, int64 [n], and whether sorted_ids contains it, bool [n]."""
     if len(sorted_ids) == 0:
         return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
     index = np.minimum(np.searchsorted(sorted_ids, values), len(sorted_ids) - 1)
@@ -190,7 +190,7 @@ def _position_in_run(values: np.ndarray) -> np.ndarray:
 
 
 def _expand(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Owner and place of each member when owner i has count[i] members, both int64 [sum of count].
+    """Owner and position of each member, if owner i has count[i] members, both int64 [sum of count].
 
     >>> _expand(np.array([2, 0, 3]))
     (array([0, 0, 2, 2, 2]), array([0, 1, 0, 1, 2]))
@@ -212,7 +212,7 @@ def _blocks(count: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _out_of_range(areas: np.ndarray, area_ranges: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Whether each area lies outside each range, bool [A, n]; both ends belong to a range."""
+    """Whether each area is outside each range, bool [A, n]; both ends belong to a range."""
     low, high = np.asarray(area_ranges, dtype=np.float64).reshape(-1, 2).T[:, :, None]  # [A, 1] each
     return (areas < low) | (areas > high)
 
@@ -220,57 +220,57 @@ def _out_of_range(areas: np.ndarray, area_ranges: Sequence[tuple[float, float]])
 def _count_truths(
     groups: np.ndarray, ignored: np.ndarray, num_images: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ground truths to be found, int64 [A, K], and images that hold one in the first area range, int64 [K]."""
+    """Number of ground truths to find, int64 [A, K], and of images with one in the first area range, int64 [K]."""
     class_of = groups // max(num_images, 1)
     truths = np.array([np.bincount(class_of[~row], minlength=num_classes) for row in ignored])
-    held = np.unique(groups[~ignored[0]])
-    return truths, np.bincount(held // max(num_images, 1), minlength=num_classes)
+    occupied = np.unique(groups[~ignored[0]])
+    return truths, np.bincount(occupied // max(num_images, 1), minlength=num_classes)
 
 
 def _match_in_turns(
     pairs: Pairs, groups: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """found and excused, bool [A, T, D]: the detection got a ground truth to be found, or got one to be ignored."""
+    """found and uncounted, bool [A, T, D]: the detection matches a ground truth to find, or one to ignore."""
     A, T, D = len(ignored), len(thresholds), len(groups)
-    found, excused = np.zeros((A, T, D), bool), np.zeros((A, T, D), bool)
+    found, uncounted = np.zeros((A, T, D), bool), np.zeros((A, T, D), bool)
     taken = np.zeros((A, T, len(crowd)), bool)
     for turn in _turns(pairs, groups):
         first = np.flatnonzero(np.diff(turn.detection, prepend=-1))  # where the pairs of one detection begin
         best = np.maximum.reduceat(
-            _worth(turn, taken, crowd, ignored, thresholds), first, axis=2
+            _preference(turn, taken, crowd, ignored, thresholds), first, axis=2
         )  # [A, T, turn's detections]
         area, threshold, owner = np.nonzero(best)
         pair = (best[area, threshold, owner] - 1) % len(turn.iou)
         truth, detection = turn.truth[pair], turn.detection[pair]
         taken[area, threshold, truth] = ~crowd[truth]
         found[area, threshold, detection] = ~ignored[area, truth]
-        excused[area, threshold, detection] = ignored[area, truth]
-    return found, excused
+        uncounted[area, threshold, detection] = ignored[area, truth]
+    return found, uncounted
 
 
 def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
-    """The pairs of turn 0, 1 ...: of each group at most one detection, its pairs by rising IoU, then order of truth.
+    """The pairs of turn 0, 1 ...: at most one detection of each group, its pairs by ascending IoU, then order of truth.
 
-    Detections that overlap nothing take no turn: they can neither choose nor stand in the way.
+    Detections without an overlap get no turn: they have no match and do not affect other matches.
     """
     by_iou = np.lexsort((pairs.iou, pairs.detection))
-    choosing, owner = np.unique(pairs.detection[by_iou], return_inverse=True)
-    turn = _position_in_run(groups[choosing])[owner]
+    overlapping, owner = np.unique(pairs.detection[by_iou], return_inverse=True)
+    turn = _position_in_run(groups[overlapping])[owner]
     order = by_iou[np.argsort(turn, kind="stable")]
     stops = np.cumsum(np.bincount(turn)).tolist()
     for start, stop in zip([0, *stops], stops, strict=False):
         yield Pairs(*(column[order[start:stop]] for column in pairs))
 
 
-def _worth(
+def _preference(
     turn: Pairs, taken: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
 ) -> np.ndarray:
-    """What each pair is worth to its detection, int32 [A, T, P]: 0 if it cannot be had, higher for the better choice.
+    """The preference of each pair's detection for the pair, int32 [A, T, P]: 0 if it cannot match, higher is better.
 
-    Pairs come by rising IoU, so the place in line is the worth; a ground truth that is not ignored goes before any that
-    is.
+    Pairs are in order of ascending IoU, so the position is the preference; a ground truth that is not ignored comes
+    before any that is.
     """
     P = len(turn.iou)
     near = turn.iou >= thresholds[:, None]  # [T, P]
-    worth = np.arange(1, P + 1, dtype=np.int32) + np.where(ignored[:, turn.truth], 0, P).astype(np.int32)  # [A, P]
-    return np.where(near & ~taken[:, :, turn.truth], worth[:, None], 0)
+    rank = np.arange(1, P + 1, dtype=np.int32) + np.where(ignored[:, turn.truth], 0, P).astype(np.int32)  # [A, P]
+    return np.where(near & ~taken[:, :, turn.truth], rank[:, None], 0)

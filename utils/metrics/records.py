@@ -13,10 +13,10 @@ Ids = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The boxes that should be found. Crowd boxes are regions: what is found in them is neither right nor wrong.
+    """The boxes to detect. Crowd boxes are regions: a detection in them is neither right nor wrong.
 
-    image_ids, class_ids: int64 [G]. boxes_xywh: float64 [G, 4], pixels. areas: float64 [G], square pixels, which sort
-    the boxes into small, medium and large, and may differ from width times height. crowd: bool [G].
+    image_ids, class_ids: int64 [G]. boxes_xywh: float64 [G, 4], pixels. areas: float64 [G], square pixels, which decide
+    whether a box is small, medium or large, and may differ from width times height. crowd: bool [G].
     Raises: ValueError if the lengths differ or a number is not finite.
     """
 
@@ -32,9 +32,9 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class Detections:
-    """The boxes that were found.
+    """The detected boxes.
 
-    image_ids, class_ids: int64 [D]. boxes_xywh: float64 [D, 4], pixels. scores: float64 [D], higher is surer.
+    image_ids, class_ids: int64 [D]. boxes_xywh: float64 [D, 4], pixels. scores: float64 [D], higher is more confident.
     Raises: ValueError if the lengths differ or a number is not finite.
     """
 
@@ -48,7 +48,10 @@ class Detections:
 
 
 def set_columns(record: GroundTruth | Detections, own_columns: Mapping[str, Any]) -> None:
-    """Give each column of a frozen record its type; raise ValueError if lengths, shapes or numbers cannot be."""
+    """Convert each column of a frozen record to its type.
+
+    Raises: ValueError if lengths or shapes differ, or a number is not finite.
+    """
     rows = len(record.image_ids)
     shared_columns = {"image_ids": np.int64, "class_ids": np.int64, "boxes_xywh": np.float64}
     for name, dtype in (shared_columns | dict(own_columns)).items():
@@ -58,7 +61,7 @@ def set_columns(record: GroundTruth | Detections, own_columns: Mapping[str, Any]
             values = values.reshape(shape)
         if values.shape != shape:
             raise ValueError(
-                f"{type(record).__name__}.{name} has shape {values.shape}, but image_ids asks for {shape}."
+                f"{type(record).__name__}.{name} has shape {values.shape}, but image_ids requires {shape}."
             )
         if values.dtype == np.float64 and not np.isfinite(values).all():
             row = int(np.argwhere(~np.isfinite(values))[0][0])

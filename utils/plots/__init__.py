@@ -1,1 +1,1 @@
-"""The pictures of a run. What draws loads matplotlib, which takes longer than building a model: import it late."""
+"""The pictures of a run. The drawing modules load matplotlib, which takes longer than building a model: import late."""

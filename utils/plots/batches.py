@@ -55,10 +55,10 @@ def plot_batch(
     gap = 4
     mosaic = Image.new("RGB", (across * (tile[0] + gap) + gap, down * (tile[1] + gap) + gap), "white")
     for number, image in enumerate(images):
-        mine = (targets[:, 0] == number) & np.isfinite(targets).all(1)
-        boxes = targets[mine, 2:] * np.array([tile[0] / width, tile[1] / height] * 2)
-        shares = None if scores is None else np.asarray(scores, np.float64).reshape(-1)[mine]
-        drawn = _draw_tile(image, tile, targets[mine, 1].astype(int), boxes, shares, names)
+        own = (targets[:, 0] == number) & np.isfinite(targets).all(1)
+        boxes = targets[own, 2:] * np.array([tile[0] / width, tile[1] / height] * 2)
+        own_scores = None if scores is None else np.asarray(scores, np.float64).reshape(-1)[own]
+        drawn = _draw_tile(image, tile, targets[own, 1].astype(int), boxes, own_scores, names)
         if titles is not None and number < len(titles):
             _draw_title(drawn, short_name(titles, number, longest=48))
         row, column = divmod(number, across)
@@ -74,7 +74,7 @@ def _draw_tile(
     scores: np.ndarray | None,
     names: Sequence[str],
 ) -> Image.Image:
-    """One image, resized to tile (width, height), with its boxes [T, 4] in the tile's pixels."""
+    """An image, resized to tile (width, height), with its boxes [T, 4] in pixels of the tile."""
     shrinks = tile[0] < image.shape[1]
     pixels = cv2.resize(
         np.ascontiguousarray(image), tile, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
@@ -82,7 +82,7 @@ def _draw_tile(
     for box in boxes[classes < 0]:
         _hatch(pixels, box)
     drawn = Image.fromarray(pixels)
-    # The surest boxes, or the smallest ones, are drawn last and stay on top.
+    # The most confident boxes or, without scores, the smallest ones are drawn last, so that they stay on top.
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     for number in np.argsort(-area if scores is None else scores, kind="stable"):
         label = "ignored" if classes[number] < 0 else short_name(names, classes[number])
@@ -94,7 +94,7 @@ def _draw_tile(
 
 
 def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
-    """Grey out a box x1, y1, x2, y2 of an image with slanted stripes."""
+    """Grey out a box x1, y1, x2, y2 of an image with diagonal stripes."""
     height, width = pixels.shape[:2]
     x1, y1, x2, y2 = np.clip(np.round(box).astype(int), 0, [width, height, width, height])
     part = pixels[y1:y2, x1:x2]
@@ -103,7 +103,7 @@ def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
 
 
 def _draw_box(image: Image.Image, box: np.ndarray, label: str, colour: tuple[int, int, int]) -> None:
-    """Draw one box with its label above it, or inside where there is no room above."""
+    """Draw one box with its label above it, or inside if there is no room above."""
     draw = ImageDraw.Draw(image)
     x1, y1 = np.clip(box[:2], 0, [image.width - 1, image.height - 1]).tolist()
     x2, y2 = np.clip(box[2:], [x1, y1], [image.width - 1, image.height - 1]).tolist()
@@ -128,7 +128,7 @@ def _draw_title(image: Image.Image, title: str) -> None:
 
 
 def _font(text: str, image: Image.Image) -> ImageFont.FreeTypeFont:
-    """A font that has the letters of text, if there is one, sized for the image."""
+    """A font with the letters of text, if one is installed, in a size for the image."""
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     if not text.isascii():
         letters = FT2Font(str(path))

@@ -1,8 +1,7 @@
-"""What the pictures share: colours, fonts, figures written whole.
+"""Shared code of the pictures: colours, fonts, figures that are written atomically.
 
-Figures are drawn with matplotlib's objects on its Agg canvas (no pyplot, so no window, no state that grows with the
-epochs). Each picture is written whole or not at all; nothing to show gives a picture that says "no data". Colours are
-RGB in [0, 255].
+Figures are drawn with matplotlib's objects on its Agg canvas (no pyplot, so no window, and no state that grows with the
+epochs). Without data a picture shows "no data". Colours are RGB in [0, 255].
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ WIDE_FONTS = (
 )
 
 MOST_NAMED_TICKS = 80  # classes named along an axis
-MOST_DRAWN_CLASSES = 1000  # classes drawn one by one: of more each is less than a pixel, and they take gigabytes
+MOST_DRAWN_CLASSES = 1000  # classes drawn one by one; more would be smaller than a pixel each and take gigabytes
 
 
 def colour_of(index: int) -> tuple[int, int, int]:
-    """The colour of a class: ten chosen ones, then hues a golden angle apart in three shades.
+    """The colour of a class: ten fixed ones, then hues a golden angle apart in three shades.
 
     >>> colour_of(0), colour_of(1)
     ((37, 99, 235), (232, 89, 12))
@@ -58,7 +57,7 @@ def colour_of(index: int) -> tuple[int, int, int]:
 
 
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
-    """The name of a class on one line, cut in the middle where it is too long; its number where it has none.
+    """The name of a class on one line, shortened in the middle if it is too long; its number if it has no name.
 
     >>> short_name(["cat", "a very long name of a class"], 1, longest=11)
     'a ver…class'
@@ -72,7 +71,7 @@ def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that nobody sees half of it. Raises FileNotFoundError where its folder is missing."""
+    """Write a file atomically. Raises FileNotFoundError if its folder is missing."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder: {path.name} cannot be written there.")
     with atomic_write(path) as temporary:
@@ -81,7 +80,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure of that size in inches, written to path when the block ends well."""
+    """A figure of the given size in inches, written to path if the block raises no error."""
     path = Path(path)
     with matplotlib.rc_context(_style()):
         figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout="constrained")
@@ -118,7 +117,7 @@ def _style() -> dict[Any, Any]:
 
 
 def wide_font() -> str | None:
-    """The first font on this machine that has Chinese, Japanese and Korean letters."""
+    """The first installed font with Chinese, Japanese and Korean letters; None if there is none."""
     installed = {entry.name for entry in font_manager.fontManager.ttflist}
     return next((name for name in WIDE_FONTS if name in installed), None)
 
@@ -133,7 +132,7 @@ def hex_colour(index: int) -> str:
 
 
 def name_ticks(axes: Axes, names: Sequence[str], count: int, which: Literal["x", "y"], last: str | None = None) -> None:
-    """Name the classes along an axis, as far as they can be read; last: the name of one more tick at the end."""
+    """Label an axis with class names, unless they are too many to read. last: the label of one more tick at the end."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     if count > MOST_NAMED_TICKS:
         axis.set_ticks([count] if last else [], [last] if last else [])

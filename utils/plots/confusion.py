@@ -16,15 +16,15 @@ MOST_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
 
 # confusion_matrix.png
 def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -> None:
-    """Draw a confusion matrix: right answers blue, wrong ones orange, the darker the larger their share.
+    """Draw a confusion matrix: correct predictions blue, wrong ones orange, darker for a larger share.
 
     Args:
-        matrix: int [K + 1, K + 1], rows predicted, columns true; last is background: its row holds the objects that
-            were missed, its column the false alarms.
+        matrix: int [K + 1, K + 1], rows predicted, columns true; the last ones are background: its row has the missed
+            objects, its column the false positives.
 
-    Of more than 1000 classes those with the most boxes are drawn. Ticks then name none of them.
-    A column's shares are of the objects of that class. Background has no objects, so a false alarm's share is of the
-    boxes predicted for its class.
+    Of more than 1000 classes those with the most boxes are drawn, without their names.
+    The shares in a column are fractions of the objects of that class. Background has no objects, so the shares in its
+    column are fractions of the boxes predicted for each class.
     """
     classes = max(len(matrix) - 1, 0)
     matrix = _most_frequent(np.asarray(matrix), MOST_DRAWN_CLASSES).astype(np.float64)
@@ -36,7 +36,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
             say_no_data(axes)
             return
         axes.imshow(_confusion_colours(matrix), interpolation="nearest", aspect="equal")
-        name_ticks(axes, names, count, "x", last="background\n(false alarm)")
+        name_ticks(axes, names, count, "x", last="background\n(false positive)")
         name_ticks(axes, names, count, "y", last="background\n(missed)")
         axes.set(xlabel="true class", ylabel="predicted class")
         for line in (axes.axhline, axes.axvline):
@@ -44,14 +44,14 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
         if count <= MOST_COUNTED_CLASSES:
             _write_counts(axes, matrix)
         figure.supxlabel(
-            "Blue: right. Orange: wrong. Darker: a larger share of that true class (last column: of that prediction).",
+            "Blue: correct. Orange: wrong. Darker: larger share of the true class (last column: predicted class).",
             fontsize=8,
             color=FAINT,
         )
 
 
 def _most_frequent(matrix: np.ndarray, most: int) -> np.ndarray:
-    """The rows and columns of the `most` classes with the most boxes, in their order, and of background.
+    """The rows and columns of background and of the `most` classes with the most boxes, in their order.
 
     >>> _most_frequent(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), 1)
     array([[5, 0], [2, 0]])
@@ -64,13 +64,13 @@ def _most_frequent(matrix: np.ndarray, most: int) -> np.ndarray:
 
 
 def _confusion_size(count: int) -> tuple[float, float]:
-    """Width and height in inches."""
+    """Width and height of the figure in inches."""
     side = float(np.clip(3.5 + 0.42 * count, 5.5, 13))
     return side + 0.6, side
 
 
 def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
-    """Each count as a share of its true class, in the last column of its prediction; 0 where there is nothing.
+    """Each count as a fraction of its true class, in the last column of its predicted class; 0 if that is empty.
 
     >>> _confusion_shares(np.array([[3, 1], [1, 0]]))
     array([[0.75, 0.25], [0.25, 0.  ]])
@@ -82,13 +82,13 @@ def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
 
 
 def _confusion_colours(matrix: np.ndarray) -> np.ndarray:
-    """[K + 1, K + 1, 3] in [0, 1]."""
+    """The colour of each cell, [K + 1, K + 1, 3] in [0, 1]."""
     shares = _confusion_shares(matrix)
     right = LinearSegmentedColormap.from_list("right", ["#ffffff", "#7ea6f4", "#1e40af"])(shares)[..., :3]
     colours = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#fdba74", "#c2410c"])(shares**0.7)[..., :3]
     diagonal = np.arange(len(matrix) - 1)
     colours[diagonal, diagonal] = right[diagonal, diagonal]
-    colours[-1, -1] = 0.93  # background taken for background is never counted
+    colours[-1, -1] = 0.93  # background predicted as background is never counted
     return colours
 
 

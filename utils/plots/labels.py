@@ -1,4 +1,4 @@
-"""labels.png: classes, places and sizes of the boxes of a data set."""
+"""labels.png: classes, positions and sizes of the boxes of a data set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from utils.plots.canvas import (
 
 # labels.png
 def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequence[str], png_path: str | Path) -> None:
-    """Draw what a data set's labels are like.
+    """Draw the class counts, box positions and box sizes of a data set.
 
     Args:
         classes: int [N].
@@ -41,9 +41,9 @@ def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequenc
         grid = figure.add_gridspec(2, 3, height_ratios=[1, 1.1])
         _draw_class_counts(figure.add_subplot(grid[0, :]), classes, names)
         centres, sizes, overlay = (figure.add_subplot(grid[1, column]) for column in range(3))
-        _draw_heat(centres, boxes[:, :2], "where boxes are", "x of the centre", "y of the centre")
+        _draw_heat(centres, boxes[:, :2], "box positions", "x of the centre", "y of the centre")
         centres.invert_yaxis()
-        _draw_heat(sizes, boxes[:, 2:], "how large they are", "width", "height")
+        _draw_heat(sizes, boxes[:, 2:], "box sizes", "width", "height")
         _draw_boxes(overlay, classes, boxes)
 
 
@@ -66,7 +66,7 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
     axes.set_xlim(-margin, len(counts) - 1 + margin)
     if counts.max() > 100 * max(1, np.median(counts)):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,.0f}")  # the scale's own are formulas, which names must not be read as
+        axes.yaxis.set_major_formatter("{x:,.0f}")  # the default is math text, which _style() turns off
     name_ticks(axes, names, len(counts), "x")
     if len(counts) <= 25:
         for k, count in enumerate(counts):
@@ -74,7 +74,7 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
 
 
 def _draw_heat(axes: Axes, points: np.ndarray, title: str, x_label: str, y_label: str) -> None:
-    """How many points [N, 2] in [0, 1] lie where, on a scale that shows single ones."""
+    """Draw a 2-D histogram of points [N, 2] in [0, 1], on a log scale that shows single points."""
     share, _, _ = np.histogram2d(points[:, 1], points[:, 0], bins=48, range=[[0, 1], [0, 1]])
     colours = LinearSegmentedColormap.from_list("heat", ["#f4f6f9", "#93b4f5", BLUE, "#14215c"])
     axes.imshow(np.log1p(share), cmap=colours, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest")
@@ -82,7 +82,7 @@ def _draw_heat(axes: Axes, points: np.ndarray, title: str, x_label: str, y_label
 
 
 def _draw_boxes(axes: Axes, classes: np.ndarray, boxes: np.ndarray, most: int = 400) -> None:
-    """Boxes drawn around one centre, evenly picked from all."""
+    """Draw at most `most` boxes around one centre, evenly sampled from all."""
     picked = np.unique(np.linspace(0, len(boxes) - 1, min(most, len(boxes))).astype(int))
     corners = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]])
     lines = 0.5 + boxes[picked, None, 2:] * corners  # [picked, 5, 2]

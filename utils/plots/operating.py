@@ -27,7 +27,7 @@ def plot_curves(
     folder: str | Path,
     best_confidence: float,
 ) -> list[Path]:
-    """Draw precision over recall, and F1, precision and recall over confidence, into four files: those files.
+    """Draw precision over recall, and F1, precision and recall over confidence, into four files; return the files.
 
     Args:
         confidence: [P] in [0, 1], ascending.
@@ -59,7 +59,7 @@ def _plot_curve(
     legend: str,
     mark: float | None = None,
 ) -> None:
-    """One picture: a thin line per class, named with its value where there are few, and a thick one for their mean."""
+    """Draw a thin line per class, labelled with its name and value if there are few, and a thick line for the mean."""
     x = np.asarray(x, np.float64).reshape(-1)
     shown = np.flatnonzero(np.isfinite(rows).all(1)) if rows.size else np.zeros(0, int)
     with picture(path, 9, 6) as figure:
@@ -81,7 +81,7 @@ def _plot_curve(
 def _draw_class_lines(
     axes: Axes, x: np.ndarray, rows: np.ndarray, shown: np.ndarray, names: Sequence[str], values: np.ndarray
 ) -> tuple[list, list[str]]:
-    """Draw a line per class. Returns the lines to be named and their names, the best class last."""
+    """Draw a line per class. Returns the lines for the legend and their labels, the best class last."""
     if len(shown) > MOST_NAMED_LINES:
         step = max(1, len(x) // 200)
         lines = [np.stack([x[::step], rows[k, ::step]], 1) for k in shown]
@@ -91,5 +91,5 @@ def _draw_class_lines(
     order = shown[np.argsort(values[shown], kind="stable")]
     handles = [axes.plot(x, rows[k], color=hex_colour(int(k)), linewidth=1.2, alpha=0.8)[0] for k in order]
     labels = [f"{short_name(names, int(k))}  {values[k]:.3f}" for k in order]
-    # matplotlib before 3.10 leaves out of the legend what begins with an underscore
+    # matplotlib before 3.10 leaves labels that begin with an underscore out of the legend
     return handles, [" " + label if label.startswith("_") else label for label in labels]

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from utils.background import run_in_background
 
-BATCHES = 3  # of which pictures are drawn
+BATCHES = 3  # number of batches that are drawn
 
 
 class Pictures:
     """Draws into a run's folder, one picture after another. Draws nothing unless active.
 
-    Those of training are drawn in the background, since other processes would wait for this one's next step. There
-    matplotlib is loaded too, which takes longer than building a model. Loader processes that are forked meanwhile have
-    it half loaded, which does not matter: they import nothing of it.
+    Pictures of training are drawn in a background thread, since other processes would wait for this one's next step.
+    That thread also loads matplotlib, which takes longer than building a model. DataLoader workers that are forked
+    meanwhile inherit a half-loaded matplotlib, which does no harm: they do not import it.
 
-    written: called with the path of each picture when it is there, in the thread that drew it.
+    written: called with the path of each picture after it is written, in the thread that drew it.
     """
 
     def __init__(
@@ -35,34 +35,34 @@ class Pictures:
         self._drawn: list[Future[None]] = []
 
     def labels(self, classes: NDArray[np.int64], boxes_cxcywh_norm: NDArray[np.float64]) -> None:
-        """labels.png: what there is to learn from. classes: [N]. boxes: [N, 4] as shares of their images."""
+        """labels.png: the training labels. classes: [N]. boxes: [N, 4] as fractions of the image size."""
 
         def draw() -> None:
             from utils.plots.labels import plot_labels
 
             self._plot("labels.png", lambda file: plot_labels(classes, boxes_cxcywh_norm, self.names, file))
 
-        self._later(draw)
+        self._draw_in_background(draw)
 
     def train_batch(self, number: int, images: Any, targets: Any) -> None:
-        """train_batch0.jpg to train_batch2.jpg: what the model sees. images: uint8 [B, H, W, 3]. targets: [T, 6] image,
-        class, x1, y1, x2, y2 in pixels. Both are tensors.
+        """train_batch0.jpg to train_batch2.jpg: a batch as the model sees it. images: uint8 [B, H, W, 3]. targets:
+        [T, 6] image, class, x1, y1, x2, y2 in pixels. Both are tensors.
 
-        Raises what drawing an earlier picture has raised.
+        Raises the error of an earlier picture that failed.
         """
         for drawing in filter(Future.done, self._drawn):
             drawing.result()
         if self.active and number < BATCHES:
             pixels, boxes = images.cpu().numpy().copy(), targets.cpu().numpy().copy()
-            self._later(lambda: self._batch(f"train_batch{number}.jpg", pixels, boxes))
+            self._draw_in_background(lambda: self._batch(f"train_batch{number}.jpg", pixels, boxes))
 
     def wait(self) -> None:
-        """Until all pictures are there. Raises what drawing one of them has raised."""
+        """Wait until all pictures are drawn. Raises the error of one that failed."""
         for drawing in self._drawn:
             drawing.result()
 
     def results(self, curves: Sequence[Any], best_confidence: float, confusion: NDArray[np.int64]) -> None:
-        """results.png where there is a results.csv, the curves, and the confusion matrix [K + 1, K + 1].
+        """Draw results.png if there is a results.csv, the curves, and the confusion matrix [K + 1, K + 1].
 
         curves: confidence, precision, recall, F1, recall and precision of the PR curve, as `plot_curves` takes them.
         """
@@ -90,15 +90,15 @@ class Pictures:
         predicted: NDArray[Any],
         titles: Sequence[str],
     ) -> None:
-        """val_batchN_labels.jpg and val_batchN_pred.jpg: the ground truth and what was found.
+        """val_batchN_labels.jpg and val_batchN_pred.jpg: the ground truth and the detections.
 
         predicted: [D, 7] image, class, x1, y1, x2, y2 in pixels, score.
         """
         self._batch(f"val_batch{number}_labels.jpg", images, targets, titles=titles)
-        guess = f"val_batch{number}_pred.jpg"
-        self._batch(guess, images, predicted[:, :6], scores=predicted[:, 6], titles=titles)
+        pred_name = f"val_batch{number}_pred.jpg"
+        self._batch(pred_name, images, predicted[:, :6], scores=predicted[:, 6], titles=titles)
 
-    def _later(self, draw: Callable[[], None]) -> None:
+    def _draw_in_background(self, draw: Callable[[], None]) -> None:
         if self.active:
             self._drawn.append(run_in_background(draw, after=self._drawn[-1] if self._drawn else None))
 

@@ -15,7 +15,7 @@ from utils.plots.canvas import hex_colour, picture, say_no_data
 
 # results.png
 def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
-    """Draw every column of results.csv but epoch and time over the epochs; what belongs together shares a panel."""
+    """Draw every column of results.csv except epoch and time over the epochs; related columns share a panel."""
     columns = _read_results(Path(csv_path))
     epochs = columns.pop("epoch", np.zeros(0))
     columns.pop("time", None)
@@ -36,7 +36,7 @@ def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
 
 
 def _read_results(path: Path) -> dict[str, np.ndarray]:
-    """Each column of a CSV file as floats, NaN for what is no finite number."""
+    """Each column of a CSV file as floats, NaN for cells that are not finite numbers."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     names = [name.strip() for name in rows[0]] if rows else []

@@ -1,1 +1,1 @@
-"""What a training run is made of: settings, state, checkpoints, optimizers, schedule, averages."""
+"""The parts of a training run: settings, state, checkpoints, optimizers, schedule, averaged weights."""

@@ -1,7 +1,7 @@
-"""--batch-size -1: the largest batch whose training step stays within a share of the free memory, found by trying.
+"""--batch-size -1: find the largest batch whose training step fits in a share of the free memory, by trial steps.
 
-What is chosen was measured, not extrapolated: gradients, the optimizer's state, the averaged weights and the assignment
-of crowded images come on top of a forward pass, and do not grow in proportion to it.
+The result is measured, not extrapolated: gradients, optimizer state, averaged weights and the assignment of images with
+many boxes need memory in addition to the forward pass, and do not grow in proportion to it.
 """
 
 import weakref
@@ -17,9 +17,9 @@ from utils.nested import tensors_in
 from utils.printable import one_line
 from utils.terminal import FaultError
 
-SHARE = 0.8  # of a GPU's free memory; the rest is for fragments, and for batches more crowded than those tried
-CPU_BUDGET = 2 * 2**30  # bytes for a process: RAM is not there to be filled, and caches the images
-MOST = 1024  # images in a batch of all processes: with more there are few optimizer steps to an epoch
+SHARE = 0.8  # of a GPU's free memory; the rest is for fragmentation, and for batches with more boxes than the trials
+CPU_BUDGET = 2 * 2**30  # bytes per process; the rest of the RAM caches the images
+MOST = 1024  # images in a batch over all processes; larger batches leave few optimizer steps per epoch
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
@@ -32,18 +32,18 @@ def choose_batch(
     shares: int = 1,
     local_processes: int = 1,
 ) -> tuple[int, str]:
-    """The batch size, a multiple of `shares` and the same on every process; and a sentence on it for the log.
+    """The batch size, a multiple of `shares` and the same on every process, and a sentence about it for the log.
 
-    step: a whole training step of so many images, one share of a batch: as memory-hungry as steps get, on copies, so
-    that the run does not begin with the trials in it, and without collectives, because processes may try different
-    sizes. world_min: the least of a number over all processes. images: to train on. shares: processes, or devices of
-    DataParallel, among which a batch is shared out. local_processes: of this machine.
-    Raises ValueError, alike on every process, if no batch fits or there are fewer images than shares.
+    step: runs a training step on the given number of images, one share of a batch. It must need as much memory as any
+    step of the run, work on copies, so that the trials do not change the run, and use no collectives, because processes
+    may try different sizes. world_min: the minimum of a number over all processes. images: number of training images.
+    shares: processes, or devices of DataParallel, that split a batch. local_processes: processes on this machine.
+    Raises ValueError, on every process, if no batch fits or there are fewer images than shares.
     """
     most = min(images, MOST) // shares
     if most < 1:
-        raise ValueError(f"--batch-size -1: {images} training images cannot be shared out to {shares}")
-    step_memory(lambda: step(1), device)  # loads kernels and libraries, whose memory is then no longer free
+        raise ValueError(f"--batch-size -1: {images} training images are too few for {shares} processes or devices")
+    step_memory(lambda: step(1), device)  # loads kernels and libraries, so that the budget excludes their memory
     budget = world_min(memory_budget(device, local_processes))
     needs: dict[int, int | None] = {}
 
@@ -51,26 +51,27 @@ def choose_batch(
         needs[batch] = step_memory(lambda: step(batch), device)
         return needs[batch]
 
-    own = largest_batch(need, budget, most=most)
-    share = world_min(own)  # the others are waited for even if nothing fits here
+    largest = largest_batch(need, budget, most=most)
+    share = world_min(largest)  # a collective: also called if nothing fits on this process
     if share < 1:
         raise ValueError(
             f"--batch-size -1: not even one image fits in {format_gib(budget)}; use a smaller --imgsz or model"
         )
-    parts = f", {shares} shares of {share}" if shares > 1 else ""
-    limit = f"; there are {images} training images" if images < MOST else f"; more than {MOST} are not tried"
+    parts = f" ({shares} x {share})" if shares > 1 else ""
+    limit = f"; limited by the {images} training images" if images < MOST else f"; more than {MOST} are not tried"
     return share * shares, (
-        f"--batch-size -1: batch {share * shares}{parts}: a step of {own} images takes {format_gib(needs[own] or 0)}, "
-        f"and may take {format_gib(budget)}{limit if share == most else ''}"
+        f"--batch-size -1: batch {share * shares}{parts}: a step of {largest} images needs "
+        f"{format_gib(needs[largest] or 0)} of the allowed {format_gib(budget)}{limit if share == most else ''}"
     )
 
 
 def largest_batch(need: Callable[[int], int | None], budget: int, *, most: int) -> int:
-    """The largest batch in 1..most whose need is within the budget, to an eighth of it; 0 if not even that of 1 is.
+    """The largest batch in 1..most that needs at most `budget` bytes, to within an eighth; 0 if a batch of 1 does not.
 
-    need: bytes that a batch takes, None if more than there are. Each next batch is where the last two that fit say that
-    the budget ends, at most four times the last; once one does not fit, the interval is halved. What is returned was
-    tried and fits, and one larger by an eighth (or by 1) was tried and does not, or is more than `most`.
+    need: bytes that a batch takes, None if memory runs out. The next batch to try is where a line through the last two
+    that fit reaches the budget, at most four times the last; after one that does not fit, the interval is halved. The
+    returned batch was tried and fits; a batch larger by an eighth (or by 1) was tried and does not fit, or exceeds
+    `most`.
 
     >>> largest_batch(lambda batch: 3 + 2 * batch, 23, most=1024), largest_batch(lambda batch: batch, 999, most=40)
     (10, 40)
@@ -87,21 +88,21 @@ def largest_batch(need: Callable[[int], int | None], budget: int, *, most: int) 
 
 
 def _guess(fitting: list[tuple[int, int]], budget: int) -> int:
-    """How large a batch may be, by a line through the last two (batch, need) that fit."""
+    """The next batch to try, from a line through the last two (batch, need) that fit."""
     if len(fitting) < 3:
         return 2 * fitting[-1][0]
-    (before, less), (good, taken) = fitting[-2:]
-    if taken <= less:
-        return 2 * good
-    end = good + (budget - taken) * (good - before) // (taken - less)
-    return min(end - end // 32, 4 * good)  # a bit less: a miss costs more trials than that
+    (previous, previous_need), (last, last_need) = fitting[-2:]
+    if last_need <= previous_need:
+        return 2 * last
+    end = last + (budget - last_need) * (last - previous) // (last_need - previous_need)
+    return min(end - end // 32, 4 * last)  # slightly less: a batch that does not fit costs more trials
 
 
 def memory_budget(device: torch.device, local_processes: int = 1) -> int:
-    """Bytes that a training step may take: of a GPU 80 % of what is free, of RAM 2 GiB.
+    """Bytes that a training step may take: 80 % of a GPU's free memory, or 2 GiB of RAM.
 
-    Of RAM at most half of what is free over the processes of this machine, for trials go beyond the budget, and there
-    nothing stops a process before the kernel ends it.
+    Of RAM the processes of this machine together take at most half of what is free: trials exceed the budget, and a
+    process that runs out of RAM gets no error but is killed by the kernel.
     """
     free = free_memory(device)
     if device.type == "cpu":
@@ -110,11 +111,11 @@ def memory_budget(device: torch.device, local_processes: int = 1) -> int:
 
 
 def step_memory(step: Callable[[], None], device: torch.device) -> int | None:
-    """Bytes that `step` holds at its peak beyond those held before; None if memory runs out.
+    """Peak bytes that `step` allocates in addition to those allocated before; None if memory runs out.
 
-    On a GPU what the allocator takes from the device; elsewhere the bytes of all tensors alive at once, a number that
-    is the same each time, unlike a process's resident memory, which depends on what the heap kept from earlier. What a
-    kernel allocates for itself is not in it. Random numbers continue afterwards as if nothing had been drawn.
+    On a GPU, what the allocator takes from the device. Elsewhere, the bytes of all tensors that exist at the same time:
+    this number is the same each time, unlike the process's resident memory, which depends on what the heap kept from
+    earlier. It does not include what a kernel allocates internally. The random state is restored afterwards.
     """
     need = None
     try:
@@ -123,12 +124,12 @@ def step_memory(step: Callable[[], None], device: torch.device) -> int | None:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-    release_memory(device)  # not in the handler: there the error still holds the step's tensors
+    release_memory(device)  # not in the handler, where the error still references the step's tensors
     return need
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: some of those that do are plain RuntimeErrors."""
+    """Whether an error means out of memory; some such errors are plain RuntimeErrors."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(words in str(error) for words in OUT_OF_MEMORY)
 
@@ -137,7 +138,7 @@ def ran_out(error: BaseException) -> bool:
 def memory_advice(
     batch_size: int, image_size: int, device: torch.device, processes: int, stride: int = 32
 ) -> Iterator[None]:
-    """Says in one sentence what to try where memory runs out in the block."""
+    """Raise FaultError, with advice on what to change, if the block runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -147,13 +148,13 @@ def memory_advice(
         smaller = [f"--batch-size {batch}"] * (batch > 0) + [f"--imgsz {size}"] * (size >= 2 * stride)
         raise FaultError(
             f"out of memory on {device} with --batch-size {batch_size} and --imgsz {image_size}: try "
-            f"{', '.join([*smaller, '--checkpoint-activations'])}; --batch-size -1 measures what fits "
+            f"{', '.join([*smaller, '--checkpoint-activations'])}; --batch-size -1 finds the largest batch that fits "
             f"({one_line(error, 200) or type(error).__name__})"
         ) from error
 
 
 def tensors_of(step: Callable[[], None], device: torch.device) -> int:
-    """The most bytes that tensors made in `step` hold at once on a device."""
+    """Peak bytes of the tensors created in `step` that exist at the same time on a device."""
     with _StorageCount(device) as count:
         step()
     return count.peak
@@ -162,8 +163,7 @@ def tensors_of(step: Callable[[], None], device: torch.device) -> int:
 class _StorageCount(TorchDispatchMode):
     """Counts the bytes of storages that operations return, until they are freed; views and in-place results add none.
 
-    Not torch.profiler, which also counts what kernels allocate for themselves, but writes lines to stderr and starts
-    CUDA's tracing on the way.
+    torch.profiler would also count what kernels allocate internally, but it writes to stderr and starts CUDA tracing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -190,9 +190,9 @@ class _StorageCount(TorchDispatchMode):
 
 
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter a gradient and the optimizer its state: all batches of a run but the first find them so.
+    """Allocate the gradients and the optimizer's state, which every step of a run after the first finds allocated.
 
-    Weights may move: for copies.
+    Weights may change: use it on copies.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""The flags of train.py as a frozen record, checked once, stored as plain values."""
+"""The flags of train.py as a frozen dataclass, checked once, stored as plain values."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -27,7 +27,7 @@ def require(condition: bool, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The flags of train.py. Raises ValueError with a sentence for a value that is not allowed."""
+    """The flags of train.py. Raises ValueError for a value that is not allowed."""
 
     weights: str = ""
     cfg: str = ""
@@ -67,22 +67,23 @@ class TrainConfig:
     cache: str = "auto"
     cache_dir: str = ""
     download: bool = False
-    given: frozenset[str] = field(default=frozenset(), compare=False)  # no flag: names of those on the command line
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # not a flag: the names of the given flags
 
     def __post_init__(self) -> None:
-        for name, default in _DEFAULTS.items():  # a checkpoint's values have not passed the command line
+        for name, default in _DEFAULTS.items():  # values of a checkpoint were not checked by argparse
             kind, found = type(default), type(getattr(self, name))
             fits = found is kind or (found is int and kind is float)
             require(fits, f"--{name.replace('_', '-')} is a {found.__name__}, expected {kind.__name__}")
-        whole = all(type(number) is int for number in self.freeze)
-        require(whole, "--freeze holds something else than whole numbers")
+        integers = all(type(number) is int for number in self.freeze)
+        require(integers, "--freeze: layer numbers must be whole numbers")
         require(self.epochs >= 1, f"--epochs {self.epochs}: train for 1 epoch or more")
-        batch = f"--batch-size {self.batch_size}: a batch holds 1 image or more, or -1: what memory holds"
+        batch = f"--batch-size {self.batch_size}: choose 1 or more, or -1 for the largest that fits in memory"
         require(self.batch_size >= 1 or self.batch_size == -1, batch)
         require(32 <= self.imgsz <= 8192, f"--imgsz {self.imgsz}: choose 32 to 8192 pixels")
         require(self.workers >= 0, f"--workers {self.workers}: choose 0 (load in the training process) or more")
-        require(self.patience >= 0, f"--patience {self.patience}: choose a number of epochs, or 0 for no early stop")
-        require(0 <= self.label_smoothing < 1, f"--label-smoothing {self.label_smoothing}: choose 0 to below 1")
+        require(self.patience >= 0, f"--patience {self.patience}: choose a number of epochs, or 0: no early stopping")
+        smoothing = f"--label-smoothing {self.label_smoothing}: choose a number from 0 to below 1"
+        require(0 <= self.label_smoothing < 1, smoothing)
         require(all(n >= 0 for n in self.freeze), f"--freeze {list(self.freeze)}: layer numbers start at 0")
         minutes = f"--save-minutes {self.save_minutes}: choose a number of minutes, or 0 to save after epochs only"
         require(0 <= self.save_minutes < float("inf"), minutes)
@@ -95,12 +96,13 @@ class TrainConfig:
         modes = ("off", "default", "reduce-overhead", "max-autotune")
         require(self.compile in modes, f"--compile {self.compile}: choose one of {', '.join(modes)}")
         others = [name for name in ("rect", "multi_scale", "shard", "checkpoint_activations") if getattr(self, name)]
-        alone = f"--compile and --{' --'.join(others).replace('_', '-')} exclude each other"
-        require(self.compile == "off" or not others, alone)
+        conflict = f"--compile and --{' --'.join(others).replace('_', '-')} cannot be used together"
+        require(self.compile == "off" or not others, conflict)
         caches = ("auto", "ram", "disk", "device", "off")
         require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
-        require(not (self.shard and self.amp == "fp16"), "--shard and --amp fp16 exclude each other: choose bf16")
-        require(not (self.rect and self.multi_scale), "--rect and --multi-scale exclude each other")
+        fp16 = "--shard and --amp fp16 cannot be used together: choose --amp bf16"
+        require(not (self.shard and self.amp == "fp16"), fp16)
+        require(not (self.rect and self.multi_scale), "--rect and --multi-scale cannot be used together")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for YAML files and checkpoints."""
@@ -108,37 +110,37 @@ class TrainConfig:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def training(self) -> dict[str, Any]:
-        """What the processes of a run must have alike."""
+        """The settings that must be the same on all processes of a run."""
         return {name: value for name, value in self.as_dict().items() if name not in PER_MACHINE}
 
-    # ---- groups of flags, by the names that their builders give them
+    # ---- groups of flags, as keyword arguments of the functions that they configure
 
     def reading(self) -> dict[str, Any]:
-        """What `data.open_dataset` takes."""
+        """Keyword arguments of `data.open_dataset`."""
         return {"download": self.download, "single_class": self.single_cls, "cache_dir": self.cache_dir}
 
     def caching(self) -> dict[str, Any]:
-        """What `data.cache.open_images` takes."""
+        """Keyword arguments of `data.cache.open_images`."""
         return {"where": self.cache, "folder": cache_folder(self.cache_dir), "spills": bool(self.cache_dir)}
 
     def loading(self) -> dict[str, Any]:
-        """What `data.build_loaders` takes."""
-        own = {"seed": self.seed, "rect": self.rect, "workers": self.workers}
-        return own | {"mosaic_until": self.epochs - self.close_mosaic}
+        """Keyword arguments of `data.build_loaders`."""
+        values = {"seed": self.seed, "rect": self.rect, "workers": self.workers}
+        return values | {"mosaic_until": self.epochs - self.close_mosaic}
 
     def learning(self) -> dict[str, Any]:
-        """What `build_train_state` takes."""
-        own = {"epochs": self.epochs, "cosine": self.cos_lr, "optimizer": self.optimizer}
-        patience = 0 if self.noval else self.patience  # nothing is validated that could be better
-        return own | {"sync_bn": self.sync_bn, "shard": self.shard, "patience": patience}
+        """Keyword arguments of `build_train_state`."""
+        values = {"epochs": self.epochs, "cosine": self.cos_lr, "optimizer": self.optimizer}
+        patience = 0 if self.noval else self.patience  # early stopping needs validations
+        return values | {"sync_bn": self.sync_bn, "shard": self.shard, "patience": patience}
 
     def saving(self) -> dict[str, Any]:
-        """What the CheckpointManager takes."""
+        """Keyword arguments of `CheckpointManager`."""
         minutes = 0 if self.nosave else self.save_minutes
         return {"final_only": self.nosave, "period": self.save_period, "minutes": minutes}
 
     def validating(self) -> dict[str, Any]:
-        """What `val.EpochValidation` takes."""
+        """Keyword arguments of `EpochValidation`."""
         return {"epochs": self.epochs, "every": 0 if self.noval else self.val_period}
 
 

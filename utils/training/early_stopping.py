@@ -1,41 +1,41 @@
-"""When a run has stopped getting better."""
+"""Early stopping: end a run that no longer improves."""
 
 from typing import Any
 
 
 class EarlyStopping:
-    """Remembers the best epoch, and says when `patience` epochs have passed without a better one (0: never).
+    """Tracks the best epoch, and stops a run after `patience` epochs without a better one (0: never).
 
-    Epochs that were not validated count, but only after a validation it is said.
+    Epochs without validation count too, but the run stops only after a validation.
     """
 
     best_fitness: float
     best_epoch: int | None
-    latest_epoch: int  # of those that were validated
+    latest_epoch: int  # the last one that was validated
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: the next epoch is the best so far."""
+        """Forget the best epoch, so that the next one is the best."""
         self.best_fitness, self.best_epoch, self.latest_epoch = float("-inf"), None, -1
 
     def update(self, epoch: int, fitness: float) -> None:
-        """Take in an epoch's fitness; only a higher one than all before is better.
+        """Record an epoch's fitness; an epoch is better only if its fitness is higher than all before.
 
-        Until something is found at all (fitness 0) the latest epoch is the best: it has learned longest.
+        While all fitness is 0 the latest epoch counts as the best: it has trained longest.
         """
         self.latest_epoch = epoch
         if fitness > self.best_fitness or fitness == 0 == self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
 
     def should_stop(self) -> bool:
-        """Whether to stop."""
+        """Whether the run should stop now."""
         return self.stops_unless_better(self.latest_epoch)
 
     def stops_unless_better(self, epoch: int) -> bool:
-        """Whether what `epoch`'s validation finds decides if the run stops."""
+        """Whether the run stops after `epoch` unless its validation is better than the best so far."""
         return self.patience > 0 and self.best_epoch is not None and epoch - self.best_epoch >= self.patience
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Exponential moving average of a model's weights and statistics."""
+"""The exponential moving average of a model's weights and statistics."""
 
 import copy
 import math
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 Model = TypeVar("Model", bound=nn.Module)
-LONGEST = 10000  # steps averaged over, 1 / (1 - 0.9999)
+LONGEST = 10000  # steps that are averaged over, 1 / (1 - 0.9999)
 SHARE_OF_RUN = 0.05
 
 
 def ema_constants(steps: int) -> tuple[float, float]:
     """(decay, tau) for a run of so many optimizer steps.
 
-    YOLOv5's 0.9999 and 2000 average over 10,000 steps once some thousands have passed, and over next to none in a run
-    of a few hundred. A short run averages over a twentieth of itself; from 200,000 steps on the numbers are YOLOv5's.
+    YOLOv5's 0.9999 and 2000 average over 10,000 steps after the first thousands, but over almost none in a run of a few
+    hundred. Here a short run averages over a twentieth of its steps; from 200,000 steps on the values are YOLOv5's.
 
     >>> ema_constants(400), ema_constants(500_000)
     ((0.95, 20.0), (0.9999, 2000.0))
@@ -27,7 +27,7 @@ def ema_constants(steps: int) -> tuple[float, float]:
 
 
 class EMA(Generic[Model]):
-    """A copy of `model` that follows it: update t keeps the share d(t) = decay * (1 - exp(-t / tau)) of the copy.
+    """A moving average of `model`: update t keeps the fraction d(t) = decay * (1 - exp(-t / tau)) of the average.
 
     Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of YOLOv5's behaviour.
     """
@@ -37,17 +37,17 @@ class EMA(Generic[Model]):
         self.decay, self.tau, self.updates = decay, tau, 0
 
     @torch.no_grad()
-    def update(self, theirs: Mapping[str, Tensor]) -> None:
-        """Move towards a model's state, once per optimizer step."""
+    def update(self, state: Mapping[str, Tensor]) -> None:
+        """Update the average with a model's state dict, once per optimizer step."""
         self.updates += 1
         share = 1 - self.decay * (1 - math.exp(-self.updates / self.tau))
-        ours = self.model.state_dict()
-        averaged = [key for key, value in ours.items() if value.is_floating_point()]
-        torch._foreach_lerp_([ours[k] for k in averaged], [theirs[k] for k in averaged], share)
-        for key, value in ours.items():
+        average = self.model.state_dict()
+        floats = [key for key, value in average.items() if value.is_floating_point()]
+        torch._foreach_lerp_([average[k] for k in floats], [state[k] for k in floats], share)
+        for key, value in average.items():
             if not value.is_floating_point():
-                value.copy_(theirs[key])
+                value.copy_(state[key])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The copy's weights and statistics."""
+        """The averaged weights and statistics."""
         return self.model.state_dict()

@@ -1,4 +1,4 @@
-"""Hyper-parameters as a frozen record, read from a YAML file of `key: number` lines."""
+"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +18,7 @@ MOST_HYP_BYTES = 64 * 1024
 class Hyp:
     """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small models from scratch.
 
-    Raises ValueError with a sentence for a value that is not a number in its range.
+    Raises ValueError for a value that is not a number or is out of range.
     """
 
     lr0: float = 0.01
@@ -59,17 +59,17 @@ class Hyp:
         return asdict(self)
 
     def learning(self) -> dict[str, Any]:
-        """What the optimizer and its schedule take."""
+        """Keyword arguments of `build_train_state`, for the optimizer and its schedule."""
         warmup = ("warmup_epochs", "warmup_momentum", "warmup_bias_lr")
         return self._chosen("lr0", "lrf", "momentum", "weight_decay", *warmup)
 
     def augmentation(self) -> dict[str, float]:
         """Strengths and probabilities of augmentation."""
-        colours, places = ("hsv_h", "hsv_s", "hsv_v"), ("degrees", "translate", "scale", "shear", "perspective")
-        return self._chosen(*colours, *places, "flipud", "fliplr", "mosaic", "mixup", "copy_paste")
+        colours, geometry = ("hsv_h", "hsv_s", "hsv_v"), ("degrees", "translate", "scale", "shear", "perspective")
+        return self._chosen(*colours, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste")
 
     def loss(self) -> dict[str, float]:
-        """What the losses take, by the names that they have there."""
+        """Keyword arguments of `LossGains`."""
         names = {
             "box": self.box,
             "obj": self.obj,
@@ -95,8 +95,8 @@ _LIMITS = {
     "anchor_t": (1.000001, 100.0),
 }
 
-_HIGHEST = 1e6  # of what has no limit of its own
-_UNUSED = {"iou_t"}  # stands in YOLOv5's files and steers nothing, there or here
+_HIGHEST = 1e6  # limit of all values that are not in _LIMITS
+_UNUSED = {"iou_t"}  # in YOLOv5's files, but without effect there and here
 
 
 def _check_number(name: str, value: object) -> None:
@@ -108,16 +108,17 @@ def _check_number(name: str, value: object) -> None:
 
 
 def read_hyp(path: Path) -> Hyp:
-    """The hyper-parameters of a YAML file of `key: number` lines; keys it leaves out keep their defaults.
+    """The hyper-parameters of a YAML file of `key: number` lines; missing keys keep their defaults.
 
-    Raises ValueError naming the file and the line for an unknown or repeated key, a value that is no number, or one
-    out of its range.
+    Raises ValueError, with the file and the line, for an unknown or repeated key, and for a value that is not a number
+    or is out of range.
     """
     known = {field.name for field in fields(Hyp)}
     given: dict[str, Any] = {}
     for line, key, value in _flat_yaml(path):
         where = f"{printable(path)} line {line}"
-        require(key in known | _UNUSED, f"{where}: unknown key '{excerpt(key)}'; known are {', '.join(sorted(known))}")
+        unknown = f"{where}: unknown key '{excerpt(key)}'; known keys are {', '.join(sorted(known))}"
+        require(key in known | _UNUSED, unknown)
         require(key not in given, f"{where}: {key} is given twice")
         try:
             _check_number(key, value)
@@ -128,28 +129,28 @@ def read_hyp(path: Path) -> Hyp:
 
 
 def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
-    """Line, key and value of each entry of a small YAML file; a value that is no plain number stays text.
+    """Line, key and value of each entry of a small YAML file; a value that is not a plain number stays text.
 
-    Only YAML's events are looked at, one by one, and the first list, mapping or alias, which could unfold without end,
-    is refused. Numbers are read as Python reads them, since YAML 1.1 takes 1e-3 for a text.
+    Only YAML's events are read, one by one, and the first list, mapping or alias is refused, since aliases can expand
+    without limit. Numbers are parsed by Python's float(), since YAML 1.1 reads 1e-3 as text.
     """
     events = _yaml_events(path)
-    opening = [type(event) for event in islice(events, 3)]  # of the stream, the document and its mapping
+    opening = [type(event) for event in islice(events, 3)]  # starts of the stream, the document and its mapping
     require(opening[2:] == [yaml.MappingStartEvent], f"{printable(path)}: expected `key: number` lines")
-    inside: list[Any] = []
+    scalars: list[Any] = []
     for event in events:
         if isinstance(event, yaml.MappingEndEvent):
             break
         if not isinstance(event, yaml.ScalarEvent):
-            after = f"{excerpt(inside[-1].value)} holds" if inside else "here is"
-            found = f"{printable(path)} line {event.start_mark.line + 1}: {after} a list, a mapping or an alias"
+            before = f"{excerpt(scalars[-1].value)} holds" if scalars else "found"
+            found = f"{printable(path)} line {event.start_mark.line + 1}: {before} a list, a mapping or an alias"
             raise ValueError(f"{found}; expected `key: number` lines")
-        inside.append(event)
-    closing = [type(event) for event in islice(events, 2)]  # of the document and the stream
+        scalars.append(event)
+    closing = [type(event) for event in islice(events, 2)]  # ends of the document and the stream
     require(closing[1:] == [yaml.StreamEndEvent], f"{printable(path)}: holds more than one document")
     return [
         (key.start_mark.line + 1, key.value, _number(value))
-        for key, value in zip(inside[::2], inside[1::2], strict=True)
+        for key, value in zip(scalars[::2], scalars[1::2], strict=True)
     ]
 
 
@@ -158,7 +159,7 @@ def _yaml_events(path: Path) -> Iterator[Any]:
         with open(path, "rb") as file:
             data = file.read(MOST_HYP_BYTES + 1)
         if len(data) > MOST_HYP_BYTES:
-            raise ValueError(f"{printable(path)}: larger than {MOST_HYP_BYTES:,} bytes, the most such a file may have")
+            raise ValueError(f"{printable(path)}: larger than {MOST_HYP_BYTES:,} bytes, the limit for this file")
         yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
     except OSError as error:
         raise ValueError(f"{printable(path)}: cannot be read: {error.strerror}") from error
@@ -167,7 +168,7 @@ def _yaml_events(path: Path) -> Iterator[Any]:
 
 
 def _number(event: yaml.ScalarEvent) -> float | str:
-    plain = event.implicit[0]  # neither quoted nor tagged
+    plain = event.implicit[0]  # not quoted, no tag
     try:
         return float(event.value) if plain else event.value
     except ValueError:

@@ -1,4 +1,4 @@
-"""Optimizers by name, with their parameter groups, and what they keep of each parameter."""
+"""Optimizers by name, their parameter groups, and a check of their state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer's class, how it is built of groups, lr, momentum and fused, and what it calls momentum.
+    """An optimizer's class, the function that builds it from (groups, lr, momentum, fused), and its momentum setting.
 
-    momentum_key: the setting of a group that is its momentum; of "betas" it is the first; "" if there is none.
+    momentum_key: the name of that setting in a group; of "betas" it is the first; "" if there is none.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -24,7 +24,7 @@ class OptimizerKind:
     momentum_key: str
 
     def set_momentum(self, group: dict[str, Any], momentum: float) -> None:
-        """Have a group use this momentum from the next step on."""
+        """Set a group's momentum from the next step on."""
         if self.momentum_key == "betas":
             group["betas"] = (momentum, *group["betas"][1:])
         elif self.momentum_key:
@@ -35,7 +35,7 @@ def _sgd(groups: Groups, lr: float, momentum: float, fused: bool) -> torch.optim
     optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused)
     for group in optimizer.param_groups if momentum > 0 else ():
         for parameter in group["params"]:
-            # Where the first step is skipped on the device, torch would leave it uninitialised.
+            # If the first step is skipped on the device, torch would leave the buffer uninitialised.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
@@ -54,7 +54,7 @@ OPTIMIZERS = {
     "AdamW": OptimizerKind(torch.optim.AdamW, _adamw, momentum_key="betas"),
 }
 
-# Settings of a group that a schedule sets anew at each step.
+# Settings of a group that the schedule sets at each step.
 SCHEDULED = {"lr", *(kind.momentum_key for kind in OPTIMIZERS.values())}
 
 
@@ -63,12 +63,12 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer with three groups named "bias", "norm" and "weight"; only "weight" decays.
 
-    "norm" holds the scales of normalisations, all parameters of one dimension that are no biases. Parameters that need
-    no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999).
-    Raises ValueError for another name, or if nothing is left to train.
+    "norm" holds the scales of normalisation layers: all one-dimensional parameters that are not biases. Parameters that
+    need no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999).
+    Raises ValueError for another name, or if no parameter is left to train.
     """
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "norm": [], "weight": []}
-    for path, parameter in model.named_parameters():  # a parameter that two modules share comes once
+    for path, parameter in model.named_parameters():  # lists a shared parameter once
         if parameter.requires_grad:
             is_bias = path.rpartition(".")[2] == "bias"
             groups["bias" if is_bias else "norm" if parameter.ndim <= 1 else "weight"].append(parameter)
@@ -82,12 +82,12 @@ def build_optimizer(
         for group, parameters in groups.items()
     ]
     first = next(model.parameters())
-    fused = first.is_cuda and not isinstance(first, DTensor)  # whose slices do not mix with a flag to skip a step
+    fused = first.is_cuda and not isinstance(first, DTensor)  # a DTensor does not mix with the flag that skips a step
     return OPTIMIZERS[name].build(settings, lr, momentum, fused)
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:
-    """What is declared of an optimizer. Raises TypeError for one that is not in OPTIMIZERS."""
+    """The entry of OPTIMIZERS for an optimizer. Raises TypeError if there is none."""
     for kind in OPTIMIZERS.values():
         if type(optimizer) is kind.cls:  # not isinstance: torch's AdamW is an Adam
             return kind
@@ -95,29 +95,29 @@ def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:
 
 
 def check_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError if an optimizer was given the state of another model, or of another kind of optimizer.
+    """Raises ValueError if an optimizer has the state of another model or of another kind of optimizer.
 
-    What an optimizer keeps of a parameter, and in which shapes, is its own business: it must be there as a first step
-    makes it. More may be there, such as the momentum of a warm-up to none, or nothing, as before the first step.
+    A parameter's state must have the entries and shapes that a first step creates. It may have more entries, such as
+    the momentum of a warm-up that ends at momentum 0, or none, as before the first step.
     """
-    refusal = ValueError("the optimizer's state is of another model")
+    mismatch = ValueError("the optimizer's state is of another model or optimizer")
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if any(id(key) not in parameters for key in optimizer.state):
-        raise refusal
+        raise mismatch
     for group in optimizer.param_groups:
-        made: dict[torch.Size, dict[str, torch.Size | None]] = {}
+        expected: dict[torch.Size, dict[str, torch.Size | None]] = {}
         for parameter in group["params"]:
             shapes = {name: _shape(value) for name, value in optimizer.state.get(parameter, {}).items()}
-            if shapes and parameter.shape not in made:
-                made[parameter.shape] = _shapes_of_first_state(optimizer, group, parameter)
-            if shapes and made[parameter.shape].items() - shapes.items():
-                raise refusal
+            if shapes and parameter.shape not in expected:
+                expected[parameter.shape] = _shapes_of_first_state(optimizer, group, parameter)
+            if shapes and expected[parameter.shape].items() - shapes.items():
+                raise mismatch
 
 
 def _shapes_of_first_state(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter
 ) -> dict[str, torch.Size | None]:
-    """The shapes of all that such an optimizer keeps of such a parameter, by name; found with zeros on the CPU."""
+    """The shape of each state entry that a first step creates for such a parameter, from a step on zeros on the CPU."""
     zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, requires_grad=True)
     zeros.grad = torch.zeros_like(zeros)
     kind: Any = type(optimizer)
@@ -128,7 +128,7 @@ def _shapes_of_first_state(
 
 
 def _shape(value: Any) -> torch.Size | None:
-    """A tensor's; that of a scalar for a number, none for anything else."""
+    """The shape of a tensor, that of a scalar for a number, None for anything else."""
     if isinstance(value, torch.Tensor):
         return value.shape
     return torch.Size() if isinstance(value, (int, float)) else None

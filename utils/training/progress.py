@@ -1,4 +1,4 @@
-"""How far a run has come: epochs, batches, losses so far, rows of results.csv, early stopping."""
+"""The progress of a run: epochs, batches, losses so far, rows of results.csv, early stopping."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from utils.training.early_stopping import EarlyStopping
 
 
 class EpochLosses:
-    """This process's share of an epoch's losses, summed on the device; batches that are not finite are left out."""
+    """The sum of this process's losses over an epoch, on the device; batches whose loss is not finite are left out."""
 
     def __init__(self, terms: Sequence[str], world: World, dtype: torch.dtype = torch.float32) -> None:
         self.terms, self.world = list(terms), world
-        self.sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)  # the last one counts batches
+        self.sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)  # the last entry counts batches
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add a batch's terms, scalars."""
@@ -26,7 +26,7 @@ class EpochLosses:
         self.sums += torch.where(row.isfinite().all(), row, 0)
 
     def running_means(self, sums: Tensor) -> dict[str, float]:
-        """About what `means` gives, from this process's share alone, as `sums` was at some time."""
+        """An estimate of `means` from this process's losses alone. sums: a copy of `self.sums`."""
         *values, batches = sums.tolist()
         return {term: value * self.world.size / max(batches, 1) for term, value in zip(self.terms, values, strict=True)}
 
@@ -40,22 +40,22 @@ class EpochLosses:
         self.sums.zero_()
 
     def state(self) -> Tensor:
-        """[processes, terms + 1]. A collective."""
+        """The sums of all processes, [processes, terms + 1]. A collective."""
         return self.world.all_gather_rows(self.sums.double().cpu()[None])
 
     def load(self, rows: Tensor) -> None:
-        if len(rows) != self.world.size:  # rank 0 takes over all that was summed
-            whole = torch.cat([rows.sum(0)[:-1], rows.mean(0)[-1:] * self.world.size])
-            rows = torch.zeros(self.world.size, len(whole)).double()
-            rows[0] = whole
+        if len(rows) != self.world.size:  # saved by another number of processes: rank 0 takes the total
+            total = torch.cat([rows.sum(0)[:-1], rows.mean(0)[-1:] * self.world.size])
+            rows = torch.zeros(self.world.size, len(total)).double()
+            rows[0] = total
         self.sums.copy_(rows[self.world.rank])
 
 
 @dataclass
 class RunProgress:
-    """`epoch` epochs are trained, and of the next one `batch` batches.
+    """`epoch` epochs are trained, and `batch` batches of the next one.
 
-    pending: what there is to say of the last epoch, as long as its validation is not evaluated.
+    pending: the values of the last epoch, until its validation is evaluated.
     """
 
     early_stopping: EarlyStopping
@@ -65,7 +65,7 @@ class RunProgress:
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation
     rows: list[dict[str, float]] = field(default_factory=list)  # of results.csv
     pending: PendingEpoch | None = None
-    began: float = field(default_factory=time.perf_counter)  # the epoch
+    began: float = field(default_factory=time.perf_counter)  # start of the epoch
 
     def end_epoch(self, pace: str, lr: float) -> None:
         """Go to the next epoch; this one is pending until `complete_epoch`. A collective."""
@@ -74,29 +74,29 @@ class RunProgress:
         self.losses.clear()
 
     def complete_epoch(self, columns: Callable[[dict[str, float]], dict[str, float]]) -> tuple[str, dict[str, float]]:
-        """Complete the row of the pending epoch: its pace in words, and the row. columns: those between time and lr, by
-        the epoch's losses.
+        """Append the pending epoch's row to `rows`; return its speed as text, and the row.
 
-        Raises RuntimeError if no epoch is pending.
+        columns: makes the columns between time and lr from the epoch's losses. Raises RuntimeError if no epoch is
+        pending.
         """
         if self.pending is None:
             raise RuntimeError("no epoch is pending")
-        about, self.pending = self.pending, None
-        row = {"epoch": self.epoch, "time": about.time, **columns(about.losses), "lr": about.lr}
+        pending, self.pending = self.pending, None
+        row = {"epoch": self.epoch, "time": pending.time, **columns(pending.losses), "lr": pending.lr}
         self.rows.append(row)
-        return about.pace, row
+        return pending.pace, row
 
     @property
     def seconds(self) -> float:
-        """How long the epoch has taken so far."""
+        """Seconds since the start of the epoch."""
         return time.perf_counter() - self.began
 
     def finished(self, epochs: int) -> bool:
-        """Whether a run of so many epochs is done."""
+        """Whether a run of `epochs` epochs is done or has stopped early."""
         return self.epoch >= epochs or self.early_stopping.should_stop()
 
     def state(self) -> dict[str, Any]:
-        """Its entries of a Checkpoint. A collective."""
+        """The entries of a Checkpoint that hold the progress. A collective."""
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -109,11 +109,11 @@ class RunProgress:
         }
 
     def load(self, saved: Checkpoint) -> None:
-        """Raises ValueError for losses of another model."""
+        """Restore a checkpoint. Raises ValueError if its losses are those of another model."""
         self.epoch, self.batch, self.began = saved.epoch, saved.batch, time.perf_counter() - saved.seconds
         self.losses.load(saved.losses)
         self.early_stopping.load_state_dict(saved.best)
         self.metrics, self.rows, self.pending = saved.metrics, saved.results, saved.pending
         losses = self.pending.losses if self.pending else {}
         if self.pending and {k: type(v) for k, v in losses.items()} != dict.fromkeys(self.losses.terms, float):
-            raise ValueError(f"its losses are {losses}")
+            raise ValueError(f"its losses are {losses}, expected a number for each of {', '.join(self.losses.terms)}")

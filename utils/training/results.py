@@ -1,4 +1,4 @@
-"""An epoch's row of results.csv, and the same in a line of text."""
+"""An epoch's row in results.csv, and its line in the log."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,9 @@ SHORT = dict(zip(METRICS, ("P", "R", "mAP50", "mAP50-95"), strict=True))
 def results_row(
     losses: Mapping[str, float], metrics: Mapping[str, float], val_losses: Mapping[str, float]
 ) -> dict[str, float]:
-    """The columns of results.csv between time and lr. metrics, val_losses: empty where nothing was validated: nan.
+    """The columns of results.csv between time and lr; nan for the metrics of an epoch that was not validated.
+
+    metrics, val_losses: empty if the epoch was not validated.
 
     >>> results_row({"box": 1.0}, {}, {})
     {'train/box_loss': 1.0, 'metrics/precision': nan, 'metrics/recall': nan, 'metrics/mAP_0.5': nan, \
@@ -23,7 +25,7 @@ def results_row(
 
 
 def epoch_line(row: Mapping[str, float], epochs: int) -> str:
-    """An epoch in one line of text."""
+    """The log line of an epoch."""
     losses = " ".join(f"{k[6:-5]} {v:.4f}" for k, v in row.items() if k.startswith("train/"))
     metrics = " ".join(f"{SHORT[name]} {row['metrics/' + name]:.4f}" for name in METRICS)
     validated = row["metrics/mAP_0.5"] == row["metrics/mAP_0.5"]  # not nan

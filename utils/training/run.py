@@ -1,4 +1,4 @@
-"""A run that is about to begin or to continue: its settings, and the checkpoint of it, read once."""
+"""A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp
 from utils.training.state import TrainState
 
-FINISHED = ("metrics.json", PREEMPTED)  # files that say how a run has ended
+FINISHED = ("metrics.json", PREEMPTED)  # files that say how a run ended
 
 
 class TrainingData(Protocol):
-    """What `data.Dataset` has."""
+    """The attributes of `data.Dataset` that a run needs."""
 
     @property
     def file(self) -> Path: ...
@@ -37,24 +37,24 @@ class TrainingData(Protocol):
 
 @dataclass
 class Run:
-    """A new run, or one that is resumed from `saved`."""
+    """A new run, or a run that is resumed from the checkpoint `saved`."""
 
     config: TrainConfig
     hyp: Hyp
     saved: Checkpoint | None
     attempt: PreviousAttempt
     world: World
-    folder: Path = Path()  # once `open_folder` has made it
+    folder: Path = Path()  # set by `open_folder`
 
     def check_data(self, data: TrainingData, say: Say) -> None:
-        """Raises ValueError if a resumed run was trained on other classes; says so if its images have changed."""
+        """Raises ValueError if a resumed run was trained on other classes; logs a line if its images have changed."""
         if self.saved and data.names != self.saved.description.names:
-            raise ValueError(f"{self.config.resume}: it was trained on other classes than {data.file} names")
+            raise ValueError(f"{self.config.resume}: its class names differ from those of {data.file}")
         if self.saved and data.digests["train"] != self.saved.description.images:
             say(f"{data.file}: since {self.config.resume} was written the training images or their labels have changed")
 
     def describe(self, table: dict[str, Any], data: TrainingData) -> Description:
-        """What the run's checkpoints say of it. table: of the model."""
+        """The description of the run in its checkpoints. table: of the model."""
         return Description(
             table=table,
             names=data.names,
@@ -66,7 +66,7 @@ class Run:
         )
 
     def restore(self, state: TrainState[Any], images: int) -> None:
-        """Have a state continue where the checkpoint was written; nothing for a new run. images: to train on.
+        """Load the checkpoint into `state`; a new run does nothing. images: number of training images.
 
         Raises ValueError if the checkpoint does not fit.
         """
@@ -79,10 +79,10 @@ class Run:
             progress.batch = batch_after_resize(progress.batch, epoch=progress.epoch, images=images, **sizes)
 
     def open_folder(self, report: dict[str, Any]) -> None:
-        """Make or take the run's folder, hold it alone until this process ends, and write down the settings.
+        """Create or reopen the run's folder, lock it until this process ends, and write the settings into it.
 
-        Called last, when nothing is left to refuse. report: of the data set. Raises ValueError if another run has the
-        folder, or it cannot be made.
+        Call it after all checks. report: of the data set. Raises ValueError if another run has locked the folder, or it
+        cannot be created.
         """
         cfg, path = self.config, ""
         if self.world.is_main:
@@ -103,7 +103,7 @@ class Run:
             write_json(self.folder / MARKS, self.attempt.marks)
 
     def close_folder(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Write metrics.json, which says that the run is done, and let others have its folder: the metrics."""
+        """Write metrics.json, which marks the run as done, unlock the folder, and return the metrics."""
         if self.world.is_main:
             write_json(self.folder / "metrics.json", metrics)
             self._lock.release()
@@ -118,25 +118,25 @@ def open_run(
     find_hyp: Callable[[str], Path],
     find_data: Callable[[str], Path],
 ) -> Run:
-    """The run that the command line asks for: a new one, one to resume, or the one that an attempt before began.
+    """The run to train: a new one, the one that --resume names, or the one that this launch began before a restart.
 
-    find_hyp, find_data: the files of --hyp and --data. Raises SystemExit(0) where a launcher has started a run again
-    that is done, and ValueError if there is nothing to resume, the checkpoint does not fit, or processes see different
-    ones.
+    find_hyp, find_data: return the files of --hyp and --data. Raises SystemExit(0) if a launcher has restarted a run
+    that is done, and ValueError if there is nothing to resume, the checkpoint does not fit, or processes read different
+    checkpoints.
     """
     attempt = find_previous_attempt(Path(cfg.project), world)
     if attempt.done:
-        say(f"started again by the launcher, but all is done in {attempt.run}")
+        say(f"restarted by the launcher, but the run in {attempt.run} is done")
         raise SystemExit(0)
     if attempt.checkpoint:
         cfg = replace(cfg, resume=attempt.checkpoint)
-        say("started again by the launcher")
+        say("restarted by the launcher")
     elif cfg.resume:
         cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
     saved = read_checkpoint(cfg.resume) if cfg.resume else None
     seen = str([saved.epoch, saved.batch, saved.results]) if saved else ""
     if len(set(world.all_gather_object(seen))) > 1:
-        raise ValueError(f"{cfg.resume}: on other machines it is of another run or epoch; all must see the same file")
+        raise ValueError(f"{cfg.resume}: differs between the processes; all machines must read the same file")
     if saved is None:
         return Run(cfg, read_hyp(find_hyp(cfg.hyp)), None, attempt, world)
     if "data" in cfg.given:

@@ -13,7 +13,7 @@ SHORTEST_WARMUP = 100  # batches
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the optimizer is set to at each batch of a run.
+    """The optimizer's learning rate, momentum and accumulation at each batch of a run.
 
     total: batches in the whole run. warmup: batches over which the learning rate rises from 0 (of biases falls from
     warmup_bias_lr), momentum rises from warmup_momentum and accumulation from 1.
@@ -32,7 +32,7 @@ class Schedule:
 
     @property
     def accumulate(self) -> int:
-        """Batches to an optimizer step after warm-up."""
+        """Batches per optimizer step, after warm-up."""
         return GlobalBatch(self.batch_size).accumulate
 
     @property
@@ -43,7 +43,7 @@ class Schedule:
         return min(max(round(self.warmup_epochs * self.total / self.epochs), SHORTEST_WARMUP), self.total // 4)
 
     def decay(self, step: int) -> float:
-        """The learning rate at a batch as a share of lr0, from 1 to lrf, warm-up apart."""
+        """The learning rate at a batch as a fraction of lr0, from 1 to lrf, without warm-up."""
         done = step / max(self.total, 1)
         if self.cosine:
             return (1 - math.cos(math.pi * done)) / 2 * (self.lrf - 1) + 1
@@ -65,22 +65,22 @@ class Schedule:
             kind.set_momentum(group, momentum)
 
     def _group_size(self, step: int) -> int:
-        """Batches to an optimizer step, as far as warm-up has come."""
+        """Batches per optimizer step at a batch of the warm-up."""
         return max(1, round(self._ramp(step, 1, GlobalBatch(self.batch_size).batches_to_nominal)))
 
     def closing_batches(self, first: int, last: int) -> set[int]:
-        """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always the last one.
+        """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always with the last one.
 
-        No gradient is carried over an epoch's end, and none is dropped: after warm-up the epoch is cut into even groups
-        of at most the accumulation.
+        No gradient is carried into the next epoch, and none is dropped: after warm-up the epoch is split into groups of
+        equal size, to within one batch, and of at most `accumulate` batches.
 
         >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).closing_batches(0, 13))
         [2, 5, 8, 12]
         """
-        closing, opened = set(), first
+        closing, start = set(), first
         for step in range(first, min(last, self.warmup)):
-            if step - opened + 1 >= self._group_size(step):
+            if step - start + 1 >= self._group_size(step):
                 closing.add(step)
-                opened = step + 1
-        groups = -(-(last - opened) // self.accumulate)
-        return closing | {opened + (last - opened) * (k + 1) // groups - 1 for k in range(groups)}
+                start = step + 1
+        groups = -(-(last - start) // self.accumulate)
+        return closing | {start + (last - start) * (k + 1) // groups - 1 for k in range(groups)}

@@ -1,8 +1,9 @@
-"""What training changes: weights, averages, optimizer, scaler, and how far the run has come.
+"""The training state: weights, averaged weights, optimizer, gradient scaler and progress.
 
-Nearly all of it is the same on every process. What is not, a process's own share of the losses and BatchNorm's running
-statistics (which processes keep for themselves until an epoch ends, unless they are synchronised), is saved as a table
-with a row for each process: as many processes continue to the bit, another number with sums and means.
+Nearly all of it is the same on every process. The exceptions are each process's share of the losses and BatchNorm's
+running statistics, which differ between processes until the end of an epoch unless BatchNorm is synchronised. These are
+saved as a table with a row per process: the same number of processes resumes to the bit, another number of processes
+with sums and means.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from utils.training.schedule import Schedule
 
 @dataclass
 class TrainState(Generic[Model]):
-    """The weights and what moves them. Each process averages its own copy, with which it can validate its share."""
+    """The model and all that training changes. Each process has a copy of the averaged weights, to validate with."""
 
     replica: Replica[Model]
     ema: EMA[Model]
@@ -41,11 +42,11 @@ class TrainState(Generic[Model]):
     batch: GlobalBatch
     progress: RunProgress
     world: World
-    precision: torch.dtype  # that it computes in
-    synchronised: bool  # whether BatchNorm is
+    precision: torch.dtype  # of the forward pass
+    synchronised: bool  # whether BatchNorm is synchronised
 
     def step(self, most_norm: float = 10.0) -> None:
-        """An optimizer step of the gradients so far, clipped; left out on all processes if they are not finite."""
+        """Clip the gradients and step the optimizer; all processes skip the step if the gradients are not finite."""
         self.scaler.unscale_(self.optimizer)
         self.guard.step(self.replica.clip_gradients(most_norm))
         self.scaler.update()
@@ -53,7 +54,7 @@ class TrainState(Generic[Model]):
         self.ema.update(self.replica.state_dict())
 
     def checkpoint(self, description: Description) -> Checkpoint:
-        """All that the run needs to continue. A collective."""
+        """The checkpoint that the run can resume from. A collective."""
         own = [part.flatten().double().cpu() for part in self._own_statistics()]
         return Checkpoint(
             description,
@@ -69,9 +70,9 @@ class TrainState(Generic[Model]):
         )
 
     def load(self, saved: Checkpoint) -> None:
-        """Settings of the optimizer stay this run's own, but for those that the schedule sets anew at each step.
+        """Restore a checkpoint. Raises ValueError if it is of another model.
 
-        Raises ValueError for a state of another model.
+        Optimizer settings stay this run's own, except those that the schedule sets at each step.
         """
         self.replica.load_state_dict(saved.model)
         self.ema.model.load_state_dict(saved.ema)
@@ -83,11 +84,11 @@ class TrainState(Generic[Model]):
         ]
         self.replica.load_optimizer_state(self.optimizer, saved.optimizer | {"param_groups": groups})
         check_state(self.optimizer)
-        if saved.scaler:  # of a run in float16; another one has nothing to scale
+        if saved.scaler:  # empty unless the run trains in float16
             self.scaler.load_state_dict(saved.scaler)
         rows, own = saved.statistics, self._own_statistics()
         if not len(rows):
-            raise ValueError("it is of no process")
+            raise ValueError("its statistics have no rows")
         row = rows[self.world.rank] if len(rows) == self.world.size else rows.mean(0)
         for part, values in zip(own, row.split([part.numel() for part in own]), strict=True):
             part.copy_(values.view_as(part))
@@ -96,14 +97,14 @@ class TrainState(Generic[Model]):
         self.progress.load(saved)
 
     def describe(self, batches: int) -> str:
-        """Device, precision, batch and learning rate in words. batches: of an epoch."""
+        """Device, precision, batch size and learning rate as text. batches: in an epoch."""
         batch, size, precision = self.batch, self.world.size, str(self.precision).removeprefix("torch.")
         each = f" ({batch.per_process} in each of {size} processes)" if size > 1 else ""
-        steps = f"{min(batch.accumulate, batches)} batches to an optimizer step, learning rate {self.schedule.lr0:g}"
+        steps = f"{min(batch.accumulate, batches)} batches per optimizer step, learning rate {self.schedule.lr0:g}"
         return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}"
 
     def sync_buffers(self) -> None:
-        """After an epoch: make the copies of all processes one."""
+        """After an epoch, make weights and statistics the same on all processes."""
         self.replica.sync_buffers(self.world, synchronised=self.synchronised)
         sync_buffers(self.ema.model, self.world, synchronised=self.synchronised)
         self.guard.snapshot_statistics()
@@ -134,9 +135,9 @@ def build_train_state(
 ) -> TrainState[Model]:
     """The state of a new run of a model in training mode, on its device.
 
-    layers: those that `shard` gathers each on its own. smallest_side: pixels of a square image that the model takes.
-    total: batches in the whole run. patience: of early stopping, 0 for none. weight_decay: for a step of the nominal
-    batch. rates: as Schedule takes them.
+    layers: those that `shard` gathers one by one. smallest_side: pixels of the smallest square image that the model
+    takes. total: batches in the whole run. patience: of early stopping, 0 for none. weight_decay: for a step of the
+    nominal batch. rates: further arguments of Schedule.
     """
     synchronised = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
     schedule = Schedule(total=total, epochs=epochs, batch_size=batch.size, cosine=cosine, **rates)
@@ -146,13 +147,13 @@ def build_train_state(
     side, dtype = smallest_side, weights_dtype(precision)
     replica.warm_up(torch.zeros(1, 3, side, side, dtype=dtype, device=world.device))
     decay = batch.weight_decay(weight_decay)
-    own = build_optimizer(model, optimizer, lr=schedule.lr0, momentum=schedule.momentum, weight_decay=decay)
+    built = build_optimizer(model, optimizer, lr=schedule.lr0, momentum=schedule.momentum, weight_decay=decay)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    guard = NonFiniteGuard(own, running_statistics(model), world.device, searching=scaler.is_enabled())
+    guard = NonFiniteGuard(built, running_statistics(model), world.device, searching=scaler.is_enabled())
     return TrainState(
         replica=replica,
         ema=ema,
-        optimizer=own,
+        optimizer=built,
         schedule=schedule,
         scaler=scaler,
         guard=guard,

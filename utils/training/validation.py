@@ -1,4 +1,4 @@
-"""Validation during training: when it is due, and what becomes of its result."""
+"""Validation during training: when it is due, and how its result is recorded."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from utils.training.results import epoch_line, results_row
 
 
 class Evaluated(Protocol):
-    """What is known of an epoch when its detections are evaluated."""
+    """The metrics of a validation."""
 
     @property
     def columns(self) -> Mapping[str, float]: ...
@@ -23,16 +23,16 @@ class Evaluated(Protocol):
 
 
 class Predictions(Protocol):
-    """What was detected in an epoch's validation."""
+    """The detections of a validation."""
 
     def evaluate(self) -> Evaluated: ...
 
 
 class EpochValidation:
-    """Validates the averaged weights after an epoch: detects at once, and evaluates that while the next epoch trains.
+    """Validates the averaged weights after an epoch: detects at once, and evaluates while the next epoch trains.
 
-    detector: called as detector(model, interrupted=...) on all processes. every: so many epochs, and the last one of
-    `epochs`; 0: the last one alone.
+    detector: called as detector(model, interrupted=...) on all processes. every: validate every so many epochs, and the
+    last one of `epochs`; 0: only the last one.
     """
 
     def __init__(
@@ -50,39 +50,39 @@ class EpochValidation:
         self._started, self._first_epoch = time.perf_counter(), checkpoints.progress.epoch
 
     def is_due(self, epoch: int) -> bool:
-        """Whether an epoch is validated; epochs count from 0."""
+        """Whether an epoch, counted from 0, is validated."""
         return epoch == self.epochs - 1 or (self.every > 0 and (epoch + 1) % self.every == 0)
 
     def decides(self, epoch: int) -> bool:
-        """Whether what is found of an epoch decides if the run goes on."""
+        """Whether the result of an epoch's validation decides if the run continues."""
         return epoch == self.epochs - 1 or self.checkpoints.progress.early_stopping.stops_unless_better(epoch)
 
-    def start(self, found: Predictions | None) -> None:
-        """Begin to evaluate what was found of the pending epoch; None: it was not validated."""
-        self.checkpoints.background.start(found.evaluate if found else lambda: None, self.record)
+    def start(self, predictions: Predictions | None) -> None:
+        """Start to evaluate the pending epoch's detections in the background; None if it was not validated."""
+        self.checkpoints.background.start(predictions.evaluate if predictions else lambda: None, self.record)
 
     def wait(self) -> None:
-        """Until the pending epoch is recorded, if there is one."""
+        """Wait until the pending epoch is recorded, if there is one."""
         self.checkpoints.background.wait()
 
     def detect(self) -> Predictions:
-        """What the averaged weights detect. Raises PreemptedExit, when it has saved, if a signal interrupts it."""
+        """The detections of the averaged weights. If a signal interrupts it, saves the run and raises PreemptedExit."""
         model, interrupted = self.checkpoints.state.ema.model, self.checkpoints.trigger.signal_received
         with self.checkpoints.interruptible():
             return self.detector(model, interrupted=interrupted)
 
     def record(self, result: Evaluated | None) -> None:
-        """Complete the pending epoch with what was found, None if it was not validated. The next one may have begun."""
+        """Complete the pending epoch with its metrics, None if it was not validated. The next epoch may be training."""
         progress, world = self.checkpoints.progress, self.checkpoints.world
         if result:
-            progress.metrics = world.broadcast_collective(result.as_dict(self.names))  # machines differ in last bits
+            progress.metrics = world.broadcast_collective(result.as_dict(self.names))  # last bits may differ by machine
             progress.early_stopping.update(progress.epoch - 1, progress.metrics["fitness"])
         metrics, losses = (result.columns, result.losses) if result else ({}, {})
         pace, row = progress.complete_epoch(lambda trained: results_row(trained, metrics, losses))
-        left = ""  # not known after an epoch that an earlier process trained
+        remaining = ""  # unknown until this process has trained an epoch
         if trained := progress.epoch - self._first_epoch:
             each = (time.perf_counter() - self._started) / trained
-            left = f", {timedelta(seconds=round(each * (self.epochs - progress.epoch)))} left"
-        text = f"{epoch_line(row, self.epochs)}  {pace}{left}"
+            remaining = f", {timedelta(seconds=round(each * (self.epochs - progress.epoch)))} left"
+        text = f"{epoch_line(row, self.epochs)}  {pace}{remaining}"
         self.log.send(EpochEnded(self.checkpoints.folder, row, progress.rows, text))
         self.checkpoints.write_pending()

@@ -1,4 +1,4 @@
-"""Pixels of plans: colours against a slow oracle, resizing, mixing, pasting, flipping."""
+"""Pixels drawn by OpenCV: colours against a slow oracle, resizing, mixup, copy-paste, flips."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def whole(image: np.ndarray, **changes: object) -> tuple[Plan, Callable[[int], np.ndarray]]:
-    """A plan that shows an image as it is, and its reader."""
+    """Return a plan that draws an image unchanged, and its reader."""
     height, width = image.shape[:2]
     tile = Tile(0, (0, 0, width, height), EYE, (0, 0, width, height))
     values = {"size": (height, width), "layers": (CanvasLayer((tile,)),), "targets": NO_TARGETS} | changes
@@ -56,7 +56,7 @@ def test_flips(up: bool, left: bool) -> None:
 
 
 def slow_colours(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[int]:
-    """Red, green, blue of one pixel (blue, green, red) by plain numbers; OpenCV only converts."""
+    """Return red, green, blue of one pixel (blue, green, red), computed one by one; OpenCV only converts."""
     hue, saturation, value = (int(v) for v in cv2.cvtColor(pixel[None, None], cv2.COLOR_BGR2HSV)[0, 0])
     new = [round(hue * gains[0]) % 180, min(round(saturation * gains[1]), 255), min(round(value * gains[2]), 255)]
     return cv2.cvtColor(np.array([[new]], np.uint8), cv2.COLOR_HSV2RGB)[0, 0].tolist()
@@ -69,13 +69,13 @@ def test_colours_pixel_by_pixel(gains: tuple[float, float, float]) -> None:
     image = noise(17, 13, seed=2)
     drawn = draw(*whole(image.copy(), hsv=gains))
     slow = np.array([[slow_colours(pixel, gains) for pixel in row] for row in image])
-    assert np.abs(drawn.astype(int) - slow).max() <= 1  # one pixel and many take different instructions
+    assert np.abs(drawn.astype(int) - slow).max() <= 1  # OpenCV uses different instructions for one pixel and for many
 
 
 def test_gains_of_one_are_the_conversion_there_and_back() -> None:
     image = noise(16, 16)
-    there_and_back = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_BGR2HSV), cv2.COLOR_HSV2RGB)
-    assert (draw(*whole(image.copy(), hsv=(1.0, 1.0, 1.0))) == there_and_back).all()
+    converted = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_BGR2HSV), cv2.COLOR_HSV2RGB)
+    assert (draw(*whole(image.copy(), hsv=(1.0, 1.0, 1.0))) == converted).all()
 
 
 def test_hue_is_a_circle() -> None:
@@ -122,7 +122,7 @@ def test_a_warp_by_whole_pixels_copies_them() -> None:
         drawn = draw(Plan((9, 10), (CanvasLayer((tile,)),), NO_TARGETS), lambda _: image)
         assert (drawn[1:7, 2:8] == image[:, :, ::-1]).all()
         rest = np.delete(drawn.reshape(-1, 3), [y * 10 + x for y in range(1, 8) for x in range(2, 9)], 0)
-        assert (rest == GREY).all()  # but for the row and column through which the border runs
+        assert (rest == GREY).all()  # except the row and the column at the tile's border
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2.0, 3.0])
@@ -153,8 +153,8 @@ def test_a_paste_is_cut_by_its_outline_and_its_region() -> None:
         Plan((20, 20), (CanvasLayer((), (Paste(0, (4, 0, 20, 20), u, mirror),)),), NO_TARGETS), lambda _: white
     )
     shown = drawn[:, :, 0] == 255
-    # Mirrored: the arms reach from x = 20 - 18 = 2 to 20 - 4 = 16, where the region ends; between them nothing from
-    # x = 2 to 14. Borders may fall one pixel outside.
+    # Mirrored: the arms extend from x = 20 - 18 = 2 to 20 - 4 = 16, where the region ends; between them is nothing from
+    # x = 2 to 14. Borders may be one pixel outside.
     inside = np.zeros((20, 20), bool)
     inside[0:4, 2:16] = inside[14:18, 2:16] = inside[0:18, 14:16] = True
     assert shown[inside].all()

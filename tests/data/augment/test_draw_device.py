@@ -1,4 +1,4 @@
-"""Plans drawn with torch: by hand, against a slow oracle, against OpenCV, alone and together, without waiting."""
+"""Plans drawn with torch: hand-made numbers, a slow oracle, OpenCV, batches, and no waiting for the device."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ BROWN = (0.985, 0.4, 0.7)  # gains
 
 
 def pool_of(images: Sequence[np.ndarray]) -> tuple[torch.Tensor, Locate]:
-    """The images one after another, and where they lie."""
+    """Return the pool of the images, and the function that locates an image in it."""
     starts = np.cumsum([0, *(image.size for image in images)])
     flat = np.concatenate([*(image.reshape(-1) for image in images), np.full(SPARE, 255, np.uint8)])
     return torch.from_numpy(flat), lambda i: (int(starts[i]), *images[i].shape[:2])
@@ -51,7 +51,7 @@ def grey(*rows: Sequence[int]) -> np.ndarray:
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:
-    """Smooth colours with some fine grain, as in a photograph."""
+    """Return an image of smooth colours with some fine grain, similar to a photograph."""
     random, image = np.random.default_rng(seed), np.full((height, width, 3), 110.0)
     for step, strength in ((48, 80), (12, 40), (3, 15)):
         coarse = random.standard_normal((height // step + 2, width // step + 2, 3))
@@ -60,7 +60,7 @@ def picture(height: int, width: int, seed: int) -> np.ndarray:
 
 
 def upright(index: int, region: tuple[int, int, int, int], target: tuple[int, int, int, int]) -> Tile:
-    """A tile with the matrix that takes its region to its target."""
+    """Return a tile with the matrix that maps its region to its target."""
     scale = [(target[i + 2] - target[i]) / (region[i + 2] - region[i]) for i in (0, 1)]
     matrix = np.diag([*scale, 1.0])
     matrix[:2, 2] = [target[i] - region[i] * scale[i] for i in (0, 1)]
@@ -72,7 +72,7 @@ def plan_of(size: tuple[int, int], *tiles: Tile, **changes: object) -> Plan:
 
 
 def whole(image: np.ndarray, **changes: object) -> Plan:
-    """Shows image 0 as it is."""
+    """Return a plan that draws image 0 unchanged."""
     height, width = image.shape[:2]
     return plan_of((height, width), upright(0, (0, 0, width, height), (0, 0, width, height)), **changes)
 
@@ -103,8 +103,8 @@ def test_no_tiles(plans: list[Plan]) -> None:
 
 
 def test_growing_is_linear_between_pixel_centres() -> None:
-    # Four pixels from two: (x + 0.5) / 2 - 0.5 is -0.25, 0.25, 0.75, 1.25, cut to 0 and 1 at the borders. So the row
-    # 0, 100 becomes 0, 25, 75, 100, and so does the column 0, 40 beside it: 0, 10, 30, 40.
+    # Four pixels from two: (x + 0.5) / 2 - 0.5 is -0.25, 0.25, 0.75, 1.25, clipped to 0 and 1 at the borders. So the
+    # row 0, 100 becomes 0, 25, 75, 100, and the column 0, 40 becomes 0, 10, 30, 40.
     image = grey([0, 100], [40, 140])
     shown = drawn([plan_of((4, 4), upright(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
     assert (shown[0] == grey(*([a + b for b in (0, 25, 75, 100)] for a in (0, 10, 30, 40)))).all()
@@ -118,7 +118,7 @@ def test_shrinking_takes_the_two_pixels_around() -> None:
 
 
 def test_a_crop_reads_nothing_beside_it() -> None:
-    # The crop 10, 20 of a white image, at double size in the middle of the canvas: 10, 12.5, 17.5, 20.
+    # The crop 10, 20 of a white image, at double size in the centre of the canvas: 10, 12.5, 17.5, 20.
     image = grey([255] * 4, [255, 10, 20, 255], [255] * 4)
     shown = drawn([plan_of((4, 8), upright(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
     row = [GREY, GREY, 10, 13, 18, 20, GREY, GREY]
@@ -143,18 +143,18 @@ def test_a_warp_by_whole_pixels_copies_them() -> None:
 
 
 def test_a_quarter_turn() -> None:
-    # x, y goes to 5 - y, x: the image turned clockwise.
+    # x, y is mapped to 5 - y, x: the image is rotated clockwise.
     image = noise(5, 7)
-    turned = np.array([[0.0, -1, 5], [1, 0, 0], [0, 0, 1]])
-    shown = drawn([plan_of((7, 5), Tile(0, (0, 0, 7, 5), turned))], [image])
+    rotation = np.array([[0.0, -1, 5], [1, 0, 0], [0, 0, 1]])
+    shown = drawn([plan_of((7, 5), Tile(0, (0, 0, 7, 5), rotation))], [image])
     assert (shown[0] == np.rot90(image, -1)[:, :, ::-1]).all()
 
 
 @pytest.mark.parametrize("warped", [False, True])
 def test_later_tiles_lie_over_earlier_ones(warped: bool) -> None:
     images = [grey([level] * 8).repeat(8, 0) for level in (10, 20, 30, 40, 50)]
-    places = [(0, 0, 6, 6), (4, 0, 8, 8), (2, 2, 7, 7), (3, 3, 5, 5), (0, 6, 8, 8)]
-    tiles = [upright(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2)) for i, (x1, y1, x2, y2) in enumerate(places)]
+    targets = [(0, 0, 6, 6), (4, 0, 8, 8), (2, 2, 7, 7), (3, 3, 5, 5), (0, 6, 8, 8)]
+    tiles = [upright(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2)) for i, (x1, y1, x2, y2) in enumerate(targets)]
     flat = by_opencv([plan_of((8, 8), *tiles)], images)
     if warped:
         tiles = [replace(tile, target=None) for tile in tiles]
@@ -173,7 +173,7 @@ def test_mixing_is_a_weighted_mean_of_the_mixed_samples_alone() -> None:
 
 
 def test_the_hue_is_a_circle() -> None:
-    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 1: red with a little green.
+    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little green.
     image = cv2.cvtColor(np.full((2, 2, 3), (178, 255, 255), np.uint8), cv2.COLOR_HSV2BGR)
     red, green, blue = drawn([whole(image, hsv=(1.02, 1.0, 1.0))], [image])[0, 0, 0].tolist()
     assert red == 255
@@ -185,7 +185,7 @@ def test_the_hue_is_a_circle() -> None:
 
 
 def slow_pixel(image: np.ndarray, box: tuple[int, int, int, int], x: float, y: float) -> list[float]:
-    """Linear between the four pixels around (x, y), counted from pixel centres, cut to the box; red first."""
+    """Interpolate between the four pixels around (x, y), with integers at pixel centres, clipped to the box; RGB."""
     x, y = min(max(x, box[0]), box[2] - 1), min(max(y, box[1]), box[3] - 1)
     x1, y1 = int(x), int(y)
     x2, y2 = min(x1 + 1, box[2] - 1), min(y1 + 1, box[3] - 1)
@@ -195,12 +195,12 @@ def slow_pixel(image: np.ndarray, box: tuple[int, int, int, int], x: float, y: f
 
 
 def slow_tile(tile: Tile, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """[H, W, 3] float: a lone tile on grey; nan where a warped tile's edge runs, within a pixel."""
+    """Return a canvas with one tile on grey, [H, W, 3] float; NaN within a pixel of the edges of a warped tile."""
     canvas = np.full((*size, 3), float(GREY))
-    reach = np.array(tile.region if tile.target else (0, 0, image.shape[1], image.shape[0]))
+    limits = np.array(tile.region if tile.target else (0, 0, image.shape[1], image.shape[0]))
     for y, x in np.ndindex(*size):
         source = transformed(np.array([[x + 0.5, y + 0.5]]), np.linalg.inv(tile.matrix))[0]
-        pixel = slow_pixel(image, tuple(reach.tolist()), *(source - 0.5).tolist())
+        pixel = slow_pixel(image, tuple(limits.tolist()), *(source - 0.5).tolist())
         around = transformed(
             np.add([[-1, -1], [-1, 1], [1, -1], [1, 1]], [x + 0.5, y + 0.5]), np.linalg.inv(tile.matrix)
         )
@@ -234,10 +234,10 @@ def test_every_pixel_comes_from_its_place(tile: Tile, flipped: bool) -> None:
     image, size = noise(13, 17, seed=4), (19, 20)
     shown = drawn([plan_of(size, tile, flip_up=flipped, flip_left=flipped)], [image])[0]
     slow = slow_tile(tile, image, size)[:: -1 if flipped else 1, :: -1 if flipped else 1]
-    sure = ~np.isnan(slow)
-    assert sure.mean() > 0.6
-    assert ((slow != GREY) & sure).sum() > 50
-    assert np.abs(shown - slow)[sure].max() <= 0.51
+    defined = ~np.isnan(slow)
+    assert defined.mean() > 0.6
+    assert ((slow != GREY) & defined).sum() > 50
+    assert np.abs(shown - slow)[defined].max() <= 0.51
 
 
 # ---------------------------------------------------------------------- against OpenCV
@@ -245,7 +245,7 @@ def test_every_pixel_comes_from_its_place(tile: Tile, flipped: bool) -> None:
 
 def test_hue_saturation_and_value_are_those_of_opencv() -> None:
     image = noise(300, 300)
-    image[::3] //= 40  # dark ones, where many are equal
+    image[::3] //= 40  # dark pixels, many of which are equal
     image[1::5] = image[1::5, :, :1]
     ours = torch.stack(_hsv(*torch.from_numpy(image).unbind(2)), 2).numpy()
     assert (ours == cv2.cvtColor(image, cv2.COLOR_BGR2HSV)).all()
@@ -254,9 +254,10 @@ def test_hue_saturation_and_value_are_those_of_opencv() -> None:
 @pytest.mark.parametrize("gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), BROWN, (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)])
 def test_equal_colours_become_equal_colours(gains: tuple[float, float, float]) -> None:
     image = noise(128, 128, seed=1)
-    away = np.abs(drawn([whole(image, hsv=gains)], [image]) - by_opencv([whole(image, hsv=gains)], [image]).astype(int))
-    assert away.max() <= 1
-    assert (away > 0).mean() < 0.01
+    plans = [whole(image, hsv=gains)]
+    error = np.abs(drawn(plans, [image]) - by_opencv(plans, [image]).astype(int))
+    assert error.max() <= 1
+    assert (error > 0).mean() < 0.01
 
 
 def planner(sizes: Sequence[tuple[int, int]], side: int, **strengths: float) -> Planner:
@@ -286,26 +287,26 @@ def test_upright_tiles_are_those_of_opencv(strengths: dict[str, float]) -> None:
 
 def test_upright_tiles_with_gains_are_close_to_those_of_opencv() -> None:
     plans = random_plans(40, mosaic=0.8, mixup=0.3, **COLOURS)
-    away = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES))
-    assert away.mean() < 0.25
-    assert (away > 8).mean() < 0.001
-    assert away.max() <= 40
+    error = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES))
+    assert error.mean() < 0.25
+    assert (error > 8).mean() < 0.001
+    assert error.max() <= 40
 
 
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
 def test_warped_tiles_are_those_of_opencv_but_at_their_edges(strengths: dict[str, float]) -> None:
     plans = random_plans(40, **strengths, **WARP)
-    away = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max(-1)
-    edges = 6 * 96  # as long as the edges of a mosaic, of which a quarter may be drawn a pixel further in or out
-    assert (away > 2).mean() < 0.25 * edges / 96**2
-    assert np.median(away) <= 1
+    error = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max(-1)
+    edges = 6 * 96  # total length of a mosaic's edges, of which a quarter may be drawn one pixel further in or out
+    assert (error > 2).mean() < 0.25 * edges / 96**2
+    assert np.median(error) <= 1
 
 
 def test_everything_at_once_is_close_to_opencv() -> None:
     plans = random_plans(40, mosaic=0.8, mixup=0.5, **WARP, **COLOURS)
-    away = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max(-1)
-    assert (away > 8).mean() < 0.02
-    assert np.median(away) <= 1
+    error = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max(-1)
+    assert (error > 8).mean() < 0.02
+    assert np.median(error) <= 1
 
 
 @pytest.mark.parametrize("size", [(96, 96), (64, 96), (128, 160), (32, 32)])
@@ -318,7 +319,7 @@ def test_letterboxed_images_are_those_of_opencv(size: tuple[int, int]) -> None:
 
 
 def all_kinds() -> list[Plan]:
-    """Upright and warped, alone and in mosaics, mixed, flipped, with gains and without, and nothing at all."""
+    """Return upright and warped plans, single and mosaic, mixed, flipped, with and without gains, and an empty one."""
     plans = [*random_plans(3), *random_plans(3, mosaic=1.0, mixup=0.5), *random_plans(3, mosaic=1.0, **COLOURS)]
     return [*plans, *random_plans(4, mosaic=0.5, mixup=1.0, **WARP, **COLOURS), plan_of((96, 96))]
 
@@ -365,7 +366,7 @@ def test_batches_come_from_a_loader_process() -> None:
 
 
 class Recorded(TorchDispatchMode):
-    """Counts the operators that are called, and those that index by a mask."""
+    """Counts the calls of each operator, with indexing by a mask counted separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -389,35 +390,35 @@ def test_nothing_waits_for_the_device() -> None:
         draw_batch(packed, pool)
     assert not WAITS & set(record.calls)
     assert record.calls["gather"] > 5
-    with Recorded() as seen:  # it sees what it looks for
+    with Recorded() as record:  # the recorder does see such calls
         pool[pool > 200].sum().item()
-    assert {"index by mask", "_local_scalar_dense"} <= set(seen.calls)
+    assert {"index by mask", "_local_scalar_dense"} <= set(record.calls)
 
 
 @pytest.mark.parametrize("kinds", ["upright", "all"])
 def test_drawing_keeps_to_the_device_and_no_shape_depends_on_what_is_drawn(kinds: str) -> None:
     pool, locate = pool_of(PICTURES)
     plans = random_plans(4, mosaic=1.0, **COLOURS) if kinds == "upright" else all_kinds()
-    packed, pool_there = pack(plans, locate), pool.to(META)
-    there = packed.sent(lambda part: part.to(META))
+    packed, pool_on_device = pack(plans, locate), pool.to(META)
+    on_device = packed.sent(lambda part: part.to(META))
     with OneDevice() as device:
-        batch = draw_batch(there, pool_there)
+        batch = draw_batch(on_device, pool_on_device)
     assert batch.shape == (len(plans), 96, 96, 3)
     assert batch.device == META
     assert not device.calls[SENT]
-    for left_behind in (packed._replace(tables=there.tables), there._replace(tables=packed.tables)):
+    for mixed in (packed._replace(tables=on_device.tables), on_device._replace(tables=packed.tables)):
         with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
-            draw_batch(left_behind, pool_there)
+            draw_batch(mixed, pool_on_device)
     with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
-        draw_batch(there, pool)
+        draw_batch(on_device, pool)
 
 
 def test_a_look_at_what_is_drawn_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, locate = pool_of(PICTURES)
-    there = pack(all_kinds(), locate).sent(lambda part: part.to(META))
+    on_device = pack(all_kinds(), locate).sent(lambda part: part.to(META))
     monkeypatch.setattr(draw_device, "_mixed", lambda plane, mixes: plane[: int(mixes.sum())])
     with OneDevice(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
-        draw_batch(there, pool.to(META))
+        draw_batch(on_device, pool.to(META))
 
 
 def test_few_operators_draw_a_batch_of_any_size() -> None:
@@ -437,16 +438,16 @@ def test_few_operators_draw_a_batch_of_any_size() -> None:
 def test_a_gpu_draws_like_the_cpu(compiled: bool) -> None:
     pool, locate = pool_of(PICTURES)
     packed, device = pack(all_kinds(), locate), torch.device("cuda", 0)
-    there, pool_there = packed.sent(lambda part: part.to(device)), pool.to(device)
+    on_device, pool_on_device = packed.sent(lambda part: part.to(device)), pool.to(device)
     draw = torch.compile(draw_batch) if compiled else draw_batch
-    draw(there, pool_there)
+    draw(on_device, pool_on_device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        batch = draw(there, pool_there)
+        batch = draw(on_device, pool_on_device)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    away = (batch.cpu().int() - draw_batch(packed, pool).int()).abs()
-    assert (away > 1).float().mean() < 1e-3
+    error = (batch.cpu().int() - draw_batch(packed, pool).int()).abs()
+    assert (error > 1).float().mean() < 1e-3
 
 
 # ---------------------------------------------------------------------- refusals
@@ -454,16 +455,16 @@ def test_a_gpu_draws_like_the_cpu(compiled: bool) -> None:
 
 def test_copy_paste_is_refused() -> None:
     paste = Paste(0, (0, 0, 8, 8), np.array([[1.0, 1], [5, 1], [5, 5]]), EYE)
-    with pytest.raises(ValueError, match=r"^copy-paste is drawn by OpenCV only$"):
+    with pytest.raises(ValueError, match=r"^copy-paste cannot be drawn on the device, only by OpenCV$"):
         pack([Plan((8, 8), (CanvasLayer(()), CanvasLayer((), (paste,))), NO_TARGETS)], lambda _: (0, 8, 8))
 
 
 def test_plans_of_several_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the plans of a batch have one size, not \[\(4, 8\), \(8, 8\)\]$"):
+    with pytest.raises(ValueError, match=r"^the plans of a batch must have one size, not \[\(4, 8\), \(8, 8\)\]$"):
         pack([plan_of((8, 8)), plan_of((4, 8))], lambda _: (0, 8, 8))
 
 
 @pytest.mark.parametrize("region", [(0, 0, 9, 8), (0, 0, 8, 9), (-1, 0, 8, 8), (0, 4, 8, 4)])
 def test_tiles_beyond_their_images_are_refused(region: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"^a tile shows \(.*\) of image 5, which has 8 x 8 pixels$"):
+    with pytest.raises(ValueError, match=r"^a tile has region \(.*\) of image 5, which has 8 x 8 pixels$"):
         pack([plan_of((8, 8), Tile(5, region, EYE))], lambda _: (0, 8, 8))

@@ -1,4 +1,4 @@
-"""Plans: their boxes against the pixels that are drawn, one white object at a time; rules, keys and distributions."""
+"""Plans: boxes against the drawn pixels of one white object at a time; rules, random keys and distributions."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +23,8 @@ U = np.array([[0, 0], [30, 0], [30, 10], [10, 10], [10, 30], [30, 30], [30, 40],
 
 def labels_of(sizes: list[tuple[int, int]], rows: list[list[LabelRow]]) -> Labels:
     builder = LabelsBuilder()
-    for i, (size, own) in enumerate(zip(sizes, rows, strict=True)):
-        builder.add_image(f"{i}.png", size, i + 1, own)
+    for i, (size, image_rows) in enumerate(zip(sizes, rows, strict=True)):
+        builder.add_image(f"{i}.png", size, i + 1, image_rows)
     return builder.build(range(1, 91))
 
 
@@ -39,28 +39,28 @@ def polygon(class_index: int, points: np.ndarray) -> LabelRow:
 
 
 def marker_labels(*, outlined: bool) -> Labels:
-    """20 images of two or three objects of a class of their own each; the last image is empty."""
+    """Return labels of 20 images with two or three objects, each with its own class; the last image is empty."""
     random = np.random.default_rng(5)
     sizes = [SIZES[i % len(SIZES)] for i in range(20)]
     rows: list[list[LabelRow]] = []
     for width, height in sizes[:-1]:
-        own: list[LabelRow] = []
+        image_rows: list[LabelRow] = []
         for _ in range(2 + len(rows) % 2):
             w, h = random.integers(16, 33, 2)
             x, y = int(random.integers(0, width - w + 1)), int(random.integers(0, height - h + 1))
             shape = U * [w / 30, h / 40] + [x, y]
-            own.append(polygon(0, shape) if outlined else box(0, x, y, int(w), int(h)))
-        rows.append(own)
+            image_rows.append(polygon(0, shape) if outlined else box(0, x, y, int(w), int(h)))
+        rows.append(image_rows)
     rows.append([])
-    numbered = iter(range(90))
-    return labels_of(sizes, [[row._replace(class_index=next(numbered)) for row in own] for own in rows])
+    classes = iter(range(90))
+    return labels_of(sizes, [[row._replace(class_index=next(classes)) for row in image_rows] for image_rows in rows])
 
 
 BOXES, POLYGONS = marker_labels(outlined=False), marker_labels(outlined=True)
 
 
 def white_object(labels: Labels, row: int, index: int) -> np.ndarray:
-    """A black image whose row `row` is white: all of its box, or its polygon."""
+    """Return a black image in which the box or polygon of row `row` is white."""
     width, height = labels.sizes[index]
     fine = np.zeros((height * 8, width * 8), np.uint8)
     x, y, w, h = labels.boxes_xywh[row]
@@ -70,22 +70,22 @@ def white_object(labels: Labels, row: int, index: int) -> np.ndarray:
 
 
 def hull_of_white(image: np.ndarray) -> np.ndarray | None:
-    ys, xs = np.nonzero(image[:, :, 0] > 184)  # more than half way from the grey of the canvas
+    ys, xs = np.nonzero(image[:, :, 0] > 184)  # more than halfway from the grey of the canvas to white
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) if len(xs) else None
 
 
 def expected(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, float]]:
-    """(class, box, share of the object's own box) of all that can be seen, in the order of the targets.
+    """Return (class, box, fraction of the object's box) of all visible objects, in the order of the targets.
 
-    Each object is drawn alone, by the tile or paste that shows it.
+    Each object is drawn separately, with the tile or paste that contains it.
     """
     found = []
     for layer in plan.layers:
         alone = [(t, CanvasLayer((t,)), labels.rows(t.index)) for t in layer.tiles]
         for paste in layer.pastes:
             rows = labels.rows(paste.index)
-            own = [r for r in range(rows.start, rows.stop) if np.allclose(labels.row_points(r), paste.outline)]
-            alone.append((paste, CanvasLayer((), (paste,)), slice(own[0], own[0] + 1)))
+            pasted = [r for r in range(rows.start, rows.stop) if np.allclose(labels.row_points(r), paste.outline)]
+            alone.append((paste, CanvasLayer((), (paste,)), slice(pasted[0], pasted[0] + 1)))
         for part, single, rows in alone:
             for row in range(rows.start, rows.stop):
                 only = replace(plan, layers=(single,), mix=1.0, hsv=None)
@@ -93,28 +93,28 @@ def expected(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, float]]:
                 hull = hull_of_white(image)
                 if hull is not None:
                     w, h = labels.boxes_xywh[row, 2:]
-                    whole = w * h * abs(np.linalg.det(part.matrix[:2, :2]))
-                    found.append((int(labels.classes[row]), hull, float(np.prod(hull[2:] - hull[:2]) / whole)))
+                    area = w * h * abs(np.linalg.det(part.matrix[:2, :2]))
+                    found.append((int(labels.classes[row]), hull, float(np.prod(hull[2:] - hull[:2]) / area)))
     return found
 
 
 def compare(plan: Plan, labels: Labels, slack: float = 1.5) -> int:
-    """Match targets and pixels in order; returns how many boxes agreed.
+    """Match targets and pixels in order; return how many boxes agree.
 
-    No pixel lies more than 1.5 px outside its box; a box reaches at most `slack` px beyond the pixels, more where a
-    turned tile ends in a tip too thin to fill half a pixel.
+    No pixel is more than 1.5 px outside its box; a box extends at most `slack` px past its pixels. `slack` is larger
+    for rotated tiles, whose corners may be too thin to fill half a pixel.
     """
     targets = plan.targets.tolist()
-    minimum = 0.02 if len(labels.points) else 0.2  # share that must be a target; a little less may be one
+    minimum = 0.02 if len(labels.points) else 0.2  # visible fraction that must be a target; slightly less may be one
     agreed = 0
-    for class_index, hull, share in expected(plan, labels):
+    for class_index, hull, fraction in expected(plan, labels):
         if targets and targets[0][0] == class_index:
-            beyond = (np.array(targets[0][1:]) - hull) * [-1, -1, 1, 1]
-            assert -1.5 <= beyond.min() <= beyond.max() <= slack, (class_index, targets[0], hull)
+            excess = (np.array(targets[0][1:]) - hull) * [-1, -1, 1, 1]
+            assert -1.5 <= excess.min() <= excess.max() <= slack, (class_index, targets[0], hull)
             targets.pop(0)
             agreed += 1
         else:
-            assert share < minimum or (hull[2:] - hull[:2]).min() < 4, (class_index, hull, share)
+            assert fraction < minimum or (hull[2:] - hull[:2]).min() < 4, (class_index, hull, fraction)
     assert not targets, "targets without pixels"
     return agreed
 
@@ -172,11 +172,11 @@ def test_strong_perspective_shows_nothing_from_behind_the_horizon() -> None:
             assert (corners @ tile.matrix[2]).min() > 0.09
 
 
-# ---------------------------------------------------------------------- two routes
+# ---------------------------------------------------------------------- a warp against a crop and a resize
 
 
 def upright(augmentation: Augmentation) -> Augmentation:
-    """The same strengths, always drawn by a warp."""
+    """Return the same strengths, but always drawn with a warp."""
 
     class Warped(Augmentation):
         axis_aligned = property(lambda self: False)  # type: ignore[assignment]
@@ -233,7 +233,7 @@ def test_tiles_meet_without_a_seam() -> None:
         image = draw(plan, lambda _: np.full((SIDE, SIDE, 3), 255, np.uint8))
         assert set(np.unique(image)) <= {114, 255}
         closed = cv2.morphologyEx(image[:, :, 0], cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8))
-        assert (closed == image[:, :, 0]).mean() > 0.999  # a seam would be filled up
+        assert (closed == image[:, :, 0]).mean() > 0.999  # closing would fill a seam
 
 
 # ---------------------------------------------------------------------- polygons
@@ -246,19 +246,19 @@ def test_a_turned_polygon_has_a_tighter_box_than_a_turned_box() -> None:
     for seed in range(30):
         plan = Planner(both, SIDE, Augmentation(degrees=45), seed).plan(0, 0, (SIDE, SIDE), mosaic=False)
         sides.append(plan.targets[:, 3:] - plan.targets[:, 1:3])
-    # Turned by 45 degrees the diamond is a square of side 40 sqrt(2) = 56.6; its box would reach the border, 113 > 80.
+    # Rotated by 45 degrees the diamond is a square of side 40 sqrt(2) = 56.6; its box would be 113 > 80 and be clipped.
     assert min(s[0].max() for s in sides) < 58
     assert all(s[0].max() <= 80.01 <= s[1].min() + 0.01 for s in sides)
 
 
 def test_a_plain_box_of_a_polygon_is_its_hull() -> None:
     labels = labels_of([(64, 32)], [[polygon(3, U * 0.5 + 4)]])
-    # Base is twice the source; 15 x 20 px from (4, 4) are 30 x 40 from (8, 8); the canvas adds 32 px above.
+    # The base image is twice the source: 15 x 20 px at (4, 4) become 30 x 40 at (8, 8); the canvas adds 32 px above.
     (target,) = Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist()
     assert target == [3, 8, 40, 38, 80]
 
 
-# ---------------------------------------------------------------------- which boxes stay
+# ---------------------------------------------------------------------- which boxes are kept
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_generators_differ_by_every_part_of_the_key() -> None:
     repeats = [generator_for(0, 1, 2, repeat).random(100) for repeat in (0, 1, 2, 255, 256, 2**40)]
     assert len(np.unique(repeats)) == 600
     plain = np.random.Generator(np.random.Philox(key=[0, (1 << 40) | 2]))
-    assert (plain.random(100) == repeats[0]).all()  # the first draw is that of an epoch without repeats
+    assert (plain.random(100) == repeats[0]).all()  # the first draw is the one of an epoch without repeats
 
 
 def test_partners_cover_the_data_set_and_every_quadrant() -> None:
@@ -404,19 +404,19 @@ def test_partners_cover_the_data_set_and_every_quadrant() -> None:
     pairs = np.array(placed)
     partners = np.bincount(pairs[:, 0], minlength=20)
     assert len(pairs) == 1600
-    # 1200 partners over 20 images: 60 each, deviation sqrt(1200 * .05 * .95) = 7.5; image 7 is in every mosaic too.
+    # 1200 partners over 20 images: 60 each, deviation sqrt(1200 * .05 * .95) = 7.5; image 7 is also in every mosaic.
     assert abs(partners[7] - 460) < 40
     assert np.abs(np.delete(partners, 7) - 60).max() < 40
-    # Image 7's own place: quadrants alike, 115 each.
+    # Image 7 is in each quadrant equally often, 115 times.
     assert np.abs(np.bincount(pairs[pairs[:, 0] == 7, 1]) - 115).max() < 50
 
 
 def test_mixup_shares_are_beta_32_32() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(mosaic=1, mixup=1), 0)
-    shares = np.array([planner.plan(e, 0, (SIDE, SIDE), mosaic=True).mix for e in range(400)])
-    # Mean 1/2; variance 1 / (4 * 65), deviation 0.062.
-    assert abs(shares.mean() - 0.5) < 0.012
-    assert abs(shares.std() - 0.062) < 0.008
+    mixes = np.array([planner.plan(e, 0, (SIDE, SIDE), mosaic=True).mix for e in range(400)])
+    # Mean 1/2; variance 1 / (4 * 65), standard deviation 0.062.
+    assert abs(mixes.mean() - 0.5) < 0.012
+    assert abs(mixes.std() - 0.062) < 0.008
 
 
 def test_probabilities() -> None:
@@ -424,7 +424,7 @@ def test_probabilities() -> None:
     plans = [planner.plan(e, 0, (SIDE, SIDE), mosaic=True) for e in range(400)]
     assert abs(np.mean([p.flip_left for p in plans]) - 0.75) < 0.08
     assert abs(np.mean([p.flip_up for p in plans]) - 0.1) < 0.06
-    assert abs(np.mean([len(p.layers) == 2 for p in plans]) - 0.125) < 0.06  # mixup joins mosaics only
+    assert abs(np.mean([len(p.layers) == 2 for p in plans]) - 0.125) < 0.06  # mixup is only applied to mosaics
     assert not any(len(planner.plan(e, 0, (SIDE, SIDE), mosaic=False).layers) == 2 for e in range(50))
 
 

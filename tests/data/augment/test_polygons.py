@@ -1,4 +1,4 @@
-"""Polygons seen through windows, against points sampled along every edge."""
+"""Boxes of polygons clipped to windows, against points sampled along every edge."""
 
 import cv2
 import numpy as np
@@ -11,9 +11,9 @@ U = np.array([[0.0, 0], [9, 0], [9, 3], [3, 3], [3, 6], [9, 6], [9, 9], [0, 9]])
 
 
 def edge_points(points: np.ndarray, count: int = 300) -> np.ndarray:
-    """Points along every edge of a polygon."""
-    share = np.linspace(0, 1, count)[:, None]
-    return np.concatenate([a + share * (b - a) for a, b in zip(points, np.roll(points, -1, 0), strict=True)])
+    """Return points along every edge of a polygon."""
+    fraction = np.linspace(0, 1, count)[:, None]
+    return np.concatenate([a + fraction * (b - a) for a, b in zip(points, np.roll(points, -1, 0), strict=True)])
 
 
 def inside(points: np.ndarray, polygon: np.ndarray) -> np.ndarray:
@@ -22,7 +22,7 @@ def inside(points: np.ndarray, polygon: np.ndarray) -> np.ndarray:
 
 
 def sampled_box(polygon: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """The box of the outline of what both cover: slow, and short of the truth by the distance of two samples."""
+    """Return the box of the intersection's outline: slow, and too small by up to the distance between two samples."""
     seen = [edge_points(a)[inside(edge_points(a), b)] for a, b in ((polygon, window), (window, polygon))]
     found = np.concatenate(seen)
     return np.concatenate([found.min(0), found.max(0)]) if len(found) else np.zeros(4)
@@ -33,7 +33,7 @@ def turned(points: np.ndarray, angle: float) -> np.ndarray:
 
 
 def star(random: np.random.Generator, corners: int) -> np.ndarray:
-    """A polygon with dents, around a random point, one way round or the other."""
+    """Return a concave polygon around a random point, in random direction."""
     angles = np.sort(random.uniform(0, 2 * np.pi, corners))
     radii = random.uniform(3, 40, corners)
     points = random.uniform(-20, 80, 2) + np.stack([radii * np.cos(angles), radii * np.sin(angles)], 1)
@@ -46,34 +46,34 @@ def test_agrees_with_samples(seed: int) -> None:
     polygon = star(random, int(random.integers(3, 12)))
     window = clip_convex(turned(rectangle(5, 5, 55, 45), random.uniform(-1, 1)), 60, 50)
     window = window[::-1] if seed % 2 else window
-    step = 80 / 299  # the longest edge over the samples on it
+    step = 80 / 299  # distance of two samples on the longest edge
     assert np.abs(box_seen(polygon, window) - sampled_box(polygon, window)).max() < 2 * step
 
 
 def test_concave_by_hand() -> None:
-    # Right of x = 5 there are only the two arms, left of it above y = 4 the spine and the upper arm.
+    # Right of x = 5 are only the two arms; left of it, above y = 4, the spine and the upper arm.
     assert box_seen(U, rectangle(5, 0, 20, 20)).tolist() == [5, 0, 9, 9]
     assert box_seen(U, rectangle(5, 4, 20, 20)).tolist() == [5, 6, 9, 9]
     assert box_seen(U, rectangle(4, 3.5, 20, 5.5)).tolist() == [0, 0, 0, 0]  # between the arms
 
 
 def test_no_bridge_along_the_border() -> None:
-    # A hook that enters the window at its left side only, at y 5 to 6, but passes round its upper left corner outside.
+    # A hook that enters the window only through its left side, at y 5 to 6, and goes around its upper left corner.
     hook = np.array([[-3.0, -3], [8, -3], [8, -2], [-2, -2], [-2, 5], [2, 5], [2, 6], [-3, 6]])
     assert box_seen(hook, rectangle(0, 0, 10, 10)).tolist() == [0, 5, 2, 6]
 
 
 @pytest.mark.parametrize("angle", np.arange(0, 6, 0.25))
 def test_an_edge_along_the_border_is_seen(angle: float) -> None:
-    # The U stands on the left side of the window, turned with it; only its spine (x 0 to 3) is within.
+    # An edge of the U is on the left side of the window, both rotated; only its spine (x 0 to 3) is inside.
     window, spine = rectangle(0, -5, 3, 20), rectangle(0, 0, 3, 9)
     expected = np.concatenate([turned(spine, angle).min(0), turned(spine, angle).max(0)])
     assert box_seen(turned(U, angle) + 50, turned(window, angle) + 50) == pytest.approx(expected + 50)
 
 
 def test_an_edge_along_the_border_is_seen_in_spite_of_rounding() -> None:
-    # A turned image's corner in the canvas, and an object along the image's upper side, whose ends are found at a
-    # distance of 0 and of -5e-13 from it.
+    # The corner of a rotated image in the canvas, and an object along the image's upper side, whose ends have computed
+    # distances of 0 and -5e-13 from it.
     window = np.array([[0.0, 122.5190441186394], [15.55994294783455, 128.0], [0.0, 128.0]])
     above = np.array([[-5.262852931563042, 120.66521568079152], [32.23857065525346, 133.87501014190565]])
     polygon = np.concatenate(
@@ -92,7 +92,7 @@ def test_polygon_inside_the_window() -> None:
 
 def test_a_turned_triangle_is_tighter_than_its_turned_box() -> None:
     triangle = np.array([[0.0, 0], [10, 0], [0, 10]])
-    # Half of the square: 10 sqrt(2) along the long side, half of that across; its box turned is 10 sqrt(2) both ways.
+    # Half of a square: 10 sqrt(2) along the long side, half of that across; its rotated box has sides of 10 sqrt(2).
     assert sorted(np.ptp(turned(triangle, np.pi / 4), axis=0)) == pytest.approx([50**0.5, 200**0.5])
     assert np.ptp(turned(rectangle(0, 0, 10, 10), np.pi / 4), axis=0) == pytest.approx([200**0.5, 200**0.5])
     seen = box_seen(turned(triangle, np.pi / 4), rectangle(-50, -50, 50, 50))

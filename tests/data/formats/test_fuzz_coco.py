@@ -1,4 +1,4 @@
-"""Mutated COCO JSONs: kept is what a slow second reader keeps, each other entry is reported by id or position."""
+"""Mutated COCO JSONs: a slow second reader keeps the same entries; all others are reported by id or position."""
 
 import copy
 import json
@@ -67,17 +67,17 @@ PIECES = [
 PIECES += [b'"id": 1, ', b'"bbox": [1, 2, 3, 4], ', b"// ", b"\xff", b"\xef\xbb\xbf", b"'", b",", b"]", b"\n\n"]
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of everything inside."""
+def entries_of(value: Any) -> list[tuple[Any, Any]]:
+    """Return (container, key) of everything inside, recursively."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    return [place for key in keys for place in [(value, key), *places(value[key])]]
+    return [entry for key in keys for entry in [(value, key), *entries_of(value[key])]]
 
 
 def altered(random: np.random.Generator) -> dict[str, Any]:
-    """The seed with one to three entries replaced, removed, or doubled."""
+    """Return the seed with one to three entries replaced, removed or duplicated."""
     document = copy.deepcopy(SEED)
     for _ in range(int(random.integers(1, 4))):
-        found = places(document)
+        found = entries_of(document)
         container, key = found[int(random.integers(len(found)))]
         kind = int(random.integers(4))
         if kind == 0:
@@ -89,24 +89,24 @@ def altered(random: np.random.Generator) -> dict[str, Any]:
     return document
 
 
-def whole(value: Any) -> int | None:
-    """A whole number as JSON means it."""
+def integer(value: Any) -> int | None:
+    """Return a JSON value as an int if it is a integer number that is exact in every reader, otherwise None."""
     if type(value) not in (int, float) or value != value or abs(value) >= 2**53 or value != int(value):
         return None
     return int(value)
 
 
 def kept_annotations(document: dict[str, Any]) -> dict[int, tuple[int, str, list[float], float, bool]]:
-    """id -> (image id, category's name, box, area, crowd) of what the format allows, each id's first."""
+    """Return id -> (image id, category name, box, area, crowd) of the valid annotations, the first of each id."""
     images = kept_images(document)
-    names = {whole(entry["id"]): entry["name"] for entry in document["categories"]}
+    names = {integer(entry["id"]): entry["name"] for entry in document["categories"]}
     kept, seen = {}, set()
     for entry in document["annotations"]:
-        number = whole(entry.get("id")) if isinstance(entry, dict) else None
+        number = integer(entry.get("id")) if isinstance(entry, dict) else None
         if number is None or number in seen:
             continue
         seen.add(number)
-        image, category = whole(entry.get("image_id")), whole(entry.get("category_id"))
+        image, category = integer(entry.get("image_id")), integer(entry.get("category_id"))
         box, crowd, area = entry.get("bbox"), entry.get("iscrowd", 0), entry.get("area")
         if image not in images or category not in names or type(box) is not list or len(box) != 4:
             continue
@@ -120,19 +120,19 @@ def kept_annotations(document: dict[str, Any]) -> dict[int, tuple[int, str, list
 
 
 def kept_images(document: dict[str, Any]) -> dict[int, str]:
-    """id -> file name of the entries that the format allows, each id's and each name's first."""
+    """Return id -> file name of the valid images, the first of each id and of each name."""
     kept: dict[int, str] = {}
     for entry in document["images"]:
-        number = whole(entry.get("id")) if isinstance(entry, dict) else None
+        number = integer(entry.get("id")) if isinstance(entry, dict) else None
         name = entry.get("file_name") if isinstance(entry, dict) else None
-        good = isinstance(name, str) and name != "" and not re.search("[\ud800-\udc7f\udd00-\udfff]", name)
-        if number is not None and good and number not in kept and name not in kept.values():
+        valid = isinstance(name, str) and name != "" and not re.search("[\ud800-\udc7f\udd00-\udfff]", name)
+        if number is not None and valid and number not in kept and name not in kept.values():
             kept[number] = name
     return kept
 
 
 def check(file: Path) -> bool:
-    """One JSON against the second reader; whether it was read at all."""
+    """Compare the reader with the second reader on one JSON; return whether it was read without error."""
     found = outcome(lambda: read_coco_annotations(file, NAMES), file)
     assert str(outcome(lambda: read_coco_annotations(file, NAMES), file)) == str(found)
     if isinstance(found, str):
@@ -148,12 +148,12 @@ def check(file: Path) -> bool:
         assert read[number][0] == image
         row = read[number][1]
         assert (NAMES[row.class_index], list(row.box_xywh), row.area, row.crowd) == (name, box, area, crowd)
-    _assert_told(found, document, file)
+    _assert_reported(found, document, file)
     return True
 
 
-def _assert_told(found: CocoFile, document: dict[str, Any], file: Path) -> None:
-    """As many problems as entries left out, each with the file and an id or a position."""
+def _assert_reported(found: CocoFile, document: dict[str, Any], file: Path) -> None:
+    """Check that there is one problem for each dropped entry, with the file and an id or a position."""
     for problem in found.problems:
         assert_presentable(str(problem))
         entry = problem.where.removeprefix(printable(file))
@@ -164,7 +164,7 @@ def _assert_told(found: CocoFile, document: dict[str, Any], file: Path) -> None:
 
 
 def try_altered(folder: Path, count: int, seed: int) -> int:
-    """How many of `count` altered documents are read."""
+    """Return how many of `count` altered documents are read without error."""
     random, file = np.random.default_rng(seed), folder / "instances val.json"
     read = 0
     for _ in range(count):
@@ -174,7 +174,7 @@ def try_altered(folder: Path, count: int, seed: int) -> int:
 
 
 def try_mutated(folder: Path, count: int, seed: int) -> int:
-    """How many of `count` mutated texts are read."""
+    """Return how many of `count` mutated texts are read without error."""
     random, file = np.random.default_rng(seed), folder / "instances val.json"
     text = json.dumps(SEED).encode()
     read = 0
@@ -186,7 +186,7 @@ def try_mutated(folder: Path, count: int, seed: int) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three images beside the JSON that will be written."""
+    """Return a folder with three images, for the JSON."""
     (tmp_path / "two\nlines").mkdir()
     for k in (7, 3, 12):
         picture = cv2.imencode(".png", np.full((20, 40, 3), k, np.uint8))[1].tobytes()

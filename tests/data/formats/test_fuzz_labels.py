@@ -1,4 +1,4 @@
-"""Mutated label files: the rows that are read are those of a slow second reader, and every other one is reported."""
+"""Mutated label files: the same rows are read as by a slow second reader, and all others are reported."""
 
 import math
 import os
@@ -35,7 +35,7 @@ NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class Expected(NamedTuple):
-    """What a label file means: its rows by line, the kind of each other line, the line of a class out of range."""
+    """The contents of a label file: rows by line, the problem of every other line, the line of a class out of range."""
 
     rows: dict[int, tuple[int, list[float], list[tuple[float, float]]]]
     problems: dict[int, str]
@@ -43,7 +43,7 @@ class Expected(NamedTuple):
 
 
 def expected(data: bytes) -> Expected:
-    """The documented format, read line by line and number by number."""
+    """Read the documented format line by line and number by number."""
     if data[:3] == b"\xef\xbb\xbf":
         data = data[3:]
     rows, problems, seen = {}, {}, set()
@@ -65,18 +65,18 @@ def expected(data: bytes) -> Expected:
         seen.add(values)
         if any(value < -0.01 or value > 1.01 for value in values[1:]):
             continue
-        box, points, past = _shape(values[1:])
+        box, points, excess = _shape(values[1:])
         if box is None:
             continue
         del problems[line]
-        if past > 1e-5:
+        if excess > 1e-5:
             problems[line] = ROW_CLIPPED
         rows[line] = (int(values[0]), box, points)
     return Expected(rows, problems, None)
 
 
 def _shape(values: tuple[float, ...]) -> tuple[list[float] | None, list[tuple[float, float]], float]:
-    """x, y, w, h in pixels (None: of no size), the polygon in pixels, and how far it reached out of the image."""
+    """Return x, y, w, h in pixels (None: empty), the polygon in pixels, and how far it extended outside the image."""
     if len(values) == 4:
         cx, cy, w, h = values
         if w <= 0 or h <= 0:
@@ -84,16 +84,16 @@ def _shape(values: tuple[float, ...]) -> tuple[list[float] | None, list[tuple[fl
         xs, ys = [cx - w / 2, cx + w / 2], [cy - h / 2, cy + h / 2]
     else:
         xs, ys = list(values[::2]), list(values[1::2])
-    past = max(0, -min(xs), -min(ys), max(xs) - 1, max(ys) - 1)
-    if past > 1e-5 or len(values) > 4:
+    excess = max(0, -min(xs), -min(ys), max(xs) - 1, max(ys) - 1)
+    if excess > 1e-5 or len(values) > 4:
         xs, ys = [min(max(x, 0), 1) for x in xs], [min(max(y, 0), 1) for y in ys]
     box = [min(xs) * 200, min(ys) * 100, (max(xs) - min(xs)) * 200, (max(ys) - min(ys)) * 100]
     points = [(x * 200, y * 100) for x, y in zip(xs, ys, strict=True)] if len(values) > 4 else []
-    return (None if min(box[2:]) < 0.001 else box), points, past
+    return (None if min(box[2:]) < 0.001 else box), points, excess
 
 
 def check(data: bytes, file: Path) -> None:
-    """One label file against the second reader."""
+    """Compare the reader with the second reader on one label file."""
     wanted = expected(data)
     found = outcome(lambda: parse_label_file(data, str(file), SIZE, CLASSES), file)
     if isinstance(found, str):
@@ -101,18 +101,18 @@ def check(data: bytes, file: Path) -> None:
         return
     rows, problems = found
     assert wanted.refused is None, data
-    assert _told(problems, file) == wanted.problems, data
+    assert _kinds_by_line(problems, file) == wanted.problems, data
     assert [row.number for row in rows] == list(wanted.rows), data
     for row in rows:
         _assert_row(row, *wanted.rows[row.number])
 
 
-def _told(problems: list[Problem], file: Path) -> dict[int, str]:
+def _kinds_by_line(problems: list[Problem], file: Path) -> dict[int, str]:
     for problem in problems:
         assert_presentable(str(problem))
-    told = {line_of(problem.where, file): problem.kind for problem in problems}
-    assert len(told) == len(problems)
-    return told
+    kinds = {line_of(problem.where, file): problem.kind for problem in problems}
+    assert len(kinds) == len(problems)
+    return kinds
 
 
 def _assert_row(row: LabelRow, kind: int, box: list[float], points: list[tuple[float, float]]) -> None:
@@ -148,7 +148,7 @@ def test_numbers_without_end() -> None:
 
 
 def odd_set(root: Path, count: int) -> tuple[Path, list[bytes]]:
-    """A folder of images of SIZE with odd names, their label files mutated so that none is refused."""
+    """Create a folder of images of SIZE with odd names and mutated label files, none of which is rejected."""
     texts = [data for data in many(3 * count, seed=1) if expected(data).refused is None][:count]
     oddities = ["a b", "'", '"', "two\nlines", "\x1b[2J", "é漢字🦖", "%s{x}$y", "#x", "-rf", "~", "a\\b", " ", "a..b"]
     for folder in ("images", "labels"):
@@ -171,8 +171,8 @@ def test_a_scan_of_mutated_label_files_is_the_same_from_the_cache_and_touches_no
             assert again == report.with_cache(state)
     assert len(fresh) == len(texts)
     assert len(fresh.classes) == sum(len(expected(text).rows) for text in texts)
-    told = sum(count for kind, count in report.problem_counts if kind != "note")
-    assert told == sum(len(expected(text).problems) for text in texts)
+    reported = sum(count for kind, count in report.problem_counts if kind != "note")
+    assert reported == sum(len(expected(text).problems) for text in texts)
     for problem in report.problems:
         assert_presentable(str(problem))
 
@@ -181,14 +181,14 @@ def test_a_damaged_cache_never_changes_the_result(tmp_path: Path) -> None:
     source, _ = odd_set(tmp_path / "set", 8)
     fresh, _ = scan([source], NAMES, cache_dir=tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
-    whole, random = file.read_bytes(), np.random.default_rng(3)
+    intact, random = file.read_bytes(), np.random.default_rng(3)
     for number in range(60):
-        damaged = mutated(whole, random)
-        if number % 2:  # sealed as if it had been written so
-            damaged = sealed(mutated(whole[:-32], random))
+        damaged = mutated(intact, random)
+        if number % 2:  # with the correct checksum of the damaged contents
+            damaged = sealed(mutated(intact[:-32], random))
         file.write_bytes(damaged)
         labels, report = outcome(lambda: scan([source], NAMES, cache_dir=tmp_path / "cache"), file)
         assert_same(labels, fresh)
         assert_presentable(report.cache)
-        assert report.cache.startswith("damaged cache rebuilt: ") or damaged == whole or number % 2
+        assert report.cache.startswith("damaged cache rebuilt: ") or damaged == intact or number % 2
         assert os.listdir(file.parent) == [file.name]

@@ -1,4 +1,4 @@
-"""A label format that the project does not know, added by a reader and a line: a CSV of boxes."""
+"""A new label format, a CSV of boxes, added with a reader and one entry in FORMATS."""
 
 import csv
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ CPU = World(torch.device("cpu"))
 
 
 class BoxCsv:
-    """Rows of `file,class,x1,y1,x2,y2`, files relative to the CSV, classes by name, corners in pixels."""
+    """Reads rows of `file,class,x1,y1,x2,y2`: files relative to the CSV, classes by name, corners in pixels."""
 
     lists_images = True
 
@@ -37,14 +37,15 @@ class BoxCsv:
         problems = []
         with open(source, newline="") as file:
             for line, (name, kind, *corners) in enumerate(csv.reader(file), 1):
-                own = rows.setdefault(str(source.parent / name), [])
+                image_rows = rows.setdefault(str(source.parent / name), [])
                 x1, y1, x2, y2 = map(float, corners)
                 if kind in names:
                     box = (x1, y1, x2 - x1, y2 - y1)
-                    own.append(LabelRow(names.index(kind), box, box[2] * box[3], False, None, line))
+                    image_rows.append(LabelRow(names.index(kind), box, box[2] * box[3], False, None, line))
                 else:
                     problems.append(Problem(ROW_DROPPED, f"{source} line {line}", f"no class {kind}"))
-        return SourceImages([ListedImage(path, str(source), rows=own) for path, own in rows.items()], problems)
+        images = [ListedImage(path, str(source), rows=image_rows) for path, image_rows in rows.items()]
+        return SourceImages(images, problems)
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: int) -> ImageRows:
         return ImageRows([row for row in image.rows if row.box_xywh[0] < size[0]], [])
@@ -57,15 +58,15 @@ def _csv_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The tiny data set, with its labels in boxes.csv too."""
+    """Return the YAML of the tiny data set, with its labels also in boxes.csv."""
     file = draw_tiny_data(tmp_path / "set")
     spec = read_data_yaml(file)
     labels, _ = scan(spec.sources("train"), spec.names)
     with open(file.parent / "boxes.csv", "w", newline="") as target:
         writer = csv.writer(target)
         for i in range(len(labels)):
-            own = labels.rows(i)
-            for kind, (x, y, w, h) in zip(labels.classes[own], labels.boxes_xywh[own].tolist(), strict=True):
+            rows = labels.rows(i)
+            for kind, (x, y, w, h) in zip(labels.classes[rows], labels.boxes_xywh[rows].tolist(), strict=True):
                 writer.writerow([f"images/{Path(labels.path(i)).name}", spec.names[kind], x, y, x + w, y + h])
     return file
 
@@ -115,7 +116,7 @@ def test_its_problems_and_images_listed_twice_are_reported(data: Path) -> None:
     first, *others = map(str, report.problems)
     assert first == f"{file} line 21: no class cat"
     assert len(others) == 8  # all of them were found in the folder
-    assert others[0] == f"{file} image 0: {data.parent}/images/0.png is listed before, by this or another source"
+    assert others[0] == f"{file} image 0: {data.parent}/images/0.png was already listed, in this or another source"
 
 
 @pytest.mark.usefixtures("_csv_format")
@@ -132,9 +133,9 @@ def test_the_cache_sees_what_changes(data: Path, tmp_path: Path) -> None:
     assert again("from cache") == 20
     with open(file, "a") as target:
         target.write("images/0.png,disc,1,1,9,9\n")
-    assert again("files changed, cached anew") == 21
+    assert again("files changed, cache rebuilt") == 21
     (data.parent / "images" / "0.png").unlink()
-    assert again("files changed, cached anew") == 18  # image 0 had two boxes and the new one
+    assert again("files changed, cache rebuilt") == 18  # image 0 had two boxes and the new one
     assert again("from cache") == 18
 
 

@@ -1,4 +1,4 @@
-"""Assignment against hand-worked cells and three plain loops."""
+"""Assignment by anchor ratio against hand-computed cells and plain loops."""
 
 import math
 
@@ -17,7 +17,7 @@ def target(image: int, class_id: int, cx: float, cy: float, w: float, h: float) 
 
 
 def random_targets(count: int, seed: int, images: int = IMAGES, side: float = 64.0) -> torch.Tensor:
-    """On whole and quarter pixels, so that cell borders and centres are met often; classes from -1 to 3."""
+    """Return targets on quarter pixels, so that many are at cell borders and centres; classes from -1 to 3."""
     g = torch.Generator().manual_seed(seed)
     centers = torch.randint(0, int(side * 4) + 1, (count, 2), generator=g) / 4
     sizes = torch.randint(1, int(side * 4), (count, 2), generator=g) / 4
@@ -28,19 +28,19 @@ def random_targets(count: int, seed: int, images: int = IMAGES, side: float = 64
 
 
 def places(found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)) -> list[tuple[int, ...]]:
-    """Of each match that counts: image, row, column, anchor."""
-    found_at = np.unravel_index(found.prediction[found.valid].numpy(), (IMAGES, *grid, anchors))
-    return list(zip(*(axis.tolist() for axis in found_at), strict=True))
+    """Return image, row, column and anchor of each valid match."""
+    indices = np.unravel_index(found.prediction[found.valid].numpy(), (IMAGES, *grid, anchors))
+    return list(zip(*(axis.tolist() for axis in indices), strict=True))
 
 
 def listed(found: Matches, grid: tuple[int, int] = (8, 8)) -> list[tuple]:
-    """What counts, as sorted rows of place, class, box, anchor size."""
+    """Return the valid matches as sorted rows of (image, row, column, anchor), class, box, anchor size."""
     values = (v[found.valid].tolist() for v in (found.class_id, found.boxes, found.anchor_size))
     return sorted(zip(places(found, grid), *values, strict=True))
 
 
 def slow_matches(targets: torch.Tensor, anchors: torch.Tensor, stride: float, grid: tuple, limit: float) -> list[tuple]:
-    """The definition: for each target, anchor and cell of the whole grid, whether they match."""
+    """Compute the definition with loops over the targets, the anchors and all cells of the grid."""
     rows = []
     for image, class_id, x1, y1, x2, y2 in targets.tolist():
         cx, cy, w, h = (x1 + x2) / 2 / stride, (y1 + y2) / 2 / stride, (x2 - x1) / stride, (y2 - y1) / stride
@@ -61,17 +61,18 @@ def slow_matches(targets: torch.Tensor, anchors: torch.Tensor, stride: float, gr
 def test_by_hand():
     # Stride 8. Centre (20, 30) px is (2.5, 3.75) in cells; own cell column 2, row 3.
     # x: 2.5 - 2 = 0.5, not below: the next column 3. y: 0.75: the next row 4.
-    # Size 40 x 26 px. Ratios to 10 x 13: 4 and 2: at the limit, no match. 16 x 30: 2.5, 30/26. 33 x 23: 40/33, 26/23.
+    # Size 40 x 26 px. Ratios to 10 x 13: 4 and 2; 4 is the limit, so no match. To 16 x 30: 2.5, 30/26. To 33 x 23:
+    # 40/33, 26/23.
     targets = torch.tensor([target(1, 2, 20, 30, 40, 26)])
     found = match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0)
     sizes = [5.0, 3.25]
     cells = [(3, 2, [0.5, 0.75]), (3, 3, [-0.5, 0.75]), (4, 2, [0.5, -0.25])]  # row, column, centre in the cell
-    wanted = [
-        ((1, row, column, a), 2, [*place, *sizes], [w / 8, h / 8])
+    expected = [
+        ((1, row, column, a), 2, [*center, *sizes], [w / 8, h / 8])
         for a, (w, h) in ((1, (16, 30)), (2, (33, 23)))
-        for row, column, place in cells
+        for row, column, center in cells
     ]
-    assert listed(found) == sorted(wanted)
+    assert listed(found) == sorted(expected)
     assert len(found.valid) == 1 * 3 * 3
 
 
@@ -80,10 +81,10 @@ def test_by_hand():
 def test_equals_the_slow_loops(seed, limit):
     targets = random_targets(40, seed)
     found = match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), limit)
-    wanted = slow_matches(targets, ANCHORS, 8, (8, 8), limit)
-    assert wanted
-    assert [row[:2] for row in listed(found)] == [row[:2] for row in wanted]
-    for ours, theirs in zip(listed(found), wanted, strict=True):
+    expected = slow_matches(targets, ANCHORS, 8, (8, 8), limit)
+    assert expected
+    assert [row[:2] for row in listed(found)] == [row[:2] for row in expected]
+    for ours, theirs in zip(listed(found), expected, strict=True):
         assert ours[2] == pytest.approx(theirs[2], abs=1e-5)
 
 
@@ -91,20 +92,20 @@ def test_grid_that_is_not_square():
     targets = random_targets(60, 9)
     targets[:, [3, 5]] /= 2  # 32 px high
     found = match_anchors(targets, ANCHORS, 8, IMAGES, (4, 8), 4.0)
-    wanted = slow_matches(targets, ANCHORS, 8, (4, 8), 4.0)
-    assert [row[:2] for row in listed(found, (4, 8))] == [row[:2] for row in wanted]
+    expected = slow_matches(targets, ANCHORS, 8, (4, 8), 4.0)
+    assert [row[:2] for row in listed(found, (4, 8))] == [row[:2] for row in expected]
 
 
 @pytest.mark.parametrize(
     ("center", "cells"),  # stride 8, 4 x 4 cells; cells as (column, row)
     [
-        ((1, 1), {(0, 0)}),  # the corner's neighbours would lie outside
+        ((1, 1), {(0, 0)}),  # the neighbours are outside the grid
         ((31, 31), {(3, 3)}),
         ((1, 31), {(0, 3)}),
-        ((16, 12), {(2, 1), (1, 1), (2, 2)}),  # on a border across: the cell to its left; halfway down: the next row
+        ((16, 12), {(2, 1), (1, 1), (2, 2)}),  # x on a cell border: the cell on its left; y mid-cell: the next row
         ((8, 8), {(1, 1), (0, 1), (1, 0)}),
-        ((32, 16), {(3, 2)}),  # on the image's border: only the cell left of it
-        ((33, 16), {(3, 2)}),  # beyond it: 33 / 8 - 3 = 1.125 is within the reach of cell 3's predictions, -0.5 to 1.5
+        ((32, 16), {(3, 2)}),  # on the image's border: only the cell on its left
+        ((33, 16), {(3, 2)}),  # outside: 33 / 8 - 3 = 1.125 is in the range of cell 3's predictions, -0.5 to 1.5
         ((37, 16), set()),  # 37 / 8 - 3 = 1.625 is not
     ],
 )
@@ -125,7 +126,7 @@ def test_targets_outside_the_image_match_nothing():
     far = [target(0, 0, -20, 30, 16, 30), target(0, 0, 30, 100, 16, 30), target(0, 0, 1e9, -1e9, 16, 30)]
     found = match_anchors(torch.tensor(far), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert not found.valid.any()
-    assert found.prediction.tolist() == list(range(3 * 3 * 3))  # and yet can be looked up, each another one
+    assert found.prediction.tolist() == list(range(3 * 3 * 3))  # all valid indices, all different
 
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 30), (-16, -30), (16, -30), (float("nan"), 30)])

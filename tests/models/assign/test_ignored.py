@@ -1,4 +1,4 @@
-"""Cells inside ignore regions, against hand-worked ones and three plain loops."""
+"""Cells inside ignore regions, against hand-computed cells and plain loops."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from models.assign.ignored import ignored_cells
 
 
 def random_regions(count: int, seed: int, images: int = 3, side: float = 64.0) -> torch.Tensor:
-    """On whole and quarter pixels, so that cell centres are met often; classes from -1 to 3."""
+    """Return targets on quarter pixels, so that many edges are at cell centres; classes from -1 to 3."""
     g = torch.Generator().manual_seed(seed)
     centers = torch.randint(0, int(side * 4) + 1, (count, 2), generator=g) / 4
     sizes = torch.randint(1, int(side * 4), (count, 2), generator=g) / 4
@@ -27,7 +27,8 @@ def slow_ignored(targets: torch.Tensor, images: int, stride: float, grid: tuple[
 
 
 def test_ignored_cells_by_hand():
-    # Centres lie at 4, 12, 20, 28 px. The region 4 to 21 across holds 12 and 20 (not 4, on its edge), 0 to 12 down: 4.
+    # Centres are at 4, 12, 20, 28 px. The region contains 12 and 20 in x from 4 to 21 (4 is on its edge), and 4 in y
+    # from 0 to 12.
     ignored = ignored_cells(torch.tensor([[1.0, -1, 4, 0, 21, 12]]), 2, 8, (4, 4))
     assert ignored.nonzero().tolist() == [[1, 0, 1], [1, 0, 2]]
 

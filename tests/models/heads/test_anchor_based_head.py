@@ -1,4 +1,4 @@
-"""The head against hand-worked boxes and a slow loop."""
+"""The anchor-based head against hand-computed boxes and a slow loop."""
 
 from fractions import Fraction
 from math import exp, log
@@ -33,7 +33,7 @@ def test_decode_by_hand():
 def slow_decode(
     head: AnchorBasedHead, maps: list[torch.Tensor], image: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """The definition, one number at a time."""
+    """Compute the definition with loops, one number at a time."""
     boxes, scores = [], []
     for level, raw in enumerate(maps):
         _, anchors, height, width, _ = raw.shape

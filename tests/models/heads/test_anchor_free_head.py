@@ -1,4 +1,4 @@
-"""A second kind of head: its parts by hand and by plain loops, and what the project does with any head."""
+"""A second kind of head: its parts against hand-computed numbers and plain loops, and what must work with any head."""
 
 import math
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def make_head(num_classes: int = 3) -> AnchorFreeHead:
 
 
 def some_targets() -> Tensor:
-    """Of two images of 64 px: a small box inside a large one, a tall one, an ignore region, a padding row."""
+    """Return targets of two 64 px images: a small box in a large one, a tall box, an ignore region, a padding row."""
     rows = [
         [0, 2, 4, 4, 60, 60],
         [0, 0, 20, 20, 44, 40],
@@ -52,7 +52,7 @@ def some_targets() -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-# ---------------------------------------------------------------------- its own parts
+# ---------------------------------------------------------------------- the head, its assignment and its loss
 
 
 def test_decode_by_hand():
@@ -80,7 +80,7 @@ def test_empty_batch():
 def slow_assignment(
     targets: Tensor, stride: int, images: int, grid: tuple[int, int]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """(image, row, column, target) of each cell that answers for a box, cell by cell."""
+    """Yield (image, row, column, target) of each cell that is assigned to a box, with loops over the cells."""
     for image in range(images):
         for row in range(grid[0]):
             for column in range(grid[1]):
@@ -96,20 +96,20 @@ def slow_assignment(
 @pytest.mark.parametrize("stride", [8, 16, 32])
 def test_assignment_equals_the_slow_loops(stride):
     targets, grid = some_targets(), (64 // stride, 64 // stride)
-    answers, boxes, classes = assign_cells(targets, stride, 2, grid)
-    found = list(slow_assignment(targets, stride, 2, grid))
-    assert found
-    assert answers.sum() == len(found)
-    for image, row, column, number in found:
+    assigned, boxes, classes = assign_cells(targets, stride, 2, grid)
+    expected = list(slow_assignment(targets, stride, 2, grid))
+    assert expected
+    assert assigned.sum() == len(expected)
+    for image, row, column, number in expected:
         cell = row * grid[1] + column
-        assert answers[image, cell]
+        assert assigned[image, cell]
         assert boxes[image, cell].tolist() == (targets[number, 2:] / stride).tolist()
         assert classes[image, cell] == targets[number, 1]
 
 
 def test_no_targets_no_answers():
-    answers, boxes, classes = assign_cells(torch.zeros(0, 6), 8, 2, (4, 4))
-    assert not answers.any()
+    assigned, boxes, classes = assign_cells(torch.zeros(0, 6), 8, 2, (4, 4))
+    assert not assigned.any()
     assert (boxes.shape, classes.shape) == ((2, 16, 4), (2, 16))
 
 
@@ -121,7 +121,7 @@ def raw_maps(head: AnchorFreeHead, images: int = 2, dtype: torch.dtype = torch.f
 
 
 def slow_loss(head: AnchorFreeHead, raw: list[tuple[Tensor, Tensor]], targets: Tensor) -> dict[str, float]:
-    """The definition, one cell at a time."""
+    """Compute the definition with loops, one cell at a time."""
     box, cls, cells = 0.0, 0.0, 0
     decoded, _ = head.decode(raw)
     start = 0
@@ -160,15 +160,15 @@ def test_loss_equals_the_slow_loops(targets):
 def test_losses_of_shares_add_up_to_that_of_the_batch():
     head, targets, counts = make_head(), some_targets(), []
     raw, loss = raw_maps(head), AnchorFreeLoss(head.strides)
-    whole = loss(raw, targets)
-    moved = targets[targets[:, 0] == 1] - torch.tensor([1.0, 0, 0, 0, 0, 0])
+    full_batch = loss(raw, targets)
+    second = targets[targets[:, 0] == 1] - torch.tensor([1.0, 0, 0, 0, 0, 0])
     parts = [([tuple(x[:1] for x in level) for level in raw], targets[targets[:, 0] == 0])]
-    parts += [([tuple(x[1:] for x in level) for level in raw], moved)]
+    parts += [([tuple(x[1:] for x in level) for level in raw], second)]
     for part in parts:
         loss(*part, lambda own: counts.append(own) or own)
     shares = [loss(*part, lambda _: sum(counts)) for part in parts]
     for term in loss.terms:
-        assert sum(share[term] for share in shares).item() == pytest.approx(whole[term].item(), rel=1e-12)
+        assert sum(share[term] for share in shares).item() == pytest.approx(full_batch[term].item(), rel=1e-12)
 
 
 def test_the_device_is_never_waited_for():
@@ -179,15 +179,15 @@ def test_the_device_is_never_waited_for():
     assert all(term.device.type == "cuda" for term in terms.values())
 
 
-# ---------------------------------------------------------------------- what the project does with any head
+# ---------------------------------------------------------------------- what must work with any head
 
 
 def test_a_table_without_anchors(model):
     assert "anchors" not in model.table
     assert model.strides == (8, 16, 32)
     assert Detector(model.table).state_dict().keys() == model.state_dict().keys()
-    given = build_model(TABLE, 3, anchors=5)  # as `anchors` in hyper-parameters: nothing to put them in
-    assert given.table == model.table
+    with_anchors = build_model(TABLE, 3, anchors=5)  # as from `anchors` in the hyper-parameters: ignored
+    assert with_anchors.table == model.table
 
 
 def test_a_loss_for_each_head(model, tiny_model):
@@ -200,24 +200,24 @@ def test_a_loss_for_each_head(model, tiny_model):
 
 
 def test_fully_sharded_heads_keep_their_loss(model):
-    """fully_shard gives a layer a class of its own."""
+    """fully_shard changes the class of a layer to a subclass."""
     model.head.__class__ = type("FSDPAnchorFreeHead", (AnchorFreeHead,), {})
     assert isinstance(build_loss(model.head, LossGains()), AnchorFreeLoss)
 
 
 def test_nothing_to_fit(model, tmp_path):
     sizes = torch.rand(50, 2).double().numpy() * 50
-    how = {"ratio_limit": 4.0, "seed": 0, "placeholders": False}
-    assert model.fit_to_boxes(sizes, **how, broadcast=lambda value: pytest.fail("nothing to share")) is None
+    settings = {"ratio_limit": 4.0, "seed": 0, "placeholders": False}
+    assert model.fit_to_boxes(sizes, **settings, broadcast=lambda value: pytest.fail("nothing to broadcast")) is None
     assert "anchors" not in model.table
 
 
 def test_transfer_to_other_classes_goes_by_name(model):
     other = build_model(TABLE, 4)
     fresh = other.head.classes[1].weight.detach().clone()
-    copied, wanted, known = transfer(other, ["c", "new", "a", "newer"], model, ABC)
-    assert (copied, known) == (wanted, 2)
-    assert wanted == len(model.state_dict())
+    copied, total, common = transfer(other, ["c", "new", "a", "newer"], model, ABC)
+    assert (copied, common) == (total, 2)
+    assert total == len(model.state_dict())
     for name in ("weight", "bias"):
         for level in range(3):
             ours, theirs = (getattr(m.head.classes[level], name).detach() for m in (other, model))
@@ -230,8 +230,8 @@ def test_transfer_to_other_classes_goes_by_name(model):
 def test_transfer_without_a_class_in_common(model):
     other = build_model(TABLE, 2)
     before = {key: value.clone() for key, value in other.head.classes.state_dict().items()}
-    copied, wanted, known = transfer(other, ["x", "y"], model, ABC)
-    assert (copied, known) == (wanted, 0)
+    copied, total, common = transfer(other, ["x", "y"], model, ABC)
+    assert (copied, common) == (total, 0)
     assert all(value.equal(before[key]) for key, value in other.head.classes.state_dict().items())
 
 
@@ -240,8 +240,8 @@ def test_transfer_between_kinds_of_heads_leaves_the_head(model, tiny_model, to_a
     given, other = build_model(tiny_model, 3), build_model(TABLE, 3)
     given, other = (given, other) if to_anchor_free else (other, given)
     before = {key: value.clone() for key, value in other.head.state_dict().items()}
-    copied, wanted, known = transfer(other, ABC, given, ABC)
-    assert (wanted - copied, known) == (len(list(other.head.parameters())), 0)
+    copied, total, common = transfer(other, ABC, given, ABC)
+    assert (total - copied, common) == (len(list(other.head.parameters())), 0)
     assert all(value.equal(before[key]) for key, value in other.head.state_dict().items())
     assert other.layers[5].conv.weight.equal(given.layers[5].conv.weight)
 

@@ -1,4 +1,4 @@
-"""The loss against its definition in plain loops, and the laws it must keep."""
+"""The loss against its definition in plain loops, and properties that it must have."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def random_maps(images: int, num_classes: int = 3, levels: int = 3, seed: int = 
 
 
 def random_targets(count: int, images: int, num_classes: int = 3, seed: int = 0) -> Tensor:
-    """Boxes inside the image, no ignore regions."""
+    """Return targets with boxes inside the image, without ignore regions."""
     g = torch.Generator().manual_seed(seed)
     corners = torch.rand(count, 2, 2, generator=g) * SIDE
     head = [torch.randint(0, images, (count,), generator=g), torch.randint(0, num_classes, (count,), generator=g)]
@@ -49,12 +49,12 @@ def sigma(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def cross_entropy(logit: float, wanted: float, pos_weight: float, gamma: float) -> float:
+def cross_entropy(logit: float, target: float, pos_weight: float, gamma: float) -> float:
     p = sigma(logit)
-    loss = -pos_weight * wanted * math.log(p) - (1 - wanted) * math.log(1 - p)
+    loss = -pos_weight * target * math.log(p) - (1 - target) * math.log(1 - p)
     if gamma > 0:
-        right = wanted * p + (1 - wanted) * (1 - p)
-        loss *= (wanted * 0.25 + (1 - wanted) * 0.75) * (1 - right) ** gamma
+        p_t = target * p + (1 - target) * (1 - p)
+        loss *= (target * 0.25 + (1 - target) * 0.75) * (1 - p_t) ** gamma
     return loss
 
 
@@ -77,7 +77,7 @@ def slow_loss(
     label_smoothing: float = 0.0,
     focal_gamma: float = 0.0,
 ) -> dict[str, float]:
-    """The definition: per level, image, anchor and cell, one number at a time."""
+    """Compute the definition with loops over level, image, anchor and cell, one number at a time."""
     levels, images = len(maps), len(maps[0])
     balance = {1: [4], 2: [4, 1], 3: [4, 1, 0.4], 4: [4, 1, 0.25, 0.06]}[levels]
     total = {"box": 0.0, "obj": 0.0, "cls": 0.0}
@@ -85,7 +85,7 @@ def slow_loss(
         stride, cells = STRIDES[level], raw.shape[2]
         box_terms, cls_terms, obj_terms = [], [], []
         for b in range(images):
-            here = [t[1:] for t in targets.tolist() if t[0] == b]
+            image_targets = [t[1:] for t in targets.tolist() if t[0] == b]
             for a in range(3):
                 anchor = [side / stride for side in ANCHORS[level, a].tolist()]
                 for row in range(cells):
@@ -94,7 +94,7 @@ def slow_loss(
                         x, y = 2 * sigma(values[0]) - 0.5 + column, 2 * sigma(values[1]) - 0.5 + row
                         w, h = (2 * sigma(values[2])) ** 2 * anchor[0], (2 * sigma(values[3])) ** 2 * anchor[1]
                         best = None
-                        for class_id, *corners in here:
+                        for class_id, *corners in image_targets:
                             truth = claims(corners, class_id, anchor, stride, row, column, ratio_limit)
                             if truth is None:
                                 continue
@@ -102,11 +102,12 @@ def slow_loss(
                             best = max(best if best is not None else 0.0, iou, 0.0)
                             box_terms.append(1 - iou)
                             for c in range(num_classes):
-                                wanted = 1 - label_smoothing / 2 if c == class_id else label_smoothing / 2
-                                cls_terms.append(cross_entropy(values[5 + c], wanted, cls_pos_weight, focal_gamma))
+                                target = 1 - label_smoothing / 2 if c == class_id else label_smoothing / 2
+                                cls_terms.append(cross_entropy(values[5 + c], target, cls_pos_weight, focal_gamma))
                         center = (column + 0.5) * stride, (row + 0.5) * stride
                         ignored = any(
-                            c == -1 and x1 < center[0] < x2 and y1 < center[1] < y2 for c, x1, y1, x2, y2 in here
+                            c == -1 and x1 < center[0] < x2 and y1 < center[1] < y2
+                            for c, x1, y1, x2, y2 in image_targets
                         )
                         counted = best is not None or not ignored
                         obj_terms.append(counted * cross_entropy(values[4], best or 0.0, obj_pos_weight, focal_gamma))
@@ -121,15 +122,15 @@ def slow_loss(
 
 
 def claims(corners, class_id, anchor, stride, row, column, limit):
-    """The target's box in cells if it claims this anchor at this cell, else None."""
+    """Return the target's box in cells if it matches this anchor at this cell, else None."""
     x1, y1, x2, y2 = (v / stride for v in corners)
     cx, cy, w, h = (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1
     if class_id < 0 or max(w / anchor[0], anchor[0] / w, h / anchor[1], anchor[1] / h) >= limit:
         return None
-    across = math.floor(cx) + (-1 if cx % 1 < 0.5 else 1)
-    along = math.floor(cy) + (-1 if cy % 1 < 0.5 else 1)
+    near_column = math.floor(cx) + (-1 if cx % 1 < 0.5 else 1)
+    near_row = math.floor(cy) + (-1 if cy % 1 < 0.5 else 1)
     own = (math.floor(cx), math.floor(cy))
-    return [cx, cy, w, h] if (column, row) in {own, (across, own[1]), (own[0], along)} else None
+    return [cx, cy, w, h] if (column, row) in {own, (near_column, own[1]), (own[0], near_row)} else None
 
 
 def values(terms: dict[str, Tensor]) -> dict[str, float]:
@@ -173,17 +174,19 @@ def test_ignore_regions_equal_the_slow_loops():
 
 
 def test_more_levels_than_weights_are_refused():
-    with pytest.raises(ValueError, match="the loss weighs 1 to 5 levels, got 6"):
+    with pytest.raises(ValueError, match="the loss supports 1 to 5 levels, got 6"):
         AnchorBasedLoss(torch.ones(6, 3, 2), (4, 8, 16, 32, 64, 128), 3)
 
 
 def test_by_hand():
     # One image of 64 px, one level of stride 8, one anchor 16 x 16, all logits 0, one class.
-    # Target 16 x 16 px at centre (28, 28): cells (3.5, 3.5); halfway, so the neighbours are the next ones.
-    # Predictions sit at the cell + 0.5 with the anchor's size, 2 x 2 cells: the own cell has IoU 1, the others are one
-    # cell off: overlap 2, union 6, IoU 1/3, rho^2 = 1, hull 3 x 2: c^2 = 13, CIoU = 1/3 - 1/13 = 0.256410.
+    # Target 16 x 16 px at centre (28, 28), in cells (3.5, 3.5): the middle of a cell, so the neighbours are the next
+    # column and the next row.
+    # Each predicted box has its centre at the cell + 0.5 and the anchor's size, 2 x 2 cells. The own cell has IoU 1,
+    # the others are one cell off: overlap 2, union 6, IoU 1/3, rho^2 = 1, enclosing box 3 x 2, so c^2 = 13 and
+    # CIoU = 1/3 - 1/13 = 0.256410.
     # box = (0 + 2 * (1 - 0.256410)) / 3 * 0.05 * 3 = 0.0743590
-    # obj = -mean ln 0.5 whatever the target = 0.693147 * 4 * 3 * (64 / 640)^2 = 0.0831777
+    # obj = -mean ln 0.5 for any target = 0.693147 * 4 * 3 * (64 / 640)^2 = 0.0831777
     loss = AnchorBasedLoss(torch.tensor([[[16.0, 16]]]), (8,), 1)
     terms = values(loss([torch.zeros(1, 1, 8, 8, 6)], torch.tensor([[0.0, 0, 20, 20, 36, 36]])))
     assert terms == pytest.approx({"box": 0.0743590, "obj": 0.0831777, "cls": 0.0}, rel=1e-5)
@@ -202,28 +205,28 @@ def test_no_targets_train_objectness_alone():
 
 def test_a_cell_in_an_ignore_region_learns_only_what_it_matches():
     maps = [raw.requires_grad_() for raw in random_maps(1)]
-    # Predicted boxes as small as can be, far corner: their IoU with the target is 0 or below, yet they are matches.
+    # Predicted boxes of almost no size: their CIoU with the target is 0 or below, but they are still matches.
     with torch.no_grad():
         maps[0][..., :4] = -20
     targets = torch.tensor([[0.0, -1, 0, 0, 64, 64], [0, 1, 20, 16, 36, 46]])  # centre (28, 31): cell 3, 3
     make_loss()(maps, targets)["obj"].backward()
-    learning = maps[0].grad[0, :, :, :, 4] != 0
-    # 16 x 30 px: anchors 10 x 13, 16 x 30 and 33 x 23 are all near enough. (3.5, 3.875): next column, next row.
-    assert {tuple(cell) for cell in learning.nonzero().tolist()} == {
+    has_gradient = maps[0].grad[0, :, :, :, 4] != 0
+    # 16 x 30 px matches the anchors 10 x 13, 16 x 30 and 33 x 23. (3.5, 3.875): the next column and the next row.
+    assert {tuple(cell) for cell in has_gradient.nonzero().tolist()} == {
         (a, row, column) for a in range(3) for row, column in ((3, 3), (3, 4), (4, 3))
     }
 
 
 def test_order_and_repetition_of_targets():
     maps, targets = random_maps(2), random_targets(12, 2)
-    targets[6:, 2:] = targets[:6, 2:]  # pairs of one box, in two classes and images, so that cells clash
+    targets[6:, 2:] = targets[:6, 2:]  # pairs of equal boxes, so that several targets match the same cells
     targets[6:, 0] = targets[:6, 0]
-    wanted = values(make_loss()(maps, targets))
+    expected = values(make_loss()(maps, targets))
     for seed in range(3):
         shuffled = targets[torch.randperm(12, generator=torch.Generator().manual_seed(seed))]
-        assert values(make_loss()(maps, shuffled)) == pytest.approx(wanted, rel=1e-6)
-    # Each target twice: the means over matches and the best quality of each cell stay what they were.
-    assert values(make_loss()(maps, targets.repeat(2, 1))) == pytest.approx(wanted, rel=1e-6)
+        assert values(make_loss()(maps, shuffled)) == pytest.approx(expected, rel=1e-6)
+    # Each target twice: the means over matches and the best quality of each cell do not change.
+    assert values(make_loss()(maps, targets.repeat(2, 1))) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
@@ -250,14 +253,14 @@ def test_gradients_of_repeated_targets_are_those_of_the_targets(settings):
 
 
 def split(maps: list[Tensor], targets: Tensor, at: int) -> list[tuple[list[Tensor], Tensor]]:
-    """The first `at` images and the others, each numbered from 0."""
+    """Split a batch into the first `at` images and the others, each numbered from 0."""
     first, second = targets[targets[:, 0] < at], targets[targets[:, 0] >= at].clone()
     second[:, 0] -= at
     return [([raw[:at] for raw in maps], first), ([raw[at:] for raw in maps], second)]
 
 
 def counted_by(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Tensor:
-    """What a process hands over to be summed."""
+    """Return the counts that a process passes to `total`, to be summed over all processes."""
     seen = []
     loss(*part, lambda counts: seen.append(counts.clone()) or counts)
     return seen[0]
@@ -267,21 +270,21 @@ def counted_by(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Tens
 def test_shares_add_up_to_the_whole_batch(at):
     loss, maps = make_loss().double(), [raw.double() for raw in random_maps(4)]
     targets = random_targets(15, 4)
-    targets = targets[targets[:, 0] != 0]  # with at = 1 one process has no target at all, with at = 0 no image
+    targets = targets[targets[:, 0] != 0]  # with at = 1, one process has no targets; with at = 0, no images
     targets[0, 1] = -1
     parts = split(maps, targets, at)
     counts = sum(counted_by(loss, part) for part in parts)
     shares = [values(loss(*part, lambda _: counts)) for part in parts]
-    whole = values(loss(maps, targets))
-    assert {name: sum(share[name] for share in shares) for name in whole} == pytest.approx(whole, rel=1e-12)
+    full_batch = values(loss(maps, targets))
+    assert {name: sum(share[name] for share in shares) for name in full_batch} == pytest.approx(full_batch, rel=1e-12)
 
 
 def test_means_of_shares_are_another_loss():
     loss, maps, targets = make_loss(), random_maps(4), random_targets(15, 4)
     local = [values(loss(*part)) for part in split(maps, targets, 1)]  # each normalised by its own counts
-    whole = values(loss(maps, targets))
+    full_batch = values(loss(maps, targets))
     for name in ("box", "cls"):
-        assert abs(sum(share[name] for share in local) / 2 - whole[name]) > 1e-3 * whole[name]
+        assert abs(sum(share[name] for share in local) / 2 - full_batch[name]) > 1e-3 * full_batch[name]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -289,14 +292,14 @@ def test_means_of_shares_are_another_loss():
 def test_gradients_of_shares_are_those_of_the_whole_batch(settings, at):
     loss, targets = make_loss(**settings).double(), random_targets(15, 4)
     targets[:2, 1] = -1
-    whole = [raw.double().requires_grad_() for raw in random_maps(4)]
-    sum(loss(whole, targets).values()).backward()
-    apart = [raw.double().requires_grad_() for raw in random_maps(4)]
-    parts = split(apart, targets, at)
+    full_batch = [raw.double().requires_grad_() for raw in random_maps(4)]
+    sum(loss(full_batch, targets).values()).backward()
+    divided = [raw.double().requires_grad_() for raw in random_maps(4)]
+    parts = split(divided, targets, at)
     counts = sum(counted_by(loss, part) for part in parts)
     for part in parts:
         sum(loss(*part, lambda _: counts).values()).backward()
-    for ours, theirs in zip(whole, apart, strict=True):
+    for ours, theirs in zip(full_batch, divided, strict=True):
         assert ours.grad.dtype == torch.float64
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12 * ours.grad.abs().max().item())
 
@@ -308,7 +311,7 @@ def test_counts_are_whole_numbers():
     assert counts[-1] == 4
 
 
-# ---------------------------------------------------------------------- numbers at the edge
+# ---------------------------------------------------------------------- extreme numbers and precision
 
 
 @pytest.mark.parametrize("focal_gamma", [0.0, 0.5, 2.0])
@@ -359,12 +362,12 @@ def test_float64_without_targets():
 
 
 def test_anchors_are_kept_in_float32_at_least():
-    kept = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3).anchors_px.dtype for dtype in (torch.float16, torch.float64)]
-    assert kept == [torch.float32, torch.float64]
+    losses = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3) for dtype in (torch.float16, torch.float64)]
+    assert [loss.anchors_px.dtype for loss in losses] == [torch.float32, torch.float64]
 
 
 def test_float64_anchors_match_as_float32_ones():
-    # Sizes around 2.91 times an anchor, one float32 apart: float64 would see the limit between two others of them.
+    # Widths around 2.91 times an anchor's, in steps of one float32: in float64 the limit would be at another step.
     steps = torch.arange(-20, 21, dtype=torch.int32)
     for anchors in ANCHORS / 3:
         widths = ((anchors[0, 0] * 2.91).view(torch.int32) + steps).view(torch.float32)
@@ -380,23 +383,24 @@ def test_float64_anchors_match_as_float32_ones():
 
 
 def slope(
-    loss: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, place: tuple[int, ...], names: Sequence[str]
+    loss: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, index: tuple[int, ...], names: Sequence[str]
 ) -> float:
-    """Central difference of the named terms in one number of the first level."""
+    """Return the central difference of the named terms with respect to one number of the first level."""
     with torch.no_grad():
-        ends = []
+        sums = []
         for step in (1e-5, -1e-5):
-            moved = [maps[0].detach().clone(), *maps[1:]]
-            moved[0][place] += step
-            terms = loss(moved, targets)
-            ends.append(sum(terms[name].item() for name in names))
-    return (ends[0] - ends[1]) / 2e-5
+            changed = [maps[0].detach().clone(), *maps[1:]]
+            changed[0][index] += step
+            terms = loss(changed, targets)
+            sums.append(sum(terms[name].item() for name in names))
+    return (sums[0] - sums[1]) / 2e-5
 
 
 @pytest.mark.parametrize("focal_gamma", [0.0, 1.5])
 def test_gradients_are_slopes(focal_gamma):
-    # No gradient flows through CIoU where it is objectness's target, nor through its weight of the aspect term. So
-    # slopes in box numbers are those of the box term, at a box of the target's aspect, where that weight is 0.
+    # No gradient flows through the CIoU as the target of objectness, nor through CIoU's weight of the aspect term. So
+    # box numbers are compared with slopes of the box term alone, for a box with the target's aspect ratio, where that
+    # weight is 0.
     loss = make_loss(focal_gamma=focal_gamma, cls_pos_weight=0.7, label_smoothing=0.1).double()
     maps = [raw.double() for raw in random_maps(1)]
     targets, own = torch.tensor([[0.0, 2, 31, 22, 47, 52]]), (0, 1, 4, 4)  # 16 x 30 px as anchor 1; centre in cell 4, 4
@@ -406,11 +410,11 @@ def test_gradients_are_slopes(focal_gamma):
     (box,) = torch.autograd.grad(terms["box"], maps[0], retain_graph=True)
     (logits,) = torch.autograd.grad(terms["obj"] + terms["cls"], maps[0])
     for number in range(4):
-        place = (*own, number)
-        assert box[place].item() == pytest.approx(slope(loss, maps, targets, place, ["box"]), rel=1e-7)
-    for place in [(*own, number) for number in range(4, 8)] + [(0, 0, 0, 0, 4), (0, 2, 7, 3, 4)]:
-        assert logits[place].item() == pytest.approx(slope(loss, maps, targets, place, ["obj", "cls"]), rel=1e-7)
-        assert logits[place] != 0
+        index = (*own, number)
+        assert box[index].item() == pytest.approx(slope(loss, maps, targets, index, ["box"]), rel=1e-7)
+    for index in [(*own, number) for number in range(4, 8)] + [(0, 0, 0, 0, 4), (0, 2, 7, 3, 4)]:
+        assert logits[index].item() == pytest.approx(slope(loss, maps, targets, index, ["obj", "cls"]), rel=1e-7)
+        assert logits[index] != 0
 
 
 def test_box_numbers_learn_from_the_box_term_alone():
@@ -418,7 +422,7 @@ def test_box_numbers_learn_from_the_box_term_alone():
     maps = [raw[:1].double().requires_grad_() for raw in random_maps(1, 2)]
     terms = loss(maps, targets)
     (terms["cls"] + terms["obj"]).backward()
-    # Objectness is compared with a quality through which no gradient flows: box numbers get none.
+    # No gradient flows through the target of objectness, so box numbers get no gradient.
     assert all(raw.grad[..., :4].abs().max() == 0 for raw in maps)
     before = maps[0].grad.clone()
     terms = loss(maps, targets)
@@ -428,7 +432,7 @@ def test_box_numbers_learn_from_the_box_term_alone():
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the name of each operation."""
+    """Records the name of each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -440,8 +444,9 @@ class Recorder(TorchDispatchMode):
 
 
 def test_the_device_is_never_waited_for():
-    # A fake CUDA device refuses what needs a tensor's value on the host: item, nonzero, boolean indexing. A list that
-    # becomes a tensor on the device is copied there while the host waits; it passes through lift_fresh.
+    # A fake CUDA device raises an error for what needs a tensor's value on the host: item, nonzero, boolean indexing.
+    # It does not for a tensor made from a list, which is copied to the device while the host waits: that calls
+    # lift_fresh.
     with FakeTensorMode(allow_non_fake_inputs=False), Recorder() as recorder:
         device = torch.device("cuda")
         loss = AnchorBasedLoss(torch.ones(3, 3, 2, device=device), STRIDES[:3], 3, focal_gamma=1.5, cls_pos_weight=0.5)
@@ -456,8 +461,8 @@ def test_rows_that_stand_for_nothing_change_nothing():
         maps, targets = random_maps(4), random_targets(count, 4)
         if count:
             targets[0, 1] = -1
-        filled = pad_targets(targets)
-        assert len(filled) >= max(count, 16)
-        assert filled[:count].equal(targets)
-        wanted = values(make_loss()(maps, targets))
-        assert values(make_loss()(maps, filled)) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+        padded = pad_targets(targets)
+        assert len(padded) >= max(count, 16)
+        assert padded[:count].equal(targets)
+        expected = values(make_loss()(maps, targets))
+        assert values(make_loss()(maps, padded)) == pytest.approx(expected, rel=1e-6, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Detectors from checkpoints: the round trip and the refusals."""
+"""Detectors from Kestrel's checkpoints: the round trip and the errors."""
 
 import copy
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_digest_tells_weights_apart(model):
     assert before == digest(copy.deepcopy(model)) != digest(copy.deepcopy(model).half())
     next(model.buffers()).add_(1)
     assert digest(model) != before
-    assert digest(torch.nn.Identity()) == "e3b0c442"  # of nothing
+    assert digest(torch.nn.Identity()) == "e3b0c442"  # the SHA-256 of no data
 
 
 def test_fitted_anchors_survive(model, tmp_path):
@@ -66,15 +66,15 @@ def test_weights_that_do_not_fit_are_one_sentence(model, tmp_path, weights):
 
 @pytest.mark.parametrize("names", [None, 3, ["a", "b"], ["a", "b", 3], {"0": "a"}])
 def test_names_that_do_not_fit_are_one_sentence(model, tmp_path, names):
-    with pytest.raises(ValueError, match="its names are not the names of the 3 classes that its table has"):
+    with pytest.raises(ValueError, match="`names` must be a list of 3 names, one per class of its table"):
         load_detector(saved_as(tmp_path / "a.pt", model, names=names))
 
 
 def test_weights_that_are_not_there(tmp_path):
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError) as caught:
         load_detector(tmp_path / "yolov5s.pt")
-    assert str(refusal.value) == (
-        f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Weights come from a training run "
-        "(runs/train/exp/weights/best.pt), or are a file that you have downloaded, for example from YOLOv5's "
-        "releases: nothing is downloaded unasked"
+    assert str(caught.value) == (
+        f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Give a checkpoint of a training run "
+        "(runs/train/exp/weights/best.pt), or a file that you have downloaded, for example from YOLOv5's releases: "
+        "Kestrel does not download weights"
     )

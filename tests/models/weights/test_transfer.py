@@ -1,4 +1,4 @@
-"""Weights carried from model to model, and classes in another order."""
+"""Copying weights between models, and reordering classes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ ABC = ["a", "b", "c"]
 
 
 def outputs(detector: Detector, level: int = 0) -> torch.Tensor:
-    """The weights of one level's last convolution: [anchors, 5 + classes, channels, 1, 1]."""
+    """Return the weights of one level's output convolution: [anchors, 5 + classes, channels, 1, 1]."""
     weight = detector.head.m[level].weight.detach()
     return weight.view(3, -1, *weight.shape[1:])
 
@@ -37,8 +37,8 @@ def test_transfer_between_equals_carries_all_but_anchors(model, tiny_model):
 def test_transfer_to_other_classes_goes_by_name(model, tiny_model):
     other = build_model(tiny_model, 4)
     fresh = [outputs(other, level).clone() for level in range(3)]
-    copied, wanted, classes = transfer(other, ["c", "new", "a", "newer"], model, ABC)
-    assert (copied, classes) == (wanted, 2)
+    copied, total, classes = transfer(other, ["c", "new", "a", "newer"], model, ABC)
+    assert (copied, classes) == (total, 2)
     for level in range(3):
         ours, theirs = outputs(other, level), outputs(model, level)
         assert ours[:, :5].equal(theirs[:, :5])  # box and objectness
@@ -53,8 +53,8 @@ def test_transfer_to_other_classes_goes_by_name(model, tiny_model):
 def test_transfer_to_a_head_of_other_anchors_leaves_it(model, tiny_model):
     other = build_model(tiny_model, 3, anchors=2)
     head = {key: value.clone() for key, value in other.head.state_dict().items()}
-    copied, wanted, classes = transfer(other, ABC, model, ABC)
-    assert (wanted - copied, classes) == (2 * 3, 0)  # a weight and a bias per level
+    copied, total, classes = transfer(other, ABC, model, ABC)
+    assert (total - copied, classes) == (2 * 3, 0)  # a weight and a bias per level
     assert all(value.equal(head[key]) for key, value in other.head.state_dict().items())
 
 
@@ -62,8 +62,8 @@ def test_transfer_to_another_model_takes_what_fits(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.layers[0] = nn.Identity()
     model.layers[1] = nn.Identity()
-    copied, wanted, _ = transfer(other, ABC, model, ABC)
-    assert 0 < copied < wanted
+    copied, total, _ = transfer(other, ABC, model, ABC)
+    assert 0 < copied < total
     assert copied == len(other.state_dict().keys() & model.state_dict().keys()) - 1
 
 
@@ -84,7 +84,8 @@ def test_classes_in_another_order_give_the_same_scores(model):
 )
 def test_other_classes_are_no_order(model, names, wanted):
     before = digest(model)
-    with pytest.raises(ValueError, match=f"the classes are {', '.join(names)}, wanted are {', '.join(wanted)}"):
+    message = f"the model's classes are {', '.join(names)}, but {', '.join(wanted)} are wanted"
+    with pytest.raises(ValueError, match=message):
         reorder_classes(model, names, wanted)
     assert digest(model) == before
 

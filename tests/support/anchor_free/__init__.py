@@ -1,6 +1,6 @@
-"""A plain anchor-free head: it shows that another kind of head needs a file per concern and a line.
+"""A simple anchor-free head: shows that a new kind of head needs one file per part and one line to register it.
 
-Source: FCOS (arXiv 1904.01355), without its centerness and its ranges of sizes per level.
+Source: FCOS (arXiv 1904.01355), without centerness and without a range of box sizes per level.
 """
 
 from models.heads.registry import HEADS, HeadFamily
@@ -11,5 +11,5 @@ FAMILY = HeadFamily(head=AnchorFreeHead, loss=AnchorFreeLoss)
 
 
 def register() -> None:
-    """For a process of its own: KESTREL_FAULT=tests.support.anchor_free:register."""
+    """Register the head. For a new process: KESTREL_FAULT=tests.support.anchor_free:register."""
     HEADS["AnchorFree"] = FAMILY

@@ -1,4 +1,4 @@
-"""The assignment: a cell answers for the smallest box around whose centre it lies."""
+"""Assignment of targets: a cell is assigned to the smallest box whose centre region contains it."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ RADIUS = 1.5  # cells
 
 
 def assign_cells(targets: Tensor, stride: int, images: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each cell of a level whether it answers for a box [B, H * W], that box_xyxy in cells, and its class.
+    """For each cell of a level: whether it has a box [B, H * W], the box_xyxy in cells, and its class.
 
-    targets: [T, 6] image, class, x1, y1, x2, y2 in pixels. A cell may answer for a box in which its centre lies, less
-    than RADIUS cells from the box's centre across and down.
+    targets: [T, 6] image, class, x1, y1, x2, y2 in pixels. A cell can be assigned to a box if the cell's centre is in
+    the box and less than RADIUS cells from the box's centre in x and in y.
     """
-    targets = torch.cat([targets, targets.new_full((1, 6), NO_TARGET)])  # so that there is one
+    targets = torch.cat([targets, targets.new_full((1, 6), NO_TARGET)])  # so that T > 0
     boxes = targets[:, 2:] / stride
     middle, size = to_cxcywh(boxes).split(2, -1)
     center = centers(*grid, boxes)[:, None]  # [H * W, 1, 2]

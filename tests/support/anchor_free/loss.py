@@ -1,4 +1,4 @@
-"""The loss: complete IoU of the cells that answer for a box, and cross entropy of all cells."""
+"""The loss: complete IoU of the cells with a box, and cross entropy of all cells."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ from utils.boxes import complete_iou, to_cxcywh
 
 
 class AnchorFreeLoss(Loss):
-    """box: 1 - CIoU; cls: cross entropy, a sum over classes and all cells but those in ignore regions.
+    """box: 1 - CIoU; cls: cross entropy, summed over classes and over all cells outside ignore regions.
 
-    Both are divided by the number of cells, of the whole batch, that answer for a box.
+    Both are divided by the number of cells with a box in the whole batch.
     """
 
     terms = ("box", "cls")
@@ -39,16 +39,16 @@ class AnchorFreeLoss(Loss):
         for (distances, logits), stride in zip(raw, self.strides, strict=True):
             distances, logits = at_least_float32(distances), at_least_float32(logits).flatten(2).mT  # [B, H * W, C]
             images, grid = len(logits), tuple(distances.shape[2:])
-            answers, boxes, classes = assign_cells(targets, stride, images, grid)
+            positive, boxes, classes = assign_cells(targets, stride, images, grid)
             predicted = corners(distances)
-            boxes = torch.where(answers[..., None], boxes.to(predicted.dtype), predicted.detach())
+            boxes = torch.where(positive[..., None], boxes.to(predicted.dtype), predicted.detach())
             iou = complete_iou(to_cxcywh(predicted), to_cxcywh(boxes))
-            box.append(((1 - iou) * answers).sum())
-            wanted = (classes[..., None] == torch.arange(logits.shape[2], device=logits.device)) & answers[..., None]
-            counts = answers | ~ignored_cells(targets, images, stride, grid).flatten(1)
+            box.append(((1 - iou) * positive).sum())
+            wanted = (classes[..., None] == torch.arange(logits.shape[2], device=logits.device)) & positive[..., None]
+            counts = positive | ~ignored_cells(targets, images, stride, grid).flatten(1)
             entropy = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="none")
             cls.append((entropy.sum(-1) * counts).sum())
-            count.append(answers.sum())
+            count.append(positive.sum())
         counted = torch.stack(count)  # [L]
         cells = (counted if total is None else total(counted)).sum().clamp(min=1)
         return {"box": sum(box) / cells * self.box_gain, "cls": sum(cls) / cells * self.cls_gain}

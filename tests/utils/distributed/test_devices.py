@@ -1,4 +1,4 @@
-"""Devices and arithmetic: what is chosen, and the words of refusals, on machines that are only pretended."""
+"""Choice of devices and precision, and the error messages, on simulated machines."""
 
 import sys
 import types
@@ -19,16 +19,16 @@ CPU, GPU, METAL = torch.device("cpu"), torch.device("cuda", 0), torch.device("mp
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets how many GPUs there seem to be, of which generation and name."""
+    """machine(gpus, ...): pretend to have so many GPUs of this generation and name."""
 
-    def pretend(gpus: int, generation: int = 8, name: str = "Some GPU", metal: bool = False) -> None:
+    def simulate(gpus: int, generation: int = 8, name: str = "Some GPU", metal: bool = False) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (generation, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
 
-    return pretend
+    return simulate
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_the_default_without_a_gpu_is_the_cpu(machine):
         ("1,1", 2, "--device 1,1: a GPU is named twice"),
         ("cuda", 0, "--device cuda: this machine has no CUDA GPU; use --device cpu"),
         ("mps", 0, "--device mps: this machine or this torch has no Metal device; use --device cpu"),
-        ("gpu", 1, '--device gpu: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
-        ("-1", 1, '--device -1: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
-        ("0.0", 1, '--device 0.0: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
-        ("²", 1, '--device ²: choose "cpu", "mps" or numbers of GPUs, for example 0 or 0,1'),
+        ("gpu", 1, '--device gpu: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
+        ("-1", 1, '--device -1: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
+        ("0.0", 1, '--device 0.0: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
+        ("²", 1, '--device ²: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
     ],
 )
 def test_refusals(machine, wanted, gpus, sentence):
@@ -80,7 +80,7 @@ def gpu(number):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "gpus", "place", "devices"),
+    ("wanted", "gpus", "rank_info", "devices"),
     [
         ("0,1", 2, RankInfo(), (gpu(0), gpu(1))),  # one process, DataParallel
         ("", 4, RankInfo(), (gpu(0),)),
@@ -95,20 +95,28 @@ def gpu(number):
         ("cpu", 8, RankInfo(1, 2, 1, 2), (CPU,)),
     ],
 )
-def test_devices_of_processes(machine, wanted, gpus, place, devices):
+def test_devices_of_processes(machine, wanted, gpus, rank_info, devices):
     machine(gpus)
-    assert pick_devices(wanted, place) == devices
+    assert pick_devices(wanted, rank_info) == devices
 
 
 @pytest.mark.parametrize(
     ("wanted", "gpus", "sentence"),
     [
         ("cuda", 0, "--device cuda: this machine has no CUDA GPU; use --device cpu"),
-        ("0", 4, "--device 0: 2 processes on this machine need as many devices"),
+        ("0", 4, "--device 0: 2 processes on this machine need 2 devices"),
         ("0,5", 4, "--device 0,5: this machine has GPUs 0 to 3; use --device cpu or another number"),
-        ("cuda", 1, "--device cuda: 2 processes but GPU 0 on this machine; use as many processes, or --device cpu"),
-        ("", 1, "--device not given: 2 processes but GPU 0 on this machine; use as many processes, or --device cpu"),
-        ("mps", 0, "--device mps: Metal has one device, and serves one process"),
+        (
+            "cuda",
+            1,
+            "--device cuda: 2 processes need 2 GPUs, this machine has GPU 0; use fewer processes or --device cpu",
+        ),
+        (
+            "",
+            1,
+            "--device not given: 2 processes need 2 GPUs, this machine has GPU 0; use fewer processes or --device cpu",
+        ),
+        ("mps", 0, "--device mps: Metal has one device, which only one process can use"),
     ],
 )
 def test_refusals_to_processes(machine, wanted, gpus, sentence):
@@ -123,10 +131,10 @@ def test_processes_to_spawn(machine):
     assert [processes_for(wanted, 0) for wanted in ("", "cuda", "0,1", "cuda:2")] == [3, 3, 2, 1]
     assert processes_for("cpu", 4) == processes_for("0,1", 4) == 4
     for wanted, shown in (("cpu", "cpu"), ("mps", "mps")):
-        with pytest.raises(ValueError, match=f"--spawn: say how many processes, .* .--device {shown}"):
+        with pytest.raises(ValueError, match=f"--spawn: give the number of processes, .* .--device {shown}"):
             processes_for(wanted, 0)
     machine(0)
-    with pytest.raises(ValueError, match=r"--spawn: say how many .* \(--device cpu\)"):
+    with pytest.raises(ValueError, match=r"--spawn: give the number .* \(--device cpu\)"):
         processes_for("", 0)
 
 
@@ -173,7 +181,7 @@ def test_precision_of_cpus(monkeypatch, flags, precision):
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        ("fp16", "--amp fp16: a CPU has no use for it; choose auto, bf16 or fp32"),
+        ("fp16", "--amp fp16: not supported on a CPU; choose auto, bf16 or fp32"),
         ("fp8", "--amp fp8: choose auto, fp64, fp32, bf16 or fp16"),
     ],
 )
@@ -244,7 +252,7 @@ V1 = {
     "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "500000\n",
     "sys/fs/cgroup/memory/job/memory.stat": "inactive_file 7\ntotal_inactive_file 1000\n",
 }
-CONTAINER = {  # it sees its own group as the base, under the path that the machine knows it by
+CONTAINER = {  # it sees its own group as the base; the path is the one on the host
     "proc/self/cgroup": "4:memory:/docker/0123\n",
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "600000",
     "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000",
@@ -256,7 +264,7 @@ OVERDRAWN = V2 | {"sys/fs/cgroup/job/memory.current": "990000\n"}
     ("files", "free"),
     [
         (MACHINE, 1_024_000),
-        (MACHINE | V2, 570_000),  # 900000 - 400000 + 70000, of the group that holds the process's own
+        (MACHINE | V2, 570_000),  # 900000 - 400000 + 70000, in the parent group
         (MACHINE | V1, 301_000),  # 800000 - 500000 + 1000
         (MACHINE | CONTAINER, 500_000),
         (MACHINE | OVERDRAWN, 0),  # 900000 - 990000 + 70000 is below 0
@@ -275,7 +283,7 @@ def test_free_memory_of_this_machine():
 
 
 def test_memory_of_a_gpu_by_hand(monkeypatch):
-    # 100 free on the device; 50 taken from it, of which 30 are in use: 20 more can be given out.
+    # 100 free on the device; 50 reserved, of which 30 are allocated: 20 more can be allocated.
     state = {"reserved": 50, "peak": 70, "emptied": 0}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 160))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 30)
@@ -285,7 +293,7 @@ def test_memory_of_a_gpu_by_hand(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(emptied=state["emptied"] + 1))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: state.update(peak=state["reserved"]))
     assert free_memory(GPU) == 120
-    # The step takes 40 beside what lies there, of which 20 fit into what is taken: 70 at the peak, 40 above 30.
+    # The step allocates 40, of which 20 fit into the reserved memory: 70 reserved at the peak, 40 above 30.
     assert reserved_by(lambda: state.update(peak=70), GPU) == 40
     assert state["emptied"] == 1
     release_memory(GPU)

@@ -1,4 +1,4 @@
-"""Who a process is, from the variables of launchers; hand-made environments."""
+"""Rank information from launchers' variables, and --spawn. The environments are made by hand."""
 
 import os
 import signal
@@ -55,8 +55,8 @@ def test_torchrun():
 
 
 def test_variables_by_hand():
-    place = read_rank_info({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
-    assert place == RankInfo(1, 2, 1, 2, "", 0)
+    by_hand = read_rank_info({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    assert by_hand == RankInfo(1, 2, 1, 2, "", 0)
     older = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # --local_rank, no --use_env
     assert read_rank_info(older, 1) == RankInfo(1, 2, 1, 2, "a", 1)
 
@@ -75,7 +75,7 @@ def test_slurm():
     assert read_rank_info(SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == RankInfo()
     assert (
         read_rank_info(SLURM | {"SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}) == RankInfo()
-    )  # a script: no step, no tasks
+    )  # a batch script: no step, no tasks
     assert read_rank_info(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "6"}).size == 6  # srun inherits it
     assert (
         read_rank_info(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == RankInfo()
@@ -83,7 +83,7 @@ def test_slurm():
 
 
 def test_torchrun_within_slurm_counts_for_itself():
-    """One task to a node, each of them a torchrun of several processes."""
+    """One SLURM task per node, each of them a torchrun with several processes."""
     assert read_rank_info(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}).rank == 3
 
 
@@ -110,7 +110,7 @@ def test_torchrun_within_slurm_counts_for_itself():
         (SLURM | {"SLURM_JOB_ID": "x"}, -1, "SLURM_JOB_ID is 'x': the launcher should set it to a whole number"),
         (SLURM | {"SLURM_NODEID": "x"}, -1, "SLURM_NODEID is 'x'"),
         (TORCHRUN | {"MASTER_PORT": "abc"}, -1, "MASTER_PORT is 'abc'"),
-        ({}, 1, "--local-rank 1: RANK and WORLD_SIZE tell of no other process; use a launcher"),
+        ({}, 1, "--local-rank 1: RANK and WORLD_SIZE do not describe several processes; use a launcher"),
     ],
 )
 def test_contradictions(environment, flag, sentence):
@@ -125,11 +125,11 @@ def test_contradictions(environment, flag, sentence):
         ({"dist_url": "http://a:1"}, "--dist-url http://a:1: choose env://, tcp://HOST:PORT or file:///PATH"),
         ({"dist_url": "env://x"}, "--dist-url env://x: choose env://"),
         ({"dist_url": "tcp://host"}, "--dist-url tcp://host: expected tcp://HOST:PORT"),
-        ({"dist_url": "file://here"}, "--dist-url file://here: expected a full path, file:///PATH"),
+        ({"dist_url": "file://here"}, "--dist-url file://here: expected an absolute path, file:///PATH"),
         ({"dist_backend": "mpi"}, "--dist-backend mpi: choose auto, nccl or gloo"),
         ({"dist_timeout": 0.0}, "--dist-timeout 0: choose 1 to 86400 seconds"),
         ({"dist_timeout": float("nan")}, "--dist-timeout nan: choose 1 to 86400 seconds"),
-        ({"spawn": -2}, "--spawn -2: choose 1 process or more, or none for one per device"),
+        ({"spawn": -2}, "--spawn -2: give 1 process or more, or no number for one process per device"),
     ],
 )
 def test_refusals(values, sentence):
@@ -160,9 +160,9 @@ def test_spawned_processes_are_not_told_to_spawn():
 
 @pytest.fixture
 def spawned(monkeypatch):
-    """spawned(exit codes): the settings that torch's launcher is given, whose processes end so.
+    """spawned(*codes): run spawn() with a fake launcher whose processes end with these codes; returns its settings.
 
-    after_s: seconds from the first failure to each.
+    after_s: when each process fails, in seconds after the first failure.
     """
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
@@ -178,7 +178,7 @@ def spawned(monkeypatch):
                 failure.timestamp = 1_000_000 + after_s[rank]
 
             def run(*_: object) -> None:
-                assert os.environ["KESTREL_SPAWNED"] == "1"  # which the processes inherit
+                assert os.environ["KESTREL_SPAWNED"] == "1"  # inherited by the processes
                 if failed:
                     raise ChildFailedError("train.py", failed)
 
@@ -232,7 +232,7 @@ def test_times_of_failures_are_rounded(spawned, after_s):
 
 
 def test_a_process_that_the_launcher_killed_is_not_the_cause(spawned):
-    """Stopped, rank 0 did not answer, which rank 1 has reported; 30 s later the launcher killed what was left."""
+    """Rank 0 was stopped and did not answer; rank 1 reported that; 30 s later the launcher killed rank 0."""
     with pytest.raises(SystemExit) as caught:
         spawned(-9, 1, after_s=(30, 0))
     assert caught.value.code == 1
@@ -246,7 +246,7 @@ def test_spawn_reports_an_interrupt_itself(spawned):
 
 
 def test_spawn_leaves_no_folder_behind(spawned, tmp_path, monkeypatch):
-    """torch's launcher makes one for logs that nobody asked for, when it is configured and again when it starts."""
+    """torch's launcher creates a folder for logs by default, when it is configured and again when it starts."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spawned().logs_specs.reify({0: {}, 1: {}})
     assert list(tmp_path.iterdir()) == []

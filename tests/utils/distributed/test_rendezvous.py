@@ -1,4 +1,4 @@
-"""Processes meet, in life after life over one store, and hear of each other's failures. Threads stand in for them."""
+"""Rendezvous, repeated attempts with one store, and reports of failures. Threads take the place of processes."""
 
 import math
 import socket
@@ -35,7 +35,7 @@ def listening() -> dist.TCPStore:
 
 @pytest.fixture(params=["tcp", "file", "hash"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
-    """connect(): a connection to one store."""
+    """connect(): opens a connection to one shared store."""
     host = listening() if request.param == "tcp" else dist.HashStore()
     if request.param == "file":
         return lambda: dist.FileStore(str(tmp_path / "store"), -1)
@@ -45,7 +45,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
 
 
 def together(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each work returns or raises, all of them done at the same time."""
+    """Call all functions at the same time; returns the result or exception of each."""
 
     def outcome(work: Callable[[], Any]) -> Any:
         try:
@@ -58,12 +58,12 @@ def together(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def outcome_of(work: Callable[[], Any], seconds: float) -> Any:
-    """What `work` returns or raises; a word if it takes longer, which must not hold up the tests."""
+    """The result or exception of `work`, or a text if it runs longer than `seconds`, so that the tests do not hang."""
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.extend(together([work])), daemon=True)
     thread.start()
     thread.join(seconds)
-    return outcomes[0] if outcomes else f"runs on after {seconds:g} s"
+    return outcomes[0] if outcomes else f"still running after {seconds:g} s"
 
 
 def arrive(
@@ -77,88 +77,88 @@ def arrive(
 
 
 def met(connect: Connect, size: int) -> list[Rendezvous]:
-    meetings = together([arrive(connect, rank, size) for rank in range(size)])
-    assert all(isinstance(meeting, Rendezvous) for meeting in meetings), meetings
-    return meetings
+    all_ranks = together([arrive(connect, rank, size) for rank in range(size)])
+    assert all(isinstance(rendezvous, Rendezvous) for rendezvous in all_ranks), all_ranks
+    return all_ranks
 
 
-# ---------------------------------------------------------------------- lives
+# ---------------------------------------------------------------------- attempts
 
 
 def test_all_meet_and_know_their_ranks(connect):
-    meetings = met(connect, 3)
-    assert [(m.generation, m.rank, m.size) for m in meetings] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
+    all_ranks = met(connect, 3)
+    assert [(m.generation, m.rank, m.size) for m in all_ranks] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
 
 
 def test_a_lone_process_meets_itself(connect):
-    meeting = join_rendezvous(connect(), RankInfo(), 1)
-    assert (meeting.broadcast_object({"a": None}), meeting.all_gather_object("b")) == ({"a": None}, ["b"])
+    rendezvous = join_rendezvous(connect(), RankInfo(), 1)
+    assert (rendezvous.broadcast_object({"a": None}), rendezvous.all_gather_object("b")) == ({"a": None}, ["b"])
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["rank 0 late", "rank 1 late"])
 def test_lives_over_one_store_hear_nothing_of_each_other(connect, late):
-    """The store is a launcher's, and outlives what it starts: each life ends in a failure here."""
-    for life in range(1, 5):
+    """The launcher's store survives restarts. Each attempt (generation) ends with a failure here."""
+    for generation in range(1, 5):
         works = [arrive(connect, rank, 2, late_s=0.1 * (rank == late)) for rank in range(2)]
-        meetings = together(works)
-        assert [m.generation for m in meetings] == [life, life]
-        assert together([lambda m=m: m.broadcast_object(m.generation) for m in meetings]) == [life, life]
-        for meeting in meetings:
-            meeting.raise_if_failed()
-        meetings[life % 2].claim_failure(life)
+        all_ranks = together(works)
+        assert [m.generation for m in all_ranks] == [generation] * 2
+        assert together([lambda m=m: m.broadcast_object(m.generation) for m in all_ranks]) == [generation] * 2
+        for rendezvous in all_ranks:
+            rendezvous.raise_if_failed()
+        all_ranks[generation % 2].claim_failure(generation)
 
 
 def test_a_greeting_in_a_dead_life_is_repeated_in_the_next(connect):
-    """Rank 1 comes first, finds the life of a rank 0 that died when it had welcomed another rank 1, and goes on."""
+    """Rank 1 connects first and finds the generation of a rank 0 that died after accepting another rank 1."""
     store = connect()
     store.add(GENERATION, 1)
-    dead = of_generation(store, 1)
-    for key, text in (("hello/1", "somebody"), ("welcome/1", "somebody"), ("all", "")):
-        dead.set(key, text)
-    meetings = together([arrive(connect, 0, 2, late_s=0.3), arrive(connect, 1, 2)])
-    assert [m.generation for m in meetings] == [2, 2]
-    assert dead.get("hello/1") != b"somebody"  # it had greeted there
+    old = of_generation(store, 1)
+    for key, text in (("hello/1", "another"), ("welcome/1", "another"), ("all", "")):
+        old.set(key, text)
+    all_ranks = together([arrive(connect, 0, 2, late_s=0.3), arrive(connect, 1, 2)])
+    assert [m.generation for m in all_ranks] == [2, 2]
+    assert old.get("hello/1") != b"another"  # rank 1 wrote its greeting there first
 
 
 def test_a_dead_life_with_more_processes(connect):
     met(connect, 4)
-    meetings = met(connect, 2)
-    assert [m.generation for m in meetings] == [2, 2]
-    assert together([lambda m=m: m.all_gather_object(m.rank) for m in meetings]) == [[0, 1], [0, 1]]
+    all_ranks = met(connect, 2)
+    assert [m.generation for m in all_ranks] == [2, 2]
+    assert together([lambda m=m: m.all_gather_object(m.rank) for m in all_ranks]) == [[0, 1], [0, 1]]
 
 
 def test_who_is_missing_is_named(connect):
     first, second = together([arrive(connect, 0, 4, 0.5), arrive(connect, 2, 4, 1)])
     assert isinstance(first, FaultError)
-    assert str(first) == "of 4 processes rank 1, 3 did not come within 0.5 s"
+    assert str(first) == "rank 1, 3 of 4 processes did not connect within 0.5 s"
     assert isinstance(second, FaultError)
-    assert str(second) == "another process of 4 did not come within 1 s"
+    assert str(second) == "another of 4 processes did not connect within 1 s"
 
 
 def test_a_missing_rank_0_is_named(connect):
     store = connect()
     store.add(GENERATION, 1)
-    for key in ("hello/1", "welcome/1", "all"):  # of a dead life: nobody to be counted on
-        of_generation(store, 1).set(key, "somebody")
-    with pytest.raises(FaultError, match=r"^rank 0 of 2 did not come within 0.3 s$"):
+    for key in ("hello/1", "welcome/1", "all"):  # of an attempt whose processes died
+        of_generation(store, 1).set(key, "another")
+    with pytest.raises(FaultError, match=r"^rank 0 of 2 processes did not connect within 0.3 s$"):
         join_rendezvous(store, RankInfo(1, 2), 0.3)
 
 
-# ---------------------------------------------------------------------- what is told
+# ---------------------------------------------------------------------- exchanges and failures
 
 
 def test_share_and_exchange_in_one_order(connect):
     values = [0.1 + 0.2, math.inf, 5e-324, [None, {"ä": "\n"}], "", 2**60, []]
 
-    def tell(meeting: Rendezvous) -> list[Any]:
-        time.sleep(0.05 * meeting.rank)
-        heard = [meeting.broadcast_object(value if meeting.rank == 0 else "mine") for value in values]
-        everyone = meeting.all_gather_object({"rank": meeting.rank})
-        return [*heard, everyone, meeting.broadcast_object(meeting.rank), meeting.all_gather_object(meeting.rank)]
+    def exchange(m: Rendezvous) -> list[Any]:
+        time.sleep(0.05 * m.rank)
+        received = [m.broadcast_object(value if m.rank == 0 else "mine") for value in values]
+        gathered = m.all_gather_object({"rank": m.rank})
+        return [*received, gathered, m.broadcast_object(m.rank), m.all_gather_object(m.rank)]
 
-    everyone = [{"rank": 0}, {"rank": 1}, {"rank": 2}]
-    expected = [*values, everyone, 0, [0, 1, 2]]
-    assert together([lambda m=m: tell(m) for m in met(connect, 3)]) == [expected] * 3
+    gathered = [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    expected = [*values, gathered, 0, [0, 1, 2]]
+    assert together([lambda m=m: exchange(m) for m in met(connect, 3)]) == [expected] * 3
 
 
 def test_not_a_number_is_shared_too(connect):
@@ -176,15 +176,15 @@ def test_the_first_failure_counts(connect):
     first.raise_if_failed()
     assert second.claim_failure(2) == (True, 2)
     assert first.claim_failure(1) == (False, 2)
-    for meeting in (first, second):
+    for rendezvous in (first, second):
         with pytest.raises(PeerFailedError) as caught:
-            meeting.raise_if_failed()
+            rendezvous.raise_if_failed()
         assert caught.value.code == 2
 
 
 def test_of_many_failures_at_once_one_is_the_first(connect):
-    meetings = met(connect, 4)
-    claims = together([lambda m=m: m.claim_failure(10 + m.rank) for m in meetings])
+    all_ranks = met(connect, 4)
+    claims = together([lambda m=m: m.claim_failure(10 + m.rank) for m in all_ranks])
     winner = [first for first, _ in claims].index(True)
     assert sum(first for first, _ in claims) == 1
     assert {code for _, code in claims} == {10 + winner}
@@ -217,9 +217,9 @@ def test_waiting_for_a_failure(connect):
 
 
 def test_ending_together(connect):
-    def end(meeting: Rendezvous) -> float:
-        time.sleep(0.2 * meeting.rank)
-        meeting.leave_together(20)
+    def end(rendezvous: Rendezvous) -> float:
+        time.sleep(0.2 * rendezvous.rank)
+        rendezvous.leave_together(20)
         return time.monotonic()
 
     began = time.monotonic()
@@ -229,25 +229,25 @@ def test_ending_together(connect):
 
 
 def test_ending_with_one_that_does_not_come(connect):
-    meeting = met(connect, 2)[0]
+    rendezvous = met(connect, 2)[0]
     began = time.monotonic()
-    meeting.leave_together(0.3)
+    rendezvous.leave_together(0.3)
     assert 0.3 <= time.monotonic() - began < 2
 
 
 def test_ending_when_the_store_is_gone():
     host = listening()
     client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    meeting = Rendezvous(client, 1, 0, 2)
+    rendezvous = Rendezvous(client, 1, 0, 2)
     del host
-    meeting.leave_together(20)
+    rendezvous.leave_together(20)
 
 
 # ---------------------------------------------------------------------- watch
 
 
 class Ended:
-    """Takes the place of os._exit."""
+    """Replaces os._exit."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -265,7 +265,7 @@ over_tcp = pytest.mark.parametrize("connect", ["tcp"], indirect=True)
 
 @pytest.fixture
 def watched(connect):
-    """watched(grace_s): two that have met, what takes the place of the second one's end, and its watch."""
+    """watched(grace_s): two connected rendezvous, the replacement of os._exit for the second one, and its watch."""
 
     def start(grace_s: float) -> tuple[Rendezvous, Rendezvous, Ended, PeerWatch]:
         first, second = met(connect, 2)
@@ -282,14 +282,14 @@ def test_a_watch_ends_the_process_after_a_failure_elsewhere(watched):
     assert ended.called.wait(5)
     watch.stop()
     assert ended.codes == [3]
-    assert ended.after >= 0.5  # its grace
+    assert ended.after >= 0.5  # the grace period
 
 
 @over_tcp
 def test_a_watch_leaves_a_process_alone_that_ends_by_itself(watched):
     first, _, ended, watch = watched(1)
     first.claim_failure(3)
-    time.sleep(0.8)  # noticed, within the grace
+    time.sleep(0.8)  # noticed, within the grace period
     watch.stop()
     assert not ended.called.wait(1.2)
 
@@ -338,7 +338,7 @@ def free_port() -> int:
 
 def test_nobody_answers():
     port, began = free_port(), time.monotonic()
-    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {port}: nobody answered within 1 s \(--dist-timeout\)$"):
+    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {port}: no answer within 1 s \(--dist-timeout\)$"):
         open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1)
     assert time.monotonic() - began < 4
 
@@ -347,28 +347,28 @@ def test_a_name_server_that_is_silent(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(30))
     error = outcome_of(lambda: open_store(RankInfo(1, 2), "tcp://somewhere:29500", 1), 8)
     assert isinstance(error, FaultError), error
-    assert str(error) == "somewhere port 29500: nobody answered within 1 s (--dist-timeout)"
+    assert str(error) == "somewhere port 29500: no answer within 1 s (--dist-timeout)"
 
 
 def test_a_port_that_is_taken():
     host = listening()
-    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {host.port}: cannot be listened on$"):
+    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {host.port}: cannot listen on this port$"):
         open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{host.port}", 1)
 
 
 def test_somebody_else_listens_and_says_nothing():
-    """Found by its number, a port may be another program's."""
+    """Another program may use the port."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
         error = outcome_of(lambda: open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1), 8)
     assert isinstance(error, FaultError), error
-    assert str(error) == f"127.0.0.1 port {port}: nobody answered within 1 s (--dist-timeout)"
+    assert str(error) == f"127.0.0.1 port {port}: no answer within 1 s (--dist-timeout)"
 
 
 @pytest.mark.parametrize(
-    ("place", "url", "sentence"),
+    ("rank_info", "url", "sentence"),
     [
         (RankInfo(0, 2), "env://", "MASTER_ADDR and MASTER_PORT are not set"),
         (RankInfo(1, 2, host="a"), "env://", "MASTER_ADDR and MASTER_PORT are not set"),
@@ -378,17 +378,17 @@ def test_somebody_else_listens_and_says_nothing():
         (RankInfo(0, 2), "file:///", "file:///"),
     ],
 )
-def test_a_place_where_no_store_can_be(place, url, sentence):
-    error = outcome_of(lambda: open_store(place, url, 1), 8)
+def test_a_place_where_no_store_can_be(rank_info, url, sentence):
+    error = outcome_of(lambda: open_store(rank_info, url, 1), 8)
     assert isinstance(error, ValueError), error
     assert sentence in str(error)
 
 
 def test_a_second_connection_waits_on_its_own(connect):
-    """One that waits in its main thread must not hold up the watch."""
+    """A wait on the main thread's connection must not block the watch."""
     main, watch = connect(), connect()
     if main is watch:
-        pytest.skip("one store object, which has no connections")
+        pytest.skip("a HashStore is one object without connections")
     main.set_timeout(timedelta(seconds=1))
 
     def wait() -> float:

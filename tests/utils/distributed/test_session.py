@@ -1,4 +1,4 @@
-"""A world of one, and what ends it. Several processes: test_processes.py."""
+"""A session with one process, and how it ends. For several processes see test_processes.py."""
 
 import dataclasses
 import signal
@@ -64,7 +64,7 @@ def test_errors_of_a_lone_process_pass_through(error):
 
 def test_a_failure_told_by_another_process_ends_this_one_silently(monkeypatch):
     connection, store = Connection(), torch.distributed.HashStore()
-    connection.meeting = Rendezvous(store, 1, rank=1, size=2)
+    connection.rendezvous = Rendezvous(store, 1, rank=1, size=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("utils.distributed.session.exit_after_grace", lambda code: None)
@@ -95,7 +95,7 @@ def test_backends():
     assert pick_backend("auto", CPU) == "gloo"
     assert pick_backend("auto", GPU) == "nccl"
     assert pick_backend("gloo", GPU) == "gloo"
-    with pytest.raises(ValueError, match="--dist-backend nccl: it needs GPUs, but the device is cpu; use gloo"):
+    with pytest.raises(ValueError, match="--dist-backend nccl: nccl needs GPUs, but the device is cpu; use gloo"):
         pick_backend("nccl", CPU)
 
 
@@ -107,7 +107,7 @@ def test_backends():
             "died, probably out of memory",
         ),
         ("[gloo/transport/tcp/pair.cc] Read error: Connection reset by peer", "died, probably out of memory"),
-        ("Gloo connectFullMesh failed with [..] Connection refused, remote=[127.0.0.1]", "name the network interface"),
+        ("Gloo connectFullMesh failed with [..] Connection refused, remote=[127.0.0.1]", "set the network interface"),
         (
             "[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 6000ms for recv operation",
             "did not answer in time",
@@ -136,4 +136,4 @@ def test_what_nccl_says_keeps_its_words():
 
 def test_a_world_may_be_built_by_hand():
     assert World(CPU, rank=1, size=2).is_main is False
-    assert GRACE_S < 30  # the whole job ends within half a minute
+    assert GRACE_S < 30  # the whole job must end within 30 s

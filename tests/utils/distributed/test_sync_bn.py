@@ -1,4 +1,4 @@
-"""Batch normalisation over several processes against one float64 BatchNorm2d that sees all images."""
+"""Synchronised batch normalisation, compared with one float64 BatchNorm2d that gets all images."""
 
 import contextlib
 import copy
@@ -32,11 +32,11 @@ ROUND = 2.0**-8  # the largest relative error of rounding to bfloat16
 
 @dataclass(frozen=True)
 class Case:
-    """Images of each process, and how they are normalised."""
+    """The number of images of each process, and the settings of the layer."""
 
     shards: tuple[int, ...]
     dtype: torch.dtype = torch.float64
-    offset: float = 0.0  # of the images from 0
+    offset: float = 0.0  # added to the images
     momentum: float | None = 0.03
     affine: bool = True
     track: bool = True
@@ -45,7 +45,7 @@ class Case:
     frozen_input: bool = False
 
     def layer(self) -> nn.BatchNorm2d:
-        """A layer with unequal weights, in the dtype that torch's own takes with such images."""
+        """A BatchNorm2d with different weights per channel, in the dtype that torch needs for such images."""
         torch.manual_seed(0)
         dtype = torch.float32 if self.autocast else self.dtype
         layer = nn.BatchNorm2d(CHANNELS, 1e-3, self.momentum, self.affine, self.track, dtype=dtype)
@@ -64,9 +64,9 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """How far from float64 a result may be, as a share of the largest value: above what was seen, 10 times or so.
+        """The allowed error against float64, relative to the largest value: about 10 times the observed error.
 
-        A mean of 100 leaves less of the images' own digits. bfloat16 weights and statistics are rounded at every step.
+        A mean of 100 costs digits of the images. bfloat16 weights and statistics are rounded at every step.
         """
         if self.dtype == torch.bfloat16:
             return ROUND * (1 if self.autocast else STEPS)
@@ -115,7 +115,7 @@ def synchronized(case: Case) -> nn.Module:
 def train(
     layer: nn.Module, case: Case, share: slice = slice(None), dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """A few forward and backward passes over a share of the images, in `dtype` or their own; all to compare."""
+    """Run some forward and backward passes on a share of the images; returns outputs, gradients and buffers."""
     seen = {"y": [], "dx": []}
     form = torch.channels_last if case.channels_last else torch.contiguous_format
     for batch, gradient in case.batches():
@@ -135,11 +135,11 @@ def train(
 
 
 def process(rank: int, cases: dict[str, Case], folder: str) -> None:
-    """Run the cases as one of several processes and leave the results in a file."""
+    """Run the cases as one of several processes and save the results to a file."""
     torch.set_num_threads(1)
     size = len(next(iter(cases.values())).shards)
-    patience = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=size, timeout=patience)
+    timeout = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timeout)
     try:
         results = {name: train(synchronized(case), case, case.share(rank)) for name, case in cases.items()}
         if size == 2:
@@ -157,7 +157,7 @@ def process(rank: int, cases: dict[str, Case], folder: str) -> None:
 
 @contextlib.contextmanager
 def untracked(model: nn.Module) -> Iterator[None]:
-    """Batch statistics without an update of the running ones."""
+    """Context manager without updates of the running statistics."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
         layer.track_running_stats = False
@@ -167,7 +167,7 @@ def untracked(model: nn.Module) -> Iterator[None]:
 
 
 def recompute(rank: int) -> dict[str, Tensor]:
-    """The first step of a case with its activations computed again in the backward pass."""
+    """The first step of a case, without and with activation checkpointing."""
     case = Case((3, 5))
     layer = synchronized(case)
     net = nn.Sequential(layer, nn.SiLU(), copy.deepcopy(layer))
@@ -194,7 +194,7 @@ def make_net() -> nn.Module:
 
 
 def descend(model: nn.Module, case: Case, share: slice, scale: float = 1) -> None:
-    """Steps along the gradient of a mean over all processes' images. scale: undoes DDP's division by their number."""
+    """SGD steps on the mean loss over the images of all processes. scale: undoes DDP's division by their number."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for x, target in case.batches():
         optimizer.zero_grad()
@@ -206,14 +206,14 @@ def descend(model: nn.Module, case: Case, share: slice, scale: float = 1) -> Non
 def train_in_parallel(rank: int) -> dict[str, Tensor]:
     case = Case((3, 5))
     net = synchronize_batch_norm(make_net(), "cpu")
-    follower = copy.deepcopy(net)  # as the moving average has one
+    copied = copy.deepcopy(net)  # as for the moving average
     descend(DistributedDataParallel(net), case, case.share(rank), scale=2)
-    follower.load_state_dict(net.state_dict())
-    return {key: value.clone() for key, value in follower.state_dict().items()}
+    copied.load_state_dict(net.state_dict())
+    return {key: value.clone() for key, value in copied.state_dict().items()}
 
 
 def refusal(rank: int) -> str:
-    """What is said where one process has one value per channel, and the other none."""
+    """The error message if one process has one value per channel and the other has none."""
     layer = synchronized(Case((1, 0)))
     with pytest.raises(ValueError) as caught:
         layer(torch.zeros(1 - rank, CHANNELS, 1, 1, dtype=torch.float64))
@@ -222,7 +222,7 @@ def refusal(rank: int) -> str:
 
 
 def evaluate_alone(rank: int) -> bool | None:
-    """Whether evaluation asks nothing of the other process, and equals BatchNorm2d to the bit."""
+    """Whether evaluation works without the other process and equals BatchNorm2d to the bit."""
     if rank == 0:
         return None
     ours, plain = synchronized(Case((1,))).eval(), Case((1,)).layer().eval()
@@ -251,12 +251,12 @@ def three(tmp_path_factory):
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:
-    """As a share of the largest value."""
+    """The largest absolute error, relative to the largest expected value."""
     return ((found.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
 
 
 def agree(case: Case, results: list[dict[str, Tensor]]) -> None:
-    """What the processes found together is what one BatchNorm2d finds in float64 on all images."""
+    """Check that the combined results of the processes equal one float64 BatchNorm2d on all images."""
     for name, expected in train(case.layer().double(), case, dtype=torch.float64).items():
         parts = [result[name] for result in results]
         if name in ("y", "dx"):
@@ -320,7 +320,7 @@ def group_of_one():
 
 @pytest.mark.parametrize("name", TWO)
 def test_alone_it_is_batch_norm(name):
-    """To the errors that two processes are allowed."""
+    """Within the tolerances of two processes."""
     case = TWO[name]
     agree(case, [train(synchronized(case), case)])
 
@@ -331,7 +331,7 @@ def test_a_group_of_one_is_alone(group_of_one):
 
 
 def test_alone_it_keeps_digits_that_torch_loses():
-    """2e5 values of a channel, channels last: torch adds them up one by one in 32 bits."""
+    """2e5 values per channel, channels last: torch sums them one by one in float32."""
     torch.manual_seed(0)
     x = (torch.rand(8, 8, 160, 160) + 3).contiguous(memory_format=torch.channels_last)
     exact = nn.BatchNorm2d(8).double()(x.double())
@@ -356,7 +356,7 @@ def test_moments_by_hand():
     # Channel 0: 1, 2, 3 and 6: mean 3, squared distances 4 + 1 + 0 + 9 = 14. Channel 1: constant.
     x = torch.tensor([[[[1.0, 2.0]], [[7.0, 7.0]]], [[[3.0, 6.0]], [[7.0, 7.0]]]])
     assert local_moments(x).tolist() == [3, 7, 14, 0, 4]
-    # {3, 3} and {9} and nothing: mean 5, 2 * 2^2 + 4^2 = 24.
+    # {3, 3}, {9} and the empty set: mean 5, 2 * 2^2 + 4^2 = 24.
     mean, m2, count = merge_moments(torch.tensor([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0], [9.0, 0.0, 1.0]]))
     assert (mean.item(), m2.item(), count) == (5, 24, 3)
 
@@ -381,11 +381,11 @@ def test_the_gradient_is_the_slope(group_of_one):
     assert torch.autograd.gradcheck(lambda x: NormalizeByAll.apply(x, None, None, *global_moments(x), 1e-3), x)
 
 
-# ---------------------------------------------------------------------- the exchange
+# ---------------------------------------------------------------------- replacing the layers
 
 
 def make_mixture() -> nn.Module:
-    """Layers of all settings, at several depths, one of them in two places."""
+    """A model with all kinds of BatchNorm settings, nested layers, and a layer that is used twice."""
     torch.manual_seed(0)
     shared = nn.BatchNorm2d(3, eps=1e-2, momentum=None)
     inner = nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, track_running_stats=False).eval(), shared)

@@ -1,4 +1,4 @@
-"""torch.compile and the way back."""
+"""torch.compile and the fallback."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,11 @@ from utils.distributed.torch_compile import compile_model, compile_or_fall_back
 from utils.distributed.world import World
 
 CPU = torch.device("cpu")
-AS_IT_IS = torch.autocast("cpu", torch.bfloat16, enabled=False)
+NO_AUTOCAST = torch.autocast("cpu", torch.bfloat16, enabled=False)
 
 
 class TwoLevels(nn.Module):
-    """A model of normalised pixels, as a list of two maps."""
+    """A model that returns a list of two maps of normalised pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,31 +28,31 @@ class TwoLevels(nn.Module):
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], list[dict]]:
-    """compiler(make) stands in for torch.compile: make(function) is what it compiles; its settings are noted."""
-    asked: list[dict] = []
+    """compiler(make) replaces torch.compile by make(function) and returns the list of settings of each call."""
+    calls: list[dict] = []
 
-    def stand_in(make: Callable) -> list[dict]:
+    def replace(make: Callable) -> list[dict]:
         def compile_(function: Callable, **settings: object) -> Callable:
-            asked.append(settings)
+            calls.append(settings)
             return make(function)
 
         monkeypatch.setattr(torch, "compile", compile_)
-        return asked
+        return calls
 
-    return stand_in
+    return replace
 
 
 def negative(function: Callable) -> Callable:
-    return lambda *given: [-level for level in function(*given)]
+    return lambda *arguments: [-level for level in function(*arguments)]
 
 
 def test_the_call_of_a_model_is_replaced_and_nothing_else(compiler) -> None:
-    asked, model, images = compiler(negative), TwoLevels(), torch.rand(2, 3, 4, 4)
+    calls, model, images = compiler(negative), TwoLevels(), torch.rand(2, 3, 4, 4)
     state, before = {name: value.clone() for name, value in model.state_dict().items()}, model(images)
     model.load_state_dict(state)
-    said = compile_model(model, "reduce-overhead", images, AS_IT_IS, World(CPU))
-    assert said == "--compile reduce-overhead: compiled in 0 s"
-    assert asked == [{"mode": "reduce-overhead", "dynamic": False}]
+    message = compile_model(model, "reduce-overhead", images, NO_AUTOCAST, World(CPU))
+    assert message == "--compile reduce-overhead: compiled in 0 s"
+    assert calls == [{"mode": "reduce-overhead", "dynamic": False}]
     assert all(value.equal(state[name]) for name, value in model.state_dict().items())
     assert list(model.state_dict()) == list(state)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -86,16 +86,16 @@ def test_a_model_that_torch_cannot_compile_runs_as_before(compiler, make) -> Non
     model, images = TwoLevels(), torch.rand(2, 3, 4, 4)
     state, before = {name: value.clone() for name, value in model.state_dict().items()}, model(images)
     model.load_state_dict(state)
-    said = compile_model(model, "default", images, AS_IT_IS, World(CPU))
+    message = compile_model(model, "default", images, NO_AUTOCAST, World(CPU))
     because = "RuntimeError: no compiler here"
-    assert said == f"--compile default: torch cannot compile the model, which runs as before ({because})"
+    assert message == f"--compile default: torch cannot compile the model, so it runs uncompiled ({because})"
     assert all(value.equal(state[name]) for name, value in model.state_dict().items())
     assert all(ours.equal(theirs) for ours, theirs in zip(model(images), before, strict=True))
     sum(level.sum() for level in model(images)).backward()
 
 
 class Another(World):
-    """One of two processes, of which the other cannot compile."""
+    """The world of one of two processes; the other one cannot compile."""
 
     def all_gather_object(self, value: object) -> list[object]:
         return [value, "TritonMissing: no Triton"]
@@ -105,26 +105,26 @@ def test_where_one_process_cannot_none_does(compiler) -> None:
     compiler(negative)
     model, images = TwoLevels(), torch.rand(2, 3, 4, 4)
     before = model(images)
-    said = compile_model(model, "default", images, AS_IT_IS, Another(CPU, size=2))
-    assert said.endswith("runs as before (TritonMissing: no Triton)")
+    message = compile_model(model, "default", images, NO_AUTOCAST, Another(CPU, size=2))
+    assert message.endswith("so it runs uncompiled (TritonMissing: no Triton)")
     assert all(ours.equal(theirs) for ours, theirs in zip(model(images), before, strict=True))
 
 
 def test_several_devices_in_one_process_are_not_compiled() -> None:
-    with pytest.raises(ValueError, match=r"^--compile: DataParallel cannot; use a process for each GPU"):
-        compile_model(nn.Linear(2, 1), "default", torch.ones(1, 2), AS_IT_IS, World(CPU, devices=(CPU, CPU)))
+    with pytest.raises(ValueError, match=r"^--compile: not possible with DataParallel; use one process per GPU"):
+        compile_model(nn.Linear(2, 1), "default", torch.ones(1, 2), NO_AUTOCAST, World(CPU, devices=(CPU, CPU)))
 
 
 def test_a_function_that_cannot_be_compiled_is_called_itself(compiler) -> None:
-    said: list[str] = []
+    message: list[str] = []
     compiler(fails_forward)
-    call = compile_or_fall_back(torch.neg, said.append)
+    call = compile_or_fall_back(torch.neg, message.append)
     assert [call(torch.ones(1)).item() for _ in range(2)] == [-1, -1]
-    assert said == ["--compile: torch cannot compile neg (RuntimeError: no compiler here)"]
+    assert message == ["--compile: torch cannot compile neg (RuntimeError: no compiler here)"]
 
 
 def test_a_compiled_function_is_called(compiler) -> None:
-    said: list[str] = []
+    message: list[str] = []
     compiler(lambda function: lambda *given: function(*given) * 2)
-    assert compile_or_fall_back(torch.neg, said.append)(torch.ones(1)).item() == -2
-    assert said == []
+    assert compile_or_fall_back(torch.neg, message.append)(torch.ones(1)).item() == -2
+    assert message == []

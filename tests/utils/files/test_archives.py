@@ -1,4 +1,4 @@
-"""utils/files/archives.py: what comes out of honest archives, and that nothing comes out of hostile ones."""
+"""utils/files/archives.py: valid archives are unpacked correctly, hostile ones are refused before the first write."""
 
 import bz2
 import gzip
@@ -27,8 +27,8 @@ def packed(kind: str, files: dict[str, bytes]) -> bytes:
 
 
 @pytest.fixture
-def come_out(tmp_path):
-    """come_out(data) unpacks an archive of these bytes; the files by their paths. Nothing may lie outside."""
+def unpacked(tmp_path):
+    """unpacked(data) unpacks an archive of these bytes and returns {path: content}; no other file is written."""
 
     def run(data: bytes, **options) -> dict[str, bytes]:
         archive, folder = tmp_path / "archive", tmp_path / "deep" / "down" / "here"
@@ -45,40 +45,40 @@ def come_out(tmp_path):
 
 
 @pytest.fixture
-def refused(come_out, tmp_path):
-    """refused(data, sentence): nothing at all is written."""
+def refused(unpacked, tmp_path):
+    """refused(data, sentence) checks that an archive is refused with this error and that no file is written."""
 
     def run(data: bytes, sentence: str, **options) -> None:
-        with pytest.raises(ArchiveError, match=re.escape(sentence)) as refusal:
-            come_out(data, **options)
-        assert str(refusal.value).isprintable()
+        with pytest.raises(ArchiveError, match=re.escape(sentence)) as error:
+            unpacked(data, **options)
+        assert str(error.value).isprintable()
         assert [path for path in (tmp_path / "deep").rglob("*") if not path.is_dir()] == []
 
     return run
 
 
-# ---------------------------------------------------------------------- honest archives
+# ---------------------------------------------------------------------- valid archives
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_come_out_as_they_went_in(come_out, kind):
-    assert come_out(packed(kind, FILES)) == FILES
+def test_files_come_out_as_they_went_in(unpacked, kind):
+    assert unpacked(packed(kind, FILES)) == FILES
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_methods_of_zip(come_out, method):
-    assert come_out(zipped(FILES, method=method)) == FILES
+def test_methods_of_zip(unpacked, method):
+    assert unpacked(zipped(FILES, method=method)) == FILES
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_formats_of_tar(come_out, form):
+def test_formats_of_tar(unpacked, form):
     files = {"images/" + "long" * 40 + "/" + "é" * 50 + ".jpg": b"x"} if form != tarfile.USTAR_FORMAT else FILES
-    assert come_out(tarred(files, form=form)) == files
+    assert unpacked(tarred(files, form=form)) == files
 
 
-def test_folders_dots_and_what_is_not_wanted(come_out):
+def test_folders_dots_and_what_is_not_wanted(unpacked):
     data = tarred({"./images/a.jpg": b"1", "images//b.jpg": b"2", "./run.py": b"3", "__MACOSX/._a.jpg": b"4"})
-    assert come_out(data, wanted=lambda path: path[-1][0] in "ab") == {"images/a.jpg": b"1", "images/b.jpg": b"2"}
+    assert unpacked(data, wanted=lambda path: path[-1][0] in "ab") == {"images/a.jpg": b"1", "images/b.jpg": b"2"}
 
 
 def test_what_is_left_out_is_told(tmp_path):
@@ -87,14 +87,14 @@ def test_what_is_left_out_is_told(tmp_path):
     assert unpack(tmp_path / "a", tmp_path / "out", wanted=lambda path: path[-1] == "a.jpg") == {".py": 2, "": 1}
 
 
-def test_one_top_folder_may_stand_for_the_folder_itself(come_out, tmp_path):
-    assert come_out(zipped({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {"a.txt": b"1", "b/c.txt": b"2"}
+def test_one_top_folder_may_stand_for_the_folder_itself(unpacked, tmp_path):
+    assert unpacked(zipped({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {"a.txt": b"1", "b/c.txt": b"2"}
     for files in ({"set/a.txt": b"3", "other/b.txt": b"4"}, {"set": b"5"}):
-        clear(come_out)
-        assert come_out(zipped(files), top="set") == files
+        clear(unpacked)
+        assert unpacked(zipped(files), top="set") == files
 
 
-def test_plain_permissions(come_out, tmp_path):
+def test_plain_permissions(unpacked, tmp_path):
     def prepare(info):
         if isinstance(info, tarfile.TarInfo):
             info.mode, info.uid, info.gid = 0o6777, 12345, 12345
@@ -105,10 +105,10 @@ def test_plain_permissions(come_out, tmp_path):
     plain.touch()
     for data in (zipped({"a.jpg": b"1"}, prepare=prepare), tarred({"b.jpg": b"2"}, prepare=prepare)):
         plain.unlink(missing_ok=True)
-        come_out(data)
+        unpacked(data)
     plain.touch()
-    there = [path.stat() for path in sorted((tmp_path / "deep").rglob("*.jpg"))]
-    assert [(s.st_mode, s.st_uid) for s in there] == [(plain.stat().st_mode, plain.stat().st_uid)] * 2
+    written = [path.stat() for path in sorted((tmp_path / "deep").rglob("*.jpg"))]
+    assert [(s.st_mode, s.st_uid) for s in written] == [(plain.stat().st_mode, plain.stat().st_uid)] * 2
 
 
 def test_names_mean_paths():
@@ -131,11 +131,11 @@ def test_names_mean_paths():
         ("a/..", "leads out of its folder"),
         ("C:/x.txt", "names a drive"),
         ("a/c:x.txt", "names a drive"),
-        ("a\\x.txt", "holds a backslash"),
-        ("..\\x.txt", "holds a backslash"),
+        ("a\\x.txt", "contains a backslash"),
+        ("..\\x.txt", "contains a backslash"),
         ("a\nb.txt", "control character"),
-        ("a\x1b[2J.txt", "'a\\x1b[2J.txt' holds a backslash or a control character"),
-        ("a" * 256, "is too long: 255 bytes a name"),
+        ("a\x1b[2J.txt", "'a\\x1b[2J.txt' contains a backslash or a control character"),
+        ("a" * 256, "is too long: at most 255 bytes per name"),
         ("é" * 128, "is too long"),
         ("a/" * 600 + "b", "is too long"),
         ("a/" * 40 + "b", "is too long"),
@@ -147,9 +147,9 @@ def test_names_that_are_refused(refused, name, sentence):
 
 
 def test_nul_in_the_name_of_a_zip(refused):
-    """The reader itself would cut the name there: a.txt\\0.jpg."""
+    """zipfile itself would cut the name at the NUL: a.txt\\0.jpg."""
     data = zipped({"images/a.txt#.jpg": b"1"}).replace(b"a.txt#.jpg", b"a.txt\0.jpg")
-    refused(data, "'images/a.txt\\x00.jpg' holds a backslash or a control character")
+    refused(data, "'images/a.txt\\x00.jpg' contains a backslash or a control character")
 
 
 @pytest.mark.parametrize("name", ["con.txt", "NUL", "a/aux", "com1.jpg", "ab:c.txt", "a?", "a. ", "dir./b"])
@@ -170,11 +170,11 @@ def test_an_empty_name():
     [
         (tarfile.SYMTYPE, "link"),
         (tarfile.LNKTYPE, "link"),
-        (tarfile.CHRTYPE, "device, a pipe or no plain file"),
-        (tarfile.BLKTYPE, "device, a pipe or no plain file"),
-        (tarfile.FIFOTYPE, "device, a pipe or no plain file"),
-        (tarfile.CONTTYPE, "device, a pipe or no plain file"),
-        (b"Z", "device, a pipe or no plain file"),
+        (tarfile.CHRTYPE, "device, pipe, sparse or other special file"),
+        (tarfile.BLKTYPE, "device, pipe, sparse or other special file"),
+        (tarfile.FIFOTYPE, "device, pipe, sparse or other special file"),
+        (tarfile.CONTTYPE, "device, pipe, sparse or other special file"),
+        (b"Z", "device, pipe, sparse or other special file"),
     ],
 )
 @pytest.mark.parametrize("goal", ["/etc/passwd", "a.jpg"])
@@ -192,7 +192,7 @@ def test_sparse_files(refused):
     def prepare(info):
         info.pax_headers = sparse
 
-    refused(tarred({"x": b"1\n0\n1\n".ljust(512, b"\0") + b"a"}, prepare=prepare), "no plain file")
+    refused(tarred({"x": b"1\n0\n1\n".ljust(512, b"\0") + b"a"}, prepare=prepare), "sparse or other special file")
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_encrypted_zips(refused):
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["a.jpg", "./a.jpg"], "'./a.jpg' is in it twice"),
-        (["a.jpg", "A.JPG"], "'A.JPG' is in it twice (upper and lower case count as the same)"),
-        (["é.jpg", "e\u0301.jpg"], "is in it twice"),
-        (["Images/straße.jpg", "images/STRASSE.jpg"], "is in it twice"),
+        (["a.jpg", "./a.jpg"], "'./a.jpg' appears twice"),
+        (["a.jpg", "A.JPG"], "'A.JPG' appears twice (upper and lower case count as the same)"),
+        (["é.jpg", "e\u0301.jpg"], "appears twice"),
+        (["Images/straße.jpg", "images/STRASSE.jpg"], "appears twice"),
         (["a", "a/b.jpg"], "'a' is both a file and a folder"),
         (["A/b/c.jpg", "a/B"], "'a/b' is both a file and a folder"),
-        (["a.jpg", "."], "'.' is in it twice"),
+        (["a.jpg", "."], "'.' appears twice"),
     ],
 )
 def test_names_that_collide(refused, pack, names, sentence):
@@ -235,38 +235,38 @@ def test_names_that_collide(refused, pack, names, sentence):
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_much(refused, kind):
     data = packed(kind, {f"{i}.txt": bytes(10_000) for i in range(10)})
-    refused(data, "it holds more than 9 files and folders", limits=Limits(entries=9))
-    refused(data, "would become more than 100 kB", limits=Limits(size=99_999))
+    refused(data, "it contains more than 9 files and folders", limits=Limits(entries=9))
+    refused(data, "would unpack to more than 100 kB", limits=Limits(size=99_999))
     if kind != "tar":
-        refused(data, "would become more than 50.0 kB", limits=Limits(ratio=1, size_always=50_000))
+        refused(data, "would unpack to more than 50.0 kB", limits=Limits(ratio=1, size_always=50_000))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_enough_is_allowed(come_out, kind):
+def test_enough_is_allowed(unpacked, kind):
     files = {f"{i}.txt": bytes(10_000) for i in range(10)}
-    assert come_out(packed(kind, files), limits=Limits(entries=10, size=100_000)) == files
+    assert unpacked(packed(kind, files), limits=Limits(entries=10, size=100_000)) == files
 
 
 def test_a_tar_that_announces_too_much_is_not_read_to_its_end(refused):
     header = tarfile.TarInfo("a.jpg")
     header.size = 2**45
-    refused(gzip.compress(header.tobuf(tarfile.GNU_FORMAT)), "would become more than 1.07 GB")
+    refused(gzip.compress(header.tobuf(tarfile.GNU_FORMAT)), "would unpack to more than 1.07 GB")
 
 
-def test_a_zip_that_holds_more_than_it_says(come_out, refused, tmp_path):
-    """The list at the end says 10 bytes of 10,000."""
+def test_a_zip_that_holds_more_than_it_says(unpacked, refused, tmp_path):
+    """The list at the end states 10 bytes instead of 10,000."""
     data = zipped({"a.jpg": bytes(10_000)})
     at = data.index(b"PK\1\2") + 24
-    with pytest.raises(ArchiveError, match="damaged or cut short"):
-        come_out(data[:at] + (10).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(ArchiveError, match="damaged or truncated"):
+        unpacked(data[:at] + (10).to_bytes(4, "little") + data[at + 4 :])
     assert sum(path.stat().st_size for path in (tmp_path / "deep").rglob("*.jpg")) <= 10
 
 
-def test_a_zip_that_holds_less_than_it_says(come_out):
+def test_a_zip_that_holds_less_than_it_says(unpacked):
     data = zipped({"a.jpg": bytes(10)})
     at = data.index(b"PK\1\2") + 24
-    with pytest.raises(ArchiveError, match=r"does not have the size that the archive states|damaged or cut short"):
-        come_out(data[:at] + (1000).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(ArchiveError, match=r"does not have the size that the archive states|damaged or truncated"):
+        unpacked(data[:at] + (1000).to_bytes(4, "little") + data[at + 4 :])
 
 
 def test_a_header_that_would_fill_the_memory(refused):
@@ -281,57 +281,57 @@ def test_headers_without_end(refused):
     refused(gzip.compress((info.tobuf(tarfile.GNU_FORMAT) + b"9 a=b\n".ljust(512, b"\0")) * 5000), "damaged")
 
 
-def test_no_room(come_out, monkeypatch):
+def test_no_room(unpacked, monkeypatch):
     monkeypatch.setattr(
         archives, "require_free_space", lambda folder, size: (_ for _ in ()).throw(FaultError(f"{size}"))
     )
     with pytest.raises(FaultError, match=r"^6014$"):  # 2 * 3000 + 0 + 14
-        come_out(zipped(FILES))
+        unpacked(zipped(FILES))
 
 
 # ---------------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_anywhere_is_noticed(come_out, kind):
+def test_cut_anywhere_is_noticed(unpacked, kind):
     data = packed(kind, {name: os.urandom(700) for name in FILES})
     for length in [*range(0, len(data) - 1, 97), len(data) - 1]:
         if kind == "tar" and length >= 3 * (512 + 1024) + 512:
-            break  # the end mark is there: what is cut is padding
+            break  # the end mark is complete: only padding is cut off
         with pytest.raises(ArchiveError):
-            come_out(data[:length])
-        clear(come_out)
+            unpacked(data[:length])
+        clear(unpacked)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tar"])  # a tar has no check sum of its files
-def test_a_changed_byte_is_noticed_or_means_nothing(come_out, kind):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tar"])  # a tar has no checksum of file contents
+def test_a_changed_byte_is_noticed_or_means_nothing(unpacked, kind):
     random = np.random.default_rng(0)
     data = packed(kind, FILES)
     for _ in range(60):
-        torn = bytearray(data)
-        torn[int(random.integers(len(data)))] ^= int(random.integers(1, 256))
+        changed = bytearray(data)
+        changed[int(random.integers(len(data)))] ^= int(random.integers(1, 256))
         try:
-            found = come_out(bytes(torn))
+            found = unpacked(bytes(changed))
         except ArchiveError:
             pass
         else:
             assert sorted(found.values()) == sorted(FILES.values())
-        clear(come_out)
+        clear(unpacked)
 
 
-def clear(come_out) -> None:
-    """Empty the folder that come_out unpacks to."""
-    folder = come_out.__closure__[0].cell_contents / "deep"
+def clear(unpacked) -> None:
+    """Empty the folder that `unpacked` unpacks to."""
+    folder = unpacked.__closure__[0].cell_contents / "deep"
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
 @pytest.mark.parametrize("at", [512 + 1024, 2 * 512 + 2 * 1024])
 def test_a_damaged_header_is_not_the_end_of_a_tar(refused, at):
-    """tarfile takes it for the end, and the files behind it would be missing."""
+    """tarfile treats it as the end, and the files after it would be missing."""
     data = bytearray(tarred({name: bytes(1000) for name in "abcd"}))
     data[at + 10] ^= 1
-    refused(bytes(data), "it is cut short, or a header in it is damaged")
+    refused(bytes(data), "it is truncated, or one of its headers is damaged")
 
 
 def test_what_follows_the_end(refused):
@@ -343,36 +343,36 @@ def test_what_follows_the_end(refused):
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"<html>404</html>" * 100, b"PK\3\4", b"\x1f\x8b", b"7z\xbc\xaf\x27\x1c" + bytes(99)]
 )
-def test_no_archive(come_out, data):
-    with pytest.raises(ArchiveError, match=r"is not a zip or tar|is damaged or cut short"):
-        come_out(data)
+def test_no_archive(unpacked, data):
+    with pytest.raises(ArchiveError, match=r"is not a zip or tar|is damaged or truncated"):
+        unpacked(data)
 
 
 @pytest.mark.parametrize("data", [zipped({}), tarred({}), zipped({"a/": b""}), bytes(10_240)])
 def test_an_empty_archive(refused, data):
-    refused(data, "it holds no file that is wanted")
+    refused(data, "it contains no wanted file")
 
 
-def test_a_zip_of_very_many_files(come_out):
-    """65,535 and more are counted in another place."""
+def test_a_zip_of_very_many_files(unpacked):
+    """A zip states a count of 65,535 or more in another record (zip64)."""
     data = zipped({f"{i}.txt": b"" for i in range(65_536)})
-    with pytest.raises(ArchiveError, match="more than 65,535 files"):
-        come_out(data, limits=Limits(entries=65_535))
-    assert come_out(data, wanted=lambda path: path == ("9.txt",)) == {"9.txt": b""}
+    with pytest.raises(ArchiveError, match="it contains more than 65,535 files"):
+        unpacked(data, limits=Limits(entries=65_535))
+    assert unpacked(data, wanted=lambda path: path == ("9.txt",)) == {"9.txt": b""}
 
 
-def test_a_file_of_another_archive_stays(come_out, tmp_path):
-    come_out(zipped({"a.jpg": b"1"}))
+def test_a_file_of_another_archive_stays(unpacked, tmp_path):
+    unpacked(zipped({"a.jpg": b"1"}))
     for files in ({"a.jpg": b"2"}, {"a.jpg/b.jpg": b"2"}):
-        with pytest.raises(ArchiveError, match="it holds a file that another archive has too"):
-            come_out(zipped(files))
+        with pytest.raises(ArchiveError, match="it contains a file that another archive also contains"):
+            unpacked(zipped(files))
     assert (tmp_path / "deep/down/here/a.jpg").read_bytes() == b"1"
 
 
-def test_faults_of_the_disk_are_no_damage(come_out, monkeypatch):
-    def full(entry, place):
-        raise OSError(28, "No space left on device", str(place))
+def test_faults_of_the_disk_are_no_damage(unpacked, monkeypatch):
+    def disk_full(entry, target):
+        raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr(archives, "_write", full)
+    monkeypatch.setattr(archives, "_write", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        come_out(zipped(FILES))
+        unpacked(zipped(FILES))

@@ -1,4 +1,4 @@
-"""Writing that fails."""
+"""Atomic writes: interrupted, on a full or read-only disk, and in a removed folder."""
 
 import os
 import re
@@ -26,35 +26,35 @@ def test_the_error_says_which_file(tmp_path):
 
 def test_torn_files_go_and_others_stay(tmp_path):
     (tmp_path / "weights").mkdir()
-    torn = ["weights/last.pt.tmp.12", ".labels.png.tmp.345", "results.csv.tmp.6"]
-    whole = ["weights/last.pt", "notes.tmp.txt", "results.csv"]
-    for name in torn + whole:
+    partial = ["weights/last.pt.tmp.12", ".labels.png.tmp.345", "results.csv.tmp.6"]
+    complete = ["weights/last.pt", "notes.tmp.txt", "results.csv"]
+    for name in partial + complete:
         (tmp_path / name).touch()
     remove_partial_files(tmp_path)
-    assert all((tmp_path / name).exists() for name in whole)
-    assert not any((tmp_path / name).exists() for name in torn)
+    assert all((tmp_path / name).exists() for name in complete)
+    assert not any((tmp_path / name).exists() for name in partial)
     remove_partial_files(tmp_path / "nowhere")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a file that is always full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("numbers", [10, 1_000_000])
 def test_a_checkpoint_on_a_full_disk(tmp_path, monkeypatch, numbers):
-    """torch would say `unexpected pos 1778688 vs 1778584`."""
+    """Without our handling torch would raise `unexpected pos 1778688 vs 1778584`."""
     file = tmp_path / "last.pt"
     checkpoint_file.save(file, {"model": torch.zeros(3)})
     before = file.read_bytes()
     real = open
     monkeypatch.setattr("builtins.open", lambda path, *rest: real("/dev/full" if ".tmp." in str(path) else path, *rest))
-    with pytest.raises(OSError, match="No space left on device") as full:
+    with pytest.raises(OSError, match="No space left on device") as error:
         checkpoint_file.save(file, {"model": torch.zeros(numbers)})
-    assert Path(full.value.filename) == file
+    assert Path(error.value.filename) == file
     assert file.read_bytes() == before
 
 
 @pytest.fixture
 def largest_file(monkeypatch):
-    """largest_file(bytes): as `ulimit -f`, until the test is over."""
-    resource = pytest.importorskip("resource", reason="a limit of POSIX")
+    """largest_file(bytes) limits the size of files, as `ulimit -f` does, until the test ends."""
+    resource = pytest.importorskip("resource", reason="needs POSIX resource limits")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -69,12 +69,12 @@ def largest_file(monkeypatch):
     ],
 )
 def test_a_file_larger_than_the_limit(tmp_path, largest_file, capsys, name, write, size):
-    """400 kB each."""
+    """Each file would have 400 kB."""
     file = tmp_path / name
     file.write_text("old")
     largest_file(size)
     assert exit_code_of(lambda: write(file)) == 1
-    assert capsys.readouterr().err == f"error: {file}: File too large (for ulimit -f or for the disk)\n"
+    assert capsys.readouterr().err == f"error: {file}: File too large (over the limit of ulimit -f or of the disk)\n"
     assert (file.read_text(), list(tmp_path.iterdir())) == ("old", [file])
 
 
@@ -96,8 +96,8 @@ def test_written_whole_or_not_at_all(tmp_path):
 
 
 def test_a_folder_that_is_gone(tmp_path):
-    told = r"gone/a\.txt: its folder no longer exists"
-    with pytest.raises(FaultError, match=told), atomic_write(tmp_path / "gone" / "a.txt") as file:
+    message = r"gone/a\.txt: its folder no longer exists"
+    with pytest.raises(FaultError, match=message), atomic_write(tmp_path / "gone" / "a.txt") as file:
         file.write_text("a")
     with pytest.raises(FaultError, match="its folder no longer exists"):
         checkpoint_file.save(tmp_path / "gone" / "last.pt", {})
@@ -105,19 +105,19 @@ def test_a_folder_that_is_gone(tmp_path):
         (tmp_path / "other").read_text()
 
 
-# ---------------------------------------------------------------------- a run on such a disk
+# ---------------------------------------------------------------------- training on a failing disk
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 14 MB: the tiny model's checkpoints have 5.8 and 1.9 MB, and a new one lies beside the old one."""
+    """A 14 MB disk: the tiny model's checkpoints have 5.8 and 1.9 MB, and a new one is written beside the old one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=14m", "tmpfs", disk], capture_output=True, check=False
     )
     if not mounted or mounted.returncode:
-        pytest.skip("mounting a small disk takes root")
+        pytest.skip("mounting a small disk needs root")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
 
@@ -131,7 +131,7 @@ def close_for_writing(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("befalls", "sentence", "left"),
+    ("break_disk", "sentence", "has_checkpoints"),
     [
         (fill, r"error: \S+/exp/weights/last\.pt: No space left on device\n", True),
         (close_for_writing, r"error: \S+/exp/results\.csv: Read-only file system\n", True),
@@ -140,24 +140,24 @@ def close_for_writing(run: Path) -> None:
     ids=["full", "read-only", "gone"],
 )
 def test_a_run_ends_with_a_sentence_and_its_old_checkpoint(
-    small_disk, tiny_data, tiny_model, tmp_path, monkeypatch, capsys, befalls, sentence, left
+    small_disk, tiny_data, tiny_model, tmp_path, monkeypatch, capsys, break_disk, sentence, has_checkpoints
 ):
     run = small_disk / "exp"
     real, epochs = train.train_one_epoch, iter(range(1, 9))
 
-    def work(*arguments, **keywords):
+    def train_and_break(*arguments, **keywords):
         if next(epochs) == 3:
-            befalls(run)
+            break_disk(run)
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(train, "train_one_epoch", work)
+    monkeypatch.setattr(train, "train_one_epoch", train_and_break)
     monkeypatch.setattr(
         "utils.training.run.lock_folder", lambda folder: None
-    )  # with its file open the disk cannot be remounted
+    )  # an open lock file would prevent remounting the disk
     flags = small(tiny_data, tiny_model, small_disk, "--epochs", "9", "--noval", "--cache-dir", str(tmp_path / "cache"))
     assert exit_code_of(lambda: train.run(flags)) == 1
     assert re.fullmatch(sentence, capsys.readouterr().err)
-    if left:
+    if has_checkpoints:
         assert checkpoint_file.load(run / "weights" / "last.pt")["epoch"] == 2
         assert checkpoint_file.load(run / "weights" / "best.pt")["epoch"] == 2
         assert sorted(file.name for file in (run / "weights").iterdir()) == ["best.pt", "last.pt"]

@@ -1,4 +1,4 @@
-"""Checkpoints: the round trip, writing that survives a kill, and reading that runs nothing."""
+"""Checkpoints: the round trip, writes that survive a kill, and loading that executes nothing."""
 
 import enum
 import os
@@ -24,7 +24,7 @@ NEEDED = {"model": {}, "table": {}, "names": []}
 
 
 class Word(str):
-    """As torch's version string is one."""
+    """A subclass of str, like torch's version string."""
 
 
 class Level(enum.IntEnum):
@@ -60,7 +60,7 @@ def test_round_trip(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [
         (Word("2.11"), "2.11"),
         (torch.__version__, str(torch.__version__)),
@@ -82,10 +82,10 @@ def test_round_trip(tmp_path):
     ],
     ids=repr,
 )
-def test_what_becomes_plain(value, wanted):
+def test_what_becomes_plain(value, expected):
     found = checkpoint_file.to_plain(value)
-    assert found == wanted
-    assert type(found) is type(wanted)
+    assert found == expected
+    assert type(found) is type(expected)
     pickled = pickle.dumps(found)
     assert b"numpy" not in pickled
 
@@ -147,7 +147,7 @@ def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
     try:
         saver.stdout.readline()
         wait_for_a_save()
-        for _ in range(20):  # a reader sees whole files too
+        for _ in range(20):  # a reader at the same time sees complete files
             numbers.append(checkpoint_file.load(file)["n"])
             time.sleep(0.005)
         wait_for_a_save()
@@ -163,11 +163,11 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     file = tmp_path / "a.pt"
     checkpoint_file.save(file, NEEDED | {"n": 1})
 
-    def full(state: object, stream) -> None:
+    def disk_full(state: object, stream) -> None:
         stream.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(torch, "save", disk_full)
     with pytest.raises(OSError, match="No space left"):
         checkpoint_file.save(file, NEEDED | {"n": 2})
     monkeypatch.undo()
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
 
 
-# ---------------------------------------------------------------------- files that are none
+# ---------------------------------------------------------------------- files that are not checkpoints
 
 
 def refusal(file: Path) -> str:
@@ -184,13 +184,13 @@ def refusal(file: Path) -> str:
     text = str(caught.value)
     assert "\n" not in text
     assert text.startswith(str(file))
-    assert "weights_only" not in text  # torch's advice to load it unsafely is not passed on
+    assert "weights_only" not in text  # torch's advice to load the file unsafely is not repeated
     return text.removeprefix(f"{file}: ")
 
 
 def test_no_file(tmp_path):
     assert refusal(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
-    assert refusal(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is no file)"
+    assert refusal(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is not a regular file)"
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\0" * 1000, b"\x93NUMPY"])
@@ -201,9 +201,9 @@ def test_foreign_files(tmp_path, content):
 
 
 def test_a_truncated_file_at_many_lengths(tmp_path):
-    whole, file = tmp_path / "whole.pt", tmp_path / "a.pt"
-    checkpoint_file.save(whole, NEEDED | {"x": torch.rand(100)})
-    data = whole.read_bytes()
+    complete, file = tmp_path / "whole.pt", tmp_path / "a.pt"
+    checkpoint_file.save(complete, NEEDED | {"x": torch.rand(100)})
+    data = complete.read_bytes()
     for length in range(0, len(data), 97):
         file.write_bytes(data[:length])
         assert "damaged" in refusal(file)
@@ -216,7 +216,7 @@ def test_a_changed_byte_is_noticed(tmp_path):
     at = data.index(checkpoint_file.load(file)["x"].numpy().tobytes()) + 2000
     data[at] ^= 1
     file.write_bytes(data)
-    assert torch.load(file, weights_only=True)["x"].shape == (1000,)  # torch itself sees nothing
+    assert torch.load(file, weights_only=True)["x"].shape == (1000,)  # torch itself does not notice
     assert "damaged (Bad CRC-32 for file" in refusal(file)
 
 
@@ -230,11 +230,11 @@ def test_a_zip_that_is_no_checkpoint(tmp_path):
 @pytest.mark.parametrize("state", [{}, [1], torch.ones(3), {"model": {}, "table": {}}, {"names": 1, "model": 2}])
 def test_other_plain_files(tmp_path, state):
     torch.save(state, tmp_path / "a.pt")
-    assert refusal(tmp_path / "a.pt") == "is not a checkpoint of Kestrel (no model, table and names in it)"
+    assert refusal(tmp_path / "a.pt") == "is not a checkpoint of Kestrel (model, table or names are missing)"
 
 
 class Trap:
-    """Pickles as a call of os.system."""
+    """Its pickle calls os.system."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -250,7 +250,7 @@ def test_loading_runs_nothing(tmp_path, zipped):
     reason = refusal(file)
     assert not trace.exists()
     if zipped:
-        assert reason == "is not a checkpoint of Kestrel, or is damaged (names posix.system)"
+        assert reason == "is not a checkpoint of Kestrel, or is damaged (it names posix.system)"
     file.write_bytes(pickle.dumps(Trap(trace)))
     refusal(file)
     assert not trace.exists()
@@ -258,7 +258,7 @@ def test_loading_runs_nothing(tmp_path, zipped):
 
 def test_a_pickled_module_is_refused(tmp_path):
     torch.save({"model": nn.Linear(1, 1)}, tmp_path / "a.pt")
-    assert "(it holds more than tensors and plain values: " in refusal(tmp_path / "a.pt")
+    assert "(it holds something other than tensors and plain values: " in refusal(tmp_path / "a.pt")
 
 
 # ---------------------------------------------------------------------- the newest
@@ -281,7 +281,7 @@ def test_no_newest(tmp_path, folder):
 
 
 def test_what_asks_for_memory_is_refused_before_it_gets_any(tmp_path):
-    """A zip bomb, a pickle that would make a gigabyte of nothing, and a file that claims tensors it does not hold."""
+    """A zip bomb, a pickle that would allocate a gigabyte of zeros, and a file that claims more tensors than it has."""
     bomb, empty, claim = tmp_path / "bomb.pt", tmp_path / "empty.pt", tmp_path / "claim.pt"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", bytes(60_000_000))
@@ -292,10 +292,10 @@ def test_what_asks_for_memory_is_refused_before_it_gets_any(tmp_path):
     content = claim.read_bytes()
     claim.write_bytes(content.replace(b"K\x00K\n\x85", b"K\x00K\xff\x85"))
     tracemalloc.start()
-    said = [refusal(file) for file in (bomb, empty, claim)]
+    errors = [refusal(file) for file in (bomb, empty, claim)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert "its entries are compressed" in said[0]
-    assert "it holds more than tensors and plain values: builtins.bytearray" in said[1]
-    assert "is damaged" in said[2]
+    assert "its entries are compressed" in errors[0]
+    assert "it holds something other than tensors and plain values: builtins.bytearray" in errors[1]
+    assert "is damaged" in errors[2]
     assert peak < 10_000_000

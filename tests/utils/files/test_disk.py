@@ -1,4 +1,4 @@
-"""Room on a disk, and folders that one process at a time writes."""
+"""utils/files/disk.py: free disk space, and locks on folders."""
 
 import os
 import subprocess
@@ -32,13 +32,13 @@ def test_one_process_at_a_time(tmp_path):
 
 def test_room(tmp_path):
     require_free_space(tmp_path, 0)
-    with pytest.raises(FaultError, match=r"1.00 EB are needed there, .* are free"):
+    with pytest.raises(FaultError, match=r"the disk has .* free, but 1.00 EB are needed"):
         require_free_space(tmp_path, 10**18)
     assert [format_bytes(n) for n in (0, 999, 1000, 2**31)] == ["0 bytes", "999 bytes", "1.00 kB", "2.15 GB"]
 
 
 def test_a_folder_that_another_process_holds(tmp_path, monkeypatch):
-    """As long as that lives, and no longer; its children do not keep it."""
+    """The lock is held as long as that process runs, and no longer; its children do not keep it."""
     other = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=-1, cwd=ROOT)
     try:
         assert other.stdout is not None
@@ -50,7 +50,7 @@ def test_a_folder_that_another_process_holds(tmp_path, monkeypatch):
     finally:
         other.kill()
         other.communicate()
-    monkeypatch.setattr(time, "sleep", None)  # it need not wait
+    monkeypatch.setattr(time, "sleep", None)  # an attempt to wait would fail: the lock must be free at once
     first = lock_folder(tmp_path)
     first.release()
     first.release()

@@ -1,4 +1,4 @@
-"""utils/files/download.py against a server that cuts, stalls and lies."""
+"""utils/files/download.py against a server that drops connections, stalls and sends wrong data."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ NO_PAUSES = (0.0, 0.0)
 
 @pytest.fixture
 def get(tmp_path):
-    """get(server) fetches to tmp_path/a.zip, checks that nothing else is left there, and returns the bytes."""
+    """get(server) fetches to tmp_path/a.zip, checks that no other file remains, and returns the bytes."""
 
     def run(server: Server, sha256: str = "", path: str = "/a.zip", **options):
         target = tmp_path / "a.zip"
@@ -33,7 +33,7 @@ def get(tmp_path):
     return run
 
 
-# ---------------------------------------------------------------------- what comes through
+# ---------------------------------------------------------------------- complete downloads
 
 
 @pytest.mark.parametrize("data", [b"", b"x", DATA])
@@ -41,13 +41,13 @@ def get(tmp_path):
 def test_a_file_comes_as_it_is(serve, get, data, headers):
     server = serve(honest(data, **headers))
     assert get(server) == data
-    assert get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data  # and takes the place of the old one
+    assert get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data  # replaces the old file
     assert [(path, asked["Accept-Encoding"]) for path, asked in server.asked] == [("/a.zip", "identity")] * 2
 
 
 def test_lengths_may_be_untold(serve, get):
     chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:1000], DATA[1000:])) + b"0\r\n\r\n"
-    assert get(serve(says(200, DATA))) == DATA  # ends with the connection
+    assert get(serve(says(200, DATA))) == DATA  # the end of the connection is the end of the file
     assert get(serve(raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked))) == DATA
     assert get(serve(says(200, DATA, Content_Length="many"))) == DATA
 
@@ -79,7 +79,7 @@ def test_without_marks_only_a_digest_lets_it_go_on(serve, get):
 def test_a_later_call_goes_on_too(serve, get, tmp_path):
     server = serve(honest(DATA, only=30_000, ETag='"1"'), says(503))
     with pytest.raises(
-        FaultError, match=r"answers 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB of"
+        FaultError, match=r"answered 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB are kept"
     ):
         get(server)
     assert sorted(os.listdir(tmp_path)) == ["a.zip.part", "a.zip.part.json"]
@@ -103,13 +103,13 @@ def test_parts_of_unknown_origin_are_thrown_away(serve, get, tmp_path, note):
 def test_many_cuts_are_endured_as_long_as_each_try_brings_much(serve, get, monkeypatch):
     monkeypatch.setattr(download, "ENOUGH", 10_000)
     server = serve(honest(DATA, only=10_000, ETag='"1"'))
-    assert get(server) == DATA  # 11 answers, with 2 pauses
+    assert get(server) == DATA  # 11 responses, with 2 pauses
     assert len(server.asked) == 11
     with pytest.raises(FaultError, match="gave up after 3 tries"):
         get(serve(honest(DATA, only=9_999, ETag='"1"')))
 
 
-# ---------------------------------------------------------------------- lies about ranges and states
+# ---------------------------------------------------------------------- wrong ranges and versions
 
 
 def test_a_server_that_knows_no_ranges_sends_all_again(serve, get):
@@ -136,14 +136,14 @@ def test_a_file_that_changes_on_the_way_is_fetched_anew(serve, get):
     ],
 )
 def test_wrong_ranges_are_not_believed(serve, get, given, headers):
-    lie = says(206, OTHER[30_000:], Content_Range=given, Content_Length="72400", **headers)
-    server = serve(honest(DATA, only=30_000, ETag='"1"'), lie, honest(DATA, ETag='"1"'))
+    wrong = says(206, OTHER[30_000:], Content_Range=given, Content_Length="72400", **headers)
+    server = serve(honest(DATA, only=30_000, ETag='"1"'), wrong, honest(DATA, ETag='"1"'))
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", None]
 
 
 def test_a_file_that_became_shorter(serve, get):
-    server = serve(honest(DATA, only=30_000), honest(DATA[:20_000]))  # 416 to the range, as nothing marks the state
+    server = serve(honest(DATA, only=30_000), honest(DATA[:20_000]))  # 416 for the range: no version header was sent
     assert get(server, sha256=hashlib.sha256(DATA[:20_000]).hexdigest()) == DATA[:20_000]
     assert server.ranges == [None, "bytes=30000-", None]
 
@@ -164,27 +164,27 @@ def chunk_without_end(handler) -> None:
 @pytest.mark.parametrize(
     ("answer", "sentence", "tries"),
     [
-        (says(404), "answers 404 Not Found", 1),
-        (says(403), "answers 403 Forbidden", 1),
-        (says(204), "answers 204 No Content", 1),
-        (says(206, DATA), "answers 206 Partial Content", 1),
-        (says(799), "answers 799", 1),
-        (says(500), "answers 500 Internal Server Error; gave up after 3 tries in a row", 3),
-        (says(429), "answers 429 Too Many Requests; gave up", 3),
-        (raw(b""), "cut the connection; gave up", 3),
-        (raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "gives an answer that is not HTTP; gave up", 3),
-        (raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n"), "gives an answer that is not HTTP; gave up", 3),
-        (chunk_without_end, "cut the connection; gave up", 3),
-        (honest(DATA, only=100), "cut the connection after 100 bytes of 102 kB; gave up", 3),
+        (says(404), "answered 404 Not Found", 1),
+        (says(403), "answered 403 Forbidden", 1),
+        (says(204), "answered 204 No Content", 1),
+        (says(206, DATA), "answered 206 Partial Content", 1),
+        (says(799), "answered 799", 1),
+        (says(500), "answered 500 Internal Server Error; gave up after 3 tries in a row", 3),
+        (says(429), "answered 429 Too Many Requests; gave up", 3),
+        (raw(b""), "closed the connection; gave up", 3),
+        (raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "sent a response that is not HTTP; gave up", 3),
+        (raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n"), "sent a response that is not HTTP; gave up", 3),
+        (chunk_without_end, "closed the connection; gave up", 3),
+        (honest(DATA, only=100), "closed the connection after 100 bytes of 102 kB; gave up", 3),
         (honest(DATA, only=100, then="stall"), "sent nothing for 0.3 s; gave up", 3),
-        (says(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are fetched", 1),
-        (says(302), "redirects to a URL that is not allowed: it is not an https:// or file:// URL", 1),
-        (says(302, Location="/a.zip"), "redirects more than 10 times", 1),
-        (says(302, Location="file:///etc/passwd"), "not allowed: http:// must not lead to file://", 1),
+        (says(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are allowed", 1),
+        (says(302), "redirected to a URL that is not allowed: it is not an https:// or file:// URL", 1),
+        (says(302, Location="/a.zip"), "redirected more than 10 times", 1),
+        (says(302, Location="file:///etc/passwd"), "not allowed: http:// must not redirect to file://", 1),
         (says(302, Location="ftp://a.org/b"), "not allowed: it is not an https:// or file:// URL", 1),
         (says(307, Location="http://a.org/b"), "not allowed: http:// can be read and changed", 1),
         (says(308, Location="//a.org/b"), "not allowed: http:// can be read and changed", 1),
-        (says(303, Location="https://me:secret@a.org/b"), "not allowed: it holds a user name", 1),
+        (says(303, Location="https://me:secret@a.org/b"), "not allowed: it contains a user name", 1),
     ],
 )
 def test_faults_are_sentences_that_name_the_host(serve, get, tmp_path, answer, sentence, tries):
@@ -200,16 +200,16 @@ def test_faults_are_sentences_that_name_the_host(serve, get, tmp_path, answer, s
 
 
 def test_redirects_are_followed(serve, get):
-    goal = serve(honest(DATA))
-    server = serve(says(301, Location="b%20c.zip?d"), says(302, Location=goal.url + "/e\xe9"))
+    target = serve(honest(DATA))
+    server = serve(says(301, Location="b%20c.zip?d"), says(302, Location=target.url + "/e\xe9"))
     assert get(server, path="/x/a.zip") == DATA
     assert [path for path, _ in server.asked] == ["/x/a.zip", "/x/b%20c.zip?d"]
-    assert [path for path, _ in goal.asked] == ["/e%E9"]
+    assert [path for path, _ in target.asked] == ["/e%E9"]
 
 
 def test_https_never_leads_to_http():
     with pytest.raises(
-        FaultError, match=r"a\.org redirects to a URL that is not allowed: https:// must not lead to http:"
+        FaultError, match=r"a\.org redirected to a URL that is not allowed: https:// must not redirect to http:"
     ):
         download._redirected("https://a.org/b", "http://127.0.0.1/c")
     assert download._redirected("https://a.org/b/c", "../d") == "https://a.org/d"
@@ -227,23 +227,21 @@ def test_a_wrong_digest(serve, get, tmp_path):
 
 
 def test_more_than_announced_or_allowed(serve, get, tmp_path):
-    """What follows the announced length is never read; without one, or behind a range, it is counted."""
+    """Bytes after the announced length are never read; without a length, or after a range, they are counted."""
     assert get(serve(says(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"'))) == DATA
     (tmp_path / "a.zip").unlink()
     for answer in (says(200, DATA), says(200, DATA, Content_Length=str(len(DATA)))):
-        with pytest.raises(
-            FaultError, match=r"sends more than the 1.00 kB that is fetched at most|has 102 kB; at most"
-        ):
+        with pytest.raises(FaultError, match=r"sent more than the allowed 1.00 kB|has 102 kB; at most"):
             get(serve(answer), limit=1000)
     long = says(206, DATA, Content_Range="bytes 30000-102399/102400", ETag='"1"')
-    with pytest.raises(FaultError, match="sends more than the 102 kB that it announced"):
+    with pytest.raises(FaultError, match="sent more than the announced 102 kB"):
         get(serve(honest(DATA, only=30_000, ETag='"1"'), long))
     assert (tmp_path / "a.zip.part").stat().st_size == 0
 
 
 def test_a_full_disk(serve, get, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**5))
-    with pytest.raises(FaultError, match=r"102 kB are needed there, 100 kB are free"):
+    with pytest.raises(FaultError, match=r"the disk has 100 kB free, but 102 kB are needed"):
         get(serve(honest(DATA)))
 
 
@@ -251,7 +249,7 @@ def test_nobody_there(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.zip"
-        with pytest.raises(FaultError, match=r"127.0.0.1:\d+ refuses the connection; gave up after 1 tries in a row$"):
+        with pytest.raises(FaultError, match=r"127.0.0.1:\d+ refused the connection; gave up after 1 tries in a row$"):
             fetch(Source(url), tmp_path / "a.zip", pauses_s=())
 
 
@@ -314,12 +312,12 @@ def test_urls_that_are_allowed(url):
         ("ftp://a.org/b", "not an https:// or file:// URL"),
         ("data:text/plain,abc", "not an https:// or file:// URL"),
         ("https:a.org", "not an https:// or file:// URL"),
-        ("https://", "names no host"),
-        ("https:///a", "names no host"),
-        ("https://a..b/", "names no host"),
-        ("https://a.org\\@b.org/", "names no host|a user name"),
-        ("https://" + "a" * 64 + "/", "names no host"),
-        ("https://" + "a-" * 5000 + "!/", "names no host"),
+        ("https://", "no valid host name"),
+        ("https:///a", "no valid host name"),
+        ("https://a..b/", "no valid host name"),
+        ("https://a.org\\@b.org/", "no valid host name|a user name"),
+        ("https://" + "a" * 64 + "/", "no valid host name"),
+        ("https://" + "a-" * 5000 + "!/", "no valid host name"),
         ("https://a.org:x/", "is not a URL"),
         ("https://a.org:99999/", "is not a URL"),
         ("https://[::1/", "is not a URL"),
@@ -328,9 +326,9 @@ def test_urls_that_are_allowed(url):
         ("http://a.org/", "use https://"),
         ("http://127.0.0.1.a.org/", "use https://"),
         ("http://127.0.0.2/", "use https://"),
-        ("file://a.org/b", "this machine in full"),
+        ("file://a.org/b", "full path of a file on this machine"),
         ("file:a", "not an https:// or file:// URL"),
-        ("file://localhost", "this machine in full"),
+        ("file://localhost", "full path of a file on this machine"),
     ],
 )
 def test_urls_that_are_not(url, problem, tmp_path):

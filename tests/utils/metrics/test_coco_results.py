@@ -1,4 +1,4 @@
-"""COCO's files by hand, and our twelve numbers against pycocotools through them."""
+"""COCO's files by hand, and our twelve numbers against those of pycocotools on these files."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def ground_truth(count: int = 0, seed: int = 0) -> GroundTruth:
 
 
 def found(truth: GroundTruth, seed: int = 1) -> Detections:
-    """The truth's boxes, shifted, and a false one for each."""
+    """The ground truth's boxes, shifted, and a false positive for each."""
     random = np.random.default_rng(seed)
     boxes = np.concatenate([truth.boxes_xywh + random.normal(0, 8, truth.boxes_xywh.shape), truth.boxes_xywh[::-1]])
     boxes[:, 2:] = np.abs(boxes[:, 2:]) + 1
@@ -61,7 +61,7 @@ def test_results_by_hand():
     detections = Detections([40], [1], [[1, 2, 3, 1 / 3]], [0.1])
     results = coco_results(detections, CATEGORY_IDS)
     assert results == [{"image_id": 40, "category_id": 90, "bbox": [1.0, 2.0, 3.0, 1 / 3], "score": 0.1}]
-    assert json.loads(json.dumps(results)) == results  # plain numbers, in full
+    assert json.loads(json.dumps(results)) == results  # plain numbers, not rounded
     assert coco_results(Detections([], [], np.zeros((0, 4)), []), CATEGORY_IDS) == []
 
 
@@ -74,9 +74,9 @@ def test_ours_agree_with_pycocotools(tmp_path, count):
     write_json(files[0], coco_ground_truth(truth, IMAGE_IDS, SIZES, PATHS, NAMES, CATEGORY_IDS))
     write_json(files[1], coco_results(detections, CATEGORY_IDS))
     sentence = check_with_pycocotools(*files, ours)
-    head, apart = sentence.split("largest difference from ours ")
+    head, difference = sentence.split("largest difference from ours ")
     assert head == f"pycocotools: AP {ours['AP']:.6f}, AP50 {ours['AP50']:.6f}; "
-    assert float(apart) < 1e-9
+    assert float(difference) < 1e-9
     assert "1.0e-01" in check_with_pycocotools(*files, ours | {"ARl": ours["ARl"] + 0.1})
 
 

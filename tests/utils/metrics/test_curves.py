@@ -1,4 +1,4 @@
-"""Curves and the confusion matrix against hand-worked numbers and slow oracles."""
+"""Curves and the confusion matrix against numbers worked out by hand and slow oracles."""
 
 import warnings
 
@@ -22,7 +22,7 @@ def truths(*rows):
 
 
 def draw(seed, num_images=6, num_classes=3):
-    """Crowded images with crowds, wrong classes and tied scores; class 3 is asked for and never there."""
+    """Images with many boxes, crowds, wrong classes and equal scores; class 3 is evaluated but does not occur."""
     generator = np.random.default_rng(seed)
     images, classes = generator.integers(0, num_images, 60), generator.integers(0, num_classes, 60)
     boxes = np.hstack([generator.uniform(0, 200, (60, 2)), generator.uniform(20, 80, (60, 2))])
@@ -34,20 +34,20 @@ def draw(seed, num_images=6, num_classes=3):
 
 
 def oracle_counts(truth, detections, class_id, least):
-    """True and false positives of a class at IoU 0.5, of score `least` or more, one box at a time, as COCO matches."""
+    """True and false positives of a class at IoU 0.5 with score `least` or more, one box at a time, as COCO matches."""
     hits = misses = 0
     for image in np.unique(detections.image_ids):
-        mine = [g for g in range(len(truth.areas)) if truth.image_ids[g] == image and truth.class_ids[g] == class_id]
+        own = [g for g in range(len(truth.areas)) if truth.image_ids[g] == image and truth.class_ids[g] == class_id]
         found = [
             d
             for d in range(len(detections.scores))
             if detections.image_ids[d] == image and detections.class_ids[d] == class_id
         ]
-        free = set(mine)
+        free = set(own)
         for d in sorted(found, key=lambda d: -detections.scores[d]):
-            overlap = {g: iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) for g in mine}
-            real = [g for g in mine if g in free and not truth.crowd[g] and overlap[g] >= 0.5]
-            in_crowd = any(truth.crowd[g] and overlap[g] >= 0.5 for g in mine)
+            overlap = {g: iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) for g in own}
+            real = [g for g in own if g in free and not truth.crowd[g] and overlap[g] >= 0.5]
+            in_crowd = any(truth.crowd[g] and overlap[g] >= 0.5 for g in own)
             if real:
                 free.remove(max(real, key=overlap.get))
             if detections.scores[d] >= least:
@@ -61,14 +61,14 @@ def iou_of(box, truth_box, crowd):
 
 
 def oracle_confusion(truth, detections, num_classes, confidence, iou):
-    """The matrix by looking for the best pair left, again and again."""
+    """The matrix, by repeatedly taking the best remaining pair."""
     matrix = np.zeros((num_classes + 1, num_classes + 1), int)
     found = {d for d in range(len(detections.scores)) if detections.scores[d] >= confidence}
     wanted = {g for g in range(len(truth.areas)) if not truth.crowd[g]}
 
     def overlap(d, g):
-        distributed_session = detections.image_ids[d] == truth.image_ids[g]
-        return iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) if distributed_session else 0.0
+        same_image = detections.image_ids[d] == truth.image_ids[g]
+        return iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) if same_image else 0.0
 
     shared = {(d, g): overlap(d, g) for d in found for g in range(len(truth.areas))}
     while found and wanted:
@@ -100,9 +100,9 @@ class TestOperatingCurves:
         # at .1: 2 of 3 right, 2 of 2 found, F1 = 2 * 2/3 / (5/3) = 4/5
         # at .5: 1 of 2, 1 of 2; at .8: 1 of 1, 1 of 2, F1 = 1 / 1.5 = 2/3
         for confidence, expected in {0.1: (2 / 3, 1, 0.8), 0.5: (0.5, 0.5, 0.5), 0.8: (1, 0.5, 2 / 3)}.items():
-            place = at[confidence]
-            assert (curves.precision[0, place], curves.recall[0, place], curves.f1[0, place]) == pytest.approx(expected)
-        # nothing is claimed at .95: nothing is found, precision keeps its last value
+            point = at[confidence]
+            assert (curves.precision[0, point], curves.recall[0, point], curves.f1[0, point]) == pytest.approx(expected)
+        # no detections at .95: recall is 0, precision keeps its last value
         assert (curves.precision[0, at[0.95]], curves.recall[0, at[0.95]], curves.f1[0, at[0.95]]) == (1, 0, 0)
         assert curves.best_confidence < 0.3
         assert curves.precision_at_best == pytest.approx([2 / 3])
@@ -121,10 +121,10 @@ class TestOperatingCurves:
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         for class_id in range(3):
             wanted = int(((truth.class_ids == class_id) & ~truth.crowd).sum())
-            for place in (0, 250, 333, 700):
-                hits, misses = oracle_counts(truth, detections, class_id, curves.confidence[place])
-                assert curves.recall[class_id, place] == pytest.approx(hits / wanted)
-                assert curves.precision[class_id, place] == pytest.approx(hits / (hits + misses))
+            for point in (0, 250, 333, 700):
+                hits, misses = oracle_counts(truth, detections, class_id, curves.confidence[point])
+                assert curves.recall[class_id, point] == pytest.approx(hits / wanted)
+                assert curves.precision[class_id, point] == pytest.approx(hits / (hits + misses))
 
     def test_ap50_is_the_evaluators(self):
         truth, detections = draw(2)
@@ -138,11 +138,11 @@ class TestOperatingCurves:
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         mean_f1 = curves.f1[:3].mean(axis=0)  # class 3 has no ground truth
         reach = np.arange(-50, 51)
-        smoothed = [mean_f1[np.clip(place + reach, 0, 999)].mean() for place in range(1000)]
-        place = int(np.argmin(np.abs(curves.confidence - curves.best_confidence)))
-        assert smoothed[place] == pytest.approx(max(smoothed), abs=1e-12)
-        assert np.array_equal(curves.precision_at_best, curves.precision[:, place])
-        assert np.array_equal(curves.recall_at_best, curves.recall[:, place])
+        smoothed = [mean_f1[np.clip(point + reach, 0, 999)].mean() for point in range(1000)]
+        point = int(np.argmin(np.abs(curves.confidence - curves.best_confidence)))
+        assert smoothed[point] == pytest.approx(max(smoothed), abs=1e-12)
+        assert np.array_equal(curves.precision_at_best, curves.precision[:, point])
+        assert np.array_equal(curves.recall_at_best, curves.recall[:, point])
 
     def test_class_without_truth_is_left_out_of_means(self):
         truth = truths((0, 0, [0, 0, 10, 10], False))
@@ -186,7 +186,7 @@ class TestConfusionMatrix:
         assert confusion_matrix(truth, detections, class_ids=[3, 8]).tolist() == expected
 
     def test_one_to_one_by_iou(self):
-        # The surer box overlaps less (81 / 100), so the exact one gets the ground truth.
+        # The more confident box overlaps less (81 / 100), so the exact one matches the ground truth.
         truth = truths((0, 0, [0, 0, 10, 10], False))
         detections = Detections([0, 0], [0, 1], [[0, 0, 9, 9], [0, 0, 10, 10]], [0.9, 0.3])
         assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]

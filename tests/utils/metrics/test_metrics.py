@@ -1,4 +1,4 @@
-"""The evaluator against pycocotools, hand-worked numbers and filed cases."""
+"""The evaluator against pycocotools, numbers worked out by hand, and stored cases."""
 
 import contextlib
 import io
@@ -67,8 +67,8 @@ def pycocotools_evaluator(truth, detections, image_ids, class_ids):
 
 
 def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
-    """Whole-pixel boxes on a small canvas, so that ties of score and of IoU, exact thresholds and area borders happen
-    by themselves.
+    """Whole-pixel boxes on a small canvas, so that ties of score and of IoU, and values exactly at thresholds and area
+    limits, are frequent.
 
     Images 0, 7, 14 ..., classes 3, 13, 23 ... Class 43 has no ground truth, class 53 no detection, class 63 neither;
     the first image has no ground truth; the last one has more than 100 detections of a class.
@@ -93,14 +93,14 @@ def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
         generator.random(num_detections) < 0.8, truth_classes[source], generator.choice([3, 43], num_detections)
     )
     kinds[kinds == 53] = 3
-    places = truth.image_ids[source].copy()
-    places[:10] = image_ids[0]
-    kinds[-130:], places[-130:] = 13, image_ids[-1]
-    return truth, Detections(places, kinds, found, generator.random(num_detections).round(1)), image_ids, class_ids
+    images = truth.image_ids[source].copy()
+    images[:10] = image_ids[0]
+    kinds[-130:], images[-130:] = 13, image_ids[-1]
+    return truth, Detections(images, kinds, found, generator.random(num_detections).round(1)), image_ids, class_ids
 
 
 def write_case(folder, truth, detections):
-    """Both contents as files; text is written as it is."""
+    """Write both contents as files; text is written unchanged."""
     paths = folder / "gt.json", folder / "dt.json"
     for path, content in zip(paths, (truth, detections), strict=True):
         path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
@@ -127,7 +127,7 @@ class TestAgainstPycocotools:
         np.testing.assert_allclose(result.recall, expected.eval["recall"], rtol=0, atol=1e-9)
 
     def test_drawn_case_is_hard_enough(self):
-        """What the docstring of draw_case promises is in the data, in both evaluators' way."""
+        """The data contain what the docstring of draw_case promises."""
         truth, detections, image_ids, _ = draw_case(0)
         _, counts = np.unique(np.stack([detections.image_ids, detections.class_ids]), axis=1, return_counts=True)
         assert counts.max() > 100
@@ -145,13 +145,13 @@ class TestAgainstPycocotools:
         assert not np.isin([53, 63], detections.class_ids).any()
 
     def test_many_images_at_once(self, monkeypatch):
-        """Blocks of pairs change nothing."""
+        """Pairs in several blocks give the same result."""
         truth, detections, image_ids, class_ids = draw_case(20)
-        whole = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
+        expected = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
         monkeypatch.setattr(matching, "PAIRS_AT_ONCE", 7)
         blocks = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
-        assert np.array_equal(whole.precision, blocks.precision)
-        assert np.array_equal(whole.recall, blocks.recall)
+        assert np.array_equal(expected.precision, blocks.precision)
+        assert np.array_equal(expected.recall, blocks.recall)
 
     @needs_fixtures
     @pytest.mark.parametrize("name", ["coco2014_fakebbox100", "rodm_sampled_bbox_area", "voc100_real_detections"])
@@ -180,9 +180,9 @@ class TestAgainstPycocotools:
 
 class TestHandWorked:
     def test_average_precision(self):
-        # Two ground truths of 50 x 50; a hit at .9 (IoU 1), a miss at .8, a hit at .7 of 50 x 40 (IoU .8: good for .50
-        # to .80, 7 of 10). Where both hit: precision 1 up to recall .5 (51 points), then 2/3 (50 points). Where one
-        # hits: 1 on 51 points, then 0.
+        # Two ground truths of 50 x 50; a hit at .9 (IoU 1), a miss at .8, a hit at .7 of 50 x 40 (IoU .8: a match at
+        # .50 to .80, 7 of 10 thresholds). With two hits: precision 1 up to recall .5 (51 points), then 2/3 (50 points).
+        # With one hit: 1 on 51 points, then 0.
         truth = GroundTruth([4, 4], [2, 2], [[0, 0, 50, 50], [100, 0, 50, 50]], [2500, 2500], [False, False])
         boxes = [[0, 0, 50, 50], [300, 0, 40, 40], [100, 0, 50, 40]]
         result = evaluate_boxes(
@@ -206,13 +206,13 @@ class TestHandWorked:
         )
         assert list(result.per_class) == [5, 9]
         assert (result.per_class[5]["images"], result.per_class[5]["instances"]) == (2, 3)
-        assert (result.per_class[9]["images"], result.per_class[9]["instances"]) == (0, 0)  # a crowd is no instance
+        assert (result.per_class[9]["images"], result.per_class[9]["instances"]) == (0, 0)  # a crowd is not an instance
         assert result.per_class[5]["AP"] == pytest.approx(34 / 101)  # recall 1/3: points 0, .01 ... .33
         assert result.per_class[9]["AP"] == -1
         assert result.stats["AP"] == result.per_class[5]["AP"]
 
     def test_match_prefers_the_better_ground_truth(self):
-        # The surer detection has IoU 80/120 with the first and 90/110 with the second: it takes the second.
+        # The more confident detection has IoU 80/120 with the first and 90/110 with the second: it matches the second.
         truth = GroundTruth([0, 0], [0, 0], [[0, 0, 10, 10], [3, 0, 10, 10]], [100, 100], [False, False])
         detections = Detections([0, 0], [0, 0], [[0, 0, 10, 10], [2, 0, 10, 10]], [0.5, 0.9])
         matches = match_detections(
@@ -233,7 +233,7 @@ class TestHandWorked:
 
 class TestOrder:
     def test_rows_may_come_in_any_order_of_images(self):
-        """Only the order within an image and class matters, and only between ties."""
+        """Only the order within an image and class matters, and only for equal scores."""
         truth, detections, image_ids, class_ids = draw_case(9)
         by_image, by_class = (
             np.argsort(-detections.image_ids, kind="stable"),
@@ -278,12 +278,12 @@ class TestEmpty:
 
 class TestArrays:
     def test_lengths_must_agree(self):
-        with pytest.raises(ValueError, match=r"Detections\.scores has shape \(2,\), but image_ids asks for \(1,\)\."):
+        with pytest.raises(ValueError, match=r"Detections\.scores has shape \(2,\), but image_ids requires \(1,\)\."):
             Detections([1], [0], [[0, 0, 1, 1]], [0.5, 0.6])
 
     def test_boxes_have_four_sides(self):
         with pytest.raises(
-            ValueError, match=r"GroundTruth\.boxes_xywh has shape \(1, 3\), but image_ids asks for \(1, 4\)\."
+            ValueError, match=r"GroundTruth\.boxes_xywh has shape \(1, 3\), but image_ids requires \(1, 4\)\."
         ):
             GroundTruth([1], [0], [[0, 0, 1]], [1], [False])
 
@@ -340,7 +340,7 @@ class TestReadCoco:
             (
                 TRUTH | {"annotations": [without(NOTE, "bbox")]},
                 [],
-                r'annotations\[0\] has no "bbox", which is needed\.',
+                r'annotations\[0\] has no "bbox", which is required\.',
             ),
             (TRUTH | {"annotations": [without(NOTE, "area")]}, [], r'annotations\[0\] has no "area"'),
             (TRUTH | {"annotations": [NOTE, NOTE]}, [], r"annotations\[1\]: id 1 is given twice"),
@@ -359,7 +359,7 @@ class TestReadCoco:
                 [HIT | {"image_id": 7}],
                 r"detections\[0\]: image_id is 7, but the ground truth has no such image\.",
             ),
-            (TRUTH, [HIT | {"image_id": None}], r"image_id is None, but must be a whole number or a text\."),
+            (TRUTH, [HIT | {"image_id": None}], r"image_id is None, but must be a whole number or text\."),
         ],
     )
     def test_bad_files(self, tmp_path, truth, detections, sentence):

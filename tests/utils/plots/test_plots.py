@@ -1,4 +1,4 @@
-"""The pictures of a run: every one decodes, shows something, and survives empty, single, many and odd-named classes."""
+"""The pictures of a run: each can be decoded, is not blank, and works with no, one, many and oddly named classes."""
 
 import subprocess
 import sys
@@ -33,18 +33,18 @@ def names_of(count):
 
 
 def read(path, width=300, height=200):
-    """The picture [H, W, 3], after a look at its size, its content, and what else lies in its folder."""
+    """Read a picture, [H, W, 3], and check its size, its content, and that its folder has no temporary file."""
     image = cv2.imread(str(path))
     assert image is not None, f"{path.name} cannot be decoded"
     assert image.shape[0] >= height
     assert image.shape[1] >= width
     assert image.std() > 1, f"{path.name} is blank"
-    assert not list(path.parent.glob("*.tmp.*")), "a draft was left behind"
+    assert not list(path.parent.glob("*.tmp.*")), "a temporary file is left"
     return image
 
 
 def ink(image):
-    """Share of the pixels that are not white."""
+    """Fraction of the pixels that are not white."""
     return (image < 250).any(2).mean()
 
 
@@ -109,20 +109,20 @@ def test_labels(tmp_path, count, boxes):
 
 
 def test_labels_of_a_long_tail_are_counted_in_plain_numbers(tmp_path, monkeypatch):
-    said = []
+    ticks = []
     real = labels._draw_boxes
 
-    def look(axes, *arguments):
+    def draw_and_read(axes, *arguments):
         real(axes, *arguments)
         axes.figure.canvas.draw()
-        said.extend(label.get_text() for label in axes.figure.axes[0].get_yticklabels())
+        ticks.extend(label.get_text() for label in axes.figure.axes[0].get_yticklabels())
 
-    monkeypatch.setattr(labels, "_draw_boxes", look)
+    monkeypatch.setattr(labels, "_draw_boxes", draw_and_read)
     labels.plot_labels(
         np.repeat([0, 1, 2], [5000, 3, 3]), np.full((5006, 4), 0.5), ["a", "b", "c"], tmp_path / "labels.png"
     )
-    assert "1,000" in said
-    assert not [text for text in said if "$" in text]
+    assert "1,000" in ticks
+    assert not [text for text in ticks if "$" in text]
 
 
 def test_labels_of_classes_without_a_name(tmp_path):
@@ -263,9 +263,9 @@ def test_confusion_of_more_classes_than_pixels(tmp_path):
 
 
 def test_confusion_shares():
-    # Class a: 8 objects, 6 found, 1 taken for b, 1 missed. Class b: 4 objects, all found. False alarms: 2 a, 5 b.
+    # Class a: 8 objects, 6 found, 1 predicted as b, 1 missed. Class b: 4 objects, all found. False positives: 2 a, 5 b.
     matrix = np.array([[6, 0, 2], [1, 4, 5], [1, 0, 0]])
-    # a: 6/8, 1/8, 1/8; b: 4/4; of 6 + 0 + 2 = 8 predicted a 2 are false alarms, of 1 + 4 + 5 = 10 predicted b 5.
+    # a: 6/8, 1/8, 1/8; b: 4/4; of 6 + 0 + 2 = 8 predicted a 2 are false positives, of 1 + 4 + 5 = 10 b 5.
     np.testing.assert_allclose(confusion._confusion_shares(matrix), [[0.75, 0, 0.25], [0.125, 1, 0.5], [0.125, 0, 0]])
 
 
@@ -321,7 +321,7 @@ def test_pyplot_is_never_imported(tmp_path):
 
 
 def test_numbers_in_a_picture_are_quick(tmp_path):
-    """676 numbers make a picture take twice as long as without, in this thread's CPU time."""
+    """A picture with 676 numbers takes about twice the CPU time of this thread that it takes without them."""
 
     def seconds(matrix):
         start = time.thread_time()

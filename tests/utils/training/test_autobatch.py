@@ -1,4 +1,4 @@
-"""The batch that fits: the search against all answers, the count against the allocator, the choice against steps."""
+"""--batch-size -1: the search for all thresholds, the count against the allocator, the choice against real steps."""
 
 import copy
 import gc
@@ -33,7 +33,7 @@ SIDE = 96
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections() -> Iterator[None]:
-    """Spares the collector, called after each trial, all that was there before."""
+    """Exclude objects that exist already from the garbage collection after each trial."""
     gc.collect()
     gc.freeze()
     yield
@@ -41,19 +41,19 @@ def _quick_collections() -> Iterator[None]:
 
 
 def alone(value: int) -> int:
-    """The least over one process."""
+    """The minimum over one process."""
     return value
 
 
 def works(*_: object) -> None:
-    """Takes what expressions give, for steps of one line."""
+    """Discard the values of expressions, for steps of one line."""
 
 
 # ---------------------------------------------------------------------- the search
 
 
 def search(need: Callable[[int], float | None], budget: int, most: int) -> tuple[int, list[int]]:
-    """What is found, and the batches that were tried."""
+    """The batch that is found, and the batches that were tried."""
     tried: list[int] = []
 
     def watched(batch: int) -> int | None:
@@ -67,10 +67,10 @@ def search(need: Callable[[int], float | None], budget: int, most: int) -> tuple
 def check(found: int, tried: list[int], best: int, most: int) -> None:
     assert (found == 0) == (best == 0)
     assert found <= best <= found + max(found // 8, 1)
-    assert found == best or found >= 8  # small ones to the image
-    assert found == 0 or found in tried  # nothing is answered that was not tried
+    assert found == best or found >= 8  # small batches are exact
+    assert found == 0 or found in tried
     near = found + max(found // 8, 1)
-    assert near >= most or any(found < size <= near for size in tried)  # one as near was seen not to fit
+    assert near >= most or any(found < size <= near for size in tried)  # a batch this close does not fit
     assert len(tried) == len(set(tried))
     assert all(1 <= size <= most for size in tried)
 
@@ -96,7 +96,7 @@ def test_needs_in_a_line_are_found_in_few_trials(base, each, most):
 def test_needs_by_hand():
     # 1 takes 12 and 2 take 14, so 23 would end at 6.5 (6); that is within 4 * 2, fits with 22, and 7 take 24.
     assert search(lambda batch: 10 + 2 * batch, 23, 1024) == (6, [1, 2, 6, 7])
-    # The line from (1, 5) to (2, 5) leads nowhere: double. 4 take 20: (23 - 20) / (15 / 2) is no image, so 5, but 25.
+    # The line from (1, 5) to (2, 5) is flat: double. 4 take 20: (23 - 20) / (15 / 2) is no image, so 5, but 25.
     assert search(lambda batch: max(5 * batch, 5) if batch > 2 else 5, 23, 1024) == (4, [1, 2, 4, 5])
 
 
@@ -151,7 +151,7 @@ def test_saved_tensors_count_until_the_backward_pass_frees_them():
 
 
 def allocator_peak(step: Callable[[], None]) -> int:
-    """The most bytes that torch's own allocator had given out, as the profiler heard of it."""
+    """The peak bytes of torch's own allocator, as the profiler records them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     now = peak = 0
@@ -181,17 +181,17 @@ OUT_OF_MEMORY = [
 
 @pytest.mark.parametrize(("kind", "words"), OUT_OF_MEMORY)
 def test_running_out_of_memory_is_an_answer_and_leaves_nothing(kind, words):
-    left: list[weakref.ref[object]] = []
+    references: list[weakref.ref[object]] = []
 
     def step() -> None:
         tensor = torch.zeros(1000, requires_grad=True)
         holder = nn.Module()
-        holder.itself, holder.map = [holder], tensor.exp()  # a cycle, which only the collector frees
-        left.extend(weakref.ref(each) for each in (tensor, holder, holder.map.untyped_storage()))
+        holder.itself, holder.map = [holder], tensor.exp()  # a cycle, which only the garbage collector frees
+        references.extend(weakref.ref(each) for each in (tensor, holder, holder.map.untyped_storage()))
         raise kind(words)
 
     assert step_memory(step, CPU) is None
-    assert [reference() for reference in left] == [None, None, None]
+    assert [reference() for reference in references] == [None, None, None]
     assert step_memory(lambda: works(torch.zeros(1000)), CPU) == 4000
 
 
@@ -237,7 +237,7 @@ def test_budgets(monkeypatch, device, free, processes, budget):
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """Steps of 100 MiB and 10 MiB an image that nobody takes, and a budget; gives the list of the trials."""
+    """Simulated steps of 100 MiB and 10 MiB per image, with a budget of 1 GiB: the list of trials, and the step."""
     trials: list[int] = []
     monkeypatch.setattr(autobatch, "memory_budget", lambda *_: GIB)
     monkeypatch.setattr(autobatch, "step_memory", lambda step, _: step())
@@ -248,23 +248,23 @@ def pretended(monkeypatch):
     ("images", "shares", "batch", "words"),
     [
         # (1024 - 100) / 10 = 92.4; the line leads to 92 less a 32nd, which is 90
-        (5000, 1, 90, "batch 90: a step of 90 images takes 1000 MiB, and may take 1.0 GiB"),
-        (5000, 4, 360, "batch 360, 4 shares of 90: a step of 90 images takes 1000 MiB, and may take 1.0 GiB"),
+        (5000, 1, 90, "batch 90: a step of 90 images needs 1000 MiB of the allowed 1.0 GiB"),
+        (5000, 4, 360, "batch 360 (4 x 90): a step of 90 images needs 1000 MiB of the allowed 1.0 GiB"),
         (
             131,
             2,
             130,
-            "batch 130, 2 shares of 65: a step of 65 images takes 750 MiB, and may take 1.0 GiB; "
-            "there are 131 training images",
+            "batch 130 (2 x 65): a step of 65 images needs 750 MiB of the allowed 1.0 GiB; "
+            "limited by the 131 training images",
         ),
         (
             5000,
             32,
             1024,
-            "batch 1024, 32 shares of 32: a step of 32 images takes 420 MiB, and may take 1.0 GiB; "
+            "batch 1024 (32 x 32): a step of 32 images needs 420 MiB of the allowed 1.0 GiB; "
             "more than 1024 are not tried",
         ),
-        (1, 1, 1, "batch 1: a step of 1 images takes 110 MiB, and may take 1.0 GiB; there are 1 training images"),
+        (1, 1, 1, "batch 1: a step of 1 images needs 110 MiB of the allowed 1.0 GiB; limited by the 1 training images"),
     ],
 )
 def test_choices_in_words(pretended, images, shares, batch, words):
@@ -277,21 +277,20 @@ def test_choices_in_words(pretended, images, shares, batch, words):
 def test_the_least_over_processes_counts(pretended):
     _, step = pretended
     given: list[int] = []
-    others = iter([GIB - 1, 17])  # the least budget, then the smallest batch
+    others = iter([GIB - 1, 17])  # the smallest budget, then the smallest batch
 
     def world_min(value: int) -> int:
         given.append(value)
         return min(value, next(others))
 
-    batch, words = choose_batch(step, world_min, device=CPU, images=5000, shares=3)
+    batch, sentence = choose_batch(step, world_min, device=CPU, images=5000, shares=3)
     assert (batch, given) == (51, [GIB, 90])
-    assert words.startswith("--batch-size -1: batch 51, 3 shares of 17: a step of 90 images takes 1000 MiB")
+    assert sentence.startswith("--batch-size -1: batch 51 (3 x 17): a step of 90 images needs 1000 MiB")
 
 
 @pytest.mark.parametrize("others", [[GIB, 0], [50 * MIB, 500], [-1, 500]])
 def test_nothing_fits_on_all_processes_alike(pretended, others):
-    # In the first case it fits here, but not elsewhere; the number of calls, in which processes wait for each other,
-    # must not depend on it.
+    # In the first case it fits on this process, but not on another; the number of collectives must not depend on it.
     trials, step = pretended
     calls = iter(others)
     with pytest.raises(ValueError, match="not even one image fits in") as caught:
@@ -307,7 +306,7 @@ def test_nothing_fits_on_all_processes_alike(pretended, others):
 def test_fewer_images_than_shares(pretended):
     _, step = pretended
     for images, shares in [(0, 1), (3, 4)]:
-        with pytest.raises(ValueError, match=f"-1: {images} training images cannot be shared out to {shares}"):
+        with pytest.raises(ValueError, match=f"-1: {images} training images are too few for {shares} processes"):
             choose_batch(step, alone, device=CPU, images=images, shares=shares)
 
 
@@ -342,10 +341,10 @@ def test_true_steps_keep_within_the_budget_and_larger_ones_do_not(tiny_model, mo
     monkeypatch.setattr(autobatch, "CPU_BUDGET", 20 * MIB)
     drawn = torch.random.get_rng_state()
 
-    batch, words = choose_batch(step, alone, device=CPU, images=5000)
+    batch, sentence = choose_batch(step, alone, device=CPU, images=5000)
     assert 4 <= batch < 40
     assert step_memory(lambda: step(batch), CPU) <= 20 * MIB < step_memory(lambda: step(batch + batch // 8 + 1), CPU)
-    assert (batch, words) == choose_batch(step, alone, device=CPU, images=5000)
+    assert (batch, sentence) == choose_batch(step, alone, device=CPU, images=5000)
 
     assert torch.random.get_rng_state().equal(drawn)
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
@@ -389,10 +388,11 @@ def test_advice_where_memory_runs_out(batch, size, processes, advice):
         RuntimeError("can't allocate memory: 9"),
     ]
     for error in errors:
-        with pytest.raises(FaultError) as said, memory_advice(batch, size, CPU, processes):
+        with pytest.raises(FaultError) as caught, memory_advice(batch, size, CPU, processes):
             raise error
         first = " ".join(str(error).split())
-        assert str(said.value) == f"out of memory on cpu with {advice} --batch-size -1 measures what fits ({first})"
+        hint = "--batch-size -1 finds the largest batch that fits"
+        assert str(caught.value) == f"out of memory on cpu with {advice} {hint} ({first})"
 
 
 def test_advice_for_an_error_without_words():

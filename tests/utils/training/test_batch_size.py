@@ -1,4 +1,4 @@
-"""utils/training/batch_size.py: all that a batch size means."""
+"""utils/training/batch_size.py: images per process, accumulation, loss scale, weight decay."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from utils.training.batch_size import GlobalBatch
 @pytest.mark.parametrize(
     ("size", "processes", "per_process", "accumulate", "loss_scale"),
     [
-        (16, 1, 16, 4, 16),  # 64 / 16 = 4 batches to a step
-        (16, 2, 8, 4, 32),  # 16 images, and the mean over 2 processes is taken of the gradients
+        (16, 1, 16, 4, 16),  # 64 / 16 = 4 batches per step
+        (16, 2, 8, 4, 32),  # 16 images, times 2 since gradients are averaged over 2 processes
         (64, 4, 16, 1, 256),
         (100, 1, 100, 1, 100),  # 0.64 rounds to 1
         (24, 1, 24, 3, 24),  # 2.67 rounds to 3
@@ -38,12 +38,12 @@ def test_a_batch_that_cannot_be_shared_is_refused():
     ("size", "images", "expected"), [(16, 100, 16), (16, 16, 16), (16, 15, 8), (16, 1, 1), (12, 5, 4)]
 )
 def test_fewer_images_than_a_batch(size, images, expected):
-    said = []
-    assert GlobalBatch(size).limited_to(images, said.append).size == expected  # the largest divisor that they fill
-    told = f"--batch-size {size} is more than the {images} training images: using {expected}"
-    assert said == ([told] if expected < size else [])
+    logged = []
+    assert GlobalBatch(size).limited_to(images, logged.append).size == expected  # the largest divisor that they fill
+    line = f"--batch-size {size} is more than the {images} training images: using {expected}"
+    assert logged == ([line] if expected < size else [])
 
 
 def test_too_few_images_for_the_processes():
-    with pytest.raises(ValueError, match=r"^3 training images, in batches of 2, cannot be shared by 4 processes$"):
+    with pytest.raises(ValueError, match=r"^3 training images are too few for 4 processes: the batch would be 2$"):
         GlobalBatch(8, 4).limited_to(3)

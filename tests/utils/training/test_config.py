@@ -1,4 +1,4 @@
-"""The two records of settings: what they refuse, and in which words."""
+"""The two dataclasses of settings: the values that they refuse, and the error messages."""
 
 import dataclasses
 import time
@@ -19,13 +19,13 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
     ("values", "sentence"),
     [
         ({"epochs": 0}, "--epochs 0: train for 1 epoch or more"),
-        ({"batch_size": 0}, "--batch-size 0: a batch holds 1 image or more, or -1: what memory holds"),
+        ({"batch_size": 0}, "--batch-size 0: choose 1 or more, or -1 for the largest that fits in memory"),
         ({"imgsz": 31}, "--imgsz 31: choose 32 to 8192 pixels"),
         ({"imgsz": 10**6}, "--imgsz 1000000: choose 32 to 8192 pixels"),
         ({"workers": -1}, "--workers -1: choose 0 (load in the training process) or more"),
-        ({"patience": -1}, "--patience -1: choose a number of epochs, or 0 for no early stop"),
-        ({"label_smoothing": 1.0}, "--label-smoothing 1.0: choose 0 to below 1"),
-        ({"label_smoothing": float("nan")}, "--label-smoothing nan: choose 0 to below 1"),
+        ({"patience": -1}, "--patience -1: choose a number of epochs, or 0: no early stopping"),
+        ({"label_smoothing": 1.0}, "--label-smoothing 1.0: choose a number from 0 to below 1"),
+        ({"label_smoothing": float("nan")}, "--label-smoothing nan: choose a number from 0 to below 1"),
         ({"freeze": (3, -1)}, "--freeze [3, -1]: layer numbers start at 0"),
         ({"close_mosaic": -1}, "--close-mosaic -1: choose a number of epochs, or 0"),
         ({"seed": -1}, "--seed -1: choose 0 or more"),
@@ -34,19 +34,19 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
         ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
         ({"compile": "fast"}, "--compile fast: choose one of off, default, reduce-overhead, max-autotune"),
-        ({"compile": "default", "rect": True}, "--compile and --rect exclude each other"),
-        ({"compile": "default", "shard": True}, "--compile and --shard exclude each other"),
+        ({"compile": "default", "rect": True}, "--compile and --rect cannot be used together"),
+        ({"compile": "default", "shard": True}, "--compile and --shard cannot be used together"),
         (
             {"compile": "default", "multi_scale": True, "checkpoint_activations": True},
-            "--compile and --multi-scale --checkpoint-activations exclude each other",
+            "--compile and --multi-scale --checkpoint-activations cannot be used together",
         ),
-        ({"rect": True, "multi_scale": True}, "--rect and --multi-scale exclude each other"),
+        ({"rect": True, "multi_scale": True}, "--rect and --multi-scale cannot be used together"),
         ({"epochs": "3"}, "--epochs is a str, expected int"),
         ({"epochs": True}, "--epochs is a bool, expected int"),
         ({"batch_size": 1.5}, "--batch-size is a float, expected int"),
         ({"rect": 1}, "--rect is a int, expected bool"),
         ({"name": None}, "--name is a NoneType, expected str"),
-        ({"freeze": ("all",)}, "--freeze holds something else than whole numbers"),
+        ({"freeze": ("all",)}, "--freeze: layer numbers must be whole numbers"),
     ],
 )
 def test_refusals(values, sentence):
@@ -64,7 +64,7 @@ def test_defaults_are_allowed_and_survive_a_yaml_file():
 
 
 def test_processes_keep_images_in_places_of_one_kind():
-    """Those of --cache device ask each other whether there is room, and their pixels differ a little."""
+    """With --cache device the processes agree on whether the images fit, and their pixels differ slightly."""
     assert TrainConfig(cache="device").training() != TrainConfig(cache="ram").training()
     assert TrainConfig(cache_dir="/one").training() == TrainConfig(cache_dir="/another").training()
 
@@ -74,7 +74,7 @@ def test_defaults_are_those_of_the_low_file():
     assert read_hyp(low) == Hyp()
 
 
-# The table of facts, one row per key: low, med, high, no-augmentation, Objects365, VOC.
+# The published values, one row per key: low, med, high, no-augmentation, Objects365, VOC.
 PUBLISHED = """
 lr0 .01 .01 .01 .01 .00258 .00334
 lrf .01 .1 .1 .1 .17 .15135
@@ -147,7 +147,7 @@ def test_a_file_without_entries_gives_the_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("lr0: 0.1\nlr: 0.1", "my.yaml line 2: unknown key 'lr'; known are anchor_t, anchors, box"),
+        ("lr0: 0.1\nlr: 0.1", "my.yaml line 2: unknown key 'lr'; known keys are anchor_t, anchors, box"),
         ("lr0: 0.1\n\nlr0: 0.2", "my.yaml line 3: lr0 is given twice"),
         ("lr0: fast", "my.yaml line 1: lr0 is 'fast', expected a number"),
         ("lr0: '0.1'", "my.yaml line 1: lr0 is '0.1', expected a number"),
@@ -167,7 +167,7 @@ def test_a_file_without_entries_gives_the_defaults(tmp_path):
         ("lr0: [0.1]", "my.yaml line 1: lr0 holds a list, a mapping or an alias; expected `key: number` lines"),
         ("box: 1\nlr0:\n  a: 1", "my.yaml line 3: lr0 holds a list, a mapping or an alias; expected"),
         ("lr0: &a 0.1\nlrf: *a", "my.yaml line 2: lrf holds a list, a mapping or an alias; expected"),
-        ("[lr0]: 0.1", "my.yaml line 1: here is a list, a mapping or an alias; expected"),
+        ("[lr0]: 0.1", "my.yaml line 1: found a list, a mapping or an alias; expected"),
         ("lr0: !!float 0.1", "my.yaml line 1: lr0 is '0.1', expected a number"),
         ("lr0: !!python/name:os.system 1", "my.yaml line 1: lr0 is '1', expected a number"),
         ("lr0: !!python/object/apply:os.system ['touch pwned']", "my.yaml line 1: lr0 holds a list, a mapping"),

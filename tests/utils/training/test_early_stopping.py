@@ -1,4 +1,4 @@
-"""When a run has stopped getting better."""
+"""Early stopping."""
 
 import pytest
 
@@ -17,11 +17,11 @@ def stopped_after(fitness: list[float], patience: int) -> int | None:
 @pytest.mark.parametrize(
     ("fitness", "patience", "stop"),
     [
-        ([0.1, 0.2, 0.2, 0.2], 2, 3),  # best at epoch 1: an equal one is no better, 3 - 1 = 2
+        ([0.1, 0.2, 0.2, 0.2], 2, 3),  # best at epoch 1: an equal fitness is not better, 3 - 1 = 2
         ([0.1, 0.2, 0.1, 0.3, 0.1], 2, None),
         ([0.3, 0.2, 0.1], 1, 1),
         ([0.3] * 50, 0, None),  # 0: never
-        ([0.0] * 50, 1, None),  # nothing is found yet: it has only begun
+        ([0.0] * 50, 1, None),  # fitness 0: nothing is detected yet
         ([0.0, 0.0, 0.1, 0.0], 1, 3),
         ([], 1, None),
     ],

@@ -81,7 +81,7 @@ def test_a_model_that_stands_still_is_kept_to_the_bit():
 
 @pytest.mark.parametrize(
     ("steps", "decay", "tau"),
-    # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, held between 2 and 10,000; tau at most 2,000.
+    # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, clipped to 2..10,000; tau at most 2,000.
     [(0, 0.5, 2), (2000, 0.99, 100), (20_000, 0.999, 1000), (200_000, 0.9999, 2000), (10**6, 0.9999, 2000)],
 )
 def test_what_a_run_averages_over(steps, decay, tau):

@@ -1,4 +1,4 @@
-"""Steps that are not finite: the rule by hand, both ways to skip a step, and whole runs with numbers gone wrong."""
+"""Steps that are not finite: the rule by hand, both ways to skip a step, and whole runs with nan or inf in the loss."""
 
 import math
 import os
@@ -28,7 +28,7 @@ def net() -> nn.Sequential:
 
 
 def one_step(model: nn.Module, steps: NonFiniteGuard, images: Tensor, gain: float = 1.0) -> None:
-    """A training step; gain: of the loss."""
+    """Run a training step. gain: factor of the loss."""
     loss = model(images).square().mean() * gain
     loss.backward(nan_if_nonfinite(loss))
     steps.step(nn.utils.clip_grad_norm_(model.parameters(), 10.0))
@@ -39,7 +39,7 @@ def one_step(model: nn.Module, steps: NonFiniteGuard, images: Tensor, gain: floa
 @pytest.mark.parametrize("on_the_device", [False, True])
 @pytest.mark.parametrize("fault", ["loss", "input"])
 def test_a_step_that_is_not_finite_changes_nothing(name, on_the_device, fault):
-    """As if the batch had never been, even as the first; the two ways to skip agree with leaving it out."""
+    """Both ways to skip a step give the result of a run without the batch, even if it is the first batch."""
     torch.manual_seed(1)
     batches = list(torch.randn(4, 8, 3))
     models = [net(), net()]
@@ -48,7 +48,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name, on_the_device, fault):
         use_fused(optimizers[0])
     steps = [NonFiniteGuard(opt, running_statistics(model), CPU) for model, opt in zip(models, optimizers, strict=True)]
     for number, batch in enumerate(batches):
-        if number in (0, 2):  # spoils the statistics too
+        if number in (0, 2):  # corrupts the statistics too
             bad = batch.clone()
             bad[0, 0] = math.inf if fault == "input" else 1.0
             one_step(models[0], steps[0], bad, gain=math.nan if fault == "loss" else 1.0)
@@ -57,12 +57,12 @@ def test_a_step_that_is_not_finite_changes_nothing(name, on_the_device, fault):
             one_step(model, own, batch)
     assert (steps[0].skipped, steps[0].in_a_row, steps[1].skipped) == (2, 0, 0)
     for (key, value), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
-        if "num_batches" not in key:  # steers nothing
+        if "num_batches" not in key:  # has no effect
             assert torch.allclose(value, other, rtol=1e-6, atol=1e-7), key
 
 
 def test_statistics_may_be_infinite_where_the_gradients_are_not():
-    """An input of 1e20 has a variance of 1e40, which float32 cannot hold; normalised by it everything is near 0."""
+    """An input of 1e20 has a variance of 1e40, more than float32 can hold; normalised by it, all values are near 0."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = NonFiniteGuard(optimizer, running_statistics(model), CPU)
@@ -70,7 +70,7 @@ def test_statistics_may_be_infinite_where_the_gradients_are_not():
     images[0, 0] = 1e20
     one_step(model, steps, images)
     assert steps.skipped == 0
-    assert model[0].running_var[0] == 1  # as it began; the other channel has learned
+    assert model[0].running_var[0] == 1  # its initial value; the other channel is updated
     assert 0 < model[0].running_var[1] != 1
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
@@ -89,7 +89,7 @@ def test_without_statistics_and_without_steps():
 
 
 def test_float16_may_search_its_scale():
-    """From 2**16 down to 1 are 16 halvings, each a skipped step; then there are 10 more to go: 26."""
+    """From 2**16 to 1 there are 16 halvings, each a skipped step; 10 more are allowed: 26."""
     steps = NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
     for _ in range(25):
         steps.step(torch.tensor(math.inf))
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_spreads_to_every_gradient(value):
 
 
 def spoil(first: int, last: int, value: float = math.nan) -> None:
-    """Have the loss of the batches `first` to `last`, counted from 1, and what BatchNorm makes of them, be `value`."""
+    """Multiply the objectness loss of the batches `first` to `last`, counted from 1, by `value`."""
     real, batches = AnchorBasedLoss.forward, iter(range(1, 10**6))
 
     def forward(self: AnchorBasedLoss, maps: list[Tensor], *arguments: Any) -> dict[str, Tensor]:
@@ -156,8 +156,8 @@ def _restored(monkeypatch):
 def test_a_run_leaves_out_what_is_not_finite(flags, tmp_path, capsys, value):
     spoil(3, 3, value)  # the first of the second epoch's two batches
     train.main(train.parse_args(flags)[0], train.World(CPU))
-    said = capsys.readouterr().out
-    assert re.findall(r"(\d+) of (\d+) steps skipped: not finite", said)[0][0] == "1"
+    output = capsys.readouterr().out
+    assert re.findall(r"(\d+) of (\d+) optimizer steps skipped \(not finite\)", output)[0][0] == "1"
     assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
     assert all_finite(tmp_path / "exp" / "weights" / "best.pt")
     rows = (tmp_path / "exp" / "results.csv").read_text().splitlines()
@@ -187,7 +187,8 @@ def test_two_processes_leave_it_out_together(flags, tmp_path, fault):
     assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
     if fault == "rank_1_spoils_some":
         assert codes == [0, 0]
-        assert [int(found) for found in re.findall(r"(\d+) of \d+ steps skipped", out)] == [1, 1]  # of 2 batches each
+        counts = re.findall(r"(\d+) of \d+ optimizer steps skipped", out)
+        assert [int(count) for count in counts] == [1, 1]  # of 2 batches each
         assert len((tmp_path / "exp" / "results.csv").read_text().splitlines()) == 13
     else:
         assert codes == [1, 1]

@@ -1,4 +1,4 @@
-"""What an optimizer keeps survives a checkpoint: scalars, factored moments, several buffers, or nothing."""
+"""Optimizer state survives a checkpoint: scalars, factored moments, several buffers, or no state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def state_of(name: str) -> TrainState[nn.Sequential]:
-    """A new model with this optimizer: matrices alone for Muon, which takes no others, in two groups."""
+    """The state of a new model with this optimizer, in two groups; for Muon the model has only matrices."""
     torch.manual_seed(0)
     kind, settings = KINDS[name]
     layers = [nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)]
@@ -68,7 +68,7 @@ def state_of(name: str) -> TrainState[nn.Sequential]:
 
 
 def train(state: TrainState[nn.Sequential], first: int, last: int) -> None:
-    """The optimizer steps `first` to `last` - 1."""
+    """Run the optimizer steps `first` to `last` - 1."""
     for number in range(first, last):
         images = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(number))
         state.replica(images).square().sum().backward()
@@ -76,14 +76,14 @@ def train(state: TrainState[nn.Sequential], first: int, last: int) -> None:
 
 
 def saved_and_loaded(state: TrainState[nn.Sequential], folder: Path) -> Checkpoint:
-    """What a checkpoint gives back."""
-    about = Description(table={}, names=[], data="", images="", config={}, hyp={}, versions={})
-    checkpoint_file.save(folder / "last.pt", state.checkpoint(about).as_dict())
+    """Save a checkpoint and read it again."""
+    description = Description(table={}, names=[], data="", images="", config={}, hyp={}, versions={})
+    checkpoint_file.save(folder / "last.pt", state.checkpoint(description).as_dict())
     return read_checkpoint(str(folder / "last.pt"))
 
 
 def kept_by(state: TrainState[nn.Sequential]) -> list[dict[str, Tensor]]:
-    """What the optimizer keeps of each parameter, in their order."""
+    """The optimizer's state of each parameter, in the order of the parameters."""
     return [dict(state.optimizer.state.get(parameter, {})) for parameter in state.replica.model.parameters()]
 
 
@@ -96,7 +96,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_resumed_run_goes_on_to_the_bit(name: str, tmp_path: Path, before: int) -> None:
-    """Weights, and all that the optimizer keeps. before: steps until the checkpoint."""
+    """Weights and optimizer state are the same bits. before: number of steps before the checkpoint."""
     straight, stopped, resumed = (state_of(name) for _ in range(3))
     train(straight, 0, 5)
     train(stopped, 0, before)
@@ -114,7 +114,7 @@ def test_a_resumed_run_goes_on_to_the_bit(name: str, tmp_path: Path, before: int
     [
         ("SGD", 0, {}),
         ("SGD with momentum", 0, {"momentum_buffer": (4, 3, 3, 3)}),
-        # A column for each row of the last two dimensions, and a row for each of their columns.
+        # The variance is factored over the last two dimensions: one value per row and one per column.
         ("Adafactor", 0, {"step": (), "row_var": (4, 3, 3, 1), "col_var": (4, 3, 1, 3)}),
         ("Adafactor", 2, {"step": (), "row_var": (8, 1), "col_var": (1, 16)}),
         ("Adafactor", 3, {"step": (), "variance": (8,)}),
@@ -139,7 +139,7 @@ def test_the_shapes_that_are_proved_with(name: str, number: int, shapes: dict[st
     ids=["one dimension more", "one number", "a scalar", "no tensor", "nothing"],
 )
 def test_a_state_of_other_shapes_is_refused(name: str, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Each tensor that the optimizer keeps of the first parameter in turn; one that keeps nothing may begin anew."""
+    """Each state tensor of the first parameter in turn; a state that becomes empty is accepted."""
     state = state_of(name)
     train(state, 0, 2)
     keys = [key for key, value in kept_by(state)[0].items() if value.ndim > 0]
@@ -150,7 +150,7 @@ def test_a_state_of_other_shapes_is_refused(name: str, tmp_path: Path, fault: Ca
         if not saved.optimizer["state"][0]:
             state_of(name).load(saved)
             continue
-        with pytest.raises(ValueError, match=r"^the optimizer's state is of another model$"):
+        with pytest.raises(ValueError, match=r"^the optimizer's state is of another model or optimizer$"):
             state_of(name).load(saved)
 
 
@@ -182,7 +182,7 @@ def test_the_state_of_no_parameter_is_refused(tmp_path: Path) -> None:
 
 
 def test_momentum_that_is_no_longer_used_may_be_there() -> None:
-    """Warm-up ends at a momentum of 0, which keeps what it had until then."""
+    """A warm-up that ends at momentum 0 leaves its momentum buffer in the state."""
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.8)
@@ -192,7 +192,7 @@ def test_momentum_that_is_no_longer_used_may_be_there() -> None:
 
 
 def test_settings_of_an_implementation_do_not_matter() -> None:
-    """They may ask for a device that the check does without."""
+    """Some of them need a device that the check does not use."""
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
     optimizer = torch.optim.Adam([weight], lr=0.1)

@@ -13,7 +13,7 @@ from utils.training.schedule import Schedule
 
 
 class Net(nn.Module):
-    """Every kind of parameter, and one that two modules share."""
+    """A module with every kind of parameter, and one that two modules share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_an_optimizer_of_another_kind_is_not_guessed_at():
 
 
 def test_an_optimizer_may_have_no_momentum(monkeypatch):
-    """Adafactor, declared in one line: the schedule leaves all but its learning rate alone."""
+    """Adafactor, declared in one line: the schedule changes only its learning rate."""
     kind = OptimizerKind(torch.optim.Adafactor, lambda groups, lr, *_: torch.optim.Adafactor(groups, lr=lr), "")
     monkeypatch.setitem(OPTIMIZERS, "Adafactor", kind)
     optimizer = build(Net(), "Adafactor")
@@ -115,7 +115,7 @@ def schedule(**changes) -> Schedule:
         (0, 0.0, 0.1, 0.8),
         # Half-way through warm-up: decay (1 - 0.1) * 0.9 + 0.1 = 0.91, target 0.0091; momentum 0.8 + 0.137 / 2
         (100, 0.0091 / 2, 0.1 + (0.0091 - 0.1) / 2, 0.8685),
-        # Its end: (1 - 0.2) * 0.9 + 0.1 = 0.82
+        # End of warm-up: (1 - 0.2) * 0.9 + 0.1 = 0.82
         (200, 0.0082, 0.0082, 0.937),
         (600, 0.01 * (0.4 * 0.9 + 0.1), 0.0046, 0.937),
         (1000, 0.001, 0.001, 0.937),
@@ -152,9 +152,9 @@ def test_cosine_schedule_by_hand(step, share):
     [
         ({}, 200),
         ({"warmup_epochs": 0.0}, 0),
-        ({"warmup_epochs": 0.5}, 100),  # 50 batches, lifted to 100
+        ({"warmup_epochs": 0.5}, 100),  # 50 batches, raised to 100
         ({"warmup_epochs": 9.0}, 250),  # no more than a quarter of the run
-        ({"total": 40}, 10),  # where 100 batches would outlast it
+        ({"total": 40}, 10),  # a quarter, since the run has fewer than 100 batches
         ({"total": 3}, 0),
         ({"total": 0}, 0),
     ],
@@ -201,7 +201,7 @@ def test_every_batch_belongs_to_one_group(batch_size, length):
     ("length", "sizes"), [(8, [4, 4]), (9, [3, 3, 3]), (10, [3, 3, 4]), (13, [3, 3, 3, 4]), (1, [1]), (3, [3])]
 )
 def test_remainders_by_hand(length, sizes):
-    # Batches of 16, so at most 4 to a group, and as even as can be: 9 batches make 3 groups, not 4, 4 and 1.
+    # Batches of 16, so at most 4 per group, and as even as possible: 9 batches make 3 groups, not 4, 4 and 1.
     assert groups(schedule(warmup_epochs=0.0), 500, 500 + length) == sizes
 
 
@@ -210,12 +210,12 @@ def test_accumulation_grows_in_warmup():
     sizes = groups(schedule(), 0, 200)
     assert sizes[0] == 1
     assert sorted(set(sizes)) == [1, 2, 3, 4]
-    assert sizes[:-1] == sorted(sizes[:-1])  # the last one holds what is left
+    assert sizes[:-1] == sorted(sizes[:-1])  # the last one has the remainder
 
 
 def test_a_remainder_in_warmup_is_measured_by_its_own_group():
-    # Batches of 4, so 16 to a group in the end, but at step 30 of 200 only 1 + 15 * 30 / 200 = 3.25: a remainder of 2
-    # is more than half of that and stands alone.
+    # Batches of 4, so 16 per group in the end, but at step 30 of 200 only 1 + 15 * 30 / 200 = 3.25: a remainder of 2
+    # is more than half of that and is a group of its own.
     plan = schedule(batch_size=4)
     lengths = {length: groups(plan, 0, length)[-1] for length in range(20, 32)}
     assert 2 in lengths.values()

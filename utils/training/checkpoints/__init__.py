@@ -1,1 +1,1 @@
-"""What a checkpoint holds, when it is written, and how a run resumes from it."""
+"""Checkpoints: what they contain, when they are written, and how a run resumes from one."""

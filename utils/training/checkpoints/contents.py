@@ -1,4 +1,4 @@
-"""What a checkpoint holds, declared once; read back with every entry checked."""
+"""The entries of a checkpoint, declared once, and checked one by one when it is read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +11,19 @@ from torch import Tensor
 from utils.files import checkpoint_file
 from utils.printable import one_line
 
-# Raise it with every change of what an entry means, settings included, and teach `upgraded` to read the one before.
-# tests/utils/training/checkpoints/test_contents.py fails where the entries or settings change and this does not.
+# Raise it with every change of an entry's meaning, settings included, and have `upgraded` read the format before.
+# tests/utils/training/checkpoints/test_contents.py fails if the entries or settings change and this does not.
 FORMAT = 4
-OLDEST = 3  # format that can be read
+OLDEST = 3  # the oldest format that can be read
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says of its run, the same from beginning to end."""
+    """The entries of a checkpoint that are the same during the whole run."""
 
-    table: dict[str, Any]  # of the model, resolved
+    table: dict[str, Any]  # the model table, resolved
     names: list[str]  # of the classes
-    data: str  # the data YAML
+    data: str  # path of the data YAML
     images: str  # digest of the training images' labels
     config: dict[str, Any]
     hyp: dict[str, float]
@@ -32,7 +32,7 @@ class Description:
 
 @dataclass(frozen=True)
 class PendingEpoch:
-    """An epoch that is trained and not validated yet, or not evaluated: what its row of results.csv will say."""
+    """An epoch that is trained and whose validation is not finished: values for its row of results.csv."""
 
     time: float  # seconds
     losses: dict[str, float]
@@ -42,22 +42,22 @@ class PendingEpoch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """last.pt: all that a run needs to continue after any optimizer step. Tensors and plain values only.
+    """last.pt: all that a run needs to resume after any optimizer step. Tensors and plain values only.
 
-    best.pt holds the Description, `epoch`, `metrics`, `results` and, as `model`, the averaged weights.
+    best.pt contains the Description, `epoch`, `metrics`, `results` and, as `model`, the averaged weights.
     """
 
     description: Description
-    # how far the run has come: RunProgress
-    epoch: int  # epochs that are trained
-    batch: int  # batches of the next epoch that are trained
+    # of RunProgress
+    epoch: int  # number of trained epochs
+    batch: int  # number of trained batches of the next epoch
     seconds: float  # that the next epoch has taken so far
-    losses: Tensor  # [processes, terms + 1] sums over the next epoch so far, and batches
+    losses: Tensor  # [processes, terms + 1] sums over the next epoch so far, and number of batches
     best: dict[str, Any]  # EarlyStopping
     metrics: dict[str, Any]  # of the last validation
     results: list[dict[str, float]]  # rows of results.csv
     open: dict[str, Any]  # a PendingEpoch, or empty
-    # what training changes: TrainState
+    # of TrainState
     model: dict[str, Tensor]
     ema: dict[str, Tensor]
     ema_updates: int
@@ -69,7 +69,7 @@ class Checkpoint:
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        """The entries of the file: the description's beside the others."""
+        """The entries of the file: those of the description and the others in one dict."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "description"}
         return vars(self.description) | own
 
@@ -80,7 +80,7 @@ class Checkpoint:
 
 
 def kinds_of(record: type) -> dict[str, type]:
-    """The type of each field of a record, without what is inside of dicts and lists.
+    """The type of each field of a dataclass, without the types inside of dicts and lists.
 
     >>> kinds_of(PendingEpoch)
     {'time': <class 'float'>, 'losses': <class 'dict'>, 'lr': <class 'float'>, 'pace': <class 'str'>}
@@ -92,18 +92,17 @@ ENTRIES = {name: kind for name, kind in (kinds_of(Description) | kinds_of(Checkp
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-    """The checkpoint of a file, on the CPU.
+    """Read a checkpoint file, with its tensors on the CPU.
 
-    Raises ValueError if there is no such file, if it is damaged, was written by another version, or holds no training
-    state.
+    Raises ValueError if the file is missing, damaged, was written by another version, or contains no training state.
     """
     return checked_checkpoint(path, checkpoint_file.load(Path(path)))
 
 
 def checked_checkpoint(path: str, saved: dict[str, Any]) -> Checkpoint:
-    """The checkpoint that the entries of a file make. Raises ValueError as `read_checkpoint` does."""
+    """The checkpoint with the entries of a file. Raises ValueError as `read_checkpoint` does."""
     if "optimizer" not in saved:
-        raise ValueError(f"{path}: holds no training state to resume; fine-tune from it with --weights")
+        raise ValueError(f"{path}: contains no training state to resume; fine-tune from it with --weights")
     found = saved.get("format")
     if type(found) is not int or not OLDEST <= found <= FORMAT:
         raise ValueError(f"{path}: {written_by_another_version(found)}")
@@ -115,15 +114,15 @@ def checked_checkpoint(path: str, saved: dict[str, Any]) -> Checkpoint:
         _check_progress(saved)
         if not all(tensor.isfinite().all() for tensor in tensors_of(saved) if tensor.is_floating_point()):
             raise ValueError("not all of its numbers are finite")
-        described = Description(**{field.name: saved[field.name] for field in fields(Description)})
+        description = Description(**{field.name: saved[field.name] for field in fields(Description)})
         own = {field.name: saved[field.name] for field in fields(Checkpoint) if field.name != "description"}
-        return Checkpoint(described, **own)
+        return Checkpoint(description, **own)
 
 
 def upgraded(saved: dict[str, Any]) -> dict[str, Any]:
-    """Entries of an older format as this one has them.
+    """Convert the entries of an older format to this format.
 
-    Format 3 was written while `--compile` was "" where it is "off" now.
+    In format 3, `compile` was "" where it is "off" now.
     """
     if saved["format"] == 3:
         config = saved["config"]
@@ -133,10 +132,10 @@ def upgraded(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def written_by_another_version(found: object) -> str:
-    """What to say of a checkpoint whose format cannot be read."""
-    told = f"format {found}" if type(found) is int else "no format number"
+    """The error message for a checkpoint whose format cannot be read."""
+    stated = f"format {found}" if type(found) is int else "no format number"
     return (
-        f"written by another version of Kestrel ({told}; this one reads {OLDEST} to {FORMAT}): resume it with the "
+        f"written by another version of Kestrel ({stated}; this one reads {OLDEST} to {FORMAT}): resume it with the "
         "version that wrote it, or start a new run from its weights with --weights"
     )
 
@@ -146,21 +145,21 @@ def _check_progress(saved: dict[str, Any]) -> None:
     pending = saved["open"]
     kinds = {name: type(value) for name, value in pending.items()}
     if pending and (kinds != kinds_of(PendingEpoch) or saved["batch"]):
-        raise ValueError("what it tells of an epoch that was being validated is not whole")
+        raise ValueError("the entries of its pending epoch are incomplete")
     if not 0 <= saved["epoch"] == len(saved["results"]) + bool(pending) or not 0 <= saved["batch"] < 1 << 40:
         counted = f"{saved['epoch']} epochs, {saved['batch']} batches and {len(saved['results'])} rows of results"
-        raise ValueError(f"it tells of {counted}")
+        raise ValueError(f"its counts contradict each other: {counted}")
     if len({tuple(row) for row in saved["results"]}) > 1:
         raise ValueError("its rows of results have different columns")
 
 
 @contextmanager
 def refuse_damaged(path: str) -> Iterator[None]:
-    """A block that takes over what a checkpoint holds, which may be anything. Raises ValueError for all that fails."""
+    """Raise ValueError for any error in the block, which uses the entries of a checkpoint: they may be anything."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise ValueError(f"{path}: is damaged, or another program has written it ({one_line(error)})") from error
+        raise ValueError(f"{path}: is damaged, or was written by another program ({one_line(error)})") from error
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -21,12 +21,12 @@ PREEMPTED = "preempted.json"
 
 
 class CheckpointManager:
-    """Saves a run at the end of each epoch and within it, by the clock and when a signal asks for it.
+    """Saves a run after each epoch, and within an epoch at a time interval and on a signal.
 
-    As a context it hears signals. All processes call it alike. folder: the run's. description: what a checkpoint says
-    beside the state. final_only: write at the end of the run only, the last epoch as the best one, and where a signal
-    asks for it. period: keep the state of every so many epochs; 0 or less: of none. minutes: between two times that it
-    saves within an epoch; 0: only for signals.
+    As a context manager it receives the signals. All processes must make the same calls. folder: of the run.
+    description: the part of the checkpoint that is not in the state. final_only: save only on a signal and at the end
+    of the run, with the last epoch as the best one. period: keep the checkpoint of every so many epochs; 0 or less: of
+    none. minutes: between saves within an epoch; 0: only on a signal.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CheckpointManager:
         self.trigger = SaveTrigger(state.world, minutes, self.background)
         self.final_only, self.period, self.world, self.progress = final_only, period, state.world, state.progress
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
-        self._pending_ema: dict[str, Tensor] | None = None  # at the end of the epoch whose validation is pending
+        self._pending_ema: dict[str, Tensor] | None = None  # of the epoch whose validation is pending
 
     def __enter__(self) -> "CheckpointManager":
         self.trigger.__enter__()
@@ -54,21 +54,21 @@ class CheckpointManager:
         self.trigger.__exit__(*failure)
 
     def after_step(self, batch: int) -> None:
-        """Save if it is time to, and take in what was computed in the background.
+        """Save if it is due, and record the result of the background evaluation.
 
-        batch: those of the epoch that are trained; no gradient of theirs is left over.
+        batch: number of trained batches of the epoch; all their gradients are in the weights.
 
-        Raises PreemptedExit, on all processes, when it has saved because of a signal.
+        Raises PreemptedExit, on all processes, after it has saved because of a signal.
         """
-        save, nobody_busy = self.trigger.check()
-        if save or nobody_busy:
+        save, all_idle = self.trigger.check()
+        if save or all_idle:
             self.background.wait()
         if save:
             self.progress.batch = batch
             self.save_mid_epoch()
 
     def save_mid_epoch(self) -> None:
-        """Save within an epoch. Raises PreemptedExit if a signal asked for it."""
+        """Save within an epoch. Raises PreemptedExit if the reason is a signal."""
         name, state = self.trigger.agreed_signal(), self._state()
         if self.world.is_main:
             checkpoint_file.save(self.last, state)
@@ -76,9 +76,9 @@ class CheckpointManager:
 
     @contextmanager
     def interruptible(self, *, saved: bool = False) -> Iterator[None]:
-        """A validation, which a signal may interrupt. Raises PreemptedExit, when it has saved, if one does.
+        """The block of a validation, which a signal may interrupt: then it saves the run and raises PreemptedExit.
 
-        saved: there is nothing that last.pt does not hold.
+        saved: last.pt is up to date, so there is nothing to save.
         """
         try:
             yield
@@ -89,10 +89,10 @@ class CheckpointManager:
             raise
 
     def after_epoch(self, *, done: bool) -> None:
-        """Save, when the run has come to the next epoch. done: there is none.
+        """Save, when `progress` is at the next epoch. done: there is no next epoch.
 
-        best.pt follows last.pt: a run that was killed between the two finds in last.pt what best.pt is to hold. Where
-        the validation is still pending, `write_pending` writes it.
+        best.pt is written after last.pt: if the run is killed between the two, last.pt has all that best.pt needs. If
+        the validation is still pending, `write_pending` writes best.pt.
         """
         name = "" if done else self.trigger.agreed_signal()
         if done or name or not self.final_only:
@@ -108,15 +108,15 @@ class CheckpointManager:
         self._continue_or_exit(name)
 
     def write_pending(self) -> None:
-        """Write best.pt if the last epoch is the best one, by the validation that was pending when it was saved."""
+        """Write best.pt if the validation that was pending makes the last epoch the best one."""
         if self._pending_ema is not None and self._is_best() and self.world.is_main:
             self._save_best()
         self._pending_ema = None
 
     def restore_best(self, say: Callable[[str], None], *, done: bool) -> None:
-        """Have best.pt be what a resumed run says of it; says so if that cannot be. done: no epoch will follow.
+        """Make best.pt agree with the resumed checkpoint, or log that this is impossible. done: no epoch will follow.
 
-        A run's folder may have lost it, or have one of a later epoch than the checkpoint that was named.
+        In the run's folder best.pt may be missing, or be from a later epoch than the resumed checkpoint.
         """
         best = self.progress.early_stopping.best_epoch
         if self._is_best() or (done and self.final_only):
@@ -130,31 +130,32 @@ class CheckpointManager:
         self.progress.early_stopping.reset()
         if self.world.is_main and self._is_best():
             self._save_best()
-        say(f"{self.best} is not of epoch {best + 1}, the best so far: the search for the best starts again here")
+        say(f"{self.best} is not from epoch {best + 1}, the best so far: the search for the best epoch starts again")
 
     def _epoch_of_best(self) -> int:
-        """Counted from 1; 0 if best.pt is lost, or holds something else."""
+        """The epoch of best.pt, counted from 1; 0 if best.pt is missing or not a checkpoint."""
         with suppress(ValueError, OSError):
             return int(checkpoint_file.load(self.best).get("epoch", 0))
         return 0
 
     def _is_best(self) -> bool:
-        """Whether the last epoch is the best so far, and its weights are still there."""
-        at = self.progress
-        there = at.batch == 0 or self._pending_ema is not None  # the next epoch's steps change them
-        known = at.epoch > 0 and not at.pending
-        return there and known and not self.final_only and at.early_stopping.best_epoch in (at.epoch - 1, None)
+        """Whether the last epoch is the best so far, and its weights are still available."""
+        progress = self.progress
+        available = progress.batch == 0 or self._pending_ema is not None  # steps of the next epoch change the weights
+        known = progress.epoch > 0 and not progress.pending
+        best = progress.early_stopping.best_epoch in (progress.epoch - 1, None)
+        return available and known and not self.final_only and best
 
     def _save_best(self) -> None:
-        found = {"epoch": self.progress.epoch, "metrics": self.progress.metrics, "results": self.progress.rows}
+        result = {"epoch": self.progress.epoch, "metrics": self.progress.metrics, "results": self.progress.rows}
         weights = self._pending_ema or self.state.ema.state_dict()
-        checkpoint_file.save(self.best, vars(self.description) | found | {"model": weights})
+        checkpoint_file.save(self.best, vars(self.description) | result | {"model": weights})
 
     def _state(self) -> dict[str, Any]:
         return self.state.checkpoint(self.description).as_dict()
 
     def _continue_or_exit(self, name: str) -> None:
-        """name: of a signal, or ""."""
+        """After a save: continue, or exit if a signal was received. name: of the signal, or ""."""
         if not name:
             self.trigger.mark_saved()
             return
@@ -163,5 +164,5 @@ class CheckpointManager:
             about = {"signal": name, "epoch": epoch, "batch": batch, "checkpoint": str(self.last), "time": time.time()}
             write_json(self.folder / PREEMPTED, about)
             print_lines(f"{name}: saved in epoch {epoch} after batch {batch}; continue with --resume {self.last}")
-        self.trigger.barrier()  # a launcher that sees one process leave ends the others
+        self.trigger.barrier()  # a launcher terminates the others when one process exits
         raise PreemptedExit(128 + signal.Signals[name].value)

@@ -1,8 +1,8 @@
-"""When a run is saved in the midst of an epoch: by the clock, and when a signal announces that it will be killed.
+"""When a run is saved within an epoch: at a time interval, and when a signal announces that it will be killed.
 
-Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill. Only one process may hear it, or the
-clock of one may strike, but all must save after the same step: what one wishes travels with the counts that the loss
-sums over all processes anyway.
+Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill a process. Perhaps only one process
+receives the signal or reaches the interval, but all must save after the same step: the request of a process is appended
+to the counts that the loss all-reduces anyway.
 """
 
 import signal
@@ -25,76 +25,76 @@ SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(s
 
 
 class InterruptedRunError(Exception):
-    """A signal was heard where nothing can be saved."""
+    """A signal was received where the run cannot be saved."""
 
 
-class PreemptedExit(AgreedExit):  # not an error: what was asked for is done
-    """The end of a run that was saved because a signal asked for it."""
+class PreemptedExit(AgreedExit):  # not an error: the run was saved as requested
+    """The exit of a run that was saved because of a signal."""
 
 
 class SaveTrigger:
-    """Says at which steps to save. As a context it hears the signals, and only notes them.
+    """Decides after which steps to save. As a context manager it handles the signals, and only records them.
 
-    minutes: between two times; 0: only signals count. background: work of this process; all learn when it is done.
+    minutes: between saves; 0: only on signals. background: a task of this process; all processes learn when it is done.
     """
 
     def __init__(self, world: World, minutes: float, background: BackgroundTask) -> None:
         self.world, self.seconds, self.background = world, minutes * 60 if minutes else float("inf"), background
-        self.heard = 0  # the signal that this process was sent
+        self._signal = 0  # number of the signal that this process received, or 0
         self._saved = time.monotonic()
-        # How often, since the last step, any process wished to save, and was at work aside.
-        self._told = torch.zeros(2, dtype=torch.int64, device=world.device)
-        self._later = AsyncHostCopy(world.device)
-        self._before: dict[int, Any] = {}
+        # Since the last step, over all processes: requests to save, and processes whose background task was running.
+        self._counts = torch.zeros(2, dtype=torch.int64, device=world.device)
+        self._host_counts = AsyncHostCopy(world.device)
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "SaveTrigger":
-        if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
-            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # Python sets signal handlers only there
+            self._previous_handlers = {number: signal.signal(number, self._record) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: one that was not set by Python
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not set by Python
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
-        self.heard = number
+    def _record(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
 
     def signal_received(self) -> bool:
-        """Whether this process was sent a signal."""
-        return bool(self.heard)
+        """Whether this process received a signal."""
+        return bool(self._signal)
 
-    def _wanted(self) -> bool:
+    def _save_requested(self) -> bool:
         return self.signal_received() or (self.world.is_main and time.monotonic() - self._saved >= self.seconds)
 
     def all_reduce_sum(self, counts: Tensor) -> Tensor:
-        """As World.all_reduce_sum of a tensor of one dimension; takes along what this process has to tell."""
+        """World.all_reduce_sum of a one-dimensional tensor, with this process's requests appended for `check`."""
         if self.world.size == 1:
             return counts
-        own = [counts.new_full((1,), telling) for telling in (self._wanted(), self.background.busy)]
-        both = self.world.all_reduce_sum(torch.cat([counts, *own]))
-        self._told = self._told + both[-2:]
-        return both[:-2]
+        own = [counts.new_full((1,), flag) for flag in (self._save_requested(), self.background.busy)]
+        sums = self.world.all_reduce_sum(torch.cat([counts, *own]))
+        self._counts = self._counts + sums[-2:]
+        return sums[:-2]
 
     def check(self) -> tuple[bool, bool]:
-        """After a step, whether to save, and whether no process works aside. All are told the same."""
+        """After a step: whether to save, and whether no background task is running; the same on all processes."""
         if self.world.size == 1:
-            return self._wanted(), not self.background.busy
-        told, self._told = self._told, torch.zeros_like(self._told)
-        heard = [one.tolist() for one in self._later.push(told)]
-        return any(wishes for wishes, _ in heard), any(not busy for _, busy in heard)
+            return self._save_requested(), not self.background.busy
+        counts, self._counts = self._counts, torch.zeros_like(self._counts)
+        arrived = [one.tolist() for one in self._host_counts.push(counts)]
+        return any(requests for requests, _ in arrived), any(not busy for _, busy in arrived)
 
     def mark_saved(self) -> None:
-        """Note that all is saved, and wait for rank 0, which has written it."""
-        self._later.drain()
-        with suppress(dist.DistError):  # the launcher is gone; it has asked for the end, which the next step brings
+        """Restart the interval after a save, and wait for rank 0, which writes the file."""
+        self._host_counts.drain()
+        with suppress(dist.DistError):  # the launcher has exited; its signal ends the run after the next step
             self.world.wait_for_main()
         self._saved = time.monotonic()
 
     def agreed_signal(self) -> str:
-        """The name of the signal that any process was sent, or "". A collective, for the launcher may be gone."""
-        heard = int(self.world.all_gather_rows(torch.tensor([self.heard])).max())
-        return signal.Signals(heard).name if heard else ""
+        """The name of the signal that any process received, or "". A collective, since the launcher may have exited."""
+        number = int(self.world.all_gather_rows(torch.tensor([self._signal])).max())
+        return signal.Signals(number).name if number else ""
 
     def barrier(self) -> None:
-        """Wait for all processes. A collective too."""
+        """Wait for all processes. Also a collective."""
         self.world.all_gather_rows(torch.zeros(1))

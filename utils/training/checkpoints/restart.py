@@ -1,7 +1,7 @@
-"""Finding one's own run again after a launcher has started the processes anew (`--max-restarts`, elastic launches).
+"""Find the run to continue after a launcher has restarted the processes (`--max-restarts`, elastic launches).
 
-The command line of every life is the same, so it cannot say which run to go on with. What the lives have in common is a
-launcher process, one at least: a run folder keeps the marks of the launchers that its processes came from.
+The command line of every attempt is the same, so it cannot say which run to continue. But all attempts have at least
+one launcher process in common: a run folder stores the marks of the launchers that started its processes.
 """
 
 import json
@@ -19,18 +19,18 @@ MARKS = "launchers.json"
 
 @dataclass(frozen=True)
 class PreviousAttempt:
-    """What an earlier life of this launch has left; `run` is "" if there was none, or none that came so far."""
+    """The run of an earlier attempt of this launch; `run` is "" if there was none, or it created no run folder."""
 
     marks: list[str]  # of the launchers of all processes
     run: str
-    checkpoint: str  # "" if it ended before the first
+    checkpoint: str  # "" if the attempt ended before the first one
     done: bool
 
 
 def find_previous_attempt(project: Path, world: World) -> PreviousAttempt:
-    """The run under `project` that this launch has begun before.
+    """The run under `project` that an earlier attempt of this launch began.
 
-    Raises ValueError, in all processes, if not all machines see the same.
+    Raises ValueError, on all processes, if not all machines see the same run.
     """
     marks = world.all_gather_object(launcher_mark(os.environ))
     run = find_own_run(project, marks, done=was_restarted(os.environ))
@@ -39,41 +39,41 @@ def find_previous_attempt(project: Path, world: World) -> PreviousAttempt:
     seen = world.all_gather_object([run, checkpoint])
     if any(view != seen[0] for view in seen):
         named = max(run for run, _ in seen)
-        raise ValueError(f"{named}: not all machines see it; to be restarted, put --project on a disk that they share")
+        raise ValueError(f"{named}: not all machines see it; restarts need --project on a shared disk")
     return PreviousAttempt(marks, run, checkpoint, world.broadcast_object(bool(run) and is_done(Path(run))))
 
 
 def launcher_mark(environment: Mapping[str, str]) -> str:
-    """Host, process number and start of the launcher that may start this process again, and its launch; or ""."""
+    """Host, process id, start time and launch id of the launcher that may restart this process; or ""."""
     launch = environment.get("TORCHELASTIC_RUN_ID")
     if launch is None:
         return ""
     parent, started = os.getppid(), ""
-    with suppress(OSError, IndexError):  # the number alone may come again
+    with suppress(OSError, IndexError):  # the start time tells apart processes with the same id
         stat = Path(f"/proc/{parent}/stat").read_text()
         started = stat.rpartition(")")[2].split()[19]
     return f"{socket.gethostname()} {parent} {started} {launch}"
 
 
 def was_restarted(environment: Mapping[str, str]) -> bool:
-    """Whether the launcher has started processes before these."""
+    """Whether the launcher started earlier processes before these."""
     return environment.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
-    """The folder under `project` of the newest run that one of these launchers has started; "" if none.
+    """The folder under `project` of the newest run that one of these launchers started; "" if there is none.
 
-    done: a run that is done counts too: a process may die in leaving, and the launcher start all of them again.
+    done: also runs that are done, since a process may crash at exit, after which the launcher restarts all of them.
     """
     for file in sorted(project.glob(f"*/{MARKS}"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
         with suppress(OSError, ValueError):
-            kept = json.loads(file.read_text())
-            ours = isinstance(kept, list) and any(mark in kept for mark in marks if mark)
+            stored = json.loads(file.read_text())
+            ours = isinstance(stored, list) and any(mark in stored for mark in marks if mark)
             if ours and (done or not is_done(file.parent)):
                 return str(file.parent)
     return ""
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run has come to its end."""
+    """Whether a run is done."""
     return (run / "metrics.json").exists()

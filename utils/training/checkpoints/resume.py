@@ -1,4 +1,4 @@
-"""Resuming a run: from which checkpoint, with whose settings, and where in the epoch."""
+"""Resuming a run: from which checkpoint, with which settings, and at which batch of the epoch."""
 
 import os
 from dataclasses import replace
@@ -10,7 +10,7 @@ from utils.training.checkpoints.contents import Checkpoint, refuse_damaged
 from utils.training.config import TrainConfig
 from utils.training.early_stopping import EarlyStopping
 
-# Flags that may change when a run is resumed. The others are the run's own.
+# Flags that may change when a run is resumed. The others keep the run's values.
 CHANGEABLE = (
     "epochs",
     "batch_size",
@@ -30,7 +30,7 @@ CHANGEABLE = (
 
 
 def find_last(given: str, project: Path) -> str:
-    """The checkpoint that --resume names: a file, the last one of a run's folder, or "newest", of all runs.
+    """The checkpoint that --resume names: a file, a run folder (its last.pt), or "newest" (the newest of all runs).
 
     Raises ValueError if there is none.
     """
@@ -45,32 +45,33 @@ def find_last(given: str, project: Path) -> str:
 def run_folder(last: str) -> Path:
     """The folder of the run that a checkpoint belongs to.
 
-    Raises ValueError if the checkpoint does not lie in a run's weights folder.
+    Raises ValueError if the checkpoint is not in a run's weights folder.
     """
     weights = Path(os.path.abspath(last)).parent
     if weights.name != "weights":
-        raise ValueError(f"{last}: --resume continues in the run's own folder, RUN/weights/last.pt; it lies elsewhere")
+        raise ValueError(f"{last}: is not in RUN/weights/, and --resume continues in the run's own folder")
     return weights.parent
 
 
 def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, list[str]]:
-    """The settings to resume with: the run's own, but for what the command line gives and may change; and what to log.
+    """The settings to resume with, and lines for the log.
 
-    Raises ValueError if the run cannot be resumed with them, or is done.
+    These are the run's own settings, except the flags of CHANGEABLE that the command line gives. Raises ValueError if
+    the run cannot be resumed with them, or is done.
     """
-    described = saved.description
-    unknown = ", ".join(sorted(map(str, described.config.keys() - TrainConfig().as_dict().keys())))
+    description = saved.description
+    unknown = ", ".join(sorted(map(str, description.config.keys() - TrainConfig().as_dict().keys())))
     if unknown:
         raise ValueError(f"{cfg.resume}: its settings ({excerpt(unknown)}) are unknown to this version of Kestrel")
-    own = TrainConfig().as_dict() | described.config | {"resume": cfg.resume, "data": described.data}
-    own["download"] = cfg.download  # a checkpoint asks for no download
-    other = {name: value for name, value in cfg.as_dict().items() if name in cfg.given and value != own[name]}
-    changed = {name: value for name, value in other.items() if name in CHANGEABLE}
+    own = TrainConfig().as_dict() | description.config | {"resume": cfg.resume, "data": description.data}
+    own["download"] = cfg.download  # never from a checkpoint
+    different = {name: value for name, value in cfg.as_dict().items() if name in cfg.given and value != own[name]}
+    changed = {name: value for name, value in different.items() if name in CHANGEABLE}
     if changed.get("batch_size") == -1:
         del changed["batch_size"]
     lines = [f"--resume changes {_flag(name)} from {own[name]} to {value}" for name, value in sorted(changed.items())]
-    if ignored := sorted(_flag(name) for name in other.keys() - changed.keys() - {"resume", "project"}):
-        lines.append(f"--resume keeps the run's own settings; of no effect: {', '.join(ignored)}")
+    if ignored := sorted(_flag(name) for name in different.keys() - changed.keys() - {"resume", "project"}):
+        lines.append(f"--resume keeps the run's own settings; these flags have no effect: {', '.join(ignored)}")
     with refuse_damaged(cfg.resume):
         values = own | changed
         new = replace(TrainConfig(**values | {"freeze": tuple(values["freeze"])}), given=cfg.given)
@@ -82,13 +83,13 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
 
 
 def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
-    """Raises ValueError if nothing is left to do. stopped: whether the run was stopped early."""
+    """Raises ValueError if nothing is left to train. stopped: whether the run stopped early."""
     if trained > cfg.epochs:
         raise ValueError(f"{cfg.resume}: --epochs {cfg.epochs}, but {trained} epochs are trained")
     if (stopped or trained == cfg.epochs) and (run_folder(cfg.resume) / "metrics.json").exists():
         raise ValueError(
             f"{cfg.resume}: its run is done after {trained} epochs; "
-            f"--epochs above that makes it longer, --patience above {cfg.patience} stops it later"
+            f"to continue it, raise --epochs or, if it stopped early, --patience above {cfg.patience}"
         )
 
 
@@ -97,10 +98,10 @@ def _flag(name: str) -> str:
 
 
 def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now: int) -> int:
-    """How many batches of an epoch are trained in a run whose batch size changes from `before` to `now` within it.
+    """How many batches of an epoch are trained after the batch size changes from `before` to `now` within it.
 
-    Epochs are cut from one stream of samples. What does not fill a batch of the new size is trained again. No more than
-    the epoch holds: there may be fewer images than there were.
+    Epochs are consecutive parts of one stream of samples. Samples that do not fill a batch of the new size are trained
+    again. The result is at most the batches of the epoch, since there may be fewer images than before.
 
     >>> batch_after_resize(3, epoch=0, images=100, before=16, now=8)
     6
@@ -108,5 +109,5 @@ def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now:
     4
     """
     first, last = epoch * images // now, (epoch + 1) * images // now
-    places = (epoch * images // before + batch) * before
-    return min(batch if before == now else max(places // now - first, 0), last - first)
+    samples = (epoch * images // before + batch) * before
+    return min(batch if before == now else max(samples // now - first, 0), last - first)

@@ -1,4 +1,4 @@
-"""utils/training/checkpoints/contents.py: what a checkpoint holds, and which formats are read."""
+"""utils/training/checkpoints/contents.py: what a checkpoint contains, and which formats can be read."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def test_a_pending_epoch():
 
 
 def test_format_3_is_read_with_the_meaning_that_it_had():
-    """--compile was "" where it is "off" now: twenty commits ago such a checkpoint was called damaged."""
+    """In format 3, `compile` was "" where it is "off" now; such a checkpoint is not damaged."""
     old = entries(format=3, config=TrainConfig().as_dict() | {"compile": ""})
     saved = checked_checkpoint("last.pt", old)
     assert saved.description.config["compile"] == "off"
@@ -67,7 +67,7 @@ def test_another_version_is_no_damage(found):
 
 def test_best_is_no_checkpoint_to_resume():
     best = {name: value for name, value in entries().items() if name != "optimizer"}
-    with pytest.raises(ValueError, match=r"holds no training state to resume; fine-tune from it with --weights"):
+    with pytest.raises(ValueError, match=r"contains no training state to resume; fine-tune from it with --weights"):
         checked_checkpoint("last.pt", best)
 
 
@@ -76,16 +76,16 @@ def test_no_file(tmp_path):
         read_checkpoint(str(tmp_path / "last.pt"))
 
 
-# A checkpoint's meaning, in one number for each format. Where this fails, something of it has changed: raise FORMAT,
-# teach `upgraded` to read the one before, or have it refused, and only then write the new number down.
+# The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed: raise FORMAT, have
+# `upgraded` convert the format before or refuse it, and only then write the new digest here.
 MEANING = {4: "313a700298271148"}
 
 
 def test_a_change_of_meaning_raises_the_format():
     settings = {name: type(value).__name__ for name, value in TrainConfig().as_dict().items()}
     parts = [{name: kind.__name__ for name, kind in ENTRIES.items()}, settings, sorted(Hyp().as_dict())]
-    told = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    assert {FORMAT: told} == MEANING
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    assert {FORMAT: digest} == MEANING
 
 
 def test_records_hold_what_they_declare():

@@ -1,4 +1,4 @@
-"""A run whose processes a launcher starts anew goes on as if nothing had happened, with fewer of them too."""
+"""A run whose processes are restarted by a launcher gives the same results as without a restart."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_a_mark_tells_launchers_apart():
 
 
 def keep(run: Path, marks: object, *, done: bool = False, age_s: float = 0) -> Path:
-    """A run folder that launchers have left their marks in, so many seconds ago."""
+    """Create a run folder with the marks of launchers, `age_s` seconds old."""
     run.mkdir(parents=True)
     file = run / MARKS
     file.write_text(marks if isinstance(marks, str) else json.dumps(marks))
@@ -85,7 +85,7 @@ def test_marks_that_cannot_be_read(tmp_path):
 
 
 def die(rank: int, epoch: int) -> None:
-    """Have a rank killed in place of an epoch, counted from 1 in each life."""
+    """Kill a rank at the start of an epoch, counted from 1 in each attempt."""
     real, epochs = train.train_one_epoch, iter(range(1, 1000))
 
     def work(*arguments, **keywords):
@@ -119,7 +119,7 @@ def dies_when_all_is_written() -> None:
     train.main = main if os.environ["RANK"] == "1" else real
 
 
-# ---------------------------------------------------------------------- lives
+# ---------------------------------------------------------------------- attempts
 
 
 @pytest.fixture
@@ -127,12 +127,12 @@ def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
     return [*small(tiny_data, tiny_model, tmp_path), "--epochs", "3", "--sync-bn"]
 
 
-Live = Callable[..., list[int]]
+Attempt = Callable[..., list[int]]
 
 
 @pytest.fixture
-def live(flags: list[str], tmp_path: Path) -> Live:
-    """live(processes, flags, fault=name): one life of a run by the launcher that forks here; the exit codes."""
+def attempt(flags: list[str], tmp_path: Path) -> Attempt:
+    """attempt(processes, flags, fault=name): the exit codes of one attempt, with this process as the launcher."""
 
     def one(size: int, *more: str, fault: str = "", launcher: bool = True) -> list[int]:
         elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"} if launcher else {}
@@ -164,54 +164,54 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 @linux
 @pytest.mark.slow
-def test_torchrun_starts_again_and_the_run_goes_on(flags, live, tmp_path):
+def test_torchrun_starts_again_and_the_run_goes_on(flags, attempt, tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
     with launched(
         command, tmp_path / "io", KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once"
     ) as job:
         assert job.end(120) == 0, job.err
-        assert job.out.count("started again by the launcher\nresuming") == 1
+        assert job.out.count("restarted by the launcher\nresuming") == 1
     assert runs(tmp_path) == ["exp"]
-    assert live(2, launcher=False) == [0, 0]  # a launch of its own, uninterrupted
+    assert attempt(2, launcher=False) == [0, 0]  # another launch, not interrupted
     assert runs(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
 
 @linux
 @pytest.mark.slow
-def test_lives_of_one_launcher_share_a_folder(live, tmp_path):
-    """Of three processes: where two add up their gradients, the order makes no difference."""
+def test_lives_of_one_launcher_share_a_folder(attempt, tmp_path):
+    """With three processes, since with two the order in which gradients are added makes no difference."""
     six = ("--batch", "6")
-    assert live(3, *six, fault="dies_before_the_first_checkpoint") == [1, -9, 1]
-    assert live(3, *six, fault="dies_in_the_second_epoch") == [1, 1, -9]
+    assert attempt(3, *six, fault="dies_before_the_first_checkpoint") == [1, -9, 1]
+    assert attempt(3, *six, fault="dies_in_the_second_epoch") == [1, 1, -9]
     broken = timeless(tmp_path / "exp")
-    assert live(3, *six, launcher=False) == [0, 0, 0]  # another launch, which leaves the broken run alone
+    assert attempt(3, *six, launcher=False) == [0, 0, 0]  # another launch, which does not touch the interrupted run
     assert (runs(tmp_path), timeless(tmp_path / "exp")) == (["exp", "exp2"], broken)
-    assert live(3, *six) == [0, 0, 0]
+    assert attempt(3, *six) == [0, 0, 0]
     assert runs(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
 
 @linux
 @pytest.mark.slow
-def test_three_processes_keep_the_bits_where_the_graph_is_static(live, tmp_path):
-    """One batch to an optimizer step, of 64 images and more."""
+def test_three_processes_keep_the_bits_where_the_graph_is_static(attempt, tmp_path):
+    """One batch of at least 64 images per optimizer step."""
     data = draw_data(tmp_path / "data", 72)
     wide = ("--data", str(data), "--batch", "66", "--save-period", "1")
-    assert live(3, *wide, launcher=False) == live(3, *wide, launcher=False) == [0, 0, 0]
+    assert attempt(3, *wide, launcher=False) == attempt(3, *wide, launcher=False) == [0, 0, 0]
     second = tmp_path / "exp2" / "weights" / "epoch2.pt"
-    assert live(3, *wide, "--resume", str(second), launcher=False) == [0, 0, 0]
+    assert attempt(3, *wide, "--resume", str(second), launcher=False) == [0, 0, 0]
     assert runs(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
 
 @linux
 @pytest.mark.slow
-def test_a_run_that_is_done_is_not_trained_again(live, tmp_path):
-    """A process may die in leaving, when all is written; its launcher then starts all of them again."""
-    assert live(2, fault="dies_when_all_is_written") in ([0, -9], [1, -9])
+def test_a_run_that_is_done_is_not_trained_again(attempt, tmp_path):
+    """A process may crash at exit, after all is written; its launcher then restarts all processes."""
+    assert attempt(2, fault="dies_when_all_is_written") in ([0, -9], [1, -9])
     assert (tmp_path / "exp" / "metrics.json").exists()
     written = (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns
-    assert live(2) == [0, 0]
+    assert attempt(2) == [0, 0]
     assert runs(tmp_path) == ["exp"]
     assert (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns == written
