@@ -251,7 +251,7 @@ def train_one_epoch(
     replica, sampler, world, guard = state.replica, loader.sampler, state.world, state.guard
     epoch_losses = state.progress.losses
     first_step = sampler.batches_before(sampler.epoch)
-    closing = state.schedule.closing_batches(first_step, first_step + sampler.batches_in(sampler.epoch))
+    closing = state.schedule.step_batches(first_step, first_step + sampler.batches_in(sampler.epoch))
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
     host_sums = AsyncHostCopy(world.device)  # so that no step waits for the device to show its losses

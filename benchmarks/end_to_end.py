@@ -80,7 +80,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._done.wait(LOOK_S):
-            self.peak = max(self.peak, sum(map(shared_out_bytes, descendants(self._root))))
+            self.peak = max(self.peak, sum(map(proportional_set_bytes, descendants(self._root))))
 
 
 def descendants(root: int) -> list[int]:
@@ -95,7 +95,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def shared_out_bytes(pid: int) -> int:
+def proportional_set_bytes(pid: int) -> int:
     """The proportional set size of a process (PSS): shared pages are divided by the number of processes."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

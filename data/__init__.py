@@ -29,7 +29,7 @@ __all__ = [
     "open_dataset",
 ]
 
-MOST_PER_VAL_BATCH = 32  # images; a validation batch belongs to one process
+MAX_VAL_BATCH_SIZE = 32  # images; a validation batch belongs to one process
 
 
 class Loaders(NamedTuple):
@@ -70,7 +70,7 @@ def build_loaders(
         images=images["train"],
         **shared,
     )
-    batch_size = min(batch_size, MOST_PER_VAL_BATCH)
+    batch_size = min(batch_size, MAX_VAL_BATCH_SIZE)
     return Loaders(train, build_evaluation_loader(labels["val"], batch_size=batch_size, images=images["val"], **shared))
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from data.augment.draw_device import SPARE
+from data.augment.draw_device import POOL_PADDING
 from data.base_images import DecodedImages, Reader
 from data.images import quiet_decoder
 from data.labels import Labels
@@ -34,7 +34,7 @@ from utils.distributed.world import World
 from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
 from utils.letterbox import Image
 from utils.opencv import cv2
-from utils.shared_memory import SharedBytes, has_nameless_files
+from utils.shared_memory import SharedBytes, has_memfd
 from utils.terminal import FaultError
 from utils.threads import map_in_threads
 
@@ -43,7 +43,7 @@ VERSION = 1  # increase it when a change of the code gives other bytes for the s
 RAM, DISK, DEVICE, OFF, AUTO = "ram", "disk", "device", "off", "auto"
 SHARE_OF_FREE = 0.8  # max fraction of the free memory or disk to use; training needs some too
 SHARE_OF_GPU = 0.5  # max fraction of the GPU's free memory
-UNASKED_SHARE, UNASKED_BYTES = 0.1, 2**30  # limits of `auto`: fraction of the free memory, and bytes
+AUTO_SHARE, AUTO_MAX_BYTES = 0.1, 2**30  # limits of `auto`: fraction of the free memory, and bytes
 
 
 class CachedImages:
@@ -78,7 +78,7 @@ class DeviceImages:
     def __init__(self, images: CachedImages, device: torch.device) -> None:
         self._sizes, self._offsets = images.sizes, images.offsets
         size = int(self._offsets[-1])
-        self.pool: Tensor | None = torch.zeros(size + SPARE, dtype=torch.uint8, device=device)  # None in workers
+        self.pool: Tensor | None = torch.zeros(size + POOL_PADDING, dtype=torch.uint8, device=device)  # None in workers
         for start in range(0, size, UPLOAD_BYTES):
             part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])  # torch warns about read-only ones
             self.pool[start : start + len(part)].copy_(torch.from_numpy(part))
@@ -161,11 +161,11 @@ def _make_caches(
     say: Callable[[str], None],
 ) -> dict[str, CachedImages]:
     """Create or open the caches of this machine; return none if there is no room."""
-    size, free = sum(split.size for split in splits), {RAM: free_ram() if has_nameless_files() else 0}
+    size, free = sum(split.size for split in splits), {RAM: free_ram() if has_memfd() else 0}
     if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
         existing = sum(split.size for split in splits if split.open_first([str(split.file(folder))]))
         free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)  # existing caches need no further room
-    place = choose_place(where, size, free)
+    place = choose_location(where, size, free)
     if message := _describe_choice(where, place, size, free):
         say(message)
     try:
@@ -178,18 +178,20 @@ def _make_caches(
     return {}
 
 
-def choose_place(where: str, size: int, free: Mapping[str, int]) -> str:
+def choose_location(where: str, size: int, free: Mapping[str, int]) -> str:
     """Return where to cache `size` bytes if `where` is requested: ram, disk or off.
 
     free: free bytes of each place that may be used.
 
-    >>> choose_place("ram", 10**9, {"ram": 10**10, "disk": 0}), choose_place("ram", 10**9, {"ram": 0, "disk": 10**10})
-    ('ram', 'disk')
-    >>> choose_place("auto", 10**9, {"ram": 2 * 10**9}), choose_place("off", 0, {"ram": 1})
+    >>> choose_location("ram", 10**9, {"ram": 10**10, "disk": 0})
+    'ram'
+    >>> choose_location("ram", 10**9, {"ram": 0, "disk": 10**10})
+    'disk'
+    >>> choose_location("auto", 10**9, {"ram": 2 * 10**9}), choose_location("off", 0, {"ram": 1})
     ('off', 'off')
     """
     if where == AUTO:
-        return RAM if size <= min(UNASKED_SHARE * free[RAM], UNASKED_BYTES) else OFF
+        return RAM if size <= min(AUTO_SHARE * free[RAM], AUTO_MAX_BYTES) else OFF
     wanted = {DEVICE: (RAM, DISK), RAM: (RAM, DISK), DISK: (DISK,), OFF: ()}[where]
     return next((place for place in wanted if size <= SHARE_OF_FREE * free.get(place, 0)), OFF)
 

@@ -28,7 +28,7 @@ class DataSpec:
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
     download: tuple[Source, ...] = ()
-    unusable: str = ""  # why the `download` entry cannot be used; "" if it can be used or is absent
+    download_error: str = ""  # why the `download` entry cannot be used; "" if it can be used or is absent
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
 
     def sources(self, split: str) -> tuple[Path, ...]:
@@ -41,7 +41,7 @@ class DataSpec:
             raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
         for path in paths:
             if not os.path.exists(path):
-                downloadable = self.download and not self.is_there()
+                downloadable = self.download and not self.sources_exist()
                 hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}" if downloadable else ""
                 raise ValueError(f"{printable(self.file)}: '{split}' is {printable(path)}, which does not exist{hint}")
         return paths
@@ -50,7 +50,7 @@ class DataSpec:
         """Return the paths of the train and val splits; of the test split if there are no others."""
         return (*(self.train or ()), *(self.val or ())) or self.test or ()
 
-    def is_there(self) -> bool:
+    def sources_exist(self) -> bool:
         """Whether all paths that `needed` returns exist."""
         return all(os.path.exists(path) for path in self.needed())
 
@@ -85,8 +85,10 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     notes = (
         (f"{printable(file)}: {', '.join(moved)} not found: used without ../ in {printable(root)}",) if moved else ()
     )
-    download, unusable = _download(file, entries.get("download"))
-    return DataSpec(file=file, root=root, names=names, download=download, unusable=unusable, notes=notes, **splits)
+    download, download_error = _download(file, entries.get("download"))
+    return DataSpec(
+        file=file, root=root, names=names, download=download, download_error=download_error, notes=notes, **splits
+    )
 
 
 def _entries(file: Path) -> dict[str, Node]:

@@ -20,12 +20,12 @@ WORK = ".kestrel-download"  # in the data set's folder during the download; neve
 UNPACKED = "unpacked"
 DATA_SUFFIXES = IMAGE_SUFFIXES | {".txt", ".json"}
 UNFINISHED = "unfinished"  # an empty file in WORK until all archives are unpacked and checked
-PLACING = "placing"  # UNFINISHED is renamed to this until all files are moved into the data set's folder
+MOVING = "placing"  # UNFINISHED is renamed to this until all files are moved into the data set's folder
 
 
 def is_unfinished(spec: DataSpec) -> bool:
     """Whether a download of these data is running or was interrupted."""
-    return bool(spec.download) and any(os.path.exists(spec.root / WORK / name) for name in (UNFINISHED, PLACING))
+    return bool(spec.download) and any(os.path.exists(spec.root / WORK / name) for name in (UNFINISHED, MOVING))
 
 
 def require_finished(spec: DataSpec) -> None:
@@ -55,14 +55,14 @@ def fetch_data(spec: DataSpec) -> None:
     Existing files are not changed. Raises ValueError if the YAML has no usable `download`, if the archives lack a
     folder or file that it names, or if they hold another version of an existing file; FaultError as `fetch` does.
     """
-    if spec.is_there() and not is_unfinished(spec):
+    if spec.sources_exist() and not is_unfinished(spec):
         return
     if not spec.download:
-        raise ValueError(spec.unusable or f"{printable(spec.file)}: has no 'download' URL to get its data from")
+        raise ValueError(spec.download_error or f"{printable(spec.file)}: has no 'download' URL to get its data from")
     work = spec.root / WORK
     try:
         with exclusive_access(work):
-            if not spec.is_there() or is_unfinished(spec):
+            if not spec.sources_exist() or is_unfinished(spec):
                 _fetch_all(spec, work)
     finally:
         with suppress(OSError):
@@ -71,7 +71,7 @@ def fetch_data(spec: DataSpec) -> None:
 
 def _fetch_all(spec: DataSpec, work: Path) -> None:
     """Do all steps, starting where an earlier process was interrupted."""
-    if not (work / PLACING).exists():
+    if not (work / MOVING).exists():
         (work / UNFINISHED).touch()
         try:
             _unpack_all(spec, work)
@@ -79,12 +79,12 @@ def _fetch_all(spec: DataSpec, work: Path) -> None:
             if set(os.listdir(work)) <= {UNFINISHED, "lock"}:
                 (work / UNFINISHED).unlink()  # nothing was downloaded
             raise
-        os.replace(work / UNFINISHED, work / PLACING)
+        os.replace(work / UNFINISHED, work / MOVING)
     _move_missing(work / UNPACKED, spec.root)
     for entry in work.iterdir():
-        if entry.name not in (PLACING, "lock"):
+        if entry.name not in (MOVING, "lock"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    (work / PLACING).unlink()  # from here on the data count as complete
+    (work / MOVING).unlink()  # from here on the data count as complete
     print_lines(f"{printable(spec.file)}: its data are in {printable(spec.root)}")
 
 

@@ -25,8 +25,8 @@ GIF_STARTS, PNG_START = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers, one for each JPEG coding process
 PROGRESSIVE = (0xC2, 0xCA)
-MOST_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
-MOST_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
+MAX_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
+MAX_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, with any suffix
 
 
@@ -168,7 +168,7 @@ def _is_damaged_png(data: bytes) -> bool:
 
 def _decode(data: bytes) -> np.ndarray | None:
     claimed = _gif_pixels(data) if data.startswith(GIF_STARTS) else _jpeg_frame(data)[1]
-    if claimed > MOST_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
+    if claimed > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
         return None
     if _is_damaged_png(data):
         return None
@@ -190,7 +190,7 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
     if data.endswith(b"\0\0"):  # as in a file whose length was set before its contents were written
         data = data.rstrip(b"\0")
     data = data.rstrip(b"\xff")  # the first byte of the end marker or of an escaped byte
-    first, second = (_decode(data + MOST_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
+    first, second = (_decode(data + MAX_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
     if first is None or second is None or not np.array_equal(first, second):
         return None
     return first

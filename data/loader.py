@@ -39,7 +39,7 @@ from utils.shared_memory import SharedBytes
 from utils.terminal import FaultError
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
-AHEAD = 2  # batches that each worker prefetches
+PREFETCH_FACTOR = 2  # batches that each worker prefetches
 
 
 class Batch(NamedTuple):
@@ -158,7 +158,7 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
     signal.signal(signal.SIGTERM, end)
     if hasattr(signal, "SIGUSR1"):  # also announces preemption
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    sys.excepthook = quiet_about_parent
+    sys.excepthook = worker_excepthook
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
@@ -173,18 +173,18 @@ def _exit_with_parent(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def quiet_about_parent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def worker_excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught error, unless the parent ended while this worker sent it a batch (as a `sys.excepthook`)."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
 
 
-def describe_death(text: str) -> str:
+def explain_worker_death(text: str) -> str:
     """Return a message that replaces torch's error about a worker that died; "" for any other error.
 
-    >>> describe_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
+    >>> explain_worker_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
     'a DataLoader worker died (Segmentation fault): try --workers 0; --resume continues the run'
-    >>> describe_death("stack expects each tensor to be equal size")
+    >>> explain_worker_death("stack expects each tensor to be equal size")
     ''
     """
     died = re.match(r"DataLoader worker \(pid(?:.*by signal: (?P<signal>[^.]+))?", text)
@@ -219,7 +219,7 @@ class _WorkerDeathHandler:
         try:
             self.handler(number, frame)
         except RuntimeError as error:
-            if not (message := describe_death(str(error))):
+            if not (message := explain_worker_death(str(error))):
                 raise
             raise FaultError(message) from None
 
@@ -239,7 +239,7 @@ class Loader(Generic[S]):
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
         self._ring: Ring | None = (
-            Ring(workers * AHEAD + 2, sampler.largest, device) if workers and samples.pool is None else None
+            Ring(workers * PREFETCH_FACTOR + 2, sampler.largest, device) if workers and samples.pool is None else None
         )
         closing = RawValue(ctypes.c_bool, False)
         Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its workers
@@ -249,7 +249,7 @@ class Loader(Generic[S]):
             sampler=_NumberedBatches(sampler, self._uploads, self._ring.places if self._ring else 0),
             num_workers=workers,
             collate_fn=_identity,
-            prefetch_factor=AHEAD if workers else None,
+            prefetch_factor=PREFETCH_FACTOR if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=partial(start_worker, closing),
             generator=torch.Generator(),  # otherwise each pass draws from torch's global one, which checkpoints save
@@ -278,7 +278,7 @@ class Loader(Generic[S]):
             error.__traceback__ = None  # it refers to torch's frames, which would keep the workers alive
             raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
         except RuntimeError as error:
-            if not (message := describe_death(str(error))):
+            if not (message := explain_worker_death(str(error))):
                 raise
             raise FaultError(message) from None
 

@@ -13,7 +13,7 @@ class MultiScale:
     single cell, from which BatchNorm cannot compute statistics if the batch holds one image.
     """
 
-    SMALLEST, LARGEST = 0.5, 1.5
+    MIN_SCALE, MAX_SCALE = 0.5, 1.5
 
     def __init__(self, seed: int, stride: int) -> None:
         self.seed, self.stride = seed, stride
@@ -25,11 +25,11 @@ class MultiScale:
         >>> MultiScale.largest_side(640, 32), MultiScale.largest_side(32, 32)
         (960, 64)
         """
-        return max(-(-round(side * cls.LARGEST) // stride), 2) * stride
+        return max(-(-round(side * cls.MAX_SCALE) // stride), 2) * stride
 
     def size(self, step: int, side: int) -> int:
         """Return the side of a square batch at a step, a multiple of the stride. side: the batch's side before."""
-        low, high = (max(2, round(side * share / self.stride)) for share in (self.SMALLEST, self.LARGEST))
+        low, high = (max(2, round(side * share / self.stride)) for share in (self.MIN_SCALE, self.MAX_SCALE))
         random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
         return int(random.integers(low, high + 1)) * self.stride
 

@@ -7,7 +7,7 @@ from typing import Any
 from models.detector import Detector, check_shapes
 from models.heads.registry import build_loss
 from models.losses import LossGains
-from models.table import Anchors, find_model, resolve
+from models.table import Anchors, load_model_table, resolve
 
 __all__ = ["Detector", "LossGains", "build_loss", "build_model"]
 
@@ -28,7 +28,7 @@ def build_model(
 
     Raises: ValueError that names the file and the wrong row.
     """
-    table, scale = (cfg, None) if isinstance(cfg, Mapping) else find_model(cfg)
+    table, scale = (cfg, None) if isinstance(cfg, Mapping) else load_model_table(cfg)
     resolved = resolve(table, scale, num_classes, channels=channels, anchors=anchors)
     check_shapes(resolved)
     return Detector(resolved)

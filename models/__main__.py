@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from models.detector import Detector, LayerInfo, check_shapes, count_gflops, count_parameters
-from models.table import find_model, resolve
+from models.table import load_model_table, resolve
 from utils.printable import printable
 
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and return 0; print an error on stderr and return 2 if the model cannot be built."""
     options = parse_arguments(arguments)
     try:
-        table = resolve(*find_model(options.cfg), options.nc)
+        table = resolve(*load_model_table(options.cfg), options.nc)
         check_shapes(table)
         with torch.device("meta"):
             model = Detector(table)

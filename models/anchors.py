@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 Sizes = NDArray[np.float64]
 
-SMALLEST = 2.0  # px: augmentation drops smaller boxes, so smaller anchors would match nothing
+MIN_SIDE_PX = 2.0  # px: augmentation drops smaller boxes, so smaller anchors would match nothing
 GOOD_RECALL = 0.98
-MOST_BOXES = 20_000  # used for the fit: more boxes hardly change the anchors but take much longer
+MAX_BOXES = 20_000  # used for the fit: more boxes hardly change the anchors but take much longer
 
 
 def _closeness(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
@@ -49,14 +49,14 @@ def fit_anchors(
 
     Raises ValueError if fewer than `count` boxes are at least 2 px wide and high.
     """
-    sizes = sizes[(sizes >= SMALLEST).all(1)].astype(np.float64)
+    sizes = sizes[(sizes >= MIN_SIDE_PX).all(1)].astype(np.float64)
     if len(sizes) < count:
         raise ValueError(f"{count} anchors cannot be fitted to {len(sizes)} boxes of at least 2 px")
     generator = np.random.default_rng(seed)
     anchors = _kmeans(sizes, count, generator, iterations)
     best = _fitness(sizes, anchors, ratio_limit)
     for _ in range(generations):
-        mutated = np.maximum(anchors * _mutation(anchors.shape, generator), SMALLEST)
+        mutated = np.maximum(anchors * _mutation(anchors.shape, generator), MIN_SIDE_PX)
         fitness = _fitness(sizes, mutated, ratio_limit)
         if fitness > best:
             best, anchors = fitness, mutated
@@ -73,7 +73,7 @@ def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations
         members = np.bincount(nearest, minlength=count)
         sums = np.stack([np.bincount(nearest, points[:, d], minlength=count) for d in (0, 1)], 1)
         centers = np.where(members[:, None] > 0, sums / np.maximum(members, 1)[:, None], centers)
-    return np.maximum(centers * spread, SMALLEST)
+    return np.maximum(centers * spread, MIN_SIDE_PX)
 
 
 def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:
@@ -95,8 +95,8 @@ def check_anchors(
     """
     levels, per_level, _ = anchors_px.shape
     flat = anchors_px.reshape(-1, 2)
-    sizes = sizes[(sizes >= SMALLEST).all(1)]
-    sizes = sizes[:: max(1, math.ceil(len(sizes) / MOST_BOXES))]
+    sizes = sizes[(sizes >= MIN_SIDE_PX).all(1)]
+    sizes = sizes[:: max(1, math.ceil(len(sizes) / MAX_BOXES))]
     if len(sizes) == 0:
         return anchors_px, "no boxes to check the anchors with"
     recall = best_possible_recall(sizes, flat, ratio_limit)

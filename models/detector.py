@@ -281,7 +281,7 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
     return model
 
 
-def misfits(model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False) -> list[str]:
+def mismatched_tensors(model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False) -> list[str]:
     """Return the names of tensors that only one of the two has, or that differ in shape; types: or in dtype."""
     wanted, given = (
         {key: (value.shape, value.dtype if types else None) for key, value in entries.items()}

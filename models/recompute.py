@@ -22,12 +22,12 @@ def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
         x,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (nullcontext(), statistics_set_aside(layer)),
+        context_fn=lambda: (nullcontext(), preserve_batchnorm_statistics(layer)),
     )
 
 
 @contextmanager
-def statistics_set_aside(layer: nn.Module) -> Iterator[None]:
+def preserve_batchnorm_statistics(layer: nn.Module) -> Iterator[None]:
     """Let every BatchNorm of `layer` in training mode update copies of its statistics, and restore its own on exit.
 
     Without this, the second forward pass would count its batch twice. Switching `track_running_stats` off does not

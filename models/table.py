@@ -47,7 +47,7 @@ class TableRow(NamedTuple):
         return ValueError(f"{self.where}: {one_line(message)}")
 
 
-def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
+def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
     """Return the table for a model name, and the scale in that name (None for a table of one model).
 
     `name` is a file path; or a file in models/, with or without .yaml; or a family and one of its scales:
@@ -73,7 +73,7 @@ def find_model(name: str | Path) -> tuple[dict[str, Any], str | None]:
 
 
 def model_names() -> list[str]:
-    """Return all names that `find_model` accepts without a path.
+    """Return all names that `load_model_table` accepts without a path.
 
     >>> [name for name in model_names() if name.startswith("yolov5s")]
     ['yolov5s', 'yolov5s-p2', 'yolov5s6']

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.lying_server import Answer, Server
+from tests.support.scripted_server import Answer, Server
 
 NAMES = ("disc", "square", "bar")
 SIDE = 96

@@ -15,7 +15,7 @@ import torch
 from data.dataset_yaml import read_data_yaml
 from data.scan import scan
 from tests.data.test_scan import tree
-from tests.support.launching import Rank, forked, small, way_into
+from tests.support.launching import Rank, forked, small, unshare_command
 
 COUNT = 8
 PRIVATE = ("--mount", "--user --map-root-user --mount")  # options of unshare for a private view of the file system
@@ -148,7 +148,7 @@ def test_validations_at_once_rebuild_a_damaged_cache(folders, data, project):
 def closed(data: Path) -> Iterator[dict[str, str]]:
     """Environment variables for a process that cannot write to the data's folder."""
     folder = {"KESTREL_READ_ONLY": str(data.parent)}
-    if way_into(*PRIVATE):
+    if unshare_command(*PRIVATE):
         yield folder | {"KESTREL_FAULT": "tests.support.read_only:mount"}
     elif os.getuid() == 0:
         pytest.skip("root can write everywhere, and this machine does not allow mounts (unshare --mount)")

@@ -26,7 +26,7 @@ from utils.flags import FlagParser
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MOST_LINES = 130
+MAX_LINES = 130
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*USER_PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md"))]
 NOT_BUILT = {"detect.py", "export.py", "--evolve", "--quad"}  # the README says so
@@ -355,7 +355,7 @@ def test_a_data_yaml_is_read(block, tmp_path):
     spec = read_data_yaml(tmp_path / "mydata.yaml")
     assert spec.names == ("cat", "dog")
     assert spec.sources("train") == (tmp_path / "images" / "train",)
-    assert spec.unusable == ""
+    assert spec.download_error == ""
     assert [source.url for source in spec.download] == re.findall(r"https://\S+", block.text)
 
 
@@ -445,7 +445,7 @@ def test_the_tree_is_the_project():
 
 
 def test_the_readme_is_short_and_leads_to_every_page():
-    assert len(README.read_text().splitlines()) <= MOST_LINES
+    assert len(README.read_text().splitlines()) <= MAX_LINES
     linked = {target for target, _ in links_of(README)}
     assert {f"docs/{page.name}" for page in USER_PAGES[1:]} <= linked
     assert {"CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md", "LOG.md"} <= linked

@@ -38,7 +38,7 @@ from tests.support.launching import (
     until,
 )
 from utils.distributed import modes, session
-from utils.distributed.rendezvous import PEER_GONE, PeerFailedError
+from utils.distributed.rendezvous import PEER_DIED, PeerFailedError
 from utils.files import checkpoint_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
@@ -421,7 +421,7 @@ def test_the_first_to_read_refuses(end):
 def test_a_rank_is_killed(end, rank):
     result = end(f"rank_{rank}_is_killed")
     assert (result.codes[rank], result.codes[1 - rank]) == (-signal.SIGKILL, 1)
-    assert ours(result.stderr[1 - rank]) == [f"error: {PEER_GONE}"]
+    assert ours(result.stderr[1 - rank]) == [f"error: {PEER_DIED}"]
     assert "Traceback" not in result.stderr[1 - rank]
     assert result.seconds < SOON / 2
 

@@ -236,7 +236,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int, settings: dict[str, Any]) -> None:
     epoch = Epoch(loader_of(labels, size=size), optimizer=optimizer, **settings)
     calls = epoch.train().calls
-    closing = epoch.state.schedule.closing_batches(0, BATCHES)
+    closing = epoch.state.schedule.step_batches(0, BATCHES)
     assert calls[SENT] == 2 * BATCHES  # images and targets
     assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one per parameter group
     convolutions = sum(any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if type(c) is Conv2d)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launching import ROOT, Job, launched, way_into
+from tests.support.launching import ROOT, Job, launched, unshare_command
 from tests.support.no_network import commands
 
 PLAY = Path(__file__).parent / "support" / "no_network.py"
@@ -41,7 +41,7 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def scenes(named_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scene]]:
     """All commands without a network, and a run of an unknown user, at the same time, since each takes seconds."""
     played, lonely = tmp_path_factory.mktemp("played"), tmp_path_factory.mktemp("lonely")
-    empty, unknown = way_into(*EMPTY), way_into(WITHOUT_HOME)
+    empty, unknown = unshare_command(*EMPTY), unshare_command(WITHOUT_HOME)
     with ExitStack() as stack:
         own = {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
         words = [*empty, sys.executable, str(PLAY), str(named_data), tiny_model, str(played)]

@@ -21,7 +21,7 @@ import train
 import val
 from models import LossGains, build_loss
 from models.weights.kestrel import load_detector
-from tests.support.launching import TOLD_BY_LAUNCHERS, TORCHRUN
+from tests.support.launching import LAUNCHER_VARIABLES, TORCHRUN
 from tests.support.processes import (
     ALONE,
     FAULTS,
@@ -324,7 +324,7 @@ def test_an_image_seen_twice_shows(folder, evaluations, three):
 
 
 def test_val_under_torchrun(folder, flags, yaml, monkeypatch):
-    for name in TOLD_BY_LAUNCHERS:
+    for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     words = (
         f"--data {yaml} --img 64 --batch 2 --workers 0 --device cpu --cache-dir {folder}/cache --project {folder}/val"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.two_machines import MAY_NOT
+from tests.support.two_machines import NOT_SUPPORTED
 from train import parse_args
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import MASTER_PORTS, read_rank_info
@@ -47,7 +47,7 @@ def playing(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
 @pytest.mark.parametrize("scene", ["same", "cut"])
 def test_a_scene(played, scene):
     out, err = played[scene].communicate(timeout=300)
-    if played[scene].returncode == MAY_NOT:
+    if played[scene].returncode == NOT_SUPPORTED:
         pytest.skip(out.strip())
     assert played[scene].returncode == 0, out + err
     assert f"{scene}: ok" in out
@@ -58,7 +58,7 @@ def test_nothing_stays_behind_when_the_script_is_killed(tmp_path):
     with playing("blink", "--folder", tmp_path) as script:
         while not (tmp_path / "blink" / "B").exists() and script.poll() is None:
             time.sleep(0.05)
-        if script.returncode == MAY_NOT:
+        if script.returncode == NOT_SUPPORTED:
             pytest.skip(script.communicate()[0].strip())
         assert len(processes_with(tmp_path)) >= 4  # the script, its copy in the namespace, and the launchers
     deadline = time.monotonic() + 10

@@ -2,7 +2,7 @@
 
 from os import PathLike, fspath
 
-LONGEST = 4096  # characters: the path length limit on most systems
+MAX_CHARS = 4096  # characters: the path length limit on most systems
 
 
 def printable(text: str | bytes | PathLike[str]) -> str:
@@ -14,8 +14,8 @@ def printable(text: str | bytes | PathLike[str]) -> str:
     'a\\nb é'
     """
     plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else fspath(text)
-    if len(plain) > LONGEST:
-        plain = plain[:LONGEST] + "..."
+    if len(plain) > MAX_CHARS:
+        plain = plain[:MAX_CHARS] + "..."
     if plain.isprintable():
         return plain
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def has_nameless_files() -> bool:
+def has_memfd() -> bool:
     """Whether this process can create anonymous files in memory (memfd): usually True on Linux."""
     try:
         os.close(os.memfd_create("kestrel"))
@@ -28,7 +28,7 @@ class SharedBytes:
     tensor: Tensor  # uint8 [size]
 
     def __init__(self, size: int) -> None:
-        if has_nameless_files():
+        if has_memfd():
             descriptor = os.memfd_create("kestrel")
             os.ftruncate(descriptor, size)
             self._map(descriptor)

@@ -36,9 +36,9 @@ from utils.letterbox import GREY
 
 Locate = Callable[[int], tuple[int, int, int]]  # image index -> offset of its first byte in the pool, height, width
 Numbers = NDArray[np.float64]
-SPARE = 3  # bytes of padding after the last image of the pool: each pixel is read together with the next one
+POOL_PADDING = 3  # bytes of padding after the last image of the pool: each pixel is read together with the next one
 MARGIN = 0.499  # px by which warped tiles extend past their edges, as with cv2.fillPoly: no gaps between tiles
-KEEPS = 255  # not a valid hue: marks the tables of a sample whose colours do not change
+NO_RECOLOUR = 255  # not a valid hue: marks the tables of a sample whose colours do not change
 
 
 class Packed(NamedTuple):
@@ -150,7 +150,7 @@ def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
     """Return `Packed.tables` of the plans."""
     if all(plan.hsv is None for plan in plans):
         return np.zeros((0, 3, 256), np.uint8)
-    keeps = np.full((256, 3), KEEPS, np.uint8)
+    keeps = np.full((256, 3), NO_RECOLOUR, np.uint8)
     tables = np.stack([keeps if plan.hsv is None else colour_tables(plan.hsv) for plan in plans])
     return np.ascontiguousarray(tables.transpose(0, 2, 1))
 
@@ -158,7 +158,7 @@ def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
 def draw_batch(packed: Packed, pool: Tensor) -> Tensor:
     """Draw the samples, uint8 [B, H, W, 3] RGB, on the device of `packed` and the pool.
 
-    pool: uint8 [bytes], the base images at the offsets that `pack` got from `locate`, then SPARE bytes.
+    pool: uint8 [bytes], the base images at the offsets that `pack` got from `locate`, then POOL_PADDING bytes.
     """
     planes = _canvases(packed, pool)
     if len(packed.mixes):
@@ -267,7 +267,7 @@ def _recoloured(planes: Planes, tables: Tensor) -> Planes:
     missing = ((new_hue - 4).abs() - 1, (new_hue - 2).abs() - 1, 2 - (new_hue - 3).abs())  # blue, green, red
     new = [torch.addcmul(new_value, chroma, part.clamp(0, 1).gather(1, hue), value=-1).mul_(255) for part in missing]
     new = [level.to(torch.uint8).view_as(planes[0]) for level in new]  # truncated as OpenCV does, not rounded
-    keeps = (tables[:, 0, 0] == KEEPS)[:, None, None]
+    keeps = (tables[:, 0, 0] == NO_RECOLOUR)[:, None, None]
     return [torch.where(keeps, a, b) for a, b in zip(planes, new, strict=True)]
 
 

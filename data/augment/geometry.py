@@ -41,9 +41,7 @@ def moved_boxes(
     return after, stretch
 
 
-def worth_keeping(
-    whole: NDArray[np.float64], boxes: NDArray[np.float64], share: NDArray[np.float64]
-) -> NDArray[np.bool_]:
+def keep_mask(whole: NDArray[np.float64], boxes: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which boxes to keep as targets, [N]: large enough, not too elongated, and visible enough.
 
     whole: the areas on the canvas before clipping, [N]. share: the fraction of it that must be visible, [N].
@@ -86,11 +84,11 @@ def visible_boxes(boxes: NDArray[np.float64], tile: Tile, window: NDArray[np.flo
     """Move boxes with their tile; return upright boxes around their parts inside `window`, [N, 4]; zeros for none."""
     corners = transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2), tile.matrix).reshape(-1, 4, 2)
     around = np.concatenate([corners.min(1), corners.max(1)], 1)
-    inside = polygons.depths(corners.reshape(-1, 2), window).reshape(len(boxes), 4, -1)  # [N, 4, sides]
+    inside = polygons.signed_distances(corners.reshape(-1, 2), window).reshape(len(boxes), 4, -1)  # [N, 4, sides]
     hidden = inside.max(1).min(1) < 0  # all four corners are outside one side
     around[hidden] = 0
     for k in np.flatnonzero(~hidden & (inside < 0).any((1, 2))).tolist():
-        around[k] = polygons.box_seen(corners[k], window)
+        around[k] = polygons.visible_box(corners[k], window)
     return around
 
 

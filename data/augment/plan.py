@@ -17,6 +17,7 @@ from data.augment.geometry import (
     clipped_boxes,
     flipped_boxes,
     hidden_share,
+    keep_mask,
     moved_boxes,
     moved_boxes_upright,
     random_matrix,
@@ -25,7 +26,6 @@ from data.augment.geometry import (
     translation,
     visible_window,
     whole_pixels,
-    worth_keeping,
 )
 from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Plan, Tile
 from data.labels import Labels
@@ -181,7 +181,7 @@ class Planner:
             window = visible_window(copy, (limit, limit))
             for row in (rows.start + np.flatnonzero(wanted & ~self.labels.crowd[rows])).tolist():
                 outline = transformed(self._outline(row, tile.index), copy.matrix)
-                box = polygons.box_seen(outline, window)
+                box = polygons.visible_box(outline, window)
                 if box_areas(box[None])[0] > 0 and (hidden_share(existing, box) < MAX_COPY_OVERLAP).all():
                     copies.append((row, copy))
                     existing = np.concatenate([existing, box[None]])
@@ -225,11 +225,11 @@ class Planner:
             for k in np.flatnonzero(outlined & (box_areas(after) > 0)).tolist():
                 tile = tiles[owner[k]]
                 outline = transformed(self._outline(int(rows[k]), tile.index), tile.matrix)
-                after[k] = polygons.box_seen(outline, visible_window(tile, size))
+                after[k] = polygons.visible_box(outline, visible_window(tile, size))
         after = clipped_boxes(after, (0, 0, size[1], size[0]))  # rounding may have left them outside
 
         crowd = self.labels.crowd[rows]
         fraction = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        kept = np.where(crowd, box_areas(after) > 0, worth_keeping(box_areas(base) * stretch, after, fraction))
+        kept = np.where(crowd, box_areas(after) > 0, keep_mask(box_areas(base) * stretch, after, fraction))
         classes = np.where(crowd, IGNORE_CLASS, self.labels.classes[rows])
         return np.concatenate([classes[kept, None], after[kept]], 1)

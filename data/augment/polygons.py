@@ -38,10 +38,10 @@ def _half_plane(points: Points, distance: NDArray[np.float64]) -> Points:
     return both[np.stack([inside, crosses], 1).reshape(-1)]
 
 
-def depths(points: Points, window: Points) -> NDArray[np.float64]:
+def signed_distances(points: Points, window: Points) -> NDArray[np.float64]:
     """Return the signed distance of each point to each side of the window, [P, sides] in pixels; negative is outside.
 
-    >>> depths(np.array([[1., 3.]]), rectangle(0, 0, 1, 4)).tolist()  # from the top, right, bottom, left
+    >>> signed_distances(np.array([[1., 3.]]), rectangle(0, 0, 1, 4)).tolist()  # from the top, right, bottom, left
     [[3.0, 0.0, 1.0, 1.0]]
     """
     along = _next_rows(window) - window
@@ -51,18 +51,18 @@ def depths(points: Points, window: Points) -> NDArray[np.float64]:
     return np.where(np.abs(measured) < TOUCHING, 0, measured)
 
 
-def box_seen(points: Points, window: Points) -> NDArray[np.float64]:
+def visible_box(points: Points, window: Points) -> NDArray[np.float64]:
     """Return the box x1, y1, x2, y2 of the part of a polygon inside a convex window; zeros if there is none.
 
     Exact for concave polygons too: the extremes of that part are ends of the polygon's edges, clipped to the window, or
     corners of the window inside the polygon.
 
-    >>> box_seen(np.array([[-5., 5.], [5., -5.], [5., 5.]]), rectangle(0, 0, 10, 10)).tolist()
+    >>> visible_box(np.array([[-5., 5.], [5., -5.], [5., 5.]]), rectangle(0, 0, 10, 10)).tolist()
     [0.0, 0.0, 5.0, 5.0]
     """
     if len(points) < 3 or len(window) < 3:
         return np.zeros(4)
-    inside = depths(points, window)
+    inside = signed_distances(points, window)
     if inside.min() >= 0:
         return np.concatenate([points.min(0), points.max(0)])
     if inside.max(0).min() < 0:  # completely outside one side
@@ -87,7 +87,7 @@ def _signed_area(points: Points) -> float:
 def _cut_edges(points: Points, inside: NDArray[np.float64]) -> Points:
     """Return both ends of the part of every edge that is inside all sides. Source: Cyrus and Beck (1978).
 
-    inside: the depths of the points, [P, sides].
+    inside: the signed_distances of the points, [P, sides].
     """
     next_inside = _next_rows(inside)
     starts, ends = inside >= 0, next_inside >= 0

@@ -11,10 +11,10 @@ from data.shapes.plan import NAMES, Shape, plan_shapes
 from utils.opencv import cv2
 
 SPLITS = ("train", "val")
-LEAST_VISIBLE = 0.4  # min visible fraction of a shape's pixels for a label
-LEAST_CONTRAST = 100.0  # min distance in BGR between a shape and its background
+MIN_VISIBLE = 0.4  # min visible fraction of a shape's pixels for a label
+MIN_CONTRAST = 100.0  # min distance in BGR between a shape and its background
 FAVOURITE_SHARE = 0.95  # fraction of shapes with the hue of their class; the others have any colour
-FINER = 4  # supersampling: edges are averaged from 4 x 4 points per pixel
+SUPERSAMPLING = 4  # supersampling: edges are averaged from 4 x 4 points per pixel
 SUBPIXEL_BITS = 4  # OpenCV draws with 1/16 pixel precision
 
 
@@ -44,7 +44,7 @@ def draw_image(seed: int, split: str, index: int, size: int) -> Drawing:
     labels, outlines = [], []
     for number, shape in enumerate(shapes):
         visible = owner == number
-        if visible.sum() >= max(LEAST_VISIBLE * areas[number], 1):
+        if visible.sum() >= max(MIN_VISIBLE * areas[number], 1):
             labels.append(shape.label)
             outlines.append(outline_of(visible))
     return Drawing(image, tuple(labels), tuple(outlines))
@@ -105,13 +105,13 @@ def _add_blob(image: np.ndarray, centre: list[int], radius: int, change: np.ndar
 def _colour(random: np.random.Generator, unlike: np.ndarray | None = None, hue: float | None = None) -> list[float]:
     """Return a random colour, near a hue in [0, 6) if given.
 
-    Of twelve random colours, it is the first one at least LEAST_CONTRAST away from `unlike`, or the farthest.
+    Of twelve random colours, it is the first one at least MIN_CONTRAST away from `unlike`, or the farthest.
     """
     candidates = random.uniform(0, 255, (12, 3)) if hue is None else _tints(random, hue)
     if unlike is None:
         return candidates[0].tolist()
     distances = np.linalg.norm(candidates - unlike, axis=1)
-    enough = np.flatnonzero(distances >= LEAST_CONTRAST)
+    enough = np.flatnonzero(distances >= MIN_CONTRAST)
     return candidates[enough[0] if len(enough) else distances.argmax()].tolist()
 
 
@@ -145,14 +145,14 @@ def _draw_shape(image: np.ndarray, owner: np.ndarray, number: int, shape: Shape,
 def _mask(shape: Shape, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return how much of each pixel of the tile from `low` to `high` the shape covers, uint8, 255 for all of it."""
     # Drawn larger and downscaled, because OpenCV's antialiased edges make a filled shape half a pixel larger all round.
-    width, height = ((high - low) * FINER).tolist()
+    width, height = ((high - low) * SUPERSAMPLING).tolist()
     mask = np.zeros((height, width), np.uint8)
-    loops = _fixed_point(shape, low, FINER)
+    loops = _fixed_point(shape, low, SUPERSAMPLING)
     if shape.stroke:
-        cv2.polylines(mask, loops, True, 255, shape.stroke * FINER, cv2.LINE_8, SUBPIXEL_BITS)
+        cv2.polylines(mask, loops, True, 255, shape.stroke * SUPERSAMPLING, cv2.LINE_8, SUBPIXEL_BITS)
     else:
         cv2.fillPoly(mask, loops, 255, cv2.LINE_8, SUBPIXEL_BITS)
-    return cv2.resize(mask, (width // FINER, height // FINER), interpolation=cv2.INTER_AREA)
+    return cv2.resize(mask, (width // SUPERSAMPLING, height // SUPERSAMPLING), interpolation=cv2.INTER_AREA)
 
 
 def _fixed_point(shape: Shape, origin: np.ndarray, finer: int = 1) -> list[np.ndarray]:

@@ -9,13 +9,13 @@ import numpy as np
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring", "crescent", "arrow", "heart", "checker")
 
 # The difficulty: smaller or more shapes, more occlusion and less contrast make the data set harder.
-SMALLEST, LARGEST = 0.04, 0.8  # diameter as a fraction of the image's side
+MIN_DIAMETER, MAX_DIAMETER = 0.04, 0.8  # diameter as a fraction of the image's side
 SMALL_ARE_RARE = 0.4  # with 1 diameters are log-uniform, below 1 they are larger on average
-MEAN_EXTRA_SHAPES, MOST_SHAPES = 2.3, 7  # min(1 + Poisson(mean), most) shapes per image
+MEAN_EXTRA_SHAPES, MAX_SHAPES = 2.3, 7  # min(1 + Poisson(mean), most) shapes per image
 EMPTY_SHARE = 0.05  # fraction of images without shapes
 OUTLINED_SHARE = 0.1  # fraction of outlined shapes, among the classes and sizes that allow it
 LARGEST_TURN = 0.4  # max rotation in radians
-PLACES_TRIED = 8  # random positions, of which the one farthest from other shapes is used; 1 gives the most occlusion
+POSITIONS_TRIED = 8  # random positions, of which the one farthest from other shapes is used; 1 gives the most occlusion
 POINTS_PER_CURVE = 72
 
 
@@ -37,7 +37,7 @@ def plan_shapes(random: np.random.Generator, size: int) -> list[Shape]:
     """Return the shapes of one image from back to front, mostly larger ones behind; none in EMPTY_SHARE of images."""
     if random.random() < EMPTY_SHARE:
         return []
-    count = min(1 + random.poisson(MEAN_EXTRA_SHAPES), MOST_SHAPES)
+    count = min(1 + random.poisson(MEAN_EXTRA_SHAPES), MAX_SHAPES)
     shapes: list[Shape] = []
     for _ in range(count):
         shapes.append(_plan_shape(random, size, shapes))
@@ -47,9 +47,9 @@ def plan_shapes(random: np.random.Generator, size: int) -> list[Shape]:
 
 def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> Shape:
     label = int(random.integers(len(NAMES)))
-    diameter = size * SMALLEST * (LARGEST / SMALLEST) ** (random.random() ** SMALL_ARE_RARE)
+    diameter = size * MIN_DIAMETER * (MAX_DIAMETER / MIN_DIAMETER) ** (random.random() ** SMALL_ARE_RARE)
     margin = 0.3 * diameter  # up to a fifth of the diameter may be outside the image on a side
-    positions = random.uniform(margin, size - margin, (PLACES_TRIED, 2))
+    positions = random.uniform(margin, size - margin, (POSITIONS_TRIED, 2))
     centre = max(positions.tolist(), key=lambda position: _clearance(position, diameter, others))
     angle = float(random.uniform(-LARGEST_TURN, LARGEST_TURN))
     stretch = np.exp(random.uniform(-0.2, 0.2))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 IGNORE_CLASS = -1  # marks a region whose unmatched cells are left out of the objectness loss
-NO_TARGET = -2  # marks a padding row
-FEWEST = 16  # rows after padding
+PADDING_CLASS = -2  # marks a padding row
+MIN_ROWS = 16  # rows after padding
 
 
 def pad_targets(targets: Tensor) -> Tensor:
@@ -17,8 +17,8 @@ def pad_targets(targets: Tensor) -> Tensor:
     >>> [len(pad_targets(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
     [16, 16, 20, 20, 24, 112, 512, 640]
     """
-    number = max(len(targets), FEWEST)
+    number = max(len(targets), MIN_ROWS)
     step = 2 ** ((number - 1).bit_length() - 3)
     filled = torch.nn.functional.pad(targets, (0, 0, 0, -(-number // step) * step - len(targets)))
-    filled[len(targets) :, 1] = NO_TARGET
+    filled[len(targets) :, 1] = PADDING_CLASS
     return filled

@@ -20,7 +20,7 @@ from utils.boxes import complete_iou
 OBJECTNESS_BALANCE_OF_3 = (4.0, 1.0, 0.4)
 OBJECTNESS_BALANCE = (4.0, 1.0, 0.25, 0.06, 0.02)
 
-EXACT = 40.0  # above this x, log(1 + exp(x)) equals x even in float64
+SOFTPLUS_THRESHOLD = 40.0  # above this x, log(1 + exp(x)) equals x even in float64
 FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
 
 
@@ -151,9 +151,9 @@ class AnchorBasedLoss(Loss):
 
     def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
         """Return the elementwise binary cross entropy, as focal loss if focal_gamma > 0."""
-        loss = F.softplus(logits, threshold=EXACT)
+        loss = F.softplus(logits, threshold=SOFTPLUS_THRESHOLD)
         if torch.is_tensor(target) or target > 0:
-            loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=EXACT)
+            loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=SOFTPLUS_THRESHOLD)
         if self.focal_gamma == 0:
             return loss
         wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.detector import Detector, check_shapes, misfits
-from models.weights.yolov5 import is_foreign, load_foreign
+from models.detector import Detector, check_shapes, mismatched_tensors
+from models.weights.yolov5 import is_external, load_external
 from utils.files import checkpoint_file
 from utils.printable import one_line
 
@@ -29,9 +29,9 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     try:
         saved = checkpoint_file.load(path)
     except ValueError:
-        if not is_foreign(path):
+        if not is_external(path):
             raise
-        model, class_names = load_foreign(path)
+        model, class_names = load_external(path)
         return model, {"names": class_names}
     model = detector_from_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"])
     names = saved["names"]
@@ -46,7 +46,7 @@ def detector_from_state(path: Path, table: Any, state: Any) -> Detector:
     Memory for the model is allocated only after its shapes are known to equal those of the state.
     """
     try:
-        if unfit := misfits(check_shapes(table), state):
+        if unfit := mismatched_tensors(check_shapes(table), state):
             raise ValueError(f"{len(unfit)} tensors are missing, unexpected or of another shape, such as {unfit[0]}")
         model = Detector(table)
         model.load_state_dict(state)

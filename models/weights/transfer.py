@@ -62,7 +62,7 @@ def reorder_classes(model: Detector, names: Sequence[str], wanted: Sequence[str]
     if list(names) == list(wanted):
         return
     if sorted(names) != sorted(wanted) or len(set(names)) < len(names):
-        raise ValueError(f"the model's classes are {listed(names)}, but {listed(wanted)} are wanted")
+        raise ValueError(f"the model's classes are {join_names(names)}, but {join_names(wanted)} are wanted")
     order = [list(names).index(name) for name in wanted]
     for key, values in model.head.state_dict().items():
         _, by_class = model.head.split_classes(key, values)
@@ -70,10 +70,10 @@ def reorder_classes(model: Detector, names: Sequence[str], wanted: Sequence[str]
             by_class.copy_(by_class[order].clone())
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
+def join_names(names: Sequence[str], most: int = 5) -> str:
     """Return the first `most` names as text, and the number of the others.
 
-    >>> listed(["a", "b", "c"], most=2)
+    >>> join_names(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""

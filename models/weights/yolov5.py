@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.detector import Detector, check_shapes, misfits
+from models.detector import Detector, check_shapes, mismatched_tensors
 from models.table import KEYS, resolve
-from utils.files.pickled import MOST_DEPTH, Archive, Kind, Record, TensorReader, is_args, open_narrow
+from utils.files.pickled import MAX_DEPTH, Archive, ClassName, Record, TensorReader, is_args, open_limited
 from utils.printable import one_line
 
-MOST_MODULES = 20_000
-MOST_TENSORS = 5_000
-MOST_VALUES = 5_000  # in a table
-MOST_NAMES = 50_000
+MAX_MODULES = 20_000
+MAX_TENSORS = 5_000
+MAX_VALUES = 5_000  # in a table
+MAX_NAMES = 50_000
 MAPPINGS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict"}
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ExternalCheckpoint:
     """The model in another project's checkpoint.
 
     state: tensors by their names in the file, floats as float32; anchors_px: [L, A, 2], None for a head without
@@ -49,25 +49,25 @@ class Foreign:
     averaged: bool
 
 
-def load_foreign(path: Path) -> tuple[Detector, list[str]]:
+def load_external(path: Path) -> tuple[Detector, list[str]]:
     """Return a detector in eval mode with the weights of another project's checkpoint, and its class names.
 
-    Raises ValueError as read_foreign does, and if the model is not an anchor-based YOLOv5 model.
+    Raises ValueError as read_external does, and if the model is not an anchor-based YOLOv5 model.
     """
-    foreign = read_foreign(path)
+    foreign = read_external(path)
     try:
         return as_detector(foreign), foreign.names
     except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         raise ValueError(f"{path}: its model cannot be converted ({one_line(error)})") from error
 
 
-def read_foreign(path: Path) -> Foreign:
+def read_external(path: Path) -> ExternalCheckpoint:
     """Return the model in a checkpoint of YOLOv5 or Ultralytics: the averaged one if there are two.
 
     Raises ValueError if there is no such file, or if it cannot be read without running its code.
     """
     try:
-        with open_narrow(path) as file:
+        with open_limited(path) as file:
             archive = Archive(file)
             return _foreign(path, archive, archive.unpickled())
     except OSError as error:
@@ -77,37 +77,37 @@ def read_foreign(path: Path) -> Foreign:
         raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether a file's pickle holds another project's module, which `load_foreign` can read."""
+def is_external(path: Path) -> bool:
+    """Whether a file's pickle holds another project's module, which `load_external` can read."""
     try:
-        with open_narrow(path) as file:
+        with open_limited(path) as file:
             found, _ = _module(Archive(file).unpickled())
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
     return found is not None
 
 
-# ---------------------------------------------------------------------- from pickle records to Foreign
+# ---------------------------------------------------------------------- from pickle records to ExternalCheckpoint
 
 
-def _foreign(path: Path, archive: Archive, loaded: Any) -> Foreign:
+def _foreign(path: Path, archive: Archive, loaded: Any) -> ExternalCheckpoint:
     module, averaged = _module(loaded)
     if module is None:
         raise ValueError("it holds no module of YOLOv5 or Ultralytics")
     modules, attributes = _walk(module), _attributes(module)
     reader = TensorReader(archive)
     state = _state(modules, reader)
-    table = plain(attributes.get("yaml"), iter(range(MOST_VALUES)))
+    table = plain(attributes.get("yaml"), iter(range(MAX_VALUES)))
     if not isinstance(table, dict):
         raise ValueError("its model has no architecture table")
     head = next((child for prefix, child in reversed(modules) if re.fullmatch(r"model\.\d+\.", prefix)), module)
     strides = _strides(attributes.get("stride", _attributes(head).get("stride")), reader)
     kinds = [child.kind.rpartition(".")[2] for prefix, child in modules if prefix.endswith(".act.")]
     eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
-    return Foreign(
+    return ExternalCheckpoint(
         path,
         state,
-        _names(plain(attributes.get("names"), iter(range(MOST_NAMES)))),
+        _names(plain(attributes.get("names"), iter(range(MAX_NAMES)))),
         table,
         _anchors_px(state, strides),
         strides,
@@ -147,13 +147,13 @@ def _walk(root: Record) -> list[tuple[str, Record]]:
     found: list[tuple[str, Record]] = []
     for prefix, module in _walk_from("", root, 0):
         found.append((prefix, module))
-        if len(found) > MOST_MODULES:
-            raise ValueError(f"it has more than {MOST_MODULES} modules")
+        if len(found) > MAX_MODULES:
+            raise ValueError(f"it has more than {MAX_MODULES} modules")
     return found
 
 
 def _walk_from(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
-    if depth > MOST_DEPTH:
+    if depth > MAX_DEPTH:
         raise ValueError("its modules are nested too deeply")
     yield prefix, module
     for name, child in _entries(_attributes(module).get("_modules", {})).items():
@@ -171,8 +171,8 @@ def _state(modules: list[tuple[str, Record]], reader: TensorReader) -> dict[str,
     """Return what state_dict() of the modules would return."""
     state: dict[str, Tensor] = {}
     for count, (key, value) in enumerate(_tensors(modules)):
-        if count == MOST_TENSORS:
-            raise ValueError(f"it has more than {MOST_TENSORS} tensors")
+        if count == MAX_TENSORS:
+            raise ValueError(f"it has more than {MAX_TENSORS} tensors")
         if value is not None:
             tensor = reader.tensor(value)
             dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
@@ -212,7 +212,7 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     Traceback (most recent call last):
     ValueError: its table or names are too large
     """
-    if depth > MOST_DEPTH or next(budget, None) is None:
+    if depth > MAX_DEPTH or next(budget, None) is None:
         raise ValueError("its table or names are too large")
     if isinstance(value, Record) and value.kind in MAPPINGS:
         value = value.items
@@ -220,7 +220,7 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
         return {key: plain(member, budget, depth + 1) for key, member in value.items()}
     if isinstance(value, list | tuple):
         return [plain(member, budget, depth + 1) for member in value]
-    if isinstance(value, Record | Kind):
+    if isinstance(value, Record | ClassName):
         return value.kind if isinstance(value, Record) else value.name
     return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
 
@@ -260,10 +260,10 @@ def _anchors_px(state: dict[str, Tensor], strides: list[int]) -> Tensor | None:
     return anchors * torch.tensor(strides, dtype=torch.float32).view(-1, 1, 1)
 
 
-# ---------------------------------------------------------------------- from Foreign to a Detector
+# ---------------------------------------------------------------------- from ExternalCheckpoint to a Detector
 
 
-def as_detector(foreign: Foreign) -> Detector:
+def as_detector(foreign: ExternalCheckpoint) -> Detector:
     """Return the detector of the table, in eval mode, with the tensors of `foreign`.
 
     Memory for the model is allocated only after its shapes are known to equal those in the file.
@@ -275,13 +275,13 @@ def as_detector(foreign: Foreign) -> Detector:
     model = check_shapes(table)
     if list(model.strides) != foreign.strides:
         raise ValueError(f"its strides are {foreign.strides}, but those of its table are {list(model.strides)}")
-    if unfit := misfits(model, state, types=True):
+    if unfit := mismatched_tensors(model, state, types=True):
         raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
     model.load_state_dict(state, assign=True)
     return model
 
 
-def _table(foreign: Foreign) -> dict[str, Any]:
+def _table(foreign: ExternalCheckpoint) -> dict[str, Any]:
     """Return the resolved table, with the anchors in the model's state.
 
     Unknown keys are left out: the shapes of the tensors or the activations show whatever they could change.
@@ -300,7 +300,7 @@ def _table(foreign: Foreign) -> dict[str, Any]:
     return resolve(table | {"source": foreign.path.name}, None, classes, channels=table.get("ch", 3), anchors=anchors)
 
 
-def _renamed(foreign: Foreign) -> dict[str, Tensor]:
+def _renamed(foreign: ExternalCheckpoint) -> dict[str, Tensor]:
     """Return the state under Kestrel's names. anchor_grid, in releases before 6.0, only repeats the anchors."""
     state = {
         re.sub(r"^model\.", "layers.", key): value

@@ -15,7 +15,7 @@ import torch
 
 from data import Augmentation, cache
 from data.base_images import DecodedImages
-from data.cache import CachedImages, DeviceImages, choose_place, offsets_of, open_images
+from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
 from data.images import read_image
 from data.labels import Labels
 from tests.data.test_loader import EVERYTHING, SIDE, SIZES, contents, epochs_of, train_loader, write_data
@@ -239,7 +239,7 @@ def test_no_images(tmp_path: Path) -> None:
     ],
 )
 def test_places(where: str, size: int, ram: int, disk: int, place: str) -> None:
-    assert choose_place(where, size, {"ram": ram, "disk": disk}) == place
+    assert choose_location(where, size, {"ram": ram, "disk": disk}) == place
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,14 @@ def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
     """Its error messages are tested in tests/data/test_fetching.py."""
     digest = "00fF" * 16
     spec = read_data_yaml(write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n"))
-    assert (spec.download, spec.unusable) == ((Source("https://x.org/a.zip", digest.lower()),), "")
+    assert (spec.download, spec.download_error) == ((Source("https://x.org/a.zip", digest.lower()),), "")
     spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: [https://x.org/a.zip, {url: file:///b.zip}]\n"))
     assert spec.download == (Source("https://x.org/a.zip"), Source("file:///b.zip"))
     assert [str(source) for source in spec.download] == ["a.zip from x.org", "b.zip from this machine"]
     spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: |\n  import os\n"))
     assert spec.download == ()
-    assert "line 2: 'download' is 'import os\\n': it is not an https:// or file:// URL" in spec.unusable
-    assert read_data_yaml(write(tmp_path, "names: [a]\ndownload:\n")).unusable == ""
+    assert "line 2: 'download' is 'import os\\n': it is not an https:// or file:// URL" in spec.download_error
+    assert read_data_yaml(write(tmp_path, "names: [a]\ndownload:\n")).download_error == ""
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from data.dataset_yaml import read_data_yaml
 from data.fetching import WORK, fetch_data
 from data.splits import open_data
 from tests.support.launching import by_hand, forked, free_port, small
-from tests.support.lying_server import honest, says, slowly
 from tests.support.packing import tarred, zipped
+from tests.support.scripted_server import honest, says, slowly
 from utils.distributed.world import World
 from utils.files import download
 from utils.terminal import FaultError

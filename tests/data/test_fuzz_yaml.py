@@ -14,7 +14,7 @@ from data.dataset_yaml import read_data_yaml
 from data.images import find_images
 from models import build_model
 from models.detector import Detector, check_shapes
-from models.table import find_model, read_table, resolve
+from models.table import load_model_table, read_table, resolve
 from tests.support.fuzzing import assert_presentable, line_of, mutated, outcome, unchanged
 from utils.printable import printable
 from utils.training.hyperparameters import Hyp, read_hyp
@@ -72,7 +72,7 @@ def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]
 
 def model_of(file: Path) -> dict[str, Any]:
     """Return the resolved table for three classes, after building the model without allocating memory."""
-    table = resolve(*find_model(file), 3)
+    table = resolve(*load_model_table(file), 3)
     check_shapes(table)
     return table
 

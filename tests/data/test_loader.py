@@ -19,7 +19,7 @@ from torch.utils.data._utils import signal_handling
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
 from data.images import read_image
 from data.labels import Labels, LabelsBuilder
-from data.loader import Batch, Drawn, Samples, describe_death
+from data.loader import Batch, Drawn, Samples, explain_worker_death
 from data.sampler import Key
 from tests.data.augment.test_plan import box, labels_of, polygon
 from utils.terminal import FaultError
@@ -405,10 +405,12 @@ def test_a_worker_that_is_killed_is_missed_when_its_batch_is_due(tmp_path: Path)
 
 
 def test_other_errors_of_a_worker_keep_their_words() -> None:
-    assert describe_death("CUDA error: out of memory") == ""
-    assert describe_death("Caught RuntimeError in DataLoader worker process 0.") == ""
+    assert explain_worker_death("CUDA error: out of memory") == ""
+    assert explain_worker_death("Caught RuntimeError in DataLoader worker process 0.") == ""
     killed = "DataLoader worker (pid 7) is killed by signal: "
-    assert "died, probably out of memory: use fewer --workers" in describe_death(killed + "Killed. ")
-    assert "out of memory" in describe_death(killed + "Bus error. It is possible that dataloader's workers are ...")
-    assert "died (Aborted): try --workers 0" in describe_death(killed + "Aborted. ")
-    assert "out of memory" in describe_death("DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+    assert "died, probably out of memory: use fewer --workers" in explain_worker_death(killed + "Killed. ")
+    assert "out of memory" in explain_worker_death(
+        killed + "Bus error. It is possible that dataloader's workers are ..."
+    )
+    assert "died (Aborted): try --workers 0" in explain_worker_death(killed + "Aborted. ")
+    assert "out of memory" in explain_worker_death("DataLoader worker (pid(s) 7, 8) exited unexpectedly")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from data.shapes.__main__ import main
-from data.shapes.drawing import LEAST_VISIBLE, draw_image, image_generator
+from data.shapes.drawing import MIN_VISIBLE, draw_image, image_generator
 from data.shapes.generate import DEFAULT_ROOT, MARKER, generate, label_rows
 from data.shapes.outlines import outline_of
 from data.shapes.plan import NAMES, plan_shapes, unit_loops
@@ -68,7 +68,7 @@ def test_labels_agree_with_a_slow_oracle(index):
         seen = (mask & ~hidden)[size : 2 * size, size : 2 * size]
         fraction = seen.sum() / mask.sum()
         assert not 0.22 < fraction < 0.28, "too close to the limit for an oracle: use another index"
-        if fraction >= LEAST_VISIBLE:
+        if fraction >= MIN_VISIBLE:
             rows, columns = np.nonzero(seen)
             wanted.append((shape.label, [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]))
     assert drawing.labels == tuple(label for label, _ in wanted)

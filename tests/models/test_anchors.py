@@ -114,7 +114,7 @@ def test_fitted_anchors_that_reach_no_more_are_not_taken():
 
 
 def test_a_large_data_set_is_looked_at_in_part(monkeypatch):
-    monkeypatch.setattr("models.anchors.MOST_BOXES", 100)
+    monkeypatch.setattr("models.anchors.MAX_BOXES", 100)
     seen = []
     monkeypatch.setattr(
         "models.anchors.fit_anchors", lambda sizes, *_, **__: seen.append(len(sizes)) or TABLE.reshape(-1, 2)

@@ -21,7 +21,7 @@ from models.__main__ import main
 from models.blocks import Conv
 from models.detector import Detector, check_shapes, count_gflops, count_parameters
 from models.losses import Loss
-from models.table import find_model, model_names, read_table, resolve
+from models.table import load_model_table, model_names, read_table, resolve
 
 ROOT = Path(__file__).parents[2]
 COUNTS = {  # total, head, fused, GFLOPs at 640
@@ -42,7 +42,7 @@ TRUNKS = {  # parameters of rows 0-9, then of the later rows that have parameter
 
 
 def table_of(name: str, num_classes: int = 80) -> dict:
-    return resolve(*find_model(name), num_classes)
+    return resolve(*load_model_table(name), num_classes)
 
 
 def build_meta(name: str) -> Detector:
@@ -138,12 +138,12 @@ def test_every_model_builds_with_the_strides_its_rows_say(name):
     "name", ["yolov5s", "yolov5s.yaml", "models/yolov5s.yaml", "models/hub/yolov5s.yaml", "yolov5s.yml"]
 )
 def test_names_of_one_model(name):
-    table, scale = find_model(name)
+    table, scale = load_model_table(name)
     assert (table["source"], scale) == ("models/yolov5.yaml", "s")
 
 
 def test_p6_is_a_family_of_its_own():
-    table, scale = find_model("yolov5x6.yaml")
+    table, scale = load_model_table("yolov5x6.yaml")
     assert (table["source"], scale) == ("models/yolov5-p6.yaml", "x6")
 
 

@@ -12,7 +12,7 @@ import models.detector
 from models import build_model
 from models.blocks import Conv
 from models.detector import Detector
-from models.recompute import recomputed, statistics_set_aside
+from models.recompute import preserve_batchnorm_statistics, recomputed
 from utils.training.ema import EMA
 
 SIDE = 64
@@ -191,7 +191,7 @@ def test_statistics_are_set_aside_and_come_back():
     layer[1].bn.eval()
     before = dict(layer.named_buffers())
     bits = {name: value.clone() for name, value in before.items()}
-    with statistics_set_aside(layer):
+    with preserve_batchnorm_statistics(layer):
         inside = dict(layer.named_buffers())
         layer(images())
     assert dict(layer.named_buffers()) == before  # the same tensors
@@ -204,7 +204,7 @@ def test_statistics_are_set_aside_and_come_back():
 def test_statistics_come_back_after_an_error():
     layer = Conv(3, 4).train()
     before = dict(layer.named_buffers())
-    with pytest.raises(RuntimeError, match="expected input"), statistics_set_aside(layer):
+    with pytest.raises(RuntimeError, match="expected input"), preserve_batchnorm_statistics(layer):
         layer(torch.zeros(1, 5, 4, 4))
     assert dict(layer.named_buffers()) == before
 

@@ -15,8 +15,8 @@ from utils.printable import printable
 
 T = TypeVar("T")
 
-MOST_SECONDS = 5.0  # for one input, on a busy machine
-MOST_GROWTH = 700 << 20  # bytes of additional memory
+MAX_SECONDS = 5.0  # for one input, on a busy machine
+MAX_GROWTH = 700 << 20  # bytes of additional memory
 LONGEST_SENTENCE = 10_000  # characters: two paths at most
 
 
@@ -97,15 +97,15 @@ def _in_time_and_memory() -> Iterator[None]:
     import resource
 
     def stop(*_: object) -> None:
-        raise HangError(f"more than {MOST_SECONDS} s")
+        raise HangError(f"more than {MAX_SECONDS} s")
 
     scale = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale < before + MOST_GROWTH
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale < before + MAX_GROWTH

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MARK = "KESTREL_TEST_MARK"  # environment variable that all processes of a launch inherit
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-TOLD_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
 
 
 def small(data: Path, model: str, folder: Path, *flags: str) -> list[str]:
@@ -46,7 +46,7 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
         time.sleep(0.05)
 
 
-def way_into(*namespaces: str) -> list[str]:
+def unshare_command(*namespaces: str) -> list[str]:
     """The unshare command for the first of these namespaces that this user is allowed to create; [] if there is none.
 
     namespaces: flags of unshare.
@@ -112,7 +112,7 @@ class Job(Written):
 def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator[Job]:
     """Run a job in the background; at the end of the block it is killed if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(TOLD_BY_LAUNCHERS)}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
     mark = uuid.uuid4().hex
     own = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", MARK: mark, **variables}
     with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
@@ -206,7 +206,7 @@ def _run_forked(script: str, environment: Mapping[str, str], arguments: list[str
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     os.chdir(folder)
-    for name in [name for name in os.environ if name.startswith(TOLD_BY_LAUNCHERS)]:
+    for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
         del os.environ[name]
     os.environ.update({"OMP_NUM_THREADS": "1", **environment})
     time.sleep(late)

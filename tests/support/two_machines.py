@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MAY_NOT = 77
+NOT_SUPPORTED = 77
 DIFFERENCE = 0.5e-4  # relative, in results.csv: four significant digits
 TIMEOUT_S, MARGIN_S = 6, 15  # --dist-timeout of the scene `cut`, and the time allowed after it until the run has ended
 BLINK_S = 3
@@ -383,7 +383,7 @@ def main() -> int:
         prefix, reason = way_in()
         if not prefix:
             print(f"namespaces cannot be created here: {reason}")
-            return MAY_NOT
+            return NOT_SUPPORTED
         return subprocess.Popen([*prefix, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE).wait()
     end_with_parent()
     subprocess.run(["sh", "-c", LAY_CABLE], check=True)

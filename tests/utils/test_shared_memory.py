@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from utils.shared_memory import SharedBytes, has_nameless_files
+from utils.shared_memory import SharedBytes, has_memfd
 
 
 def fill(shared: SharedBytes, value: int) -> None:
@@ -49,7 +49,7 @@ def test_torchs_own_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch, a
         monkeypatch.delattr(os, "memfd_create", raising=False)
     else:
         monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
-    assert not has_nameless_files()
+    assert not has_memfd()
     shared = SharedBytes(3)
     assert shared.tensor.is_shared()
     assert shared.tensor.dtype == torch.uint8

@@ -71,11 +71,11 @@ def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> t
     return Launch(**{name: values.pop(name) for name in asdict(Launch())}), values
 
 
-def rough_url(words: Sequence[str]) -> str:
+def find_dist_url(words: Sequence[str]) -> str:
     """The value of --dist-url in a command line whose other flags may be invalid.
 
-    >>> rough_url(["--bogus", "--dist-url", "tcp://a:1"]), rough_url(["--dist-url=file:///x"]), rough_url([])
-    ('tcp://a:1', 'file:///x', 'env://')
+    >>> [find_dist_url(words) for words in (["--bogus", "--dist-url", "tcp://a:1"], ["--dist-url=file:///x"], [])]
+    ['tcp://a:1', 'file:///x', 'env://']
     """
     words = [part for word in words for part in word.split("=", 1)]
     return next((url for flag, url in pairwise(words) if flag == "--dist-url"), "env://")
@@ -113,7 +113,7 @@ def read_rank_info(environment: Mapping[str, str], local_rank: int = -1) -> Rank
     return RankInfo()
 
 
-def rough_rank_info(environment: Mapping[str, str]) -> RankInfo:
+def read_rank_info_leniently(environment: Mapping[str, str]) -> RankInfo:
     """Rank, size and rendezvous address, even if other variables are invalid: enough for processes to end together."""
     given = {name: value for name, value in environment.items() if value}
     try:
@@ -244,19 +244,19 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     try:
         elastic_launch(config, sys.executable)("-u", script, *words)
     except ChildFailedError as error:
-        raise reported_end(error.failures) from None
+        raise failure_exception(error.failures) from None
     except SignalException as error:
-        raise ended_by(128 + int(error.sigval)) from None
+        raise exit_exception(128 + int(error.sigval)) from None
     finally:
         del os.environ[SPAWNED]
 
 
-def ended_by(code: int) -> BaseException:
+def exit_exception(code: int) -> BaseException:
     """The exception that --spawn ends with for an exit code. Ctrl-C is reported here, other errors by a process."""
     return KeyboardInterrupt() if code == 128 + signal.SIGINT else SystemExit(code)
 
 
-def reported_end(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
+def failure_exception(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
     """The exception that --spawn ends with when processes failed.
 
     FaultError if a signal killed the first failed process, else the exit code of a process that reported its error.
@@ -272,7 +272,7 @@ def reported_end(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
     chosen = [failure.exitcode for failure in failures.values() if failure.exitcode > 0 and failure.exitcode != LOST]
     if not chosen:
         return FaultError("a process ended without an error message, and the others cannot continue without it")
-    return ended_by(chosen[0])
+    return exit_exception(chosen[0])
 
 
 def without_spawn(arguments: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ POLL_S = 0.02
 ASK_S = 0.5
 TRY_S = 5.0  # timeout of one attempt to connect: a machine that is switched off does not answer at all
 GENERATION, FAILED = "kestrel/generation", "failed"
-PEER_GONE = "another process of the run died, probably out of memory"
+PEER_DIED = "another process of the run died, probably out of memory"
 
 
 class PeerFailedError(RuntimeError):
@@ -159,7 +159,7 @@ class Rendezvous:
         first = self.store.compare_set(FAILED, "", own).decode()
         return first == own, json.loads(first)["code"]
 
-    def failure_within(self, seconds: float) -> None:
+    def wait_for_failure(self, seconds: float) -> None:
         """Wait at most so many seconds for another process to claim a failure."""
         deadline = time.monotonic() + seconds
         while not self.store.check([FAILED]) and time.monotonic() < deadline:
@@ -274,6 +274,6 @@ class PeerWatch:
 
     def _reason(self) -> str:
         if self._store_lost:
-            return PEER_GONE
+            return PEER_DIED
         silence = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
         return f"{silence}: its machine or the network is down"

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.devices import pick_devices
-from utils.distributed.launch import LOST, Launch, RankInfo, read_rank_info, rough_rank_info, rough_url
+from utils.distributed.launch import LOST, Launch, RankInfo, find_dist_url, read_rank_info, read_rank_info_leniently
 from utils.distributed.rendezvous import (
-    PEER_GONE,
+    PEER_DIED,
     PeerFailedError,
     PeerWatch,
     Rendezvous,
@@ -80,7 +80,7 @@ class Connection:
             backend = pick_backend(launch.dist_backend, device)
         except ValueError as error:
             error_text = str(error)
-        rendezvous = self.meet(rank_info, launch.dist_url, launch.dist_timeout)
+        rendezvous = self.join(rank_info, launch.dist_url, launch.dist_timeout)
         for text in filter(None, rendezvous.all_gather_object(error_text)):
             raise ValueError(text)
         self.device = device
@@ -89,7 +89,7 @@ class Connection:
             raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: set --device for all")
         return init_world(rendezvous, rank_info, device, backend, timedelta(seconds=launch.dist_timeout))
 
-    def meet(self, rank_info: RankInfo, url: str, timeout_s: float) -> Rendezvous:
+    def join(self, rank_info: RankInfo, url: str, timeout_s: float) -> Rendezvous:
         """Wait for the other processes at the rendezvous, and watch for their failures from then on."""
 
         def open_own(*, again: bool = False) -> dist.Store:
@@ -138,7 +138,7 @@ class Connection:
             return False, error.code
         try:
             if isinstance(error, ValueError) and rendezvous.rank > 0:
-                rendezvous.failure_within(PATIENCE_S)
+                rendezvous.wait_for_failure(PATIENCE_S)
             return rendezvous.claim_failure(exit_code(error))
         except dist.DistError:  # the store ended with rank 0 or with the launcher
             reported = self.watch.code if self.watch else 0
@@ -149,8 +149,8 @@ class Connection:
         if self._tried_to_join or isinstance(error, KeyboardInterrupt):
             return None
         with suppress(ValueError, FaultError, dist.DistError):
-            rank_info = rough_rank_info(os.environ)
-            return self.meet(rank_info, rough_url(sys.argv), JOIN_S) if rank_info.size > 1 else None
+            rank_info = read_rank_info_leniently(os.environ)
+            return self.join(rank_info, find_dist_url(sys.argv), JOIN_S) if rank_info.size > 1 else None
         return None
 
     def _end_alone(self, error: BaseException) -> BaseException:
@@ -188,7 +188,7 @@ def _destroy_groups(device: torch.device) -> None:
 def launched_as_several(environment: Mapping[str, str]) -> bool:
     """Whether a launcher started several processes, according to its variables; True if they are invalid."""
     try:
-        return rough_rank_info(environment).size > 1
+        return read_rank_info_leniently(environment).size > 1
     except ValueError:
         return True
 
@@ -240,7 +240,7 @@ def init_world(
     )
     host_group = None if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
     own = (rank_info.rank, rank_info.local_rank, rank_info.size, rank_info.local_size)
-    return World(device, *own, meeting=rendezvous, host_group=host_group)
+    return World(device, *own, rendezvous=rendezvous, host_group=host_group)
 
 
 def pick_backend(wanted: str, device: torch.device) -> str:
@@ -257,7 +257,7 @@ def explain(error: BaseException) -> BaseException:
     """The error itself, or a one-sentence FaultError in place of an error of gloo or NCCL about a lost process."""
     text = str(error)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
-        return LostError(PEER_GONE)
+        return LostError(PEER_DIED)
     if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
         return error
     if re.search(r"connectFullMesh|Connection refused", text):
@@ -270,7 +270,7 @@ def explain(error: BaseException) -> BaseException:
             "another process of the run did not answer in time (--dist-timeout): the process or the network hangs"
         )
     if re.search(r"[Cc]onnection|by peer|remote process|[Bb]roken pipe|[Ss]ocket", text):
-        return LostError(PEER_GONE)
+        return LostError(PEER_DIED)
     return error
 
 

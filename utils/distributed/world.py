@@ -23,7 +23,7 @@ class World:
     size: int = 1
     local_size: int = 1
     devices: tuple[torch.device, ...] = ()  # two or more: DataParallel in a single process
-    meeting: Rendezvous | None = None
+    rendezvous: Rendezvous | None = None
     host_group: Any = None  # the process group for tensors in host memory
 
     @property
@@ -91,11 +91,11 @@ class World:
 
     def broadcast_object(self, value: Any) -> Any:
         """Broadcast rank 0's JSON-serialisable value. Not a collective: others wait for rank 0 without timeout."""
-        return self.meeting.broadcast_object(value) if self.meeting else value
+        return self.rendezvous.broadcast_object(value) if self.rendezvous else value
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """All-gather JSON-serialisable values, in rank order."""
-        return self.meeting.all_gather_object(value) if self.meeting else [value]
+        return self.rendezvous.all_gather_object(value) if self.rendezvous else [value]
 
     def wait_for_main(self) -> None:
         """Wait until rank 0 gets here too. Not a collective: no timeout runs while rank 0 draws or writes."""

@@ -29,10 +29,10 @@ from utils.files.disk import format_bytes, require_free_space
 from utils.terminal import FaultError
 
 CHUNK = 2**20
-MOST_READ = 4 * CHUNK  # bytes per read; no valid tar header is longer
-MOST_END = 65535 + 200  # bytes that hold a zip's last records: a comment, and what precedes it
-MOST_PADDING = CHUNK  # bytes of zeros after a tar's end
-FOREIGN_FILES = (FileExistsError, IsADirectoryError, NotADirectoryError)
+MAX_READ = 4 * CHUNK  # bytes per read; no valid tar header is longer
+MAX_END = 65535 + 200  # bytes that hold a zip's last records: a comment, and what precedes it
+MAX_PADDING = CHUNK  # bytes of zeros after a tar's end
+EXISTING_FILE_ERRORS = (FileExistsError, IsADirectoryError, NotADirectoryError)
 WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'  # devices, streams, trailing dots
 
 
@@ -141,7 +141,7 @@ def _archive_errors() -> Iterator[None]:
         yield
     except (ArchiveError, FaultError):
         raise
-    except FOREIGN_FILES as error:
+    except EXISTING_FILE_ERRORS as error:
         raise ArchiveError("it contains a file that another archive also contains") from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
@@ -178,7 +178,7 @@ def _open_tar(stream: Any) -> tarfile.TarFile:
 def _stated_entry_count(raw: BinaryIO) -> int:
     """The number of entries stated at the end of a zip (APPNOTE.TXT, 4.3.14 and 4.3.16), which zipfile ignores."""
     size = raw.seek(0, os.SEEK_END)
-    raw.seek(max(size - MOST_END, 0))
+    raw.seek(max(size - MAX_END, 0))
     end = raw.read()
     at = end.rfind(b"PK\5\6") + 10
     count = int.from_bytes(end[at : at + 2], "little")
@@ -208,7 +208,7 @@ def _tar_entries(tar: tarfile.TarFile, stream: "Stream") -> Iterator[Entry]:
     # tarfile treats a damaged header as the end, and reads nothing after it.
     if any(stream.last) or len(stream.last) < tarfile.BLOCKSIZE:
         raise ArchiveError("it is truncated, or one of its headers is damaged")
-    rest = stream.read(MOST_PADDING)
+    rest = stream.read(MAX_PADDING)
     if any(rest) or stream.read(1):
         raise ArchiveError("it has data after its end")
 
@@ -220,8 +220,8 @@ class Stream:
         self.file, self.last = file, b""
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MOST_READ:
-            raise ArchiveError(f"it has a header of more than {format_bytes(MOST_READ)}")
+        if not 0 <= size <= MAX_READ:
+            raise ArchiveError(f"it has a header of more than {format_bytes(MAX_READ)}")
         self.last = self.file.read(size)
         return self.last
 

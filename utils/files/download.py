@@ -28,19 +28,19 @@ from utils.files.atomic import atomic_write, name_os_errors
 from utils.files.disk import format_bytes, require_free_space
 from utils.terminal import FaultError, print_lines
 
-MOST_BYTES = 2**41  # largest file
+MAX_BYTES = 2**41  # largest file
 STALL_S = 30.0  # read timeout
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # waits after the 1st, 2nd, ... failure in a row; one more failure is the last
-ENOUGH = 2**20  # bytes: a try that receives this many starts the count of failures anew
+PROGRESS_BYTES = 2**20  # bytes: a try that receives this many starts the count of failures anew
 CHUNK = 2**20
-MOST_REDIRECTS = 10
+MAX_REDIRECTS = 10
 REDIRECTS = (301, 302, 303, 307, 308)
-PASSING = (408, 416, 425, 429, 500, 502, 503, 504)  # status codes of temporary faults
+TEMPORARY_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)  # status codes of temporary faults
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # http is safe: the data do not leave this machine
 
 
-class PassingError(FaultError):
+class TemporaryError(FaultError):
     """A temporary fault of the network or server: another try may succeed."""
 
 
@@ -95,7 +95,7 @@ def fetch(
     source: Source,
     target: Path,
     *,
-    limit: int = MOST_BYTES,
+    limit: int = MAX_BYTES,
     stall_s: float = STALL_S,
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> str:
@@ -216,9 +216,9 @@ class _Transfer:
             try:
                 (self._copy if urlsplit(part.url).scheme == "file" else self._receive)()
                 break
-            except PassingError as error:
+            except TemporaryError as error:
                 is_pieced = is_pieced or part.size > 0
-                failures = 1 if part.size - before >= ENOUGH else failures + 1
+                failures = 1 if part.size - before >= PROGRESS_BYTES else failures + 1
                 if failures > len(pauses_s):
                     kept = f"; {format_bytes(part.size)} are kept for the next run" if part.size else ""
                     raise FaultError(f"{error}; gave up after {failures} tries in a row{kept}") from error
@@ -282,17 +282,17 @@ class _Transfer:
             self.bar.update(part.size)
             return
         part.forget()
-        raise PassingError(f"{host} {problem}")
+        raise TemporaryError(f"{host} {problem}")
 
     def _refuse(self, status: int, host: str) -> None:
         """Raise the error for a response without the file."""
         if status == 416:  # the file is shorter than the part, so it has changed
             self.part.forget()
         phrase = f" {http.HTTPStatus(status).phrase}" if status in set(http.HTTPStatus) else ""
-        raise (PassingError if status in PASSING else FaultError)(f"{host} answered {status}{phrase}")
+        raise (TemporaryError if status in TEMPORARY_STATUS else FaultError)(f"{host} answered {status}{phrase}")
 
     def _append(self, read: Callable[[], bytes], host: str) -> None:
-        """Append all received bytes. Raises FaultError for more than announced or allowed, PassingError for fewer."""
+        """Append all received bytes. Raises FaultError for more than announced or allowed, TemporaryError for fewer."""
         size, total = self.part.size, self.part.total
         with name_os_errors(self.part.file), open(self.part.file, "ab") as file:
             while chunk := read():
@@ -304,7 +304,7 @@ class _Transfer:
                 file.write(chunk)
                 self.bar.update(len(chunk))
         if total is not None and size < total:
-            raise PassingError(f"{host} closed the connection after {format_bytes(size)} of {format_bytes(total)}")
+            raise TemporaryError(f"{host} closed the connection after {format_bytes(size)} of {format_bytes(total)}")
 
     def _require_allowed(self, size: int) -> None:
         if size > self.limit:
@@ -316,7 +316,7 @@ class _Transfer:
 @contextmanager
 def _open_response(url: str, headers: dict[str, str], stall_s: float) -> Iterator[tuple[HTTPResponse, str]]:
     """Yield the response to a request, after redirects, and the host that sent it."""
-    for _ in range(MOST_REDIRECTS + 1):
+    for _ in range(MAX_REDIRECTS + 1):
         host = host_of(url)
         with _network(host, stall_s):
             response = _opener(url).open(Request(url, headers=headers), timeout=stall_s)  # noqa: S310 - checked above
@@ -325,7 +325,7 @@ def _open_response(url: str, headers: dict[str, str], stall_s: float) -> Iterato
                 yield response, host
                 return
             url = _redirected(url, response.headers.get("Location", ""))
-    raise FaultError(f"{host} redirected more than {MOST_REDIRECTS} times")
+    raise FaultError(f"{host} redirected more than {MAX_REDIRECTS} times")
 
 
 def _opener(url: str) -> OpenerDirector:
@@ -366,12 +366,12 @@ def _validator(response: HTTPResponse, name: str) -> str:
 
 @contextmanager
 def _network(host: str, stall_s: float) -> Iterator[None]:
-    """Turn the errors of network calls into FaultError or PassingError with one sentence that names the host."""
+    """Turn the errors of network calls into FaultError or TemporaryError with one sentence that names the host."""
     try:
         yield
     except (OSError, HTTPException, UnicodeError) as error:
         cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
-        kind = FaultError if isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError)) else PassingError
+        kind = FaultError if isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError)) else TemporaryError
         raise kind(f"{host} {_describe(cause, stall_s)}") from error
 
 

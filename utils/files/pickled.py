@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 # Limits far above real checkpoints: yolov5x6 with its optimizer state has 1 GB, a pickle of 1 MB and 900 tensors.
-MOST_FILE = 1 << 34  # bytes, as the next two
-MOST_DIRECTORY = 1 << 22
-MOST_PICKLE = 1 << 26
-MOST_STEPS = 5_000_000  # an opcode allocates at most 200 bytes plus what it copies from the pickle
-MOST_LETTERS = 500  # in a module and class name together
-MOST_DEPTH = 32  # of nested values
+MAX_FILE = 1 << 34  # bytes, as the next two
+MAX_DIRECTORY = 1 << 22
+MAX_PICKLE = 1 << 26
+MAX_STEPS = 5_000_000  # an opcode allocates at most 200 bytes plus what it copies from the pickle
+MAX_LETTERS = 500  # in a module and class name together
+MAX_DEPTH = 32  # of nested values
 CHUNK = 1 << 20
 DTYPES = {
     "torch.HalfStorage": torch.float16,
@@ -54,24 +54,24 @@ HARMFUL_MODULES = re.compile(
 )
 
 
-class NarrowFile(io.FileIO):
-    """A file that refuses reads of more than MOST_DIRECTORY bytes: zipfile reads a zip's directory in one call."""
+class LimitedReadFile(io.FileIO):
+    """A file that refuses reads of more than MAX_DIRECTORY bytes: zipfile reads a zip's directory in one call."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        size = MOST_DIRECTORY if size is None or size < 0 else size
-        if size > MOST_DIRECTORY:
-            raise ValueError(f"its directory has more than {MOST_DIRECTORY} bytes")
+        size = MAX_DIRECTORY if size is None or size < 0 else size
+        if size > MAX_DIRECTORY:
+            raise ValueError(f"its directory has more than {MAX_DIRECTORY} bytes")
         return super().read(size) or b""
 
 
-def open_narrow(path: Path) -> NarrowFile:
-    """Open a regular file of at most MOST_FILE bytes. Raises OSError or ValueError for others: a pipe would block."""
+def open_limited(path: Path) -> LimitedReadFile:
+    """Open a regular file of at most MAX_FILE bytes. Raises OSError or ValueError for others: a pipe would block."""
     size = path.stat().st_size
     if not path.is_file():
         raise ValueError("it is not a regular file")
-    if size > MOST_FILE:
-        raise ValueError(f"it has more than {MOST_FILE} bytes")
-    return NarrowFile(path)
+    if size > MAX_FILE:
+        raise ValueError(f"it has more than {MAX_FILE} bytes")
+    return LimitedReadFile(path)
 
 
 class Archive:
@@ -80,7 +80,7 @@ class Archive:
     Raises ValueError or BadZipFile for any other file.
     """
 
-    def __init__(self, file: NarrowFile) -> None:
+    def __init__(self, file: LimitedReadFile) -> None:
         self.size = file.seek(0, io.SEEK_END)
         file.seek(0)
         if file.read(4) != b"PK\x03\x04":
@@ -105,7 +105,7 @@ class Archive:
 
     def unpickled(self) -> Any:
         """The pickled value; each call in the pickle is a Record."""
-        return Machine().run(self.read("data.pkl", MOST_PICKLE))
+        return PickleReader().run(self.read("data.pkl", MAX_PICKLE))
 
     def read(self, name: str, most: int) -> bytearray:
         """The bytes of an entry, checksum verified. Raises ValueError if there are more than `most`."""
@@ -124,7 +124,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ClassName:
     """A class or function that a pickle names. It is never imported."""
 
     name: str
@@ -149,30 +149,30 @@ class Stored:
     count: int
 
 
-def kind(module: Any, name: Any) -> Kind:
-    """The Kind of a name. Raises ValueError for names that no checkpoint needs and that do harm when called."""
+def kind(module: Any, name: Any) -> ClassName:
+    """The ClassName of a name. Raises ValueError for names that no checkpoint needs and that do harm when called."""
     if not isinstance(module, str) or not isinstance(name, str):
         raise ValueError("it builds a class name from values that are not text")
-    if len(module) + len(name) > MOST_LETTERS:  # a long text used in many names would be copied for each
-        raise ValueError(f"it has names of more than {MOST_LETTERS} letters")
+    if len(module) + len(name) > MAX_LETTERS:  # a long text used in many names would be copied for each
+        raise ValueError(f"it has names of more than {MAX_LETTERS} letters")
     module = "builtins" if module == "__builtin__" else module
     root = module.partition(".")[0]
     if HARMFUL_MODULES.fullmatch(root) or (root == "builtins" and not HARMLESS_BUILTINS.fullmatch(name)):
         raise ValueError(f"it names {module}.{name}")
-    return Kind(f"{module}.{name}")
+    return ClassName(f"{module}.{name}")
 
 
-class Machine:
+class PickleReader:
     """A pickle interpreter that builds plain values and Records. None of its opcodes can call anything.
 
-    left_out: how many dict items were dropped because their keys are neither text nor small whole numbers.
+    skipped_keys: how many dict items were dropped because their keys are neither text nor small whole numbers.
     """
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self.left_out = 0
+        self.skipped_keys = 0
 
     def run(self, pickled: bytes | bytearray) -> Any:
         """The pickled value; each call in the pickle is a Record.
@@ -180,8 +180,8 @@ class Machine:
         Raises ValueError if the pickle is damaged, too long, or has opcodes that no checkpoint needs.
         """
         for count, (opcode, value, _) in enumerate(pickletools.genops(bytes(pickled))):
-            if count == MOST_STEPS:
-                raise ValueError(f"its pickle has more than {MOST_STEPS} opcodes")
+            if count == MAX_STEPS:
+                raise ValueError(f"its pickle has more than {MAX_STEPS} opcodes")
             if opcode.name == "STOP":
                 break
             try:
@@ -234,7 +234,7 @@ class Machine:
             case "SETITEM" | "SETITEMS":
                 values = self._since_mark() if opcode == "SETITEMS" else [self.stack.pop(-2), self.stack.pop()]
                 target = self._target(dict, Record)
-                self.left_out += _set_items(target.items if isinstance(target, Record) else target, values)
+                self.skipped_keys += _set_items(target.items if isinstance(target, Record) else target, values)
             case "APPEND" | "APPENDS" | "ADDITEMS":
                 values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
                 target = self._target(list, Record)
@@ -251,7 +251,7 @@ class Machine:
 
     def _record(self, args: Any) -> None:
         callee = self.stack.pop()
-        if not isinstance(callee, Kind):
+        if not isinstance(callee, ClassName):
             raise ValueError("its pickle calls a value that is not callable")
         self.stack.append(Record(callee.name, args))
 
@@ -280,7 +280,7 @@ def _stored(reference: Any) -> Stored:
     if not isinstance(reference, tuple) or len(reference) != 5:
         raise ValueError("it has an invalid storage reference")
     word, storage, key, _, count = reference
-    if word != "storage" or not isinstance(storage, Kind) or not isinstance(key, str):
+    if word != "storage" or not isinstance(storage, ClassName) or not isinstance(key, str):
         raise ValueError("it has an invalid storage reference")
     if type(count) is not int or count < 0:
         raise ValueError("it has an invalid storage reference")
@@ -351,17 +351,17 @@ def read_plain(path: Path) -> Any:
     Like torch.load(weights_only=True), which does not run code either, but which hashes and allocates whatever the
     pickle asks for. Raises OSError, ValueError or BadZipFile.
     """
-    with open_narrow(path) as file:
-        archive, machine = Archive(file), Machine()
-        content = machine.run(archive.read("data.pkl", MOST_PICKLE))
-        if machine.left_out:
+    with open_limited(path) as file:
+        archive, machine = Archive(file), PickleReader()
+        content = machine.run(archive.read("data.pkl", MAX_PICKLE))
+        if machine.skipped_keys:
             raise ValueError("it has keys that are neither text nor whole numbers")
-        return _plain(content, TensorReader(archive), iter(range(MOST_STEPS)), 0)
+        return _plain(content, TensorReader(archive), iter(range(MAX_STEPS)), 0)
 
 
 def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int) -> Any:
     """`value` with its Records replaced by tensors. A value that occurs twice is copied, and counted, twice."""
-    if next(counted, None) is None or depth > MOST_DEPTH:
+    if next(counted, None) is None or depth > MAX_DEPTH:
         raise ValueError("it is nested too deeply, or contains itself")
     if isinstance(value, dict):
         return {key: _plain(entry, reader, counted, depth + 1) for key, entry in value.items()}
@@ -373,7 +373,7 @@ def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int)
     if isinstance(value, Record) and value.kind == "_codecs.encode":  # how protocol 2 pickles bytes
         text = value.args[0] if is_args(value.args, 1) else None
         return text.encode("latin-1") if isinstance(text, str) else b""
-    if isinstance(value, (Record, Kind)):
+    if isinstance(value, (Record, ClassName)):
         name = value.kind if isinstance(value, Record) else value.name
         raise ValueError(f"it holds something other than tensors and plain values: {name}")
     return value

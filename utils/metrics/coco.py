@@ -79,7 +79,7 @@ def precision_and_recall(
     precision = np.full((T, len(RECALL_POINTS), K, A, len(limits)), -1.0)
     recall = np.full((T, K, A, len(limits)), -1.0)
     for m in reversed(range(len(limits))):
-        limited = matches.surest(limits[m])
+        limited = matches.top_k(limits[m])
         if limited is matches and m + 1 < len(limits):
             precision[..., m], recall[..., m] = precision[..., m + 1], recall[..., m + 1]
         else:

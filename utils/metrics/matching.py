@@ -46,7 +46,7 @@ class DetectionMatches:
     truths: np.ndarray
     images: np.ndarray
 
-    def surest(self, limit: int) -> DetectionMatches:
+    def top_k(self, limit: int) -> DetectionMatches:
         """These matches with at most `limit` detections per image and class; the same object if there are no more."""
         kept = self.ranks < limit
         if kept.all():

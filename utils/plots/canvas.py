@@ -37,8 +37,8 @@ WIDE_FONTS = (
     "PingFang SC",
 )
 
-MOST_NAMED_TICKS = 80  # classes named along an axis
-MOST_DRAWN_CLASSES = 1000  # classes drawn one by one; more would be smaller than a pixel each and take gigabytes
+MAX_NAMED_TICKS = 80  # classes named along an axis
+MAX_DRAWN_CLASSES = 1000  # classes drawn one by one; more would be smaller than a pixel each and take gigabytes
 
 
 def colour_of(index: int) -> tuple[int, int, int]:
@@ -122,7 +122,7 @@ def wide_font() -> str | None:
     return next((name for name in WIDE_FONTS if name in installed), None)
 
 
-def say_no_data(axes: Axes) -> None:
+def draw_no_data(axes: Axes) -> None:
     axes.set_axis_off()
     axes.text(0.5, 0.5, "no data", ha="center", va="center", fontsize=16, color=FAINT, transform=axes.transAxes)
 
@@ -134,7 +134,7 @@ def hex_colour(index: int) -> str:
 def name_ticks(axes: Axes, names: Sequence[str], count: int, which: Literal["x", "y"], last: str | None = None) -> None:
     """Label an axis with class names, unless they are too many to read. last: the label of one more tick at the end."""
     axis = axes.xaxis if which == "x" else axes.yaxis
-    if count > MOST_NAMED_TICKS:
+    if count > MAX_NAMED_TICKS:
         axis.set_ticks([count] if last else [], [last] if last else [])
     else:
         labels = [short_name(names, k, 24 if count <= 30 else 16) for k in range(count)] + ([last] if last else [])

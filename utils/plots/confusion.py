@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from utils.plots.canvas import FAINT, INK, MOST_DRAWN_CLASSES, name_ticks, picture, say_no_data
+from utils.plots.canvas import FAINT, INK, MAX_DRAWN_CLASSES, draw_no_data, name_ticks, picture
 
-MOST_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
+MAX_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
 
 
 # confusion_matrix.png
@@ -27,13 +27,13 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
     column are fractions of the boxes predicted for each class.
     """
     classes = max(len(matrix) - 1, 0)
-    matrix = _most_frequent(np.asarray(matrix), MOST_DRAWN_CLASSES).astype(np.float64)
+    matrix = _most_frequent(np.asarray(matrix), MAX_DRAWN_CLASSES).astype(np.float64)
     count = max(len(matrix) - 1, 0)
     with picture(path, *_confusion_size(count)) as figure:
         axes = figure.subplots()
         axes.set_title("Confusion matrix" + (f" of the {count:,} most frequent classes" if count < classes else ""))
         if count < 1 or not matrix.any():
-            say_no_data(axes)
+            draw_no_data(axes)
             return
         axes.imshow(_confusion_colours(matrix), interpolation="nearest", aspect="equal")
         name_ticks(axes, names, count, "x", last="background\n(false positive)")
@@ -41,7 +41,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
         axes.set(xlabel="true class", ylabel="predicted class")
         for line in (axes.axhline, axes.axvline):
             line(count - 0.5, color=INK, linewidth=0.8)
-        if count <= MOST_COUNTED_CLASSES:
+        if count <= MAX_COUNTED_CLASSES:
             _write_counts(axes, matrix)
         figure.supxlabel(
             "Blue: correct. Orange: wrong. Darker: larger share of the true class (last column: predicted class).",

@@ -14,12 +14,12 @@ from utils.plots.canvas import (
     BLUE,
     GRID,
     INK,
-    MOST_DRAWN_CLASSES,
-    MOST_NAMED_TICKS,
+    MAX_DRAWN_CLASSES,
+    MAX_NAMED_TICKS,
+    draw_no_data,
     hex_colour,
     name_ticks,
     picture,
-    say_no_data,
     short_name,
 )
 
@@ -36,7 +36,7 @@ def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequenc
     boxes = np.asarray(boxes_xywh_norm, np.float64).reshape(-1, 4)
     with picture(png_path, 12, 8) as figure:
         if not len(classes):
-            say_no_data(figure.subplots())
+            draw_no_data(figure.subplots())
             return
         grid = figure.add_gridspec(2, 3, height_ratios=[1, 1.1])
         _draw_class_counts(figure.add_subplot(grid[0, :]), classes, names)
@@ -50,12 +50,12 @@ def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequenc
 def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) -> None:
     counts = np.bincount(classes[classes >= 0], minlength=max(len(names), 1))
     order = np.arange(len(counts))
-    if len(counts) > MOST_NAMED_TICKS:
+    if len(counts) > MAX_NAMED_TICKS:
         order = np.argsort(-counts, kind="stable")
         axes.set_xlabel(
             "classes, the most frequent first: " + ", ".join(short_name(names, k) for k in order[:8]) + " …"
         )
-    if len(counts) > MOST_DRAWN_CLASSES:  # one outline instead of a bar and a colour for each
+    if len(counts) > MAX_DRAWN_CLASSES:  # one outline instead of a bar and a colour for each
         axes.stairs(counts[order], np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
     else:
         axes.bar(np.arange(len(counts)), counts[order], width=0.8, color=[hex_colour(int(k)) for k in order])

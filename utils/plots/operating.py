@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from utils.plots.canvas import BLUE, FAINT, INK, hex_colour, picture, say_no_data, short_name
+from utils.plots.canvas import BLUE, FAINT, INK, draw_no_data, hex_colour, picture, short_name
 
-MOST_NAMED_LINES = 20  # classes in the legend of a curve
+MAX_NAMED_LINES = 20  # classes in the legend of a curve
 
 
 # PR_curve.png, F1_curve.png, P_curve.png, R_curve.png
@@ -66,7 +66,7 @@ def _plot_curve(
         axes = figure.subplots()
         axes.set_title(f"{axis_names[1]} over {axis_names[0]}, at IoU 0.5")
         if not len(shown) or not len(x):
-            say_no_data(axes)
+            draw_no_data(axes)
             return
         axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel=axis_names[0], ylabel=axis_names[1])
         axes.grid(True)
@@ -82,7 +82,7 @@ def _draw_class_lines(
     axes: Axes, x: np.ndarray, rows: np.ndarray, shown: np.ndarray, names: Sequence[str], values: np.ndarray
 ) -> tuple[list, list[str]]:
     """Draw a line per class. Returns the lines for the legend and their labels, the best class last."""
-    if len(shown) > MOST_NAMED_LINES:
+    if len(shown) > MAX_NAMED_LINES:
         step = max(1, len(x) // 200)
         lines = [np.stack([x[::step], rows[k, ::step]], 1) for k in shown]
         alpha = float(np.clip(20 / len(shown), 0.04, 0.5))

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from utils.plots.canvas import hex_colour, picture, say_no_data
+from utils.plots.canvas import draw_no_data, hex_colour, picture
 
 
 # results.png
@@ -32,7 +32,7 @@ def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
         if not panels:
-            say_no_data(grid[0])
+            draw_no_data(grid[0])
 
 
 def _read_results(path: Path) -> dict[str, np.ndarray]:
@@ -74,7 +74,7 @@ def _draw_history(axes: Axes, title: str, epochs: np.ndarray, columns: dict[str,
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
     axes.set_xlabel("epoch")
     if not any(np.isfinite(values).any() for values in columns.values()):
-        say_no_data(axes)
+        draw_no_data(axes)
         return
     lines = []
     for number, values in enumerate(columns.values()):

@@ -120,15 +120,15 @@ def step_memory(step: Callable[[], None], device: torch.device) -> int | None:
     need = None
     try:
         with torch.random.fork_rng([] if device.index is None else [device], device_type=device.type):
-            need = tensors_of(step, device) if device.type in ("cpu", "mps") else reserved_by(step, device)
+            need = peak_tensor_bytes(step, device) if device.type in ("cpu", "mps") else reserved_by(step, device)
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
     release_memory(device)  # not in the handler, where the error still references the step's tensors
     return need
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means out of memory; some such errors are plain RuntimeErrors."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(words in str(error) for words in OUT_OF_MEMORY)
@@ -142,7 +142,7 @@ def memory_advice(
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         batch, size = batch_size // 2 // processes * processes, image_size * 3 // 4 // stride * stride
         smaller = [f"--batch-size {batch}"] * (batch > 0) + [f"--imgsz {size}"] * (size >= 2 * stride)
@@ -153,7 +153,7 @@ def memory_advice(
         ) from error
 
 
-def tensors_of(step: Callable[[], None], device: torch.device) -> int:
+def peak_tensor_bytes(step: Callable[[], None], device: torch.device) -> int:
     """Peak bytes of the tensors created in `step` that exist at the same time on a device."""
     with _StorageCount(device) as count:
         step()

@@ -32,9 +32,9 @@ class EarlyStopping:
 
     def should_stop(self) -> bool:
         """Whether the run should stop now."""
-        return self.stops_unless_better(self.latest_epoch)
+        return self.stops_if_not_better(self.latest_epoch)
 
-    def stops_unless_better(self, epoch: int) -> bool:
+    def stops_if_not_better(self, epoch: int) -> bool:
         """Whether the run stops after `epoch` unless its validation is better than the best so far."""
         return self.patience > 0 and self.best_epoch is not None and epoch - self.best_epoch >= self.patience
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 Model = TypeVar("Model", bound=nn.Module)
-LONGEST = 10000  # steps that are averaged over, 1 / (1 - 0.9999)
+MAX_WINDOW = 10000  # steps that are averaged over, 1 / (1 - 0.9999)
 SHARE_OF_RUN = 0.05
 
 
@@ -22,7 +22,7 @@ def ema_constants(steps: int) -> tuple[float, float]:
     >>> ema_constants(400), ema_constants(500_000)
     ((0.95, 20.0), (0.9999, 2000.0))
     """
-    window = min(max(steps * SHARE_OF_RUN, 2.0), LONGEST)
+    window = min(max(steps * SHARE_OF_RUN, 2.0), MAX_WINDOW)
     return 1 - 1 / window, min(window, 2000.0)
 
 

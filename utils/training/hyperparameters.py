@@ -11,7 +11,7 @@ import yaml
 from utils.printable import excerpt, one_line, printable
 from utils.training.config import require
 
-MOST_HYP_BYTES = 64 * 1024
+MAX_HYP_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
 def _yaml_events(path: Path) -> Iterator[Any]:
     try:
         with open(path, "rb") as file:
-            data = file.read(MOST_HYP_BYTES + 1)
-        if len(data) > MOST_HYP_BYTES:
-            raise ValueError(f"{printable(path)}: larger than {MOST_HYP_BYTES:,} bytes, the limit for this file")
+            data = file.read(MAX_HYP_BYTES + 1)
+        if len(data) > MAX_HYP_BYTES:
+            raise ValueError(f"{printable(path)}: larger than {MAX_HYP_BYTES:,} bytes, the limit for this file")
         yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
     except OSError as error:
         raise ValueError(f"{printable(path)}: cannot be read: {error.strerror}") from error

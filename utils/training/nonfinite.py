@@ -10,8 +10,8 @@ from torch import Tensor
 from utils.distributed.host_copies import AsyncHostCopy
 from utils.printable import printable
 
-MOST_IN_A_ROW = 10
-MOST_NAMED = 16  # files in an error message
+MAX_IN_A_ROW = 10
+MAX_NAMED = 16  # files in an error message
 SCALE_SEARCH = 16  # halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
 
 
@@ -46,7 +46,7 @@ class NonFiniteGuard:
     ) -> None:
         self.optimizer, self.statistics = optimizer, statistics
         self.skipped = self.in_a_row = 0
-        self.most_in_a_row = MOST_IN_A_ROW + (SCALE_SEARCH if searching else 0)
+        self.most_in_a_row = MAX_IN_A_ROW + (SCALE_SEARCH if searching else 0)
         self._flags = AsyncHostCopy(device)
         self._saved = self._flattened()
 
@@ -103,8 +103,8 @@ def describe_stuck(
 
     images: indices of the last batch's images, of all processes. path_of: the file of an index.
     """
-    files = ", ".join(printable(path_of(index)) for index in images[:MOST_NAMED])
-    more = f" and {len(images) - MOST_NAMED} more" if len(images) > MOST_NAMED else ""
+    files = ", ".join(printable(path_of(index)) for index in images[:MAX_NAMED])
+    more = f" and {len(images) - MAX_NAMED} more" if len(images) > MAX_NAMED else ""
     return (
         f"loss or gradient was not finite in {guard.in_a_row} optimizer steps in a row, up to {where}; these steps "
         f"changed neither the weights nor last.pt. Start a new run with --weights {last}, a lower lr0 in --hyp, or "

@@ -65,12 +65,12 @@ class RunProgress:
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation
     rows: list[dict[str, float]] = field(default_factory=list)  # of results.csv
     pending: PendingEpoch | None = None
-    began: float = field(default_factory=time.perf_counter)  # start of the epoch
+    epoch_start: float = field(default_factory=time.perf_counter)  # start of the epoch
 
     def end_epoch(self, pace: str, lr: float) -> None:
         """Go to the next epoch; this one is pending until `complete_epoch`. A collective."""
         self.pending = PendingEpoch(self.seconds, self.losses.means(), lr, pace)
-        self.epoch, self.batch, self.began = self.epoch + 1, 0, time.perf_counter()
+        self.epoch, self.batch, self.epoch_start = self.epoch + 1, 0, time.perf_counter()
         self.losses.clear()
 
     def complete_epoch(self, columns: Callable[[dict[str, float]], dict[str, float]]) -> tuple[str, dict[str, float]]:
@@ -89,7 +89,7 @@ class RunProgress:
     @property
     def seconds(self) -> float:
         """Seconds since the start of the epoch."""
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self.epoch_start
 
     def finished(self, epochs: int) -> bool:
         """Whether a run of `epochs` epochs is done or has stopped early."""
@@ -110,7 +110,7 @@ class RunProgress:
 
     def load(self, saved: Checkpoint) -> None:
         """Restore a checkpoint. Raises ValueError if its losses are those of another model."""
-        self.epoch, self.batch, self.began = saved.epoch, saved.batch, time.perf_counter() - saved.seconds
+        self.epoch, self.batch, self.epoch_start = saved.epoch, saved.batch, time.perf_counter() - saved.seconds
         self.losses.load(saved.losses)
         self.early_stopping.load_state_dict(saved.best)
         self.metrics, self.rows, self.pending = saved.metrics, saved.results, saved.pending

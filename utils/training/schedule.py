@@ -68,13 +68,13 @@ class Schedule:
         """Batches per optimizer step at a batch of the warm-up."""
         return max(1, round(self._ramp(step, 1, GlobalBatch(self.batch_size).batches_to_nominal)))
 
-    def closing_batches(self, first: int, last: int) -> set[int]:
+    def step_batches(self, first: int, last: int) -> set[int]:
         """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always with the last one.
 
         No gradient is carried into the next epoch, and none is dropped: after warm-up the epoch is split into groups of
         equal size, to within one batch, and of at most `accumulate` batches.
 
-        >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).closing_batches(0, 13))
+        >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).step_batches(0, 13))
         [2, 5, 8, 12]
         """
         closing, start = set(), first

@@ -45,10 +45,10 @@ class TrainState(Generic[Model]):
     precision: torch.dtype  # of the forward pass
     synchronised: bool  # whether BatchNorm is synchronised
 
-    def step(self, most_norm: float = 10.0) -> None:
+    def step(self, max_norm: float = 10.0) -> None:
         """Clip the gradients and step the optimizer; all processes skip the step if the gradients are not finite."""
         self.scaler.unscale_(self.optimizer)
-        self.guard.step(self.replica.clip_gradients(most_norm))
+        self.guard.step(self.replica.clip_gradients(max_norm))
         self.scaler.update()
         self.optimizer.zero_grad()
         self.ema.update(self.replica.state_dict())

@@ -55,7 +55,7 @@ class EpochValidation:
 
     def decides(self, epoch: int) -> bool:
         """Whether the result of an epoch's validation decides if the run continues."""
-        return epoch == self.epochs - 1 or self.checkpoints.progress.early_stopping.stops_unless_better(epoch)
+        return epoch == self.epochs - 1 or self.checkpoints.progress.early_stopping.stops_if_not_better(epoch)
 
     def start(self, predictions: Predictions | None) -> None:
         """Start to evaluate the pending epoch's detections in the background; None if it was not validated."""

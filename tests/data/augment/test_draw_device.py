@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from data.augment import draw_device
 from data.augment.draw import draw
-from data.augment.draw_device import SPARE, Locate, _hsv, draw_batch, pack
+from data.augment.draw_device import POOL_PADDING, Locate, _hsv, draw_batch, pack
 from data.augment.geometry import transformed, translation
 from data.augment.plan import Planner
 from data.augment.records import Augmentation, CanvasLayer, Paste, Plan, Tile
@@ -29,7 +29,7 @@ BROWN = (0.985, 0.4, 0.7)  # gains
 def pool_of(images: Sequence[np.ndarray]) -> tuple[torch.Tensor, Locate]:
     """Return the pool of the images, and the function that locates an image in it."""
     starts = np.cumsum([0, *(image.size for image in images)])
-    flat = np.concatenate([*(image.reshape(-1) for image in images), np.full(SPARE, 255, np.uint8)])
+    flat = np.concatenate([*(image.reshape(-1) for image in images), np.full(POOL_PADDING, 255, np.uint8)])
     return torch.from_numpy(flat), lambda i: (int(starts[i]), *images[i].shape[:2])
 
 

@@ -10,8 +10,8 @@ import pytest
 from data.augment import polygons
 from data.augment.draw import draw
 from data.augment.geometry import area_scale as _stretch
+from data.augment.geometry import keep_mask as _worth_keeping
 from data.augment.geometry import transformed
-from data.augment.geometry import worth_keeping as _worth_keeping
 from data.augment.plan import IGNORE_CLASS, Planner, generator_for
 from data.augment.records import Augmentation, CanvasLayer, Plan, Tile
 from data.labels import LabelRow, Labels, LabelsBuilder
@@ -303,7 +303,7 @@ def test_copies_hide_little_of_what_is_there_and_of_each_other() -> None:
     for epoch in range(60):
         layer, _ = planner._mosaic(generator_for(0, epoch, 0), 0)
         boxes = [
-            polygons.box_seen(transformed(p.outline, p.matrix), transformed(polygons.rectangle(*p.region), p.matrix))
+            polygons.visible_box(transformed(p.outline, p.matrix), transformed(polygons.rectangle(*p.region), p.matrix))
             for p in layer.pastes
         ]
         for number, upper in enumerate(boxes):

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment.polygons import box_seen, clip_convex, rectangle
+from data.augment.polygons import clip_convex, rectangle, visible_box
 
 EMPTY = np.zeros((0, 2))
 U = np.array([[0.0, 0], [9, 0], [9, 3], [3, 3], [3, 6], [9, 6], [9, 9], [0, 9]])  # open to the right
@@ -47,20 +47,20 @@ def test_agrees_with_samples(seed: int) -> None:
     window = clip_convex(turned(rectangle(5, 5, 55, 45), random.uniform(-1, 1)), 60, 50)
     window = window[::-1] if seed % 2 else window
     step = 80 / 299  # distance of two samples on the longest edge
-    assert np.abs(box_seen(polygon, window) - sampled_box(polygon, window)).max() < 2 * step
+    assert np.abs(visible_box(polygon, window) - sampled_box(polygon, window)).max() < 2 * step
 
 
 def test_concave_by_hand() -> None:
     # Right of x = 5 are only the two arms; left of it, above y = 4, the spine and the upper arm.
-    assert box_seen(U, rectangle(5, 0, 20, 20)).tolist() == [5, 0, 9, 9]
-    assert box_seen(U, rectangle(5, 4, 20, 20)).tolist() == [5, 6, 9, 9]
-    assert box_seen(U, rectangle(4, 3.5, 20, 5.5)).tolist() == [0, 0, 0, 0]  # between the arms
+    assert visible_box(U, rectangle(5, 0, 20, 20)).tolist() == [5, 0, 9, 9]
+    assert visible_box(U, rectangle(5, 4, 20, 20)).tolist() == [5, 6, 9, 9]
+    assert visible_box(U, rectangle(4, 3.5, 20, 5.5)).tolist() == [0, 0, 0, 0]  # between the arms
 
 
 def test_no_bridge_along_the_border() -> None:
     # A hook that enters the window only through its left side, at y 5 to 6, and goes around its upper left corner.
     hook = np.array([[-3.0, -3], [8, -3], [8, -2], [-2, -2], [-2, 5], [2, 5], [2, 6], [-3, 6]])
-    assert box_seen(hook, rectangle(0, 0, 10, 10)).tolist() == [0, 5, 2, 6]
+    assert visible_box(hook, rectangle(0, 0, 10, 10)).tolist() == [0, 5, 2, 6]
 
 
 @pytest.mark.parametrize("angle", np.arange(0, 6, 0.25))
@@ -68,7 +68,7 @@ def test_an_edge_along_the_border_is_seen(angle: float) -> None:
     # An edge of the U is on the left side of the window, both rotated; only its spine (x 0 to 3) is inside.
     window, spine = rectangle(0, -5, 3, 20), rectangle(0, 0, 3, 9)
     expected = np.concatenate([turned(spine, angle).min(0), turned(spine, angle).max(0)])
-    assert box_seen(turned(U, angle) + 50, turned(window, angle) + 50) == pytest.approx(expected + 50)
+    assert visible_box(turned(U, angle) + 50, turned(window, angle) + 50) == pytest.approx(expected + 50)
 
 
 def test_an_edge_along_the_border_is_seen_in_spite_of_rounding() -> None:
@@ -79,15 +79,15 @@ def test_an_edge_along_the_border_is_seen_in_spite_of_rounding() -> None:
     polygon = np.concatenate(
         [above, [[24.741177710393966, 168.5707699623663], [-12.34070978912696, 155.2011642423107]]]
     )
-    assert box_seen(polygon, window) == pytest.approx([0, 122.519044, 15.559943, 128])
+    assert visible_box(polygon, window) == pytest.approx([0, 122.519044, 15.559943, 128])
 
 
 def test_window_inside_the_polygon() -> None:
-    assert box_seen(rectangle(-9, -9, 99, 99), rectangle(1, 2, 3, 4)).tolist() == [1, 2, 3, 4]
+    assert visible_box(rectangle(-9, -9, 99, 99), rectangle(1, 2, 3, 4)).tolist() == [1, 2, 3, 4]
 
 
 def test_polygon_inside_the_window() -> None:
-    assert box_seen(U, rectangle(-1, -1, 10, 10)).tolist() == [0, 0, 9, 9]
+    assert visible_box(U, rectangle(-1, -1, 10, 10)).tolist() == [0, 0, 9, 9]
 
 
 def test_a_turned_triangle_is_tighter_than_its_turned_box() -> None:
@@ -95,21 +95,21 @@ def test_a_turned_triangle_is_tighter_than_its_turned_box() -> None:
     # Half of a square: 10 sqrt(2) along the long side, half of that across; its rotated box has sides of 10 sqrt(2).
     assert sorted(np.ptp(turned(triangle, np.pi / 4), axis=0)) == pytest.approx([50**0.5, 200**0.5])
     assert np.ptp(turned(rectangle(0, 0, 10, 10), np.pi / 4), axis=0) == pytest.approx([200**0.5, 200**0.5])
-    seen = box_seen(turned(triangle, np.pi / 4), rectangle(-50, -50, 50, 50))
+    seen = visible_box(turned(triangle, np.pi / 4), rectangle(-50, -50, 50, 50))
     assert sorted(seen[2:] - seen[:2]) == pytest.approx([50**0.5, 200**0.5])
 
 
 @pytest.mark.parametrize("points", [EMPTY, np.zeros((2, 2)), np.full((5, 2), 70.0)])
 def test_nothing_to_see(points: np.ndarray) -> None:
-    assert box_seen(points, rectangle(0, 0, 9, 9)).tolist() == [0, 0, 0, 0]
+    assert visible_box(points, rectangle(0, 0, 9, 9)).tolist() == [0, 0, 0, 0]
 
 
 def test_no_window() -> None:
-    assert box_seen(U, EMPTY).tolist() == [0, 0, 0, 0]
+    assert visible_box(U, EMPTY).tolist() == [0, 0, 0, 0]
     assert len(clip_convex(rectangle(20, 0, 30, 9), 9, 9)) == 0
     assert len(clip_convex(EMPTY, 9, 9)) == 0
 
 
 def test_touching_corners_and_flat_polygons_give_no_area() -> None:
-    assert box_seen(rectangle(9, 9, 12, 12), rectangle(0, 0, 9, 9)).tolist() == [9, 9, 9, 9]
-    assert box_seen(np.array([[1.0, 1], [5, 1], [3, 1]]), rectangle(0, 0, 9, 9)).tolist() == [1, 1, 5, 1]
+    assert visible_box(rectangle(9, 9, 12, 12), rectangle(0, 0, 9, 9)).tolist() == [9, 9, 9, 9]
+    assert visible_box(np.array([[1.0, 1], [5, 1], [3, 1]]), rectangle(0, 0, 9, 9)).tolist() == [1, 1, 5, 1]

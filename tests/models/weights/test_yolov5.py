@@ -21,9 +21,9 @@ from torch import nn
 from models import build_model
 from models.detector import Detector
 from models.weights.kestrel import load_detector
-from models.weights.yolov5 import is_foreign, load_foreign, read_foreign
+from models.weights.yolov5 import is_external, load_external, read_external
 from utils.files import checkpoint_file, pickled
-from utils.files.pickled import Machine, Record
+from utils.files.pickled import PickleReader, Record
 
 ROOT = Path(__file__).parents[3]
 FIXTURE = ROOT.parent / "shared" / "fixtures" / "yolov5n_bccd"
@@ -68,7 +68,7 @@ def saved(path: Path, module: Any, **others: Any) -> Path:
 
 @needs_fixture
 def test_a_checkpoint_of_yolov5_gives_its_numbers():
-    loaded, names = load_foreign(FIXTURE / "yolov5n_bccd.pt")
+    loaded, names = load_external(FIXTURE / "yolov5n_bccd.pt")
     assert names == ["WBC", "RBC", "Platelets"]
     assert not loaded.training
     with np.load(FIXTURE / "forward.npz") as stored:
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_yolov5_gives_its_numbers():
 
 
 def test_round_trip_of_a_module(model, tmp_path):
-    found, names = load_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    found, names = load_external(saved(tmp_path / "a.pt", as_theirs(model)))
     assert names == NAMES
     assert found.state_dict().keys() == model.state_dict().keys()
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
@@ -104,7 +104,7 @@ def test_round_trip_of_a_module(model, tmp_path):
 
 
 def test_a_detector_taken_over_can_be_saved_and_trained(model, tmp_path):
-    found, names = load_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    found, names = load_external(saved(tmp_path / "a.pt", as_theirs(model)))
     checkpoint_file.save(tmp_path / "b.pt", {"model": found.state_dict(), "table": found.table, "names": names})
     again = Detector(checkpoint_file.load(tmp_path / "b.pt")["table"])
     again.load_state_dict(found.state_dict())
@@ -114,14 +114,14 @@ def test_a_detector_taken_over_can_be_saved_and_trained(model, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_floats_of_any_length_become_float32(model, tmp_path, dtype):
-    found = read_foreign(saved(tmp_path / "a.pt", as_theirs(model).to(dtype)))
+    found = read_external(saved(tmp_path / "a.pt", as_theirs(model).to(dtype)))
     for key, value in as_theirs(model).to(dtype).state_dict().items():
         assert found.state[key].equal(value.float() if value.is_floating_point() else value)
     assert {value.dtype for value in found.state.values()} == {torch.float32, torch.int64}
 
 
 def test_all_that_is_read(model, tmp_path):
-    found = read_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    found = read_external(saved(tmp_path / "a.pt", as_theirs(model)))
     assert (found.names, found.strides, found.averaged) == (NAMES, [8, 16, 32], False)
     assert found.head == "models.heads.anchor_based.AnchorBasedHead"
     assert found.activations == {"SiLU"}
@@ -136,15 +136,15 @@ def test_the_averaged_model_comes_first(model, tmp_path):
     averaged = deepcopy(model)
     averaged.head.set_anchors(averaged.head.anchors_px * 2)
     path = saved(tmp_path / "a.pt", as_theirs(model), ema=as_theirs(averaged))
-    assert read_foreign(path).averaged
-    assert load_foreign(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
-    assert load_foreign(saved(path, None, ema=as_theirs(averaged)))[0].head.anchors_px.equal(averaged.head.anchors_px)
+    assert read_external(path).averaged
+    assert load_external(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
+    assert load_external(saved(path, None, ema=as_theirs(averaged)))[0].head.anchors_px.equal(averaged.head.anchors_px)
 
 
 def test_a_module_saved_by_itself_and_any_protocol(model, tmp_path):
     for protocol in (2, 3, 4, 5):
         torch.save(as_theirs(model), tmp_path / "a.pt", pickle_protocol=protocol)
-        found, _ = load_foreign(tmp_path / "a.pt")
+        found, _ = load_external(tmp_path / "a.pt")
         assert found.layers[0].conv.weight.equal(model.layers[0].conv.weight)
 
 
@@ -157,7 +157,7 @@ def test_modules_of_older_releases_of_torch(model, tmp_path):
         for key in ("_modules", "_parameters", "_buffers"):
             module.__dict__[key] = OrderedDict(module.__dict__[key])
     theirs.yaml = OrderedDict(theirs.yaml)
-    found, names = load_foreign(saved(tmp_path / "a.pt", theirs))
+    found, names = load_external(saved(tmp_path / "a.pt", theirs))
     assert names == NAMES
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
 
@@ -166,28 +166,28 @@ def test_views_and_buffers_that_pass(model, tmp_path):
     theirs = as_theirs(model)
     theirs.register_buffer("passing", torch.ones(3), persistent=False)
     theirs.model[0].conv.weight.data = theirs.model[0].conv.weight.data.to(memory_format=torch.channels_last)
-    assert load_foreign(saved(tmp_path / "a.pt", theirs))[0].layers[0].conv.weight.equal(model.layers[0].conv.weight)
+    assert load_external(saved(tmp_path / "a.pt", theirs))[0].layers[0].conv.weight.equal(model.layers[0].conv.weight)
     store = torch.arange(100.0)
     for view in (store[10:16].view(2, 3), store[::7], store.view(10, 10).T[2:5], store[:0], torch.tensor(3)):
         root = nn.Module()
         root.register_buffer("x", view)
         root.yaml = {}
         torch.save(root, tmp_path / "b.pt")
-        assert read_foreign(tmp_path / "b.pt").state["x"].equal(view)
+        assert read_external(tmp_path / "b.pt").state["x"].equal(view)
 
 
 def test_whose_a_file_is(model, tmp_path):
-    assert is_foreign(saved(tmp_path / "a.pt", as_theirs(model)))
+    assert is_external(saved(tmp_path / "a.pt", as_theirs(model)))
     checkpoint_file.save(tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES})
     torch.save(model.state_dict(), tmp_path / "c.pt")
     (tmp_path / "d.pt").write_text("")
-    assert not any(is_foreign(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", "."))
+    assert not any(is_external(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", "."))
 
 
 # ---------------------------------------------------------------------- models that cannot be converted
 
 
-def refusal(path: Path, read: Callable[[Path], object] = load_foreign) -> str:
+def refusal(path: Path, read: Callable[[Path], object] = load_external) -> str:
     """Return the error message for a file without the file's name, after checking that it is one short line."""
     with pytest.raises(ValueError) as caught:
         read(path)
@@ -240,7 +240,7 @@ def test_models_of_another_kind(model, tmp_path, change, text):
 def test_what_cannot_be_taken_over_can_still_be_read(model, tmp_path):
     theirs = as_theirs(model)
     del theirs.model[-1].anchors
-    found = read_foreign(saved(tmp_path / "a.pt", theirs))
+    found = read_external(saved(tmp_path / "a.pt", theirs))
     assert found.anchors_px is None
     assert (found.names, found.strides, len(found.state)) == (NAMES, [8, 16, 32], len(theirs.state_dict()))
 
@@ -414,7 +414,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     """Created after torch and numpy have imported the modules that they import only on first use."""
     np.random.default_rng(0).integers(9)
     detector = build_model(str(ROOT / "tests" / "tables" / "tiny.yaml"), 3)
-    load_foreign(saved(tmp_path_factory.mktemp("first") / "a.pt", as_theirs(detector)))
+    load_external(saved(tmp_path_factory.mktemp("first") / "a.pt", as_theirs(detector)))
     return Watch()
 
 
@@ -450,11 +450,11 @@ def test_the_hostile_pickles_would_work(tmp_path, audit):
 def test_hostile_pickles(watch, tmp_path, name):
     make, text = HOSTILE[name]
     path = written(tmp_path / "a.pt", make(str(watch)))
-    for read in (read_foreign, load_foreign):
+    for read in (read_external, load_external):
         message = refusal(path, read)
         assert message.startswith("is not a checkpoint that can be read without running it (")
         assert any(part in message for part in text.split("|"))
-    assert not is_foreign(path)
+    assert not is_external(path)
     with pytest.raises(ValueError, match=r"a\.pt: is not a checkpoint of Kestrel"):
         load_detector(path)  # the reader of --weights
 
@@ -467,20 +467,20 @@ def test_a_class_is_never_more_than_a_name(watch, model, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     pickled = entries.pop("data.pkl").replace(b"torch.nn.modules.module\nModule", b"no.such.module\nModule")
-    found, _ = load_foreign(written(tmp_path / "b.pt", pickled, entries))
+    found, _ = load_external(written(tmp_path / "b.pt", pickled, entries))
     assert found.head.anchors_px.equal(model.head.anchors_px)
 
 
 def test_every_step_is_data():
     """Hand-written opcodes: a call becomes a Record, and so does an object with its state."""
     steps = START + text_global("a.b", "C") + b"K\x01\x85R}X\x01\x00\x00\x00xNsb."
-    found = Machine().run(steps)
+    found = PickleReader().run(steps)
     assert isinstance(found, Record)
     assert (found.kind, found.args, found.state) == ("a.b.C", (1,), {"x": None})
     values = [None, True, -7, 1 << 40, 2.5, "é", b"x", (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": [1, {3: 4}]}]
     for protocol in (2, 3, 4, 5):
         kept = values if protocol > 2 else [value for value in values if value != b"x"]
-        assert Machine().run(pickle.dumps(kept, protocol)) == kept
+        assert PickleReader().run(pickle.dumps(kept, protocol)) == kept
 
 
 # ---------------------------------------------------------------------- hostile files: bounded memory
@@ -516,7 +516,7 @@ def one_buffer(size: bytes, strides: bytes, count: bytes, offset: bytes = b"K\0"
 def test_the_hand_made_module_is_read(tmp_path, watch):
     content = np.arange(4, dtype=np.float32).tobytes()
     path = written(tmp_path / "a.pt", one_buffer(b"K\x04\x85", b"K\x01\x85", b"K\x04"), {"data/0": content})
-    assert read_foreign(path).state["x"].tolist() == [0, 1, 2, 3]
+    assert read_external(path).state["x"].tolist() == [0, 1, 2, 3]
 
 
 THOUSANDS = b"M\xff\xffM\xff\xff\x86"  # (65535, 65535)
@@ -540,7 +540,7 @@ THOUSANDS = b"M\xff\xffM\xff\xff\x86"  # (65535, 65535)
     ],
 )
 def test_tensors_that_reach_too_far(watch, frugal, tmp_path, pickled, text):
-    assert text in refusal(written(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_foreign)
+    assert text in refusal(written(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_external)
 
 
 def test_entries_that_are_missing(watch, tmp_path):
@@ -581,7 +581,7 @@ def test_lists_that_repeat_each_other(watch, frugal, model, tmp_path):
 
 
 def test_a_pickle_of_too_many_steps(watch, frugal, tmp_path, monkeypatch):
-    monkeypatch.setattr(pickled, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(pickled, "MAX_STEPS", 10_000)
     for step in (b"N", b"}", b"]", b"(", b"K\x01q\x01"):
         message = refusal(written(tmp_path / "a.pt", START + b"N" + step * MEGABYTE + b"."))
         assert "its pickle has more than 10000 opcodes" in message
@@ -682,7 +682,7 @@ def test_files_cut_anywhere(watch, tmp_path):
     content = (tmp_path / "a.pt").read_bytes()
     for length in range(0, len(content), 41):
         (tmp_path / "b.pt").write_bytes(content[:length])
-        assert refusal(tmp_path / "b.pt", read_foreign)
+        assert refusal(tmp_path / "b.pt", read_external)
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
@@ -701,7 +701,7 @@ def test_files_with_changed_bytes(watch, tmp_path):
             noisy[index] = random.integers(256)
         path = written(tmp_path / "b.pt", bytes(noisy), entries)
         try:
-            read_foreign(path)
+            read_external(path)
         except ValueError as error:
             messages.append(str(error))
     assert all(text.startswith(f"{path}: is not a checkpoint") and text.isprintable() for text in messages)

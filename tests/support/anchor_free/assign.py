@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.assign.targets import NO_TARGET
+from models.assign.targets import PADDING_CLASS
 from tests.support.anchor_free.head import centers
 from utils.boxes import to_cxcywh
 
@@ -16,7 +16,7 @@ def assign_cells(targets: Tensor, stride: int, images: int, grid: tuple[int, int
     targets: [T, 6] image, class, x1, y1, x2, y2 in pixels. A cell can be assigned to a box if the cell's centre is in
     the box and less than RADIUS cells from the box's centre in x and in y.
     """
-    targets = torch.cat([targets, targets.new_full((1, 6), NO_TARGET)])  # so that T > 0
+    targets = torch.cat([targets, targets.new_full((1, 6), PADDING_CLASS)])  # so that T > 0
     boxes = targets[:, 2:] / stride
     middle, size = to_cxcywh(boxes).split(2, -1)
     center = centers(*grid, boxes)[:, None]  # [H * W, 1, 2]

@@ -208,11 +208,11 @@ def test_waiting_ends_with_a_failure(connect, waiting):
 def test_waiting_for_a_failure(connect):
     first, second = met(connect, 2)
     began = time.monotonic()
-    second.failure_within(0.3)
+    second.wait_for_failure(0.3)
     assert 0.3 <= time.monotonic() - began < 2
     first.claim_failure(1)
     began = time.monotonic()
-    second.failure_within(30)
+    second.wait_for_failure(30)
     assert time.monotonic() - began < 2
 
 

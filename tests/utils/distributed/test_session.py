@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.launch import Launch
-from utils.distributed.rendezvous import PEER_GONE, PeerFailedError, Rendezvous
+from utils.distributed.rendezvous import PEER_DIED, PeerFailedError, Rendezvous
 from utils.distributed.session import GRACE_S, Connection, distributed_session, explain, pick_backend
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code
@@ -131,7 +131,7 @@ def test_what_nccl_says_keeps_its_words():
         assert explain(error) is error
     slow = dist.DistBackendError("NCCL: Watchdog caught collective operation timeout")
     assert "did not answer in time" in str(explain(slow))
-    assert str(explain(dist.DistNetworkError("recvValue failed"))) == PEER_GONE
+    assert str(explain(dist.DistNetworkError("recvValue failed"))) == PEER_DIED
 
 
 def test_a_world_may_be_built_by_hand():

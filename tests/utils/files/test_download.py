@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.support.lying_server import Server, honest, raw, says
+from tests.support.scripted_server import Server, honest, raw, says
 from utils.files import download
 from utils.files.download import Source, check_url, fetch, host_of
 from utils.terminal import FaultError
@@ -101,7 +101,7 @@ def test_parts_of_unknown_origin_are_thrown_away(serve, get, tmp_path, note):
 
 
 def test_many_cuts_are_endured_as_long_as_each_try_brings_much(serve, get, monkeypatch):
-    monkeypatch.setattr(download, "ENOUGH", 10_000)
+    monkeypatch.setattr(download, "PROGRESS_BYTES", 10_000)
     server = serve(honest(DATA, only=10_000, ETag='"1"'))
     assert get(server) == DATA  # 11 responses, with 2 pauses
     assert len(server.asked) == 11

@@ -171,13 +171,13 @@ def test_length_of_warmup(changes, warmup):
 def test_accumulation_to_64(batch_size, accumulate):
     plan = schedule(batch_size=batch_size, warmup_epochs=0.0)
     assert plan.accumulate == accumulate
-    closing = sorted(plan.closing_batches(0, accumulate * 5))
+    closing = sorted(plan.step_batches(0, accumulate * 5))
     assert closing == [accumulate * n - 1 for n in range(1, 6)]
 
 
 def groups(plan: Schedule, first: int, last: int) -> list[int]:
     """The sizes of an epoch's groups."""
-    edges = [first - 1, *sorted(plan.closing_batches(first, last))]
+    edges = [first - 1, *sorted(plan.step_batches(first, last))]
     return [b - a for a, b in pairwise(edges)]
 
 
@@ -187,7 +187,7 @@ def test_every_batch_belongs_to_one_group(batch_size, length):
     plan = Schedule(total=length * 6, epochs=6, batch_size=batch_size, warmup_epochs=2.0)
     for epoch in range(6):
         first, last = epoch * length, (epoch + 1) * length
-        closing = plan.closing_batches(first, last)
+        closing = plan.step_batches(first, last)
         assert closing <= set(range(first, last))
         assert last - 1 in closing  # nothing is left over
         sizes = groups(plan, first, last)
@@ -223,4 +223,4 @@ def test_a_remainder_in_warmup_is_measured_by_its_own_group():
 
 
 def test_no_batches():
-    assert schedule().closing_batches(5, 5) == set()
+    assert schedule().step_batches(5, 5) == set()
