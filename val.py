@@ -17,7 +17,7 @@ if __name__ == "__main__":
 import gc
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def detect(
     rows = [np.zeros((0, 7))]
     clock = {"load": 0.0, "model": 0.0, "nms": 0.0}
     terms = criterion.terms if criterion else ()
-    losses: list[list[float]] = []  # a row per batch: batch number, each loss term times the number of images
+    losses, sizes = [torch.zeros(0, len(terms), device=world.device)], [torch.zeros(0, 2, dtype=torch.float64)]
     batches = Progress(loader, total=len(loader), title=title, active=active)
     for number, batch in zip(loader.sampler.numbers, batches, strict=True):
         if interrupted is not None and interrupted():
@@ -183,8 +183,8 @@ def detect(
         forward_done = time.perf_counter()
         if criterion is not None:
             batch_losses = criterion(maps, pad_targets(batch.targets))
-            weighted = [batch_losses[name].item() * len(images) for name in terms]
-            losses.append([number, *weighted])
+            losses.append(torch.stack([batch_losses[name] for name in terms])[None])  # read by the host at the end
+            sizes.append(torch.tensor([[number, len(images)]], dtype=torch.float64))
         in_images = detections_in_images(
             boxes,
             scores,
@@ -202,7 +202,8 @@ def detect(
         raise InterruptedRunError
 
     detections = _as_detections(world.all_gather_rows(torch.from_numpy(np.concatenate(rows))).numpy(), loader.labels)
-    by_batch = world.all_gather_rows(torch.tensor(losses, dtype=torch.float64).view(-1, 1 + len(terms)))
+    numbers, images_in = torch.cat(sizes).split(1, 1)
+    by_batch = world.all_gather_rows(torch.cat([numbers, torch.cat(losses).cpu().double() * images_in], 1))
     sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # same order for any number of ranks
     seconds = world.all_gather_rows(torch.tensor([list(clock.values())])).sum(0)
     return Predictions(
@@ -304,11 +305,6 @@ def prepare_members(
         model.to(memory_format=torch.channels_last).to(device).fuse()
 
 
-def describe_times(milliseconds: Mapping[str, float]) -> str:
-    """The milliseconds of each part, as text."""
-    return ", ".join(f"{part} {value:.2f} ms" for part, value in milliseconds.items())
-
-
 def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]) -> str:
     """Write metrics.json and the files of --save-txt and --save-json; return pycocotools' summary of the latter."""
     paths = [labels.path(i) for i in range(len(labels))]
@@ -377,7 +373,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     )
     log.table(class_table(result, dataset.names, verbose=args.verbose or len(dataset.names) <= 20))
     log.table(format_summary(result.coco.stats))
-    log.say(f"{describe_times(result.milliseconds)} per image, in batches of {args.batch_size}")
+    log.say(f"{result.describe_times()} per image, in batches of {args.batch_size}")
     draw_results(Pictures(folder, dataset.names, active=world.is_main), result, loader)
     if world.is_main and (summary := write_outputs(args, folder, result, labels, dataset.names)):
         log.table(summary)

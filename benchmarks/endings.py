@@ -90,7 +90,7 @@ def restarted(number: int, root: Path) -> bool:
     with launched(command, folder, KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once") as job:
         code, runs = job.end(300), [path.name for path in folder.glob("exp*")]
         rows = (folder / "exp" / "results.csv").read_text().splitlines()[1:]
-        return (code, runs, len(rows)) == (0, ["exp"], 4) and "going on with" in job.out
+        return (code, runs, len(rows)) == (0, ["exp"], 4) and "resuming " in job.out
 
 
 def report(rows: Sequence[Row], restarts: Sequence[bool]) -> str:

@@ -347,7 +347,7 @@ def test_of_two_processes_of_a_run_one_fetches(tiny, tmp_path, tiny_model):
         assert [rank.end(60) for rank in ranks] == [0, 0], ranks[0].err
     assert len(server.asked) == 1
     assert ["downloading tiny.zip" in rank.out for rank in ranks] == [True, False]
-    assert "another process is at work" not in ranks[1].out
+    assert "another process is working there" not in ranks[1].out
 
 
 def test_fetching_twice_is_fetching_once(serve, yaml):

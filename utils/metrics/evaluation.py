@@ -57,6 +57,10 @@ class Evaluation:
             "mAP_0.5:0.95": stats["AP"],
         }
 
+    def describe_times(self) -> str:
+        """The milliseconds of each part, as text."""
+        return ", ".join(f"{part} {value:.2f} ms" for part, value in self.milliseconds.items())
+
     def confusion(self) -> np.ndarray:
         """The confusion matrix, int64 [K + 1, K + 1]."""
         return confusion_matrix(self.truth, self.detections, class_ids=self.curves.class_ids)
