@@ -28,7 +28,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from benchmarks.scaling import Setting, fixed_batches, train_through
+from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
 from models.losses.anchor_based import AnchorBasedLoss
 from utils.distributed.devices import pick_devices, wait_for

@@ -7,7 +7,7 @@ memory bandwidth allows if convolution, normalisation, activation and concatenat
     python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 --batch 64 128
     python benchmarks/step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp fp32 bf16 --boxes 10 500
 
-It times train.py's `train_one_epoch` (through benchmarks/scaling.py), with an optimizer step for each batch. Rows take
+It times train.py's `train_one_epoch` (benchmarks/timed_steps.py), with an optimizer step for each batch. Rows take
 turns, `--rounds` times. On a GPU, GB/s is images/s times the bytes moved per image: 3 times the bytes counted for a
 forward pass (552, 1083, 2023 MB for n, s, m at 640 px). The limit is --bandwidth divided by those bytes.
 """
@@ -28,7 +28,7 @@ sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 import torch
 
 from benchmarks.report import file_report
-from benchmarks.scaling import Setting, fixed_batches, train_through
+from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from utils.distributed.devices import describe, pick_devices
 from utils.distributed.launch import RankInfo
 from utils.distributed.memory import release_memory

@@ -8,9 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import scaling
-from benchmarks.scaling import SMALL_MESSAGE, Ledger, Losses, Measured, Setting
+from benchmarks import scaling, scaling_report
+from benchmarks.scaling import Ledger
+from benchmarks.scaling_report import SMALL_MESSAGE, Losses, Measured
+from benchmarks.timed_steps import Setting
 from data.shapes.generate import generate
+from utils.distributed.sync_bn import SyncBatchNorm2d
+from utils.distributed.world import World
 
 ONE = Measured(1, device="CPU, 1 threads", precision="float32", step=[0.100] * 5, fed=[0.110] * 5, waiting=0.1)
 TWO = Measured(
@@ -30,7 +34,7 @@ TWO = Measured(
 
 
 def test_examples():
-    assert doctest.testmod(scaling).failed == 0
+    assert doctest.testmod(scaling).failed == doctest.testmod(scaling_report).failed == 0
 
 
 def test_where_the_time_goes():
@@ -38,11 +42,11 @@ def test_where_the_time_goes():
     lost = Losses.of(ONE, TWO)
     assert (lost.sharing, lost.exchange) == (pytest.approx(0.030), pytest.approx(0.020))
     assert (lost.ring, lost.small) == (pytest.approx(0.004), pytest.approx(0.010))
-    assert scaling.bandwidth(TWO, 8_000_000) == pytest.approx(2e9)  # 2(2-1)/2 * 8 MB in 4 ms
+    assert scaling_report.bandwidth(TWO, 8_000_000) == pytest.approx(2e9)  # 2(2-1)/2 * 8 MB in 4 ms
 
 
 def test_the_report():
-    text = scaling.report([ONE, TWO], Setting(cfg="yolov5n.yaml", batch=4))
+    text = scaling_report.report([ONE, TWO], Setting(cfg="yolov5n.yaml", batch=4))
     # weak: 2 * 4 images in 150 ms, 100 / 150; strong: 4 images in 80 ms, 100 / (2 * 80)
     two = "| 2 | 150.0 (150.0 to 150.0) | 53.3 | 66.7% | 80.00 (80.00 to 80.00) | 50.0 | 62.5% |"
     assert two in text.splitlines()
@@ -51,8 +55,8 @@ def test_the_report():
     assert "| 10.0% |" in text  # 540 of 600 ms: saved by no_sync
     assert "+50.0 ms (+50%)" in text
     assert "The limit is sharing the machine." in text
-    assert scaling.ON_A_CPU in text
-    alone = scaling.report([ONE], Setting())
+    assert scaling_report.ON_A_CPU in text
+    alone = scaling_report.report([ONE], Setting())
     assert "| 1 | 0 | 100.0 (100.0 to 100.0) | 110.0 (110.0 to 110.0) | 10.0% |" in alone
     assert "N = " not in alone
 
@@ -70,6 +74,10 @@ def test_the_ledger_counts_what_python_sends(monkeypatch):
         ledger.turn()
     assert dist.all_reduce is plain
     assert ledger.pages == [{__name__: [3, 120, 60 + 60 + 120]}, {}]
+
+
+def test_the_modules_that_send_are_named():
+    assert {World.all_reduce_sum.__module__, SyncBatchNorm2d.__module__} <= scaling.SENDERS.keys()
 
 
 @pytest.mark.parametrize(
@@ -100,4 +108,4 @@ def test_one_process(monkeypatch, tmp_path, tiny_model):
     assert 0 < found.waiting < 1
     assert found.silent == found.every_batch == found.alone == []
     assert found.gradient_bytes == 4 * sum(p.numel() for p in scaling.build_model(tiny_model, 80).parameters())
-    assert Path(tiny_model).stem in scaling.report([found], Setting(cfg=tiny_model))
+    assert Path(tiny_model).stem in scaling_report.report([found], Setting(cfg=tiny_model))

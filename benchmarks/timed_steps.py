@@ -1,0 +1,175 @@
+"""Timed training steps: train.py's `train_one_epoch` on batches that record when each step begins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.loader import Batch
+from data.sampler import TrainSampler
+from models import LossGains, build_loss, build_model
+from train import train_one_epoch
+from utils.distributed.devices import wait_for
+from utils.distributed.host_copies import to_device
+from utils.distributed.precision import choose_precision, weights_dtype
+from utils.distributed.torch_compile import compile_model
+from utils.distributed.world import World
+from utils.progress import Progress
+from utils.training.batch_size import NOMINAL_BATCH, GlobalBatch
+from utils.training.checkpoints.manager import CheckpointManager
+from utils.training.hyperparameters import Hyp
+from utils.training.state import build_train_state
+
+NUM_CLASSES = 80
+LEARNING_RATE = 1e-3  # small enough that the loss stays finite on one batch repeated
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of the measurement, the same for every number of processes. batch: images per process (b)."""
+
+    cfg: str = "yolov5n.yaml"
+    img: int = 320
+    batch: int = 8
+    steps: int = 20
+    warmup: int = 3
+    amp: str = "auto"
+    sync_bn: bool = False
+    workers: int = 8
+    boxes: int = 7  # per image, as in COCO
+
+
+class Clocked(Iterable[Batch]):
+    """Batches for train_one_epoch that record when each step begins and the time spent waiting for batches."""
+
+    def __init__(self, batches: Iterable[Batch], sampler: TrainSampler, device: torch.device) -> None:
+        self.sampler, self.device = sampler, device
+        self.progress = Progress(batches, total=len(sampler), title="", active=False)
+        self.marks: list[tuple[float, float, Any]] = []  # seconds and seconds waited on the host, event of the device
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.progress:
+            self._mark()
+            yield batch
+        self._mark()
+
+    def _mark(self) -> None:
+        event = None
+        if self.device.type != "cpu":
+            event = torch.Event(device=self.device, enable_timing=True)
+            event.record()
+        self.marks.append((self.progress.seconds, self.progress.waited, event))
+
+    def seconds(self, first: int) -> list[float]:
+        """Seconds of each step from step `first` on, including the wait for the next batch."""
+        wait_for(self.device)
+        pairs = list(zip(self.marks, self.marks[1:], strict=False))[first:]
+        if self.device.type == "cpu":
+            return [end[0] - begin[0] for begin, end in pairs]
+        return [begin[2].elapsed_time(end[2]) / 1000 for begin, end in pairs]
+
+    def waiting(self, first: int) -> float:
+        """The share of the host's time from step `first` on that was spent waiting for batches."""
+        begin, end = self.marks[first], self.marks[-1]
+        return (end[1] - begin[1]) / (end[0] - begin[0])
+
+
+def fixed_batches(setting: Setting, world: World, count: int, seed: int) -> Clocked:
+    """The same synthetic batch `count` times."""
+    images = np.ones(count * setting.batch * world.size)
+    sampler = TrainSampler(images, batch_size=setting.batch * world.size, image_size=setting.img, seed=0)
+    return Clocked(repeat(made_up_batch(setting, seed, world.device), count), sampler, world.device)
+
+
+def made_up_batch(setting: Setting, seed: int, device: torch.device) -> Batch:
+    """A batch of noise, with boxes whose sides are an eighth to half of the image side."""
+    random = torch.Generator().manual_seed(seed)
+    side, count = setting.img, setting.batch * setting.boxes
+    images = torch.randint(256, (setting.batch, side, side, 3), dtype=torch.uint8, generator=random)
+    owner = torch.arange(setting.batch).repeat_interleave(setting.boxes)[:, None]
+    class_ids = torch.randint(NUM_CLASSES, (count, 1), generator=random)
+    sizes = side * (0.125 + 0.375 * torch.rand(count, 2, generator=random))
+    corners = torch.rand(count, 2, generator=random) * (side - sizes)
+    targets = torch.cat([owner, class_ids, corners, corners + sizes], 1)
+    no_placement = torch.full((setting.batch, 4), torch.nan, dtype=torch.float64)
+    return Batch(images.to(device), targets.to(device), torch.arange(setting.batch), no_placement)
+
+
+def train_through(
+    batches: Clocked,
+    setting: Setting,
+    world: World,
+    *,
+    group: int = 1,
+    change: Callable[[Any], None] | None = None,
+    watch: Callable[[int], None] | None = None,
+    compiled: str = "off",
+) -> None:
+    """Train a new model on `batches` as train.py does. compiled: torch.compile's mode, or off.
+
+    change: is called with the replica before training. watch: is called with the number of each batch.
+    Raises ValueError if the losses do not stay finite, because then the times are not those of training.
+    """
+    torch.manual_seed(0)
+    model, hyp = build_model(setting.cfg, NUM_CLASSES), Hyp()
+    precision = choose_precision(setting.amp, world.device)
+    model.to(weights_dtype(precision)).to(memory_format=torch.channels_last).to(world.device)
+    criterion = build_loss(model.head, LossGains()).to(weights_dtype(precision))
+    state = build_train_state(
+        model,
+        world,
+        GlobalBatch(NOMINAL_BATCH // group),  # only the accumulation of this one matters
+        precision,
+        criterion.terms,
+        layers=list(model.layers),
+        smallest_side=2 * max(model.strides),
+        total=len(batches),
+        epochs=1,
+        patience=0,
+        cosine=False,
+        optimizer="SGD",
+        sync_bn=setting.sync_bn and world.size > 1,
+        shard=False,
+        say=print,
+        **{**hyp.learning(), "lr0": LEARNING_RATE, "warmup_epochs": 0},
+    )
+    state.batch = GlobalBatch(setting.batch * world.size, world.size)
+    if change is not None:
+        change(state.replica)
+    if compiled != "off":
+        pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
+        print(compile_model(model, compiled, to_device(pixels, world.device, model.dtype), state.autocast, world))
+    loader: Any = batches  # has all of a loader that train_one_epoch uses
+    watched: Any = Watched(watch)
+    description: Any = None  # unused, because nothing is saved
+    with CheckpointManager(Path(), state, description, final_only=True, period=0) as checkpoints:
+        train_one_epoch(state, loader, criterion, checkpoints, title="", pictures=watched)
+    means = state.progress.losses.means()
+    if not np.isfinite(list(means.values())).all():
+        raise ValueError(f"the losses did not stay finite: {means}")
+
+
+class Watched:
+    """Calls a function with the number of each batch, in place of the object that plots train.py's first batches."""
+
+    def __init__(self, watch: Callable[[int], None] | None) -> None:
+        self.watch = watch
+
+    def train_batch(self, number: int, *_: Any) -> None:
+        if self.watch is not None:
+            self.watch(number)
+
+
+def exchange_always(replica: Any) -> None:
+    """Make a replica exchange gradients after every batch, even if an optimizer step accumulates several batches."""
+    replica.gradients = lambda last: contextlib.nullcontext()
