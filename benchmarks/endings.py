@@ -30,7 +30,7 @@ import torch
 
 from tests.conftest import draw_tiny_data
 from tests.support.launching import TORCHRUN, Job, launched, small, until
-from tests.test_failures import ours
+from tests.test_failures import error_lines
 from utils.files.writers import write_text
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit
@@ -41,7 +41,7 @@ FAULTS = {
     "rank 1 raises an exception": "rank_1_raises",
     "rank 0 is killed": "rank_0_is_killed",
     "rank 1 is killed": "rank_1_is_killed",
-    "rank 1 runs out of memory": "rank_1_lacks_memory",
+    "rank 1 runs out of memory": "rank_1_runs_out_of_memory",
     "rank 1 refuses its data": "rank_1_refuses",
 }
 Row = list[object]
@@ -57,7 +57,7 @@ def ended(job: Job, what: str, processes: int) -> Row:
     """Wait for the end of a job; the row for the report, with the seconds from now."""
     started = time.monotonic()
     code = job.end(120)
-    lines = ours(job.err)
+    lines = error_lines(job.err)
     return [what, processes, f"{time.monotonic() - started:.1f}", code, len(lines), lines[0][:60] if lines else ""]
 
 

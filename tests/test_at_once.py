@@ -17,19 +17,22 @@ from data.scan import scan
 from tests.data.test_scan import tree
 from tests.support.launching import Rank, forked, small, unshare_command
 
-COUNT = 8
-PRIVATE = ("--mount", "--user --map-root-user --mount")  # options of unshare for a private view of the file system
+NUM_RUNS = 8
+UNSHARE_OPTIONS = (
+    "--mount",
+    "--user --map-root-user --mount",
+)  # options of unshare for a private view of the file system
 
 
-def run_together(arguments: Sequence[str], folder: Path, script: str = "train") -> list[Rank]:
+def run_simultaneously(arguments: Sequence[str], folder: Path, script: str = "train") -> list[Rank]:
     """Start eight runs of the same command at once; return them when all have succeeded."""
-    with forked([{}] * COUNT, arguments, folder, script=script) as runs:
+    with forked([{}] * NUM_RUNS, arguments, folder, script=script) as runs:
         for run in runs:
             assert run.end(100) == 0, run.err
     return runs
 
 
-def evaluating(run: Path, data: Path, project: Path) -> list[str]:
+def val_arguments(run: Path, data: Path, project: Path) -> list[str]:
     """The arguments of a validation that writes into the project's folder `val`."""
     words = f"--weights {run}/weights/best.pt --img 64 --batch 4 --workers 0 --name val --cache-dir {project}/cache"
     return [*words.split(), "--data", str(data), "--project", str(project), "--device", "cpu"]
@@ -48,7 +51,7 @@ def project(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tiny_model: str, project: Path) -> list[Rank]:
-    return run_together(small(data, tiny_model, project), project.parent / "io")
+    return run_simultaneously(small(data, tiny_model, project), project.parent / "io")
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +80,18 @@ def without_times(value: Any) -> Any:
     return [without_times(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def alike(one: Any, other: Any) -> bool:
+def bitwise_equal(one: Any, other: Any) -> bool:
     """Whether two values are equal, tensors to the bit."""
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(bitwise_equal(one[key], other[key]) for key in one)
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(bitwise_equal, one, other))
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and (one == other).all().item()
     return one == other
 
 
-def the_one_cache(project: Path, data: Path) -> Path:
+def single_cache_file(project: Path, data: Path) -> Path:
     """The only file in the cache folder. Raises AssertionError if there are more, or it is not valid."""
     (file,) = (project / "cache").iterdir()
     spec = read_data_yaml(data)
@@ -100,24 +103,24 @@ def the_one_cache(project: Path, data: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_each_run_has_a_folder_of_its_own(trained, folders):
+def test_simultaneous_runs_get_separate_folders(trained, folders):
     logged = [re.search(r"writing to (\S+)", run.out).group(1) for run in trained]
     assert sorted(logged) == [str(folder) for folder in folders]
-    assert [folder.name for folder in folders] == ["exp", *(f"exp{number}" for number in range(2, COUNT + 1))]
+    assert [folder.name for folder in folders] == ["exp", *(f"exp{number}" for number in range(2, NUM_RUNS + 1))]
 
 
 @pytest.mark.slow
-def test_each_run_writes_all_that_a_run_writes_and_the_same(folders):
+def test_simultaneous_runs_write_complete_identical_files(folders):
     first, *others = map(contents, folders)
     assert {"results.csv", "metrics.json", "args.yaml", "weights/last.pt", "weights/best.pt"} <= first.keys()
     assert len(first["results.csv"]) == 1
     for other in others:
-        assert {name for name in first | other if not alike(first.get(name), other.get(name))} == set()
+        assert {name for name in first | other if not bitwise_equal(first.get(name), other.get(name))} == set()
 
 
 @pytest.mark.slow
-def test_one_cache_and_nothing_temporary_is_left(trained, project, data):
-    the_one_cache(project, data)
+def test_simultaneous_runs_leave_one_cache_and_no_temporary_files(trained, project, data):
+    single_cache_file(project, data)
     assert not list(project.rglob("*tmp*"))
 
 
@@ -125,19 +128,19 @@ def test_one_cache_and_nothing_temporary_is_left(trained, project, data):
 
 
 @pytest.mark.slow
-def test_validations_at_once_rebuild_a_damaged_cache(folders, data, project):
-    cache = the_one_cache(project, data)
+def test_simultaneous_validations_rebuild_damaged_cache(folders, data, project):
+    cache = single_cache_file(project, data)
     content = cache.read_bytes()
     cache.write_bytes(content[:1000] + b"damaged" + content[1007:])
-    runs = run_together(evaluating(folders[0], data, project), project.parent / "val-io", "val")
+    runs = run_simultaneously(val_arguments(folders[0], data, project), project.parent / "val-io", "val")
     logged = [re.search(r"\[(.*)\]\)", run.out).group(1) for run in runs]
     assert set(logged) <= {"damaged cache rebuilt: the checksum is wrong", "from cache"}
-    assert logged.count("from cache") < COUNT
+    assert logged.count("from cache") < NUM_RUNS
     assert cache.read_bytes() != content[:1000] + b"damaged" + content[1007:]
-    the_one_cache(project, data)
-    first, *others = (contents(project / f"val{number}") for number in ("", *range(2, COUNT + 1)))
+    single_cache_file(project, data)
+    first, *others = (contents(project / f"val{number}") for number in ("", *range(2, NUM_RUNS + 1)))
     assert "PR_curve.png" in first
-    assert all(alike(first, other) for other in others)
+    assert all(bitwise_equal(first, other) for other in others)
     assert not list(project.rglob("*tmp*"))
 
 
@@ -145,10 +148,10 @@ def test_validations_at_once_rebuild_a_damaged_cache(folders, data, project):
 
 
 @pytest.fixture
-def closed(data: Path) -> Iterator[dict[str, str]]:
+def read_only_data(data: Path) -> Iterator[dict[str, str]]:
     """Environment variables for a process that cannot write to the data's folder."""
     folder = {"KESTREL_READ_ONLY": str(data.parent)}
-    if unshare_command(*PRIVATE):
+    if unshare_command(*UNSHARE_OPTIONS):
         yield folder | {"KESTREL_FAULT": "tests.support.read_only:mount"}
     elif os.getuid() == 0:
         pytest.skip("root can write everywhere, and this machine does not allow mounts (unshare --mount)")
@@ -162,11 +165,11 @@ def closed(data: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_data_that_cannot_be_written(closed, folders, data, tiny_model, tmp_path):
+def test_train_and_val_run_with_read_only_data(read_only_data, folders, data, tiny_model, tmp_path):
     before = tree(data.parent)
     flags = small(data, tiny_model, tmp_path, "--workers", "1", "--name", "train")
-    training = forked([closed], flags, tmp_path / "train-io")
-    validation = forked([closed], evaluating(folders[0], data, tmp_path), tmp_path / "val-io", script="val")
+    training = forked([read_only_data], flags, tmp_path / "train-io")
+    validation = forked([read_only_data], val_arguments(folders[0], data, tmp_path), tmp_path / "val-io", script="val")
     with training as (train,), validation as (val,):
         for run in (train, val):
             assert run.end(100) == 0, run.err

@@ -29,7 +29,7 @@ README = ROOT / "README.md"
 MAX_LINES = 120
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*USER_PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md"))]
-NOT_BUILT = {"detect.py", "export.py", "--evolve", "--quad"}  # the README says so
+NOT_IMPLEMENTED = {"detect.py", "export.py", "--evolve", "--quad"}  # the README says so
 CPU = World(torch.device("cpu"))
 
 # Commands that no test runs, and words in front of others, by their first word.
@@ -43,12 +43,12 @@ NOT_RUN = {
     "kill": "ends another process",
     "python -m pytest": "runs the tests, this one too",
 }
-IN_FRONT = {
+PREFIX_PROGRAMS = {
     "timeout": "ends a launcher by force",
     "srun": "needs SLURM; the variables that it sets are tested in test_launch.py",
 }
 # Flags of other programs, whose parser is not available here.
-FLAGS_OF_OTHERS = {"--init": "docker", "--kill-on-bad-exit": "srun", "--use_env": "torch.distributed.launch"}
+EXTERNAL_FLAGS = {"--init": "docker", "--kill-on-bad-exit": "srun", "--use_env": "torch.distributed.launch"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -131,7 +131,7 @@ def commands_of(page: Path) -> Iterator[Command]:
                 yield Command(page, block.line, tuple(words))
     for line, code in inline_code(prose):
         first = code.split()[0]
-        if " " in code and (first in {"python", *NOT_RUN} or (first in IN_FRONT and " python " in code)):
+        if " " in code and (first in {"python", *NOT_RUN} or (first in PREFIX_PROGRAMS and " python " in code)):
             for words in split_commands(code):
                 yield Command(page, line, tuple(words))
 
@@ -139,10 +139,10 @@ def commands_of(page: Path) -> Iterator[Command]:
 COMMANDS = [command for page in (*USER_PAGES, ROOT / "CONTRIBUTING.md") for command in commands_of(page)]
 
 
-def without_front(words: tuple[str, ...]) -> list[str]:
-    """A command without what precedes `python`: variables, and the programs of IN_FRONT.
+def without_prefix(words: tuple[str, ...]) -> list[str]:
+    """A command without what precedes `python`: variables, and the programs of PREFIX_PROGRAMS.
 
-    >>> without_front(("A=1", "timeout", "-k", "3", "python", "x.py"))
+    >>> without_prefix(("A=1", "timeout", "-k", "3", "python", "x.py"))
     ['python', 'x.py']
     """
     front, rest = list(words), []
@@ -151,27 +151,29 @@ def without_front(words: tuple[str, ...]) -> list[str]:
         front, rest = list(words[:at]), list(words[at:])
         while front and re.match(r"[A-Z_]+=", front[0]):
             front.pop(0)
-    assert not rest or not front or front[0] in IN_FRONT, f"{shlex.join(words)}: {front[0]} is not in IN_FRONT"
+    assert not rest or not front or front[0] in PREFIX_PROGRAMS, (
+        f"{shlex.join(words)}: {front[0]} is not in PREFIX_PROGRAMS"
+    )
     return rest or front
 
 
 def reason_not_to_run(words: tuple[str, ...]) -> str:
     """The entry of NOT_RUN that a command belongs to, or ""."""
-    own = shlex.join(without_front(words))
+    own = shlex.join(without_prefix(words))
     return next((name for name in NOT_RUN if f"{own} ".startswith(f"{name} ")), "")
 
 
-PYTHON = [command for command in COMMANDS if not reason_not_to_run(command.words)]
+PYTHON_COMMANDS = [command for command in COMMANDS if not reason_not_to_run(command.words)]
 
 
-def test_there_are_commands():
-    assert len(PYTHON) > 30
-    assert {without_front(command.words)[1] for command in PYTHON} >= {"train.py", "val.py", "-m"}
+def test_pages_contain_python_commands():
+    assert len(PYTHON_COMMANDS) > 30
+    assert {without_prefix(command.words)[1] for command in PYTHON_COMMANDS} >= {"train.py", "val.py", "-m"}
 
 
-def test_what_is_not_run_is_there():
+def test_every_excluded_command_occurs_in_pages():
     assert {reason_not_to_run(command.words) for command in COMMANDS} - {""} == set(NOT_RUN)
-    assert {command.words[0] for command in COMMANDS} >= set(IN_FRONT)
+    assert {command.words[0] for command in COMMANDS} >= set(PREFIX_PROGRAMS)
 
 
 # ---------------------------------------------------------------------- every flag is accepted
@@ -220,9 +222,9 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         parse_by_script(importlib.import_module(name).main, [script, *rest], monkeypatch)
 
 
-@pytest.mark.parametrize("command", PYTHON, ids=str)
-def test_a_command_is_parsed(command, monkeypatch):
-    parse(without_front(command.words), monkeypatch)
+@pytest.mark.parametrize("command", PYTHON_COMMANDS, ids=str)
+def test_documented_command_is_parsed(command, monkeypatch):
+    parse(without_prefix(command.words), monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +238,13 @@ def test_a_command_is_parsed(command, monkeypatch):
         "python benchmarks/step.py --no-such-flag",
     ],
 )
-def test_a_wrong_command_is_noticed(text, monkeypatch, capsys):
+def test_invalid_command_is_rejected_by_its_parser(text, monkeypatch, capsys):
     with pytest.raises((ValueError, SystemExit)):
         parse(text.split(), monkeypatch)
 
 
-def test_flags_in_the_text_exist(monkeypatch):
-    known: set[str] = {*FLAGS_OF_OTHERS, *NOT_BUILT, *launcher.get_args_parser()._option_string_actions}
+def test_flags_in_inline_code_exist(monkeypatch):
+    known: set[str] = {*EXTERNAL_FLAGS, *NOT_IMPLEMENTED, *launcher.get_args_parser()._option_string_actions}
     read = FlagParser.read
     monkeypatch.setattr(
         FlagParser, "read", lambda self, words=None: (known.update(self._option_string_actions), read(self, words))[1]
@@ -267,7 +269,7 @@ def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFac
     return {"train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"], "val.py": both}
 
 
-def play(words: list[str], small: dict[str, list[str]]) -> None:
+def run_in_process(words: list[str], small: dict[str, list[str]]) -> None:
     """Run `python train.py ...` or `python val.py ...` in this process."""
     script, flags = words[1], [*words[2:], *small[words[1]]]
     if script == "train.py":
@@ -277,7 +279,7 @@ def play(words: list[str], small: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.slow
-def test_the_readme_from_top_to_bottom(small, tmp_path, monkeypatch):
+def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
     """Train, validate, train on other data, fine-tune, resume, validate: each uses the results of those before."""
     monkeypatch.chdir(tmp_path)
     blocks, _ = read_page(README)
@@ -285,7 +287,7 @@ def test_the_readme_from_top_to_bottom(small, tmp_path, monkeypatch):
     played = [words for words in commands if words[1] in ("train.py", "val.py")]
     assert [words[1] for words in played] == ["train.py", "val.py", "train.py", "train.py", "train.py", "val.py"]
     for words in played:
-        play(words, small)
+        run_in_process(words, small)
     assert sorted(str(path) for path in Path("runs").glob("*/*")) == [
         *(f"runs/train/exp{number}" for number in ("", "2", "3")),
         *(f"runs/val/exp{number}" for number in ("", "2")),
@@ -295,17 +297,17 @@ def test_the_readme_from_top_to_bottom(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_validation_and_its_files(small, tmp_path, monkeypatch, capsys):
+def test_documented_validation_and_metrics_commands_run(small, tmp_path, monkeypatch, capsys):
     """An ensemble, and COCO's numbers of the two files that --save-json writes: commands of docs/run_folder.md."""
     monkeypatch.chdir(tmp_path)
-    play(["python", "train.py"], small)
+    run_in_process(["python", "train.py"], small)
     for name in ("a.pt", "b.pt"):
         shutil.copy("runs/train/exp/weights/best.pt", name)
     commands = list(commands_of(ROOT / "docs" / "run_folder.md"))
     validations = [list(command.words) for command in commands if {"--save-json", "--augment"} & {*command.words}]
     assert len(validations) == 2
     for words in validations:
-        play(words, small)
+        run_in_process(words, small)
     written = next(Path("runs/val").glob("*/predictions.json")).parent
     assert len(list((written / "labels").glob("*.txt"))) == 8
 
@@ -317,14 +319,14 @@ def test_validation_and_its_files(small, tmp_path, monkeypatch, capsys):
     assert '"AP50"' in capsys.readouterr().out
 
 
-def test_the_table_of_a_model(capsys):
-    words = next(command.words for command in PYTHON if command.words[:3] == ("python", "-m", "models"))
+def test_documented_model_table_command_prints_totals(capsys):
+    words = next(command.words for command in PYTHON_COMMANDS if command.words[:3] == ("python", "-m", "models"))
     assert importlib.import_module("models.__main__").main(list(words[3:])) == 0
     assert capsys.readouterr().out.endswith("7,235,389 parameters, 16.4 GFLOPs at 640\n")
 
 
-def test_the_generated_set(tmp_path, monkeypatch, capsys):
-    words = next(command.words for command in PYTHON if command.words[:3] == ("python", "-m", "data.shapes"))
+def test_documented_shapes_command_generates_dataset(tmp_path, monkeypatch, capsys):
+    words = next(command.words for command in PYTHON_COMMANDS if command.words[:3] == ("python", "-m", "data.shapes"))
     monkeypatch.chdir(tmp_path)
     assert importlib.import_module("data.shapes.__main__").main([*words[3:], "--train", "2", "--val", "1"]) == 0
     assert (tmp_path / "datasets/shapes/shapes.yaml").exists()
@@ -332,9 +334,9 @@ def test_the_generated_set(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", ["python train.py", "python -m torch.distributed.run"])
-def test_as_users_start_them(opening, small, tmp_path):
+def test_readme_trainings_run_in_new_processes(opening, small, tmp_path):
     """The README's first training, and its first one through the launcher, each in new processes."""
-    words = next(command.words for command in PYTHON if " ".join(command.words).startswith(opening))
+    words = next(command.words for command in PYTHON_COMMANDS if " ".join(command.words).startswith(opening))
     started = [sys.executable, *(str(ROOT / word) if word == "train.py" else word for word in words[1:])]
     flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
     done = subprocess.run([*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -348,7 +350,7 @@ DATA_YAMLS = [block for page in USER_PAGES for block in read_page(page)[0] if bl
 
 
 @pytest.mark.parametrize("block", DATA_YAMLS, ids=lambda block: f"{block.page.name}:{block.line}")
-def test_a_data_yaml_is_read(block, tmp_path):
+def test_documented_data_yaml_is_valid(block, tmp_path):
     for split in ("train", "val", "test"):
         (tmp_path / "images" / split).mkdir(parents=True)
     (tmp_path / "mydata.yaml").write_text(block.text)
@@ -366,7 +368,7 @@ def links_of(page: Path) -> Iterator[tuple[str, str]]:
 
 
 @each_page
-def test_links_lead_somewhere(page):
+def test_links_point_to_existing_files_and_tests(page):
     """The title of a link, if it has one, is the name of a test in the linked file."""
     for target, title in links_of(page):
         if not target.startswith("https://"):
@@ -384,7 +386,7 @@ def test_each_guarantee_is_linked_to_a_test():
         assert re.search(r"\]\(tests/\S+\.py \"test_\w+\"\)", row), row
 
 
-def is_there(path: str) -> bool:
+def path_exists(path: str) -> bool:
     """Whether the project has this file or folder; a script or test may be called by its name alone."""
     bare = path.rstrip("/")
     if "*" in bare:
@@ -407,20 +409,20 @@ def paths_of(page: Path) -> Iterator[str]:
 
 
 @each_page
-def test_paths_exist(page):
-    absent = {path for path in paths_of(page) if not is_there(path)} - NOT_BUILT
+def test_paths_in_pages_exist(page):
+    absent = {path for path in paths_of(page) if not path_exists(path)} - NOT_IMPLEMENTED
     assert not absent
 
 
-def test_pages_name_paths():
+def test_path_search_finds_paths_and_detects_missing_ones():
     """The test before has something to check."""
     assert {"models/nms.py", "data/augment/plan.py"} <= set(paths_of(ROOT / "PROVENANCE.md"))
     assert "data/hyps/hyp.shapes.yaml" in set(paths_of(ROOT / "docs" / "benchmarks.md"))
-    assert not is_there("models/no_such_module")
-    assert not is_there("no_such_script.py")
+    assert not path_exists("models/no_such_module")
+    assert not path_exists("no_such_script.py")
 
 
-def tree_of_readme() -> list[str]:
+def readme_tree() -> list[str]:
     """The files and folders of the README's tree."""
     blocks = [block for block in read_page(README)[0] if block.language == "text"]
     assert len(blocks) == 1
@@ -435,16 +437,16 @@ def tree_of_readme() -> list[str]:
     return found
 
 
-def test_the_tree_is_the_project():
-    tree = tree_of_readme()
-    assert [path for path in tree if not is_there(path)] == []
+def test_readme_tree_lists_existing_paths_and_all_packages():
+    tree = readme_tree()
+    assert [path for path in tree if not path_exists(path)] == []
     packages = {
         file.parent.relative_to(ROOT) for top in ("data", "models", "utils") for file in ROOT.glob(f"{top}/**/*.py")
     }
     assert {f"{package}/" for package in packages} <= set(tree)
 
 
-def test_the_readme_is_short_and_leads_to_every_page():
+def test_readme_is_short_and_links_every_page():
     assert len(README.read_text().splitlines()) <= MAX_LINES
     linked = {target for target, _ in links_of(README)}
     assert {f"docs/{page.name}" for page in USER_PAGES[1:]} <= linked

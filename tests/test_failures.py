@@ -44,15 +44,15 @@ from utils.files import checkpoint_file
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
 
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
-SOON = 30.0  # seconds within which a job must end, as the README says
-RUN = [*TORCHRUN, "--nproc_per_node", "2"]
+MAX_END_S = 30.0  # seconds within which a job must end, as the README says
+TORCHRUN_TWO = [*TORCHRUN, "--nproc_per_node", "2"]
 
 # ---------------------------------------------------------------------- faults
 
 
 def in_second_epoch(rank: int, act: Callable[[], object], others: Callable[[], object] = bool) -> None:
     """Have one rank call `act` before its second epoch, and the other ranks `others` before theirs."""
-    hasty()
+    short_timeouts()
     real, epochs = train.train_one_epoch, iter(range(1, 1000))
 
     def work(*arguments, **keywords):
@@ -68,20 +68,20 @@ def in_second_epoch(rank: int, act: Callable[[], object], others: Callable[[], o
     train.train_one_epoch = work
 
 
-def give(error: BaseException) -> NoReturn:
+def raise_error(error: BaseException) -> NoReturn:
     raise error
 
 
-def rank_1_lacks_memory() -> None:
+def rank_1_runs_out_of_memory() -> None:
     in_second_epoch(1, lambda: torch.empty(2**58))
 
 
 def rank_1_refuses() -> None:
-    in_second_epoch(1, lambda: give(ValueError("the data of rank 1 is not there")))
+    in_second_epoch(1, lambda: raise_error(ValueError("the data of rank 1 is not there")))
 
 
 def rank_0_refuses() -> None:
-    in_second_epoch(0, lambda: give(ValueError("the data of rank 0 is not there")))
+    in_second_epoch(0, lambda: raise_error(ValueError("the data of rank 0 is not there")))
 
 
 def rank_1_is_killed() -> None:
@@ -101,19 +101,19 @@ def rank_1_is_terminated() -> None:
 
 
 def rank_1_raises() -> None:
-    in_second_epoch(1, lambda: give(RuntimeError("sabotage")))
+    in_second_epoch(1, lambda: raise_error(RuntimeError("sabotage")))
 
 
 def rank_0_raises_while_rank_1_computes() -> None:
-    in_second_epoch(0, lambda: give(RuntimeError("sabotage")), lambda: time.sleep(3))
+    in_second_epoch(0, lambda: raise_error(RuntimeError("sabotage")), lambda: time.sleep(3))
 
 
 def rank_1_raises_while_rank_0_is_stuck() -> None:
     session.GRACE_S = 1.5
-    in_second_epoch(1, lambda: give(RuntimeError("sabotage")), lambda: time.sleep(60))
+    in_second_epoch(1, lambda: raise_error(RuntimeError("sabotage")), lambda: time.sleep(60))
 
 
-def rank_1_raises_and_is_slow_to_leave() -> None:
+def rank_1_raises_and_exits_slowly() -> None:
     if os.environ["RANK"] == "1":
         session.GRACE_S = 3
         dist.destroy_process_group = lambda *_: time.sleep(60)
@@ -122,21 +122,21 @@ def rank_1_raises_and_is_slow_to_leave() -> None:
         time.sleep(1)
         raise PeerFailedError(1)
 
-    in_second_epoch(1, lambda: give(RuntimeError("sabotage")), notice)
+    in_second_epoch(1, lambda: raise_error(RuntimeError("sabotage")), notice)
 
 
-def rank_0_refuses_what_rank_1_reads_slowly() -> None:
+def rank_0_refuses_data_while_rank_1_reads() -> None:
     def read(*_, **__) -> NoReturn:
         Path(os.environ["KESTREL_STAMP"]).touch()
         time.sleep(60 * int(os.environ["RANK"]))
         raise ValueError("bad labels")
 
-    hasty()
+    short_timeouts()
     splits.read_split = read
 
 
 def rank_1_reads_other_images() -> None:
-    hasty()
+    short_timeouts()
     real = splits.read_split
 
     def read(*arguments, **keywords):
@@ -146,36 +146,36 @@ def rank_1_reads_other_images() -> None:
     splits.read_split = read
 
 
-def rank_1_computes_otherwise() -> None:
-    hasty()
+def rank_1_uses_other_precision() -> None:
+    short_timeouts()
     chosen = torch.bfloat16 if os.environ["RANK"] == "1" else torch.float32
     modes.choose_precision = lambda *_: chosen
 
 
 def rank_1_has_another_seed() -> None:
-    hasty()
+    short_timeouts()
     real = train.TrainConfig.training
     train.TrainConfig.training = lambda self: real(self) | {"seed": int(os.environ["RANK"])}
 
 
-def kill_a_loader() -> None:
+def kill_dataloader_worker() -> None:
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
     Path(os.environ["KESTREL_STAMP"]).touch()
 
 
-def rank_0_loses_a_loader_in_training() -> None:
+def rank_0_worker_dies_in_training() -> None:
     many_cores()
-    in_second_epoch(0, kill_a_loader)
+    in_second_epoch(0, kill_dataloader_worker)
 
 
-def rank_0_loses_a_loader_in_validation() -> None:
+def rank_0_worker_dies_in_validation() -> None:
     many_cores()
-    hasty()
+    short_timeouts()
     real, calls = val.detections_in_images, iter(range(10**6))
 
     def work(*arguments, **keywords):
         if next(calls) == 0 and os.environ["RANK"] == "0":
-            kill_a_loader()
+            kill_dataloader_worker()
         return real(*arguments, **keywords)
 
     val.detections_in_images = work
@@ -195,7 +195,7 @@ def many_cores() -> None:
     os.cpu_count = lambda: 16
 
 
-def hasty() -> None:
+def short_timeouts() -> None:
     """Shorten the time that a process waits for others, to keep the tests short."""
     session.PATIENCE_S = session.JOIN_S = 1.0
 
@@ -223,7 +223,7 @@ def end_after(job: Job, stamp: Path) -> int:
     """The exit code of a job that ends soon after its fault, and leaves no process behind."""
     until(lambda: stamp.exists() or job.process.poll() is not None, 120, "the fault")
     assert stamp.exists(), job.err
-    return job.end(SOON)
+    return job.end(MAX_END_S)
 
 
 def exit_codes(job: Job) -> list[int]:
@@ -231,27 +231,27 @@ def exit_codes(job: Job) -> list[int]:
     return [int(code) for code in re.findall(r"^ *exitcode *: (-?\d+)", job.err, re.MULTILINE)]
 
 
-def ours(text: str) -> list[str]:
+def error_lines(text: str) -> list[str]:
     """The lines of stderr with an error message: also the last lines of tracebacks, but none of torch's launcher."""
     lines = [re.sub(r"^\[rank\d]: ", "", line) for line in text.splitlines()]  # torch's prefix of tracebacks
     return [line for line in lines if re.match(r"(error|interrupted|\w*Error)\b", line)]
 
 
-def test_torchrun_when_memory_is_wanting(flags, stamp, tmp_path):
-    with launched([*RUN, SCRIPT, *flags], tmp_path, **fault("rank_1_lacks_memory")) as job:
+def test_torchrun_job_ends_when_rank_runs_out_of_memory(flags, stamp, tmp_path):
+    with launched([*TORCHRUN_TWO, SCRIPT, *flags], tmp_path, **fault("rank_1_runs_out_of_memory")) as job:
         assert end_after(job, stamp) == 1
-        assert len(ours(job.err)) == 1, job.err
-        assert "can't allocate memory" in ours(job.err)[0]
+        assert len(error_lines(job.err)) == 1, job.err
+        assert "can't allocate memory" in error_lines(job.err)[0]
 
 
-def test_torchrun_interrupted(flags, tmp_path):
-    with launched([*RUN, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")) as job:
+def test_torchrun_job_ends_on_ctrl_c(flags, tmp_path):
+    with launched([*TORCHRUN_TWO, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")) as job:
         until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
         assert len(job.alive()) >= 1 + 2 + 2 * 2  # launcher, ranks, their DataLoader workers
         os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does: the ranks are in groups of their own
-        assert job.end(SOON) == 1
-        assert ours(job.err).count("interrupted") == 1
-        assert [line for line in ours(job.err) if line.startswith("[rank")] == []
+        assert job.end(MAX_END_S) == 1
+        assert error_lines(job.err).count("interrupted") == 1
+        assert [line for line in error_lines(job.err) if line.startswith("[rank")] == []
 
 
 @dataclass
@@ -288,43 +288,43 @@ def spawned(flags: list[str], tmp_path: Path) -> Iterator[Callable[..., Spawned]
         os.kill(pid, signal.SIGKILL)
 
 
-def test_spawn_when_a_process_is_killed(spawned, stamp):
+def test_spawned_job_ends_when_process_is_killed(spawned, stamp):
     """The launcher terminates the other process, perhaps before that has noticed the failure."""
     job = spawned("rank_1_is_killed_while_rank_0_computes", "--spawn", "2")
     until(stamp.exists, 120, "the fault")
-    assert job.end(SOON) == 1
-    assert len(ours(job.parent.err)) == 1, job.parent.err
-    assert re.search("probably out of memory|without an error message", ours(job.parent.err)[0])
+    assert job.end(MAX_END_S) == 1
+    assert len(error_lines(job.parent.err)) == 1, job.parent.err
+    assert re.search("probably out of memory|without an error message", error_lines(job.parent.err)[0])
 
 
-def test_spawn_when_a_process_is_told_to_end(spawned, stamp, tmp_path):
+def test_spawned_job_saves_and_exits_on_sigterm(spawned, stamp, tmp_path):
     """Both processes save and exit; see test_resume.py."""
     job = spawned("rank_1_is_terminated", "--spawn", "2")
     until(stamp.exists, 120, "the fault")
-    assert job.end(SOON) == 128 + signal.SIGTERM
-    assert ours(job.parent.err) == []
+    assert job.end(MAX_END_S) == 128 + signal.SIGTERM
+    assert error_lines(job.parent.err) == []
     assert (tmp_path / "exp" / "preempted.json").exists()
 
 
-def test_spawn_interrupted(spawned, tmp_path):
+def test_spawned_job_ends_on_ctrl_c(spawned, tmp_path):
     job = spawned("many_cores", "--spawn", "2", "--workers", "2")
     until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
     assert len(alive(job.mark)) >= 2 + 2 * 2  # ranks, their DataLoader workers
     os.kill(job.parent.process.pid, signal.SIGINT)
-    assert job.end(SOON) == 130
-    assert ours(job.parent.err) == ["interrupted"]
+    assert job.end(MAX_END_S) == 130
+    assert error_lines(job.parent.err) == ["interrupted"]
 
 
-def test_killed_launcher(spawned, tmp_path):
+def test_processes_end_when_launcher_is_killed(spawned, tmp_path):
     """A killed launcher cannot forward a signal; a single process that it started must not outlive it either."""
     job = spawned("many_cores", "--spawn", "1", "--workers", "2")
     until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
     assert len(alive(job.mark)) >= 1 + 2
     job.parent.process.kill()
-    job.end(SOON)
+    job.end(MAX_END_S)
 
 
-def test_spawn_refuses_in_one_sentence(spawned):
+def test_spawn_reports_invalid_batch_size_in_one_line(spawned):
     job = spawned("many_cores", "--spawn", "2", "--batch", "5")
     assert job.end(60) == 2
     sentence = "error: --batch-size 5 is the total over all processes: choose a multiple of WORLD_SIZE, 2\n"
@@ -334,12 +334,12 @@ def test_spawn_refuses_in_one_sentence(spawned):
 # ---------------------------------------------------------------------- who ends when
 
 
-def first_end(ranks: list[Rank]) -> None:
+def wait_for_first_exit(ranks: list[Rank]) -> None:
     until(lambda: any(rank.process.exitcode is not None for rank in ranks), 60, "the first end")
 
 
 @dataclass
-class End:
+class Outcome:
     """How processes ended: exit codes, stderr of each process, and the seconds since the fault."""
 
     codes: list[int]
@@ -348,10 +348,10 @@ class End:
 
 
 @pytest.fixture(params=["alone", "launcher"])
-def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path: Path) -> Callable[..., End]:
+def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path: Path) -> Callable[..., Outcome]:
     """end(fault): processes without a launcher, or with one, which terminates the others when the first one ends."""
 
-    def run(name: str, size: int = 2) -> End:
+    def run(name: str, size: int = 2) -> Outcome:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         launcher = request.param == "launcher"
         hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if launcher else {}
@@ -359,12 +359,12 @@ def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path:
         variables = fault(name) | {"KESTREL_STAMP": str(stamp)} | hosted
         with forked([by_hand(rank, size, port) | variables for rank in range(size)], flags, tmp_path / "io") as ranks:
             if launcher:
-                first_end(ranks)
+                wait_for_first_exit(ranks)
                 time.sleep(0.05)
                 for rank in ranks:
                     rank.process.terminate()
             codes = [rank.end(60) for rank in ranks]
-            return End(codes, [rank.err for rank in ranks], time.time() - stamp.stat().st_mtime)
+            return Outcome(codes, [rank.err for rank in ranks], time.time() - stamp.stat().st_mtime)
 
     return run
 
@@ -373,85 +373,85 @@ alone = pytest.mark.parametrize("end", ["alone"], indirect=True)
 
 
 @alone
-def test_a_rank_raises(end):
+def test_all_ranks_end_when_one_rank_raises(end):
     result = end("rank_1_raises", size=4)
     assert result.codes == [1, 1, 1, 1]
-    assert [ours(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"], [], []]
-    assert result.seconds < SOON / 2
+    assert [error_lines(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"], [], []]
+    assert result.seconds < MAX_END_S / 2
 
 
-def test_what_raised_is_told_though_it_is_slow_to_leave(end):
+def test_exception_is_reported_although_its_rank_exits_slowly(end):
     """Leaving a process group may take long: meanwhile the others have ended, and the launcher terminates this one."""
-    result = end("rank_1_raises_and_is_slow_to_leave")
+    result = end("rank_1_raises_and_exits_slowly")
     assert result.codes == [1, 1]
-    assert [ours(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
-    assert result.seconds < SOON / 2
+    assert [error_lines(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
+    assert result.seconds < MAX_END_S / 2
 
 
 @alone
-def test_rank_0_raises_which_hosts_the_store(end):
+def test_all_ranks_end_when_rank_0_raises_and_its_store_closes(end):
     result = end("rank_0_raises_while_rank_1_computes")
     assert result.codes == [1, 1]
-    assert [ours(text) for text in result.stderr] == [["RuntimeError: sabotage"], []]
+    assert [error_lines(text) for text in result.stderr] == [["RuntimeError: sabotage"], []]
     assert "Traceback" not in result.stderr[1]
-    assert result.seconds < SOON / 2
+    assert result.seconds < MAX_END_S / 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_refuses(end, rank):
+def test_all_ranks_exit_2_when_one_rank_refuses_input(end, rank):
     """For example, only its machine lacks a file. The others also end with 2, whatever a launcher does meanwhile."""
     result = end(f"rank_{rank}_refuses")
     assert result.codes == [2, 2]
-    assert ours(result.stderr[rank]) == [f"error: the data of rank {rank} is not there"]
-    assert ours(result.stderr[1 - rank]) == []
+    assert error_lines(result.stderr[rank]) == [f"error: the data of rank {rank} is not there"]
+    assert error_lines(result.stderr[1 - rank]) == []
     assert "Traceback" not in "".join(result.stderr)
-    assert result.seconds < SOON / 2
+    assert result.seconds < MAX_END_S / 2
 
 
-def test_the_first_to_read_refuses(end):
+def test_all_ranks_exit_2_when_first_reader_refuses_data(end):
     """The other processes of its machine end with it, even if reading the same data takes them an hour."""
-    result = end("rank_0_refuses_what_rank_1_reads_slowly")
+    result = end("rank_0_refuses_data_while_rank_1_reads")
     assert result.codes == [2, 2]
-    assert [ours(text) for text in result.stderr] == [["error: bad labels"], []]
-    assert result.seconds < SOON / 2
+    assert [error_lines(text) for text in result.stderr] == [["error: bad labels"], []]
+    assert result.seconds < MAX_END_S / 2
 
 
 @alone
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_is_killed(end, rank):
+def test_other_rank_reports_killed_rank(end, rank):
     result = end(f"rank_{rank}_is_killed")
     assert (result.codes[rank], result.codes[1 - rank]) == (-signal.SIGKILL, 1)
-    assert ours(result.stderr[1 - rank]) == [f"error: {PEER_DIED}"]
+    assert error_lines(result.stderr[1 - rank]) == [f"error: {PEER_DIED}"]
     assert "Traceback" not in result.stderr[1 - rank]
-    assert result.seconds < SOON / 2
+    assert result.seconds < MAX_END_S / 2
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("when", ["training", "validation"])
-def test_a_loader_is_killed(flags, stamp, tmp_path, size, when):
-    port, variables = free_port(), fault(f"rank_0_loses_a_loader_in_{when}") | {"KESTREL_STAMP": str(stamp)}
+def test_job_ends_when_dataloader_worker_is_killed(flags, stamp, tmp_path, size, when):
+    port, variables = free_port(), fault(f"rank_0_worker_dies_in_{when}") | {"KESTREL_STAMP": str(stamp)}
     environments = [by_hand(rank, size, port) | variables for rank in range(size)]
     with forked(environments, [*flags, "--workers", "2"], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1] * size
         assert ranks[0].err == (
             "error: a DataLoader worker died, probably out of memory: use fewer --workers; --resume continues the run\n"
         )
-        assert not any(ours(rank.err) for rank in ranks[1:])  # torch may warn that the store is closed
-    assert time.time() - stamp.stat().st_mtime < SOON
+        assert not any(error_lines(rank.err) for rank in ranks[1:])  # torch may warn that the store is closed
+    assert time.time() - stamp.stat().st_mtime < MAX_END_S
 
 
 @alone
-def test_a_rank_that_is_stuck_is_ended(end):
+def test_stuck_rank_is_ended_after_grace_period(end):
     result = end("rank_1_raises_while_rank_0_is_stuck")
     assert result.codes == [1, 1]
-    assert [ours(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
-    assert result.seconds < 1.5 + SOON / 3  # GRACE_S as the fault sets it
+    assert [error_lines(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
+    assert result.seconds < 1.5 + MAX_END_S / 3  # GRACE_S as the fault sets it
 
 
 # ---------------------------------------------------------------------- refusals
 
 
-def refused(
+def assert_all_refuse(
     environments: list[dict[str, str]], flags: list[str], folder: Path, sentence: str, late: Mapping[int, float]
 ) -> None:
     with forked(environments, flags, folder / "io", delays=late) as ranks:
@@ -463,48 +463,56 @@ def refused(
         assert not any(rank.out for rank in ranks)
 
 
-def changed(number: int | None, **variables: str) -> list[dict[str, str]]:
+def two_environments(number: int | None, **variables: str) -> list[dict[str, str]]:
     """The environments of two processes; `variables` change one or both of them, and empty values are removed."""
     port = free_port()
     environments = [by_hand(rank, 2, port) for rank in range(2)]
     for rank, environment in enumerate(environments):
         if number in (None, rank):
             environment.update(variables)
-    return [fault("hasty") | {name: value for name, value in one.items() if value} for one in environments]
+    return [fault("short_timeouts") | {name: value for name, value in one.items() if value} for one in environments]
 
 
 REFUSALS = {
-    "unknown flag": (changed(None), ["--bogus"], "unknown flag --bogus"),
-    "batch": (changed(None), ["--batch", "5"], "--batch-size 5 is the total over all processes: choose a multiple of"),
-    "no data": (changed(None), ["--data", "nowhere.yaml"], "no data set nowhere.yaml"),
-    "no such device": (changed(None), ["--device", "99"], "--device 99: this machine has"),
+    "unknown flag": (two_environments(None), ["--bogus"], "unknown flag --bogus"),
+    "batch": (
+        two_environments(None),
+        ["--batch", "5"],
+        "--batch-size 5 is the total over all processes: choose a multiple of",
+    ),
+    "no data": (two_environments(None), ["--data", "nowhere.yaml"], "no data set nowhere.yaml"),
+    "no such device": (two_environments(None), ["--device", "99"], "--device 99: this machine has"),
     "too few devices": (
-        changed(None, **fault("one_gpu")),
+        two_environments(None, **fault("one_gpu")),
         ["--device", "0"],
         "--device 0: 2 processes on this machine need 2 devices",
     ),
     "another seed": (
-        changed(None, **fault("rank_1_has_another_seed")),
+        two_environments(None, **fault("rank_1_has_another_seed")),
         [],
         "the command line differs between the processes: seed 0 on rank 0, seed 1 on rank 1",
     ),
     "SLURM contradicts": (
-        changed(None, SLURM_PROCID="0", SLURM_NTASKS="4", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="4"),
+        two_environments(None, SLURM_PROCID="0", SLURM_NTASKS="4", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="4"),
         [],
         "of 4 tasks but RANK is",
     ),
-    "no folder": (changed(None), ["--dist-url", "file:///nowhere/at/all"], "/nowhere/at"),
-    "rank 1 contradicts itself": (changed(1, LOCAL_WORLD_SIZE="1"), [], "they contradict each other"),
-    "rank 1 lacks a variable": (changed(1, LOCAL_RANK=""), [], "LOCAL_RANK"),
-    "spawn by both": (changed(None), ["--spawn", "2"], "--spawn"),
+    "no folder": (two_environments(None), ["--dist-url", "file:///nowhere/at/all"], "/nowhere/at"),
+    "rank 1 contradicts itself": (two_environments(1, LOCAL_WORLD_SIZE="1"), [], "they contradict each other"),
+    "rank 1 lacks a variable": (two_environments(1, LOCAL_RANK=""), [], "LOCAL_RANK"),
+    "spawn by both": (two_environments(None), ["--spawn", "2"], "--spawn"),
 }
 
 
-WHEN_DATA_IS_READ = {
-    "nothing to train": (changed(None), ["--freeze", "25"], "--freeze [25]: no parameter is left to train"),
-    "other data": (changed(None, **fault("rank_1_reads_other_images")), [], "train differs between the processes: "),
+DATA_REFUSALS = {
+    "nothing to train": (two_environments(None), ["--freeze", "25"], "--freeze [25]: no parameter is left to train"),
+    "other data": (
+        two_environments(None, **fault("rank_1_reads_other_images")),
+        [],
+        "train differs between the processes: ",
+    ),
     "other arithmetic": (
-        changed(None, **fault("rank_1_computes_otherwise")),
+        two_environments(None, **fault("rank_1_uses_other_precision")),
         ["--amp", "auto"],
         "--amp auto differs between the processes: torch.float32 on rank 0, torch.bfloat16 on rank 1",
     ),
@@ -512,15 +520,15 @@ WHEN_DATA_IS_READ = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_is_one_sentence(name, flags, tmp_path):
+def test_invalid_input_gives_one_error_line_and_no_run_folder(name, flags, tmp_path):
     environments, more, sentence = REFUSALS[name]
-    refused(environments, [*flags, *more], tmp_path, sentence, {})
+    assert_all_refuse(environments, [*flags, *more], tmp_path, sentence, {})
     assert not (tmp_path / "exp").exists()
 
 
-@pytest.mark.parametrize("name", WHEN_DATA_IS_READ)
-def test_a_refusal_when_data_is_read_is_one_sentence(name, flags, tmp_path):
-    environments, more, sentence = WHEN_DATA_IS_READ[name]
+@pytest.mark.parametrize("name", DATA_REFUSALS)
+def test_input_error_found_after_reading_data_is_printed_once_by_rank_0(name, flags, tmp_path):
+    environments, more, sentence = DATA_REFUSALS[name]
     with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [2, 2]
         assert sentence in ranks[0].err
@@ -534,17 +542,17 @@ NO_RENDEZVOUS = {
         [{"RANK": "abc", "WORLD_SIZE": "1"}],
         "RANK is 'abc': the launcher should set it to a whole number",
     ),
-    "counted from 1": (changed(None, RANK="2")[:1], "RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1"),
+    "counted from 1": (two_environments(None, RANK="2")[:1], "RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1"),
     "SLURM without a size": (
         [{"SLURM_PROCID": "1", "SLURM_NTASKS": "x", "SLURM_LOCALID": "0"}],
         "SLURM_NTASKS is 'x': the launcher should set it to a whole number",
     ),
     "no address": (
-        changed(None, MASTER_ADDR=""),
+        two_environments(None, MASTER_ADDR=""),
         "MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use torchrun",
     ),
     "no such port": (
-        changed(None, MASTER_PORT="99999"),
+        two_environments(None, MASTER_PORT="99999"),
         "127.0.0.1 port 99999: a port is a number from 1 to 65535",
     ),
 }
@@ -552,7 +560,7 @@ NO_RENDEZVOUS = {
 
 @pytest.mark.parametrize("name", NO_RENDEZVOUS)
 @pytest.mark.parametrize("script", ["train", "val"])
-def test_variables_that_name_no_rendezvous_are_reported_by_every_process(name, script, tmp_path):
+def test_every_process_reports_invalid_rendezvous_variables(name, script, tmp_path):
     """There may be no rank 0, or it may have different variables."""
     environments, sentence = NO_RENDEZVOUS[name]
     with forked(environments, ["--device", "cpu"], tmp_path / "io", script=script) as ranks:
@@ -561,7 +569,7 @@ def test_variables_that_name_no_rendezvous_are_reported_by_every_process(name, s
         assert not any(rank.out for rank in ranks)
 
 
-def test_refusals_of_processes_that_start_seconds_apart(flags, tmp_path):
+def test_processes_starting_seconds_apart_print_one_error_line(flags, tmp_path):
     """All jobs run at the same time, to save time."""
     patient = {"KESTREL_FAULT": ""}
     with ExitStack() as stack:
@@ -579,19 +587,21 @@ def test_refusals_of_processes_that_start_seconds_apart(flags, tmp_path):
             assert (ranks[0].err.count("\n"), ranks[1].err) == (1, "")
 
 
-def test_torchrun_refuses_in_one_sentence(tmp_path):
+def test_torchrun_job_reports_unknown_flag_in_one_line(tmp_path):
     """Each process writes into its own files; one starts seconds after the other."""
     logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
-    with launched([*RUN, *logs, SCRIPT, "--bogus"], tmp_path, KESTREL_LATE="1") as job:
+    with launched([*TORCHRUN_TWO, *logs, SCRIPT, "--bogus"], tmp_path, KESTREL_LATE="1") as job:
         assert job.end(60) == 1
         assert exit_codes(job) == [2, 2]
     errors = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}
     assert errors == {"0": "error: unknown flag --bogus; --help lists the flags\n", "1": ""}
 
 
-def test_a_refusal_of_one_whose_others_do_not_come_is_told(flags, tmp_path):
+def test_error_is_reported_although_other_rank_never_starts(flags, tmp_path):
     """Rank 0 may accept the input, and start late."""
-    with forked([by_hand(1, 2, free_port()) | fault("hasty")], [*flags, "--bogus"], tmp_path / "io") as (rank,):
+    with forked([by_hand(1, 2, free_port()) | fault("short_timeouts")], [*flags, "--bogus"], tmp_path / "io") as (
+        rank,
+    ):
         assert rank.end(60) == 2
         assert rank.err == "error: unknown flag --bogus; --help lists the flags\n"
 
@@ -599,12 +609,12 @@ def test_a_refusal_of_one_whose_others_do_not_come_is_told(flags, tmp_path):
 # ---------------------------------------------------------------------- who does not come
 
 
-def test_who_does_not_come_is_named(flags, tmp_path):
+def test_lone_rank_reports_missing_peer_after_timeout(flags, tmp_path):
     """One of two processes starts: it ends by itself with an error message, whichever rank it is."""
     with ExitStack() as stack:
         ranks = []
         for number in range(2):
-            environments = [by_hand(number, 2, free_port()) | fault("hasty")]
+            environments = [by_hand(number, 2, free_port()) | fault("short_timeouts")]
             words = [*flags, "--dist-timeout", "2"]
             ranks += stack.enter_context(forked(environments, words, tmp_path / str(number)))
         assert [rank.end(40) for rank in ranks] == [1, 1]
@@ -615,7 +625,7 @@ def test_who_does_not_come_is_named(flags, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_comes_and_the_end_is_soon(flags, tmp_path, rank):
+def test_lone_rank_exits_soon_after_rendezvous_timeout(flags, tmp_path, rank):
     """After the timeout of the rendezvous, a process does not wait again for others to end together with."""
     environments = [by_hand(rank, 2, free_port())]
     began = time.monotonic()
@@ -629,7 +639,7 @@ def test_nobody_comes_and_the_end_is_soon(flags, tmp_path, rank):
 # ---------------------------------------------------------------------- standard streams
 
 
-def test_closed_standard_streams(flags, tmp_path):
+def test_training_works_with_closed_standard_streams(flags, tmp_path):
     """As with `>&- 2>&-`. Output of libraries must not end up in the files of the run."""
     with forked([fault("closed_streams")], [*flags, "--epochs", "1"], tmp_path / "io") as (rank,):
         assert rank.end(60) == 0

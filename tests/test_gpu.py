@@ -37,7 +37,7 @@ def losses(tiny_data: Path, tiny_model: str, tmp_path: Path):
     return run
 
 
-def test_a_gpu_trains_like_the_cpu(losses, monkeypatch):
+def test_gpu_losses_match_cpu_losses(losses, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     expected = losses(CPU, "--amp", "fp64")
     assert len(expected) == 2
@@ -47,7 +47,7 @@ def test_a_gpu_trains_like_the_cpu(losses, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", ["--amp bf16", "--amp fp16 --workers 2", "--amp bf16 --cache device"])
-def test_an_epoch_never_waits_for_the_gpu(losses, monkeypatch, flags):
+def test_training_epoch_never_synchronizes_with_gpu(losses, monkeypatch, flags):
     """CUDA itself raises an error for an operation that would."""
     real = train.train_one_epoch
 
@@ -62,18 +62,18 @@ def test_an_epoch_never_waits_for_the_gpu(losses, monkeypatch, flags):
     assert losses(GPU, *flags.split())
 
 
-def test_images_drawn_by_the_gpu_train_alike(losses):
+def test_losses_with_gpu_augmentation_match_host_augmentation(losses):
     host, device = (losses(GPU, "--amp", "fp32", "--cache", where) for where in ("ram", "device"))
     torch.testing.assert_close(device[0], host[0], rtol=2e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
-def test_it_trains_in_16_bits(losses, precision):
+def test_16_bit_losses_match_fp32_losses(losses, precision):
     expected = losses(CPU, "--amp", "fp32")
     torch.testing.assert_close(losses(GPU, "--amp", precision)[0], expected[0], rtol=5e-2, atol=1e-3)
 
 
-def test_it_finds_a_batch_size(losses):
+def test_auto_batch_size_trains_on_gpu(losses):
     assert losses(GPU, "--batch", "-1", "--amp", "fp32")
 
 
@@ -85,7 +85,7 @@ def group_of_one():
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_ddp_over_nccl_with_torchs_sync_bn_has_the_gradients_of_a_bare_model(group_of_one, tiny_model, accumulates):
+def test_nccl_ddp_with_sync_bn_matches_gradients_of_bare_model(group_of_one, tiny_model, accumulates):
     torch.manual_seed(0)
     bare = build_model(tiny_model, 3).double().to(GPU.device).train()
     wrapped = synchronize_batch_norm(copy.deepcopy(bare), "cuda")
@@ -100,7 +100,7 @@ def test_ddp_over_nccl_with_torchs_sync_bn_has_the_gradients_of_a_bare_model(gro
         torch.testing.assert_close(other[name].grad, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_values_come_when_two_more_have_been_passed_on():
+def test_async_host_copy_returns_values_two_pushes_later():
     later = AsyncHostCopy(GPU.device)
     arrived = [[int(value) for value in later.push(torch.tensor(number, device=GPU.device))] for number in range(5)]
     assert arrived == [[], [], [0], [1], [2]]
@@ -109,7 +109,7 @@ def test_values_come_when_two_more_have_been_passed_on():
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
+def test_nonfinite_step_is_skipped_on_gpu_without_host_sync(name):
     """Without a copy to the host: torch's fused optimizers read the flag on the device, also in their first step."""
     torch.manual_seed(0)
     models = [torch.nn.Linear(3, 2).to(GPU.device)]
@@ -133,7 +133,7 @@ def test_a_step_that_is_not_finite_is_skipped_on_the_device(name):
         torch.testing.assert_close(own, other, rtol=0, atol=0)
 
 
-def test_a_run_on_a_gpu_goes_on(losses, monkeypatch, tmp_path):
+def test_resumed_gpu_run_matches_uninterrupted_run(losses, monkeypatch, tmp_path):
     """Up to rounding: some sums on a GPU have no fixed order."""
     straight = losses(GPU, "--amp", "fp32")
     real, calls = train.TrainState.step, iter(range(1, 100))

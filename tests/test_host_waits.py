@@ -21,10 +21,10 @@ from tests.support.launching import small
 from tests.support.meta_device import NeverRead, use_fused
 from utils.distributed.world import World
 
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "bincount")
+BLOCKING_OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "bincount")
 
 
-class Watch(TorchDispatchMode):
+class HostWaitCounter(TorchDispatchMode):
     """Counts operations that would make the host wait for a GPU, because it needs their values or shapes."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):
         self.operations += 1
         name = function.overloadpacket.__name__
         indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
-        if name in WAITING or any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
+        if name in BLOCKING_OPERATIONS or any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
             self.waits[name] += 1
         return function(*args, **(kwargs or {}))
 
@@ -55,17 +55,17 @@ class Watch(TorchDispatchMode):
         (lambda x: torch.where(x > 0, x, 0).sum(), 0),
     ],
 )
-def test_the_watch_sees_what_waits(function: Callable[[Tensor], object], waits: int) -> None:
-    with Watch() as watch:
+def test_host_wait_counter_counts_blocking_operations(function: Callable[[Tensor], object], waits: int) -> None:
+    with HostWaitCounter() as watch:
         function(torch.ones(3))
     assert sum(watch.waits.values()) == waits
 
 
 @contextmanager
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     """Training epochs under a watch, with fused optimizers and delayed copies to the host, as on a GPU."""
     watch, real_epoch, real_optimizer, real_pass = (
-        Watch(),
+        HostWaitCounter(),
         train.train_one_epoch,
         utils.training.state.build_optimizer,
         Loader.__iter__,
@@ -98,11 +98,11 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 @pytest.mark.parametrize(
     "flags", ["", "--multi-scale --optimizer AdamW", "--rect --amp bf16", "--image-weights --freeze 1"]
 )
-def test_a_step_makes_the_host_wait_for_nothing(
+def test_training_steps_never_make_host_wait(
     tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
 ) -> None:
     arguments = small(tiny_data, tiny_model, tmp_path, *flags.split())
-    with as_on_a_gpu(monkeypatch) as watch:
+    with simulate_gpu(monkeypatch) as watch:
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert watch.operations > 1000
     assert not watch.waits

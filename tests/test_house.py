@@ -39,12 +39,12 @@ def imported(file: Path) -> set[str]:
     return names
 
 
-def spelled(node: ast.AST) -> str:
+def dotted_name(node: ast.AST) -> str:
     """The dotted name of an expression, such as `os.path.join`; "" if it is anything but names and dots."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        base = spelled(node.value)
+        base = dotted_name(node.value)
         return f"{base}.{node.attr}" if base else ""
     return ""
 
@@ -53,16 +53,16 @@ def calls(file: Path) -> Iterator[tuple[str, dict[str, ast.expr]]]:
     """The dotted name of each call, and its keyword arguments."""
     for node in nodes(file):
         if isinstance(node, ast.Call):
-            yield spelled(node.func), {keyword.arg or "": keyword.value for keyword in node.keywords}
+            yield dotted_name(node.func), {keyword.arg or "": keyword.value for keyword in node.keywords}
 
 
-def test_there_is_something_to_look_at():
+def test_source_files_are_found():
     assert {file.name for file in SCRIPTS} >= {"train.py", "val.py"}
     assert len(SOURCES) > 30
 
 
 @each_source
-def test_imports_point_down(file):
+def test_imports_follow_package_order(file):
     package = file.relative_to(ROOT).parts[0]
     ours = {*PACKAGES, *(script.stem for script in SCRIPTS), "tests", "benchmarks"}
     allowed = MAY_IMPORT.get(package, {*PACKAGES, *(script.stem for script in SCRIPTS)})
@@ -70,7 +70,7 @@ def test_imports_point_down(file):
 
 
 # The packages that each package inside utils/ may import; "" are the single modules of utils/.
-FLOORS = {
+ALLOWED_UTILS_IMPORTS = {
     "": {""},
     "files": {"", "files"},
     "distributed": {"", "files", "distributed"},
@@ -88,16 +88,16 @@ def package_of(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "utils").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_packages_of_utils_have_floors(file):
-    allowed = FLOORS["files" if file.name in MAY_IMPORT_FILES else package_of(file)]
+def test_utils_packages_import_only_allowed_packages(file):
+    allowed = ALLOWED_UTILS_IMPORTS["files" if file.name in MAY_IMPORT_FILES else package_of(file)]
     parts = [name.split(".") for name in imported(file) if name.startswith("utils.")]
-    assert {part[1] if part[1] in FLOORS else "" for part in parts} <= allowed
+    assert {part[1] if part[1] in ALLOWED_UTILS_IMPORTS else "" for part in parts} <= allowed
 
 
 MAX_MODULES, MAX_LINES = 15, 400
 
 
-def test_folders_and_modules_stay_small():
+def test_folders_and_modules_stay_within_size_limits():
     files = [*SOURCES, *(ROOT / "benchmarks").glob("*.py")]
     for folder in {file.parent for file in files}:
         modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
@@ -110,7 +110,7 @@ MAX_MAIN_LINES, MAX_LOCALS, MAX_SCRIPT_LINES = {"train.py": 110, "val.py": 60}, 
 
 
 @pytest.mark.parametrize("script", MAX_MAIN_LINES)
-def test_main_tells_the_story(script):
+def test_main_functions_stay_within_size_limits(script):
     text = (ROOT / script).read_text()
     main = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "main")
     assert main.end_lineno is not None
@@ -120,7 +120,7 @@ def test_main_tells_the_story(script):
     assert len(text.splitlines()) <= MAX_SCRIPT_LINES[script]
 
 
-def test_tests_mirror_the_folders():
+def test_test_folders_mirror_source_folders():
     """A test is in the folder of what it tests; tests of scripts, or of several packages, are at the top."""
     tests = ROOT / "tests"
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")} - {Path()}
@@ -135,7 +135,7 @@ def test_tests_mirror_the_folders():
 
 
 @each_source
-def test_no_file_is_read_as_a_program(file):
+def test_sources_never_execute_code_or_programs(file):
     found = {name.partition(".")[0] for name in imported(file)}
     assert not found & {"subprocess", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "code", "requests"}
     names = {name for name, _ in calls(file)}
@@ -148,7 +148,7 @@ def test_no_file_is_read_as_a_program(file):
 
 
 @each_source
-def test_loading_is_always_safe(file):
+def test_load_calls_use_safe_options(file):
     for name, keywords in calls(file):
         safe = {key: isinstance(value, ast.Constant) and value.value for key, value in keywords.items()}
         if name == "torch.load":
@@ -162,7 +162,7 @@ NETWORK = r"(urllib\.request|http\.client|ssl|ftplib|smtplib|xmlrpc|socketserver
 
 
 @each_source
-def test_one_module_asks_the_network(file):
+def test_only_download_module_uses_network(file):
     """And one module calls it, because of a flag. Connections between processes are separate (rendezvous.py)."""
     network = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
     assert not network or file == ROOT / "utils" / "files" / "download.py"
@@ -172,12 +172,12 @@ def test_one_module_asks_the_network(file):
 
 
 @each_source
-def test_no_assert(file):
+def test_sources_contain_no_assert(file):
     assert not [node.lineno for node in nodes(file) if isinstance(node, ast.Assert)]
 
 
 @each_source
-def test_names_and_words(file):
+def test_sources_have_no_vague_file_names_or_machine_paths(file):
     assert not re.search(r"helper|misc|common|general", file.name)
     assert not re.search(r"[\"'\s](/work|/tmp|/home|/root)/", file.read_text(encoding="utf-8"))
 
@@ -209,7 +209,7 @@ sys.exit(", ".join(text for text, true in problems.items() if true) or 0)
 """
 
 
-def test_importing_does_no_work():
+def test_importing_modules_has_no_side_effects():
     modules = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in SOURCES]
     command = [sys.executable, "-B", "-c", IMPORT_EVERYTHING, *modules]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
@@ -222,7 +222,7 @@ def test_importing_does_no_work():
 def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
     """(object, attribute) of each attribute that is read: ("cfg", "epochs") for `cfg.epochs`."""
     return {
-        (spelled(node.value).rpartition(".")[2], node.attr)
+        (dotted_name(node.value).rpartition(".")[2], node.attr)
         for file in files
         for node in nodes(file)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
@@ -238,7 +238,7 @@ def method(file: Path, name: str) -> ast.FunctionDef:
     return next(node for node in nodes(file) if isinstance(node, ast.FunctionDef) and node.name == name)
 
 
-def test_every_flag_is_read():
+def test_every_config_field_is_read():
     scripts = [ROOT / "train.py", ROOT / "val.py", *sorted((ROOT / "utils" / "training").glob("*.py"))]
     read = {name for base, name in attributes_read(scripts) if base in ("cfg", "config")}
     for group in GROUPS:  # passed on as keyword arguments by train.py
@@ -247,18 +247,18 @@ def test_every_flag_is_read():
     assert {field.name for field in fields(TrainConfig)} - read == set()
 
 
-def test_every_flag_can_be_given():
+def test_every_config_field_has_a_flag():
     added = {
         argument.value.removeprefix("--").replace("-", "_")
         for node in nodes(ROOT / "train.py")
-        if isinstance(node, ast.Call) and spelled(node.func) == "add"
+        if isinstance(node, ast.Call) and dotted_name(node.func) == "add"
         for argument in node.args
         if isinstance(argument, ast.Constant)
     }
     assert {field.name for field in fields(TrainConfig)} - added == {"given"}
 
 
-def test_every_hyper_parameter_is_read():
+def test_every_hyperparameter_is_read():
     direct = {name for base, name in attributes_read([ROOT / "train.py"]) if base == "hyp"}
     for group in ("learning", "loss", "augmentation"):  # passed on as keyword arguments by train.py
         assert any(name == f"run.hyp.{group}" for name, _ in calls(ROOT / "train.py")), group

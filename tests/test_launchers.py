@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 TRAIN = str(ROOT / "train.py")
-IN_TWO = ["--nproc_per_node", "2"]
+TWO_PROCESSES = ["--nproc_per_node", "2"]
 
 
 def results(run: Path) -> list[dict[str, float]]:
@@ -27,16 +27,16 @@ def results(run: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
 
 
-def assert_alike(run: Path, other: Path) -> None:
+def assert_results_close(run: Path, other: Path) -> None:
     assert len(results(run)) == len(results(other)) > 0
     for row, expected in zip(results(run), results(other), strict=True):
         assert row == pytest.approx(expected, rel=1e-4, nan_ok=True)
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_process_run(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of one process."""
-    folder = tmp_path_factory.mktemp("alone")
+    folder = tmp_path_factory.mktemp("single_process_run")
     with forked([{}], small(tiny_data, tiny_model, folder, "--sync-bn"), folder / "io") as (rank,):
         assert rank.end(120) == 0, rank.err
     return folder / "exp"
@@ -47,29 +47,29 @@ def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
     return small(tiny_data, tiny_model, tmp_path, "--sync-bn", "--dist-timeout", "30")
 
 
-def trained(command: Sequence[str], folder: Path, **variables: str) -> str:
+def run_launcher(command: Sequence[str], folder: Path, **variables: str) -> str:
     """The output of a launch, which must succeed."""
     with launched(command, folder / "io", **variables) as job:
         assert job.end(120) == 0, job.err
         return job.out
 
 
-def test_torchrun(alone, flags, tmp_path):
-    output = trained([*TORCHRUN, *IN_TWO, TRAIN, *flags], tmp_path)
+def test_torchrun_results_match_single_process(single_process_run, flags, tmp_path):
+    output = run_launcher([*TORCHRUN, *TWO_PROCESSES, TRAIN, *flags], tmp_path)
     assert output.count("batch 4 (2 in each of 2 processes)") == 1  # only rank 0 prints
     assert output.count("see ") == 1
-    assert_alike(tmp_path / "exp", alone)
+    assert_results_close(tmp_path / "exp", single_process_run)
 
 
 @pytest.mark.parametrize("form", [[], ["--use_env"]], ids=["--local-rank", "--use_env"])
-def test_the_older_launcher(alone, flags, tmp_path, form):
+def test_torch_distributed_launch_results_match_single_process(single_process_run, flags, tmp_path, form):
     pytest.importorskip("torch.distributed.launch", reason="this torch does not have it")
     older = [sys.executable, "-m", "torch.distributed.launch"]
-    trained([*older, *form, *IN_TWO, "--master_port", str(free_port()), TRAIN, *flags], tmp_path)
-    assert_alike(tmp_path / "exp", alone)
+    run_launcher([*older, *form, *TWO_PROCESSES, "--master_port", str(free_port()), TRAIN, *flags], tmp_path)
+    assert_results_close(tmp_path / "exp", single_process_run)
 
 
-def spawned(script: str, flags: list[str], folder: Path) -> str:
+def run_forked_script(script: str, flags: list[str], folder: Path) -> str:
     """The output of a script, forked here, that starts processes itself and must succeed."""
     with forked([{"PYTHONWARNINGS": "ignore"}], flags, folder / "io", script=script) as (rank,):
         assert rank.end(120) == 0, rank.err
@@ -77,16 +77,16 @@ def spawned(script: str, flags: list[str], folder: Path) -> str:
         return rank.out
 
 
-def test_spawn(alone, flags, tmp_path):
-    assert spawned("train", [*flags, "--spawn", "2"], tmp_path).count("in each of 2 processes") == 1
-    assert_alike(tmp_path / "exp", alone)
+def test_spawn_results_match_single_process(single_process_run, flags, tmp_path):
+    assert run_forked_script("train", [*flags, "--spawn", "2"], tmp_path).count("in each of 2 processes") == 1
+    assert_results_close(tmp_path / "exp", single_process_run)
 
 
-def test_val_spawns_too(alone, tmp_path):
-    best = str(alone / "weights" / "best.pt")
+def test_val_with_spawn_matches_single_process(single_process_run, tmp_path):
+    best = str(single_process_run / "weights" / "best.pt")
     words = ["--weights", best, "--device", "cpu", "--workers", "0", "--batch", "4", "--img", "64"]
-    words += ["--project", str(tmp_path), "--cache-dir", str(alone.parent / "cache")]
-    two, one = (spawned("val", [*words, *more], tmp_path) for more in (["--spawn=2"], []))
+    words += ["--project", str(tmp_path), "--cache-dir", str(single_process_run.parent / "cache")]
+    two, one = (run_forked_script("val", [*words, *more], tmp_path) for more in (["--spawn=2"], []))
     timeless = [re.sub(r"\d+\.\d+ ms|exp\d?\b", "", text) for text in (two, one)]
     assert timeless[0] == timeless[1] != ""
     assert sorted(path.name for path in tmp_path.glob("exp*")) == ["exp", "exp2"]
@@ -99,7 +99,7 @@ def slurm(rank: int, job: int) -> dict[str, str]:
     return {**step, **task, "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
 
 
-def started(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
+def manual_launch(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     """Environments and flags of two processes that are started without torch's launcher."""
     environments = [by_hand(rank, 2, free_port()) for rank in range(2)]
     if form == "variables":
@@ -114,26 +114,26 @@ def started(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
 
 
 @pytest.mark.parametrize("form", ["variables", "SLURM", "tcp", "tcp under torchrun", "file"])
-def test_without_a_launcher(alone, flags, tmp_path, form):
-    environments, url = started(form, tmp_path)
+def test_manual_launch_results_match_single_process(single_process_run, flags, tmp_path, form):
+    environments, url = manual_launch(form, tmp_path)
     with forked(environments, [*flags, *url], tmp_path / "io") as ranks:
         assert [rank.end(120) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
         assert "2 in each of 2 processes" in ranks[0].out
         assert (ranks[1].out, ranks[0].err, ranks[1].err) == ("", "", "")
-    assert_alike(tmp_path / "exp", alone)
+    assert_results_close(tmp_path / "exp", single_process_run)
 
 
-def test_a_batch_script_of_slurm_is_alone(alone, flags, tmp_path):
+def test_slurm_batch_script_runs_as_single_process(single_process_run, flags, tmp_path):
     """Its variables count the tasks that it may start; only srun adds those of a step. It runs as a single process."""
     batch = {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     with forked([batch], [*flags, "--dist-timeout", "2"], tmp_path / "io") as (rank,):
         assert rank.end(60) == 0, rank.err
-    assert_alike(tmp_path / "exp", alone)
+    assert_results_close(tmp_path / "exp", single_process_run)
 
 
-def test_the_file_of_a_run_that_was_killed(alone, flags, tmp_path):
+def test_rendezvous_file_of_killed_run_can_be_reused(single_process_run, flags, tmp_path):
     """The file contains keys of the killed processes, but the next run can use it; rank 1 starts first."""
-    environments, url = started("file", tmp_path)
+    environments, url = manual_launch("file", tmp_path)
     with forked(environments, [*flags, *url, "--epochs", "1000"], tmp_path / "io") as ranks:
         until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
         for rank in ranks:
@@ -141,4 +141,4 @@ def test_the_file_of_a_run_that_was_killed(alone, flags, tmp_path):
             rank.end(20)
     with forked(environments, [*flags, *url], tmp_path / "io", delays={0: 1}) as ranks:
         assert [rank.end(120) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
-    assert_alike(tmp_path / "exp2", alone)
+    assert_results_close(tmp_path / "exp2", single_process_run)

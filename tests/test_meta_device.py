@@ -46,7 +46,7 @@ from utils.training.optimizers import build_optimizer
 from utils.training.state import build_train_state
 
 SIDE = 64
-EVERYTHING = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.0)  # no copy-paste
+ALL_AUGMENTATIONS = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.0)  # no copy-paste
 UPRIGHT = Augmentation(0.02, 0.7, 0.4, 0, 0.1, 0.5, 0, 0.0, 0.5, 0.5, 0.7, 0.5, 0.0)
 BATCHES = 2  # per epoch of the eight images
 TABLE: dict[str, Any] = {  # has a layer of every class
@@ -95,7 +95,7 @@ TABLE: dict[str, Any] = {  # has a layer of every class
         lambda x, host: torch.tensor(1.0, device=x.device),
     ],
 )
-def test_a_mix_of_devices_is_refused(mix: Callable[[Tensor, Tensor], object]) -> None:
+def test_one_device_mode_refuses_mixed_devices(mix: Callable[[Tensor, Tensor], object]) -> None:
     with OneDevice(), pytest.raises(RuntimeError, match=r"mixes tensors of|numbers of the host"):
         mix(torch.ones(2, 3, device=META), torch.ones(2, 3))
 
@@ -116,16 +116,16 @@ def test_a_mix_of_devices_is_refused(mix: Callable[[Tensor, Tensor], object]) ->
         lambda x: x[: x.sum().long()],
     ],
 )
-def test_a_look_at_a_value_is_refused(look: Callable[[Tensor], object]) -> None:
+def test_one_device_mode_refuses_reading_values(look: Callable[[Tensor], object]) -> None:
     with OneDevice(), pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta tensor|data-independent"):
         look(torch.ones(2, 3, device=META))
 
 
-def test_the_table_has_every_layer() -> None:
+def test_model_table_contains_every_layer() -> None:
     assert {row[2] for row in TABLE["backbone"] + TABLE["head"]} == {*LAYERS, "Detect"}
 
 
-def test_what_keeps_to_the_device_is_let_through() -> None:
+def test_one_device_mode_allows_operations_on_one_device() -> None:
     with OneDevice() as device:
         x = torch.ones(2, 3).to(META)
         x[:1, 1] = 5.0
@@ -201,15 +201,15 @@ class Epoch:
         return device
 
 
-def loader_of(
-    labels: Labels, images: Any = None, augmentation: Augmentation = EVERYTHING, size: int = 1
+def make_loader(
+    labels: Labels, images: Any = None, augmentation: Augmentation = ALL_AUGMENTATIONS, size: int = 1
 ) -> Loader[Any]:
     square = {"image_size": SIDE, "stride": 32, "augmentation": augmentation, "seed": 0, "device": META, "size": size}
     return build_train_loader(labels, batch_size=len(labels) // BATCHES, images=images, **square)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace collectives and host copies, since there is only this process; the meta device has no autocast."""
     for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverRead)
@@ -233,8 +233,8 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],
 )
-def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int, settings: dict[str, Any]) -> None:
-    epoch = Epoch(loader_of(labels, size=size), optimizer=optimizer, **settings)
+def test_training_epoch_stays_on_device(labels: Labels, optimizer: str, size: int, settings: dict[str, Any]) -> None:
+    epoch = Epoch(make_loader(labels, size=size), optimizer=optimizer, **settings)
     calls = epoch.train().calls
     closing = epoch.state.schedule.step_batches(0, BATCHES)
     assert calls[SENT] == 2 * BATCHES  # images and targets
@@ -245,58 +245,58 @@ def test_an_epoch_keeps_to_the_device(labels: Labels, optimizer: str, size: int,
     assert epoch.state.progress.losses.sums.device == META
 
 
-@pytest.mark.parametrize("augmentation", [UPRIGHT, EVERYTHING], ids=["upright", "everything"])
-def test_an_epoch_of_images_that_the_device_draws_keeps_to_it(labels: Labels, augmentation: Augmentation) -> None:
-    loader = loader_of(labels, on_device(labels), augmentation)
+@pytest.mark.parametrize("augmentation", [UPRIGHT, ALL_AUGMENTATIONS], ids=["upright", "everything"])
+def test_training_epoch_with_device_augmentation_stays_on_device(labels: Labels, augmentation: Augmentation) -> None:
+    loader = make_loader(labels, on_device(labels), augmentation)
     calls = Epoch(loader).train().calls
     assert calls[SENT] == 5 * BATCHES  # targets, and the augmentation plans: lines, places, mixes, tables
     assert calls["_fused_sgd_"] > 0
 
 
-def multiplied_on_the_cpu(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+def multiply_on_cpu(losses: dict[str, Tensor]) -> dict[str, Tensor]:
     return losses | {"box": losses["box"] * torch.ones(())}
 
 
-def gradient_multiplied_on_the_cpu(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+def multiply_gradient_on_cpu(losses: dict[str, Tensor]) -> dict[str, Tensor]:
     losses["box"].register_hook(lambda gradient: gradient * torch.ones(()))
     return losses
 
 
-def looked_at(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+def read_on_host(losses: dict[str, Tensor]) -> dict[str, Tensor]:
     return losses if losses["box"].item() else {}
 
 
 @pytest.mark.parametrize(
     ("fault", "refusal"),
     [
-        (multiplied_on_the_cpu, "mul mixes tensors of cpu and meta"),
-        (gradient_multiplied_on_the_cpu, "mul mixes tensors of cpu and meta"),
-        (looked_at, r"item\(\) cannot be called on meta tensors"),
+        (multiply_on_cpu, "mul mixes tensors of cpu and meta"),
+        (multiply_gradient_on_cpu, "mul mixes tensors of cpu and meta"),
+        (read_on_host, r"item\(\) cannot be called on meta tensors"),
     ],
 )
-def test_a_fault_of_the_loss_is_seen(labels: Labels, fault: Callable[..., Any], refusal: str) -> None:
-    epoch = Epoch(loader_of(labels))
+def test_device_fault_in_loss_is_detected(labels: Labels, fault: Callable[..., Any], refusal: str) -> None:
+    epoch = Epoch(make_loader(labels))
     epoch.criterion.register_forward_hook(lambda module, taken, losses: fault(losses))
     with pytest.raises(RuntimeError, match=refusal):
         epoch.train()
 
 
-def test_a_loss_left_on_the_cpu_is_seen(labels: Labels) -> None:
-    epoch = Epoch(loader_of(labels))
+def test_loss_anchors_left_on_cpu_are_detected(labels: Labels) -> None:
+    epoch = Epoch(make_loader(labels))
     epoch.criterion.anchors_px = torch.ones(epoch.criterion.anchors_px.shape)
     with pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
         epoch.train()
 
 
-def test_an_average_left_on_the_cpu_is_seen(labels: Labels) -> None:
-    epoch = Epoch(loader_of(labels))
+def test_ema_left_on_cpu_is_detected(labels: Labels) -> None:
+    epoch = Epoch(make_loader(labels))
     epoch.state.ema = EMA(build_model(TABLE, 3))
     with pytest.raises(RuntimeError, match="_foreach_lerp_ mixes tensors of cpu and meta"):
         epoch.train()
 
 
-def test_the_guard_of_an_optimizer_that_is_not_fused_is_seen_to_wait(labels: Labels) -> None:
-    epoch = Epoch(loader_of(labels))
+def test_host_read_by_guard_of_unfused_optimizer_is_detected(labels: Labels) -> None:
+    epoch = Epoch(make_loader(labels))
     epoch.state.optimizer.defaults["fused"] = False
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         epoch.train()
@@ -320,7 +320,7 @@ def fused_model() -> Detector:
 
 
 @pytest.mark.parametrize("name", PREDICTIONS)
-def test_predictions_keep_to_the_device(name: str) -> None:
+def test_predictions_stay_on_device(name: str) -> None:
     model, host = fused_model(), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
     with torch.no_grad(), OneDevice() as device:
         boxes, scores = PREDICTIONS[name](model)(to_device(host, META))
@@ -331,7 +331,7 @@ def test_predictions_keep_to_the_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("boxes", [0, 3])
-def test_the_loss_of_a_validation_keeps_to_the_device(boxes: int) -> None:
+def test_validation_loss_stays_on_device(boxes: int) -> None:
     model = fused_model()
     criterion = build_loss(model.head, LossGains()).to(META)
     targets, images = torch.zeros(boxes, 6, device=META), torch.zeros(2, 3, SIDE, SIDE, device=META)
@@ -340,14 +340,14 @@ def test_the_loss_of_a_validation_keeps_to_the_device(boxes: int) -> None:
     assert {name: loss.shape for name, loss in losses.items()} == {"box": (), "obj": (), "cls": ()}
 
 
-def test_a_model_is_fused_on_the_device() -> None:
+def test_fusing_a_model_stays_on_device() -> None:
     model = build_model(TABLE, 3).to(META)
     with OneDevice():
         model.fuse()
     assert not running_statistics(model)
 
 
-def test_a_fault_of_the_head_is_seen() -> None:
+def test_device_fault_in_model_is_detected() -> None:
     model, images = fused_model(), torch.zeros(1, 3, SIDE, SIDE, device=META)
     with OneDevice() as device:
         model.decode(model(images))
@@ -361,7 +361,7 @@ def test_a_fault_of_the_head_is_seen() -> None:
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
-def test_suppression_is_where_values_are_first_looked_at(multi_label: bool) -> None:
+def test_nms_reads_no_value_before_selecting_candidates(multi_label: bool) -> None:
     """NMS stays on the device until it needs the number of scores above the threshold."""
     boxes, scores = torch.zeros(1, 10, 4, device=META), torch.zeros(1, 10, 3, device=META)
     with OneDevice() as device, pytest.raises(NotImplementedError, match=r"torch\.nonzero") as refused:

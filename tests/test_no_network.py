@@ -13,19 +13,22 @@ import pytest
 from tests.support.launching import ROOT, Job, launched, unshare_command
 from tests.support.no_network import commands
 
-PLAY = Path(__file__).parent / "support" / "no_network.py"
-NOWHERE = "/dev/null"  # no folder can be created below it, not even by root
-UNKNOWN = 54321  # id of a user without a name and a home folder
-EMPTY = ("--net", "--user --map-root-user --net")  # options of unshare for a network without an address or a route
-WITHOUT_HOME = f"--user --map-user={UNKNOWN} --net"
+SCRIPT = Path(__file__).parent / "support" / "no_network.py"
+UNWRITABLE_HOME = "/dev/null"  # no folder can be created below it, not even by root
+UNKNOWN_USER_ID = 54321  # id of a user without a name and a home folder
+EMPTY_NETWORK = (
+    "--net",
+    "--user --map-root-user --net",
+)  # options of unshare for a network without an address or a route
+WITHOUT_HOME = f"--user --map-user={UNKNOWN_USER_ID} --net"
 
 
 @dataclass
-class Scene:
+class NamespaceJob:
     """A job, and the command that enters its namespaces; empty if it has none."""
 
     job: Job
-    way: list[str]
+    enter_command: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -38,74 +41,76 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def scenes(named_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scene]]:
+def jobs(
+    named_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, NamespaceJob]]:
     """All commands without a network, and a run of an unknown user, at the same time, since each takes seconds."""
-    played, lonely = tmp_path_factory.mktemp("played"), tmp_path_factory.mktemp("lonely")
-    empty, unknown = unshare_command(*EMPTY), unshare_command(WITHOUT_HOME)
+    offline, unknown_user = tmp_path_factory.mktemp("offline"), tmp_path_factory.mktemp("unknown_user")
+    empty, unknown = unshare_command(*EMPTY_NETWORK), unshare_command(WITHOUT_HOME)
     with ExitStack() as stack:
-        own = {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
-        words = [*empty, sys.executable, str(PLAY), str(named_data), tiny_model, str(played)]
-        found = {"played": Scene(stack.enter_context(launched(words, played, **own)), empty)}
+        own = {"HOME": UNWRITABLE_HOME, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
+        words = [*empty, sys.executable, str(SCRIPT), str(named_data), tiny_model, str(offline)]
+        found = {"offline": NamespaceJob(stack.enter_context(launched(words, offline, **own)), empty)}
         if unknown:
             words = ["env", "-u", "HOME", *unknown, sys.executable, str(ROOT / "train.py")]
-            words += commands(str(named_data), tiny_model, lonely)["train"][1:]
-            found["lonely"] = Scene(stack.enter_context(launched(words, lonely, **own)), unknown)
+            words += commands(str(named_data), tiny_model, unknown_user)["train"][1:]
+            found["unknown_user"] = NamespaceJob(stack.enter_context(launched(words, unknown_user, **own)), unknown)
         yield found
 
 
 @pytest.fixture(scope="module")
-def found(scenes: dict[str, Scene]) -> dict[str, Any]:
-    job = scenes["played"].job
+def found(jobs: dict[str, NamespaceJob]) -> dict[str, Any]:
+    job = jobs["offline"].job
     assert job.end(120) == 0, job.err
     return json.loads((job.folder / "found.json").read_text())
 
 
 @pytest.mark.slow
-def test_every_command_ends_well_without_a_network(found, scenes):
+def test_all_commands_succeed_without_network(found, jobs):
     assert found["codes"] == dict.fromkeys(("train", "resume", "val", "models", "metrics", "shapes"), 0)
-    assert "Traceback" not in scenes["played"].job.err
+    assert "Traceback" not in jobs["offline"].job.err
 
 
 @pytest.mark.slow
-def test_nothing_tries_to_reach_the_network(found):
+def test_no_command_tries_to_use_the_network(found):
     assert found["attempts"] == ""
 
 
 @pytest.mark.slow
-def test_each_way_to_the_network_would_have_been_noticed(found):
+def test_audit_hook_rejects_each_way_to_access_the_network(found):
     assert found["bitten"]
     assert all(found["bitten"].values()), found["bitten"]
 
 
 @pytest.mark.slow
-def test_neither_does_anything_written_in_c(found, scenes):
-    if not scenes["played"].way:
+def test_native_code_sends_no_packets(found, jobs):
+    if not jobs["offline"].enter_command:
         pytest.skip("this machine does not allow an empty network (unshare --net)")
     assert found["unsent from C"] == 1  # so it would have been noticed
     assert found["unsent"] == 0
 
 
 @pytest.mark.slow
-def test_what_the_commands_write_is_all_there(found, scenes):
-    folder = scenes["played"].job.folder
+def test_commands_without_network_write_all_outputs(found, jobs):
+    folder = jobs["offline"].job.folder
     pictures = {file.name for file in folder.glob("trained/*.png")} | {
         file.name for file in folder.glob("trained/*.jpg")
     }
     assert {"results.png", "labels.png", "PR_curve.png", "confusion_matrix.png", "train_batch0.jpg"} <= pictures
     assert (folder / "validated" / "val_batch0_pred.jpg").exists()
-    assert "pycocotools" in scenes["played"].job.out
+    assert "pycocotools" in jobs["offline"].job.out
 
 
 @pytest.mark.slow
-def test_a_home_that_cannot_be_written_costs_the_cache_and_no_more(found, scenes):
-    assert scenes["played"].job.out.count(f"[not cached: {NOWHERE}/.cache/kestrel: Not a directory]") == 5
+def test_unwritable_home_only_disables_the_cache(found, jobs):
+    assert jobs["offline"].job.out.count(f"[not cached: {UNWRITABLE_HOME}/.cache/kestrel: Not a directory]") == 5
 
 
 @pytest.mark.slow
-def test_a_user_without_a_home_trains(scenes):
-    if "lonely" not in scenes:
+def test_training_works_for_user_without_home(jobs):
+    if "unknown_user" not in jobs:
         pytest.skip("this machine does not allow an unknown user (unshare --user --map-user)")
-    job = scenes["lonely"].job
+    job = jobs["unknown_user"].job
     assert job.end(120) == 0, job.err
     assert "Traceback" not in job.err
     assert job.out.count("[not cached: no home folder, and no --cache-dir]") == 2

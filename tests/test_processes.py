@@ -55,7 +55,7 @@ RUNS = {
     "a step to each batch": SHORT.replace("--batch 6", "--batch 44") + " --data MANY",
     "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
 }
-BROKEN = {  # fault: the run of RUNS that it is compared with
+FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
     "rank-local normalisation": "accumulated",
     "gradients not multiplied by the number of processes": "accumulated",
     "rank-seeded augmentation": "accumulated",
@@ -63,12 +63,12 @@ BROKEN = {  # fault: the run of RUNS that it is compared with
     "rank-local image size": "multi-scale and activations computed again",
     "plain BatchNorm": "accumulated",
 }
-SEVEN = [0, 1, 2, 3, 5, 6, 7]
+SEVEN_IMAGES = [0, 1, 2, 3, 5, 6, 7]
 EVALUATIONS: dict[str, Found] = {
     "12 images in 6 batches": {"images": list(range(12)), "batch": 2},
-    "7 images": {"images": SEVEN},
+    "7 images": {"images": SEVEN_IMAGES},
     "1 image": {"images": [3]},
-    "no detections": {"images": SEVEN, "confidence": 1.0},
+    "no detections": {"images": SEVEN_IMAGES, "confidence": 1.0},
     "no labels": {"images": [0, 4, 8]},
 }
 
@@ -126,7 +126,7 @@ def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, Found
 def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, Found]) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works |= {name: {"work": "trains", "flags": flags(own)} for name, own in RUNS.items()}
-    for name, run in BROKEN.items():
+    for name, run in FAULTY_RUNS.items():
         fault = name if name in FAULTS else ""
         own = RUNS[run] if fault else RUNS[run].replace(" --sync-bn", "")
         works[name] = {"work": "trains", "flags": flags(own), "fault": fault}
@@ -167,7 +167,7 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
     return max(shares)
 
 
-def apart(first: Path, second: Path) -> dict[str, float]:
+def state_differences(first: Path, second: Path) -> dict[str, float]:
     """Return the difference between the final weights, averages and momenta of two runs."""
     one, other = state(first), state(second)
     assert one["ema_updates"] == other["ema_updates"]
@@ -183,33 +183,33 @@ def apart(first: Path, second: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("size", "precision"), [(2, "fp64"), (2, "fp32"), (4, "fp64")])
-def test_after_20_steps_the_weights_are_those_of_one_process(request, folder, alone, size, precision):
+def test_weights_after_20_steps_match_single_process(request, folder, alone, size, precision):
     request.getfixturevalue({2: "two", 4: "four"}[size])
-    found = apart(alone(precision), folder / str(size) / precision)
+    found = state_differences(alone(precision), folder / str(size) / precision)
     assert state(alone(precision))["ema_updates"] == 20
     assert max(found["model"], found["ema"]) < TOLERANCE[precision], found
 
 
 @pytest.mark.parametrize("run", sorted(RUNS.keys() - {"fp64", "fp32"}))
-def test_two_processes_are_one_in_every_way_to_train(folder, alone, two, run):
-    found = apart(alone(run), folder / "2" / run)
+def test_two_processes_match_single_process_in_every_training_mode(folder, alone, two, run):
+    found = state_differences(alone(run), folder / "2" / run)
     assert max(found.values()) < TOLERANCE["fp64"], found
 
 
-def test_a_sharded_run_is_resumed(folder, alone, two):
+def test_resumed_sharded_run_matches_single_process(folder, alone, two):
     """Its second epoch, from the full (unsharded) states in a checkpoint."""
     assert two["sharded, resumed"][0] == two["sharded, saved"][0]
-    assert max(apart(alone("sharded"), folder / "2" / "sharded, saved").values()) < TOLERANCE["fp64"]
+    assert max(state_differences(alone("sharded"), folder / "2" / "sharded, saved").values()) < TOLERANCE["fp64"]
 
 
-@pytest.mark.parametrize("fault", BROKEN)
-def test_what_breaks_it_is_seen(folder, alone, two, fault):
-    found = apart(alone(BROKEN[fault]), folder / "2" / fault)
+@pytest.mark.parametrize("fault", FAULTY_RUNS)
+def test_distributed_training_faults_change_the_weights(folder, alone, two, fault):
+    found = state_differences(alone(FAULTY_RUNS[fault]), folder / "2" / fault)
     assert min(found["model"], found["ema"]) > 1e5 * TOLERANCE["fp64"], found
 
 
 @pytest.mark.usefixtures("two")
-def test_results_agree_to_four_digits(folder, alone):
+def test_results_csv_of_two_processes_agrees_to_four_digits(folder, alone):
     one, other = (
         list(csv.DictReader((run / "results.csv").read_text().splitlines()))
         for run in (alone("fp32"), folder / "2" / "fp32")
@@ -222,20 +222,20 @@ def test_results_agree_to_four_digits(folder, alone):
         assert float(first["metrics/mAP_0.5"]) > 0.1
 
 
-def test_all_processes_return_the_same_evaluation(two, four):
+def test_all_processes_return_the_same_metrics(two, four):
     for results in (two, four):
         for name in results.keys() & RUNS.keys():
             assert all(found == results[name][0] for found in results[name]), name
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU")
-def test_wrapped_in_data_parallel_the_cpu_is_one_process_to_the_bit(alone):
+def test_data_parallel_on_cpu_equals_single_process_bitwise(alone):
     pair = World(torch.device("cpu"), devices=(torch.device("cpu"), torch.device("cpu")))
-    found = apart(alone("accumulated"), alone("accumulated", pair, "DataParallel"))
+    found = state_differences(alone("accumulated"), alone("accumulated", pair, "DataParallel"))
     assert found == {"model": 0, "ema": 0, "momentum": 0}
 
 
-def test_without_sync_bn_statistics_are_averaged(folder, two):
+def test_batchnorm_statistics_are_averaged_without_sync_bn(folder, two):
     first, second = two["own norms"]
     saved = state(folder / "2" / "own norms")
     assert first["evaluated"].keys() == saved["ema"].keys()
@@ -247,7 +247,7 @@ def test_without_sync_bn_statistics_are_averaged(folder, two):
     assert all(value.equal(saved["ema"][key]) for key, value in first["evaluated"].items())
 
 
-def test_maps_of_uneven_parts_of_a_batch_are_the_batch(flags):
+def test_gradients_of_uneven_batch_parts_match_full_batch(flags):
     """As in DataParallel: copies of the model get parts of the batch, the loss gets their concatenated maps."""
     model, _ = load_detector(Path(flags("")[-1]))
     model.double().train()
@@ -267,7 +267,7 @@ def test_maps_of_uneven_parts_of_a_batch_are_the_batch(flags):
     assert difference(*gradients) < 1e-12
 
 
-def test_gradients_are_exchanged_once_for_each_step(two):
+def test_gradients_are_all_reduced_once_per_optimizer_step(two):
     """With three batches per step there is one all-reduce, after the third; the sum equals that of one process."""
     model = Norm()
     for batch in images_of_a_step().split(4):
@@ -279,7 +279,7 @@ def test_gradients_are_exchanged_once_for_each_step(two):
             assert difference(dict(enumerate(expected)), dict(enumerate(step))) < 1e-12
 
 
-def test_nobody_waits_in_a_collective_while_rank_0_draws_and_writes(folder, flags):
+def test_slow_writes_of_rank_0_do_not_time_out_other_ranks(folder, flags):
     """A rank that waited for rank 0 in a collective for longer than --dist-timeout would end the run."""
     work = {"work": "trains", "flags": flags("--epochs 1 --batch 12 --nosave"), "fault": "slow writer"}
     found = launch(folder / "slow", 2, {"slow": work}, dist_timeout=SLOW_S - 1)["slow"]
@@ -292,7 +292,7 @@ def test_nobody_waits_in_a_collective_while_rank_0_draws_and_writes(folder, flag
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_process_has_the_evaluation_of_one(request, folder, evaluations, size, name):
+def test_evaluation_in_every_process_matches_single_process(request, folder, evaluations, size, name):
     found = request.getfixturevalue({2: "two", 3: "three", 4: "four"}[size])[name]
     expected = evaluates(ALONE, folder, name, **evaluations[name])
     assert sum(result.pop("batches") for result in found) == expected.pop("batches")
@@ -300,7 +300,7 @@ def test_every_process_has_the_evaluation_of_one(request, folder, evaluations, s
         torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_evaluations_are_what_their_names_say(folder, evaluations):
+def test_evaluation_cases_match_their_names(folder, evaluations):
     found = {name: evaluates(ALONE, folder, name, **given) for name, given in evaluations.items()}
     assert {name: result["batches"] for name, result in found.items()} == {
         "12 images in 6 batches": 6,
@@ -316,14 +316,14 @@ def test_the_evaluations_are_what_their_names_say(folder, evaluations):
     assert len(found["no labels"]["detections"]["scores"]) > 0
 
 
-def test_an_image_seen_twice_shows(folder, evaluations, three):
+def test_image_evaluated_twice_changes_metrics(folder, evaluations, three):
     expected = evaluates(ALONE, folder, "7 images", **evaluations["7 images"])
     for result in three["twice"]:
         assert len(result["detections"]["scores"]) > len(expected["detections"]["scores"])
         assert abs(result["numbers"]["AP"] - expected["numbers"]["AP"]) > 1e-3
 
 
-def test_val_under_torchrun(folder, flags, yaml, monkeypatch):
+def test_val_under_torchrun_matches_single_process(folder, flags, yaml, monkeypatch):
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     words = (
@@ -342,7 +342,7 @@ def test_val_under_torchrun(folder, flags, yaml, monkeypatch):
 # ---------------------------------------------------------------------- the operations of a world
 
 
-def test_operations_of_three_processes(three):
+def test_world_operations_of_three_processes(three):
     found = three["operates"]
     assert [result["place"] for result in found] == [[rank, rank, 3, 3, rank == 0] for rank in range(3)]
     for rank, result in enumerate(found):
@@ -362,7 +362,7 @@ def test_operations_of_three_processes(three):
         assert result["all_gather_object"] == [{"rank": other, "text": "é"} for other in range(3)]
 
 
-def test_one_of_each_machine_goes_first(three):
+def test_local_rank_0_of_each_machine_runs_first(three):
     """Ranks 0 and 1 are on one machine, rank 2 is on another."""
     found = three["takes_turns"]
     assert [result["first"] for result in found] == [True, False, True]
@@ -370,7 +370,7 @@ def test_one_of_each_machine_goes_first(three):
     assert all(result["waited"] >= 0.5 for result in found if result["first"])  # the first ones sleep this long
 
 
-def test_processes_that_differ_are_refused_by_all(three):
+def test_differing_values_are_refused_by_all_processes(three):
     for result in three["disagrees"]:
         assert result["said"] == [
             "--this differs between the processes: 0 on rank 0, 1 on rank 2",
@@ -378,7 +378,7 @@ def test_processes_that_differ_are_refused_by_all(three):
         ]
 
 
-def test_copies_are_made_one(three):
+def test_sync_buffers_makes_model_state_equal_on_all_ranks(three):
     """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronised, the rest is rank 0's."""
     for result in three["aligns"]:
         averaged = {key for key, value in result["own"].items() if value != 0}

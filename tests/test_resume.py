@@ -58,7 +58,7 @@ def die() -> None:
     os.kill(os.getpid(), getattr(signal, os.environ.get("KESTREL_SIGNAL", "SIGKILL")))
 
 
-def calls(owner: Any, name: str, number: float, *, after: bool = False) -> None:
+def die_at_call(owner: Any, name: str, number: float, *, after: bool = False) -> None:
     """Die before or after the number-th call of a function."""
     real, left = getattr(owner, name), iter(range(int(number), 0, -1))
 
@@ -74,7 +74,7 @@ def calls(owner: Any, name: str, number: float, *, after: bool = False) -> None:
     setattr(owner, name, work)
 
 
-def torn(number: float) -> None:
+def die_in_checkpoint_write(number: float) -> None:
     """Die when half of a checkpoint is written."""
     real, left = checkpoint_file._write, iter(range(int(number), 0, -1))
 
@@ -87,7 +87,7 @@ def torn(number: float) -> None:
     checkpoint_file._write = write
 
 
-def after_a_while(number: float) -> None:
+def die_after_delay(number: float) -> None:
     """Die some time after the rendezvous: before it, the others would wait for a process that never connects."""
     real = train.main
 
@@ -99,16 +99,16 @@ def after_a_while(number: float) -> None:
 
 
 INSTANTS: dict[str, Callable[[float], None]] = {
-    "before a step": lambda number: calls(state.TrainState, "step", number),
-    "after a step": lambda number: calls(state.TrainState, "step", number, after=True),
-    "in validation": lambda number: calls(predict, "non_max_suppression", number),
-    "after validation": lambda number: calls(val, "evaluate_boxes", number),
-    "in a picture": lambda number: calls(batches, "plot_batch", number),
-    "in the last pictures": lambda number: calls(operating, "plot_curves", 1),
-    "in a checkpoint": torn,
-    "before a file is there": lambda number: calls(atomic.os, "replace", number),
-    "when a file is there": lambda number: calls(atomic.os, "replace", number, after=True),
-    "some time": after_a_while,
+    "before a step": lambda number: die_at_call(state.TrainState, "step", number),
+    "after a step": lambda number: die_at_call(state.TrainState, "step", number, after=True),
+    "in validation": lambda number: die_at_call(predict, "non_max_suppression", number),
+    "after validation": lambda number: die_at_call(val, "evaluate_boxes", number),
+    "in a picture": lambda number: die_at_call(batches, "plot_batch", number),
+    "in the last pictures": lambda number: die_at_call(operating, "plot_curves", 1),
+    "in a checkpoint": die_in_checkpoint_write,
+    "before a file is there": lambda number: die_at_call(atomic.os, "replace", number),
+    "when a file is there": lambda number: die_at_call(atomic.os, "replace", number, after=True),
+    "some time": die_after_delay,
     "nowhere": lambda number: None,
 }
 WRITING = {"in the last pictures", "in a picture", "in a checkpoint", "before a file is there", "when a file is there"}
@@ -192,7 +192,7 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(attempt, tmp_path, size):
+def test_run_killed_20_times_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
     drawn: dict[str, Any] = {"pictures": True}
     epochs = ("--epochs", "12")
     assert attempt(size, "straight", *epochs, **drawn) == [0] * size
@@ -202,7 +202,7 @@ def test_killed_at_twenty_instants_a_run_ends_with_the_same_bits(attempt, tmp_pa
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
 
-def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(attempt, tmp_path):
+def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path):
     """With lr0 0.001, rounding errors grow from 1e-16 to 3e-11; with 0.01 to 2e-6, which could hide a fault."""
     write_hyp(tmp_path / "slow.yaml", "hyp.scratch-low.yaml", lr0=0.001, warmup_bias_lr=0.001)
     exact = ("--epochs", "3", "--amp", "fp64", "--sync-bn", "--hyp", str(tmp_path / "slow.yaml"))
@@ -234,7 +234,7 @@ def test_another_number_of_processes_goes_on_in_the_midst_of_an_epoch(attempt, t
         (1, "0 in validation 20", "SIGTERM"),  # of best.pt
     ],
 )
-def test_told_to_end_a_run_is_saved_and_leaves(attempt, tmp_path, size, at, by):
+def test_run_saves_and_exits_on_signal_and_resumes_with_same_bits(attempt, tmp_path, size, at, by):
     """Only one process receives the signal. With --save-minutes 0 and --nosave there is no other checkpoint."""
     rare = ("--epochs", "3", "--save-minutes", "0", "--nosave")
     assert attempt(size, "straight", *rare) == [0] * size
@@ -252,7 +252,7 @@ def test_told_to_end_a_run_is_saved_and_leaves(attempt, tmp_path, size, at, by):
     assert_same_bits(tmp_path / "straight", run)
 
 
-def test_told_to_end_when_the_epoch_is_validated(attempt, tmp_path):
+def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, tmp_path):
     """Also with --nosave there is a checkpoint of the epoch and batch in preempted.json."""
     rare = ("--epochs", "3", "--nosave")
     assert attempt(1, "straight", *rare) == [0]
@@ -266,7 +266,7 @@ def test_told_to_end_when_the_epoch_is_validated(attempt, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
-def test_a_launcher_that_is_told_to_end_leaves_a_checkpoint_and_no_process(data, tiny_model, tmp_path, number):
+def test_signalled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model, tmp_path, number):
     """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its processes notice."""
     flags = small(data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval")
     command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "support" / "launching.py"), *flags, "--nosave"]
@@ -299,25 +299,25 @@ def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) 
     return made | {"config": TrainConfig().as_dict() | {"epochs": 3} | config}
 
 
-def opened(folder: Path, saved: dict[str, Any]) -> Checkpoint:
+def open_checkpoint(folder: Path, saved: dict[str, Any]) -> Checkpoint:
     return checked_checkpoint(str(folder / "weights" / "last.pt"), saved)
 
 
-def asked(folder: Path, **given: Any) -> TrainConfig:
+def resume_flags(folder: Path, **given: Any) -> TrainConfig:
     return TrainConfig(**given, resume=str(folder / "weights" / "last.pt"), given=frozenset(given))
 
 
-def test_without_flags_a_run_keeps_its_own(tmp_path):
+def test_resume_without_flags_keeps_saved_settings(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=7, optimizer="AdamW", freeze=[1, 2], workers=3)
-    cfg, lines = resumed_config(asked(tmp_path), opened(tmp_path, saved))
+    cfg, lines = resumed_config(resume_flags(tmp_path), open_checkpoint(tmp_path, saved))
     assert (cfg.epochs, cfg.optimizer, cfg.freeze, cfg.workers, cfg.data) == (7, "AdamW", (1, 2), 3, "/data/a.yaml")
     assert lines == []
 
 
-def test_flags_that_may_change(tmp_path):
+def test_resume_applies_flags_that_may_change(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=300, patience=5)
     given = {"epochs": 100, "patience": 100, "batch_size": 8, "workers": 0, "data": "/data/b.yaml"}  # some are defaults
-    cfg, lines = resumed_config(asked(tmp_path, **given), opened(tmp_path, saved))
+    cfg, lines = resumed_config(resume_flags(tmp_path, **given), open_checkpoint(tmp_path, saved))
     assert {name: getattr(cfg, name) for name in given} == given
     assert lines == [
         "--resume changes --batch-size from 16 to 8",
@@ -328,10 +328,11 @@ def test_flags_that_may_change(tmp_path):
     ]
 
 
-def test_flags_that_are_not_heard(tmp_path):
+def test_resume_ignores_flags_that_may_not_change(tmp_path):
     saved = saved_run(tmp_path, done=False, imgsz=320)
     cfg, lines = resumed_config(
-        asked(tmp_path, imgsz=640, seed=1, epochs=3, batch_size=-1, project="x"), opened(tmp_path, saved)
+        resume_flags(tmp_path, imgsz=640, seed=1, epochs=3, batch_size=-1, project="x"),
+        open_checkpoint(tmp_path, saved),
     )
     assert (cfg.imgsz, cfg.seed, cfg.batch_size) == (320, 0, 16)
     assert lines == ["--resume keeps the run's own settings; these flags have no effect: --batch-size, --imgsz, --seed"]
@@ -359,20 +360,20 @@ def test_flags_that_are_not_heard(tmp_path):
         ({}, {"optimizer": None}, "contains no training state to resume; fine-tune from it with --weights"),
     ],
 )
-def test_refused(tmp_path, given, made, sentence):
+def test_invalid_resume_is_refused(tmp_path, given, made, sentence):
     own = made.pop("config", {}) | {name: made.pop(name) for name in ("best", "done") if name in made}
     saved = {name: value for name, value in (saved_run(tmp_path, **own) | made).items() if value is not None}
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        resumed_config(asked(tmp_path, **given), opened(tmp_path, saved))
+        resumed_config(resume_flags(tmp_path, **given), open_checkpoint(tmp_path, saved))
 
 
-def test_a_run_that_is_done_may_have_lost_its_last_word(tmp_path):
+def test_finished_run_without_metrics_json_can_be_resumed(tmp_path):
     """Killed between its last checkpoint and metrics.json: it can be resumed to write what is missing."""
-    cfg, _ = resumed_config(asked(tmp_path), opened(tmp_path, saved_run(tmp_path, done=False)))
+    cfg, _ = resumed_config(resume_flags(tmp_path), open_checkpoint(tmp_path, saved_run(tmp_path, done=False)))
     assert cfg.epochs == 3
 
 
-def test_which_checkpoint_is_meant(tmp_path):
+def test_find_last_accepts_newest_folder_or_file(tmp_path):
     for number, name in enumerate(("new", "old", "older")):
         last = tmp_path / name / "weights" / "last.pt"
         last.parent.mkdir(parents=True)
@@ -388,7 +389,7 @@ def test_which_checkpoint_is_meant(tmp_path):
         find_last("newest", tmp_path / "empty")
 
 
-def test_a_finished_run_is_made_longer(attempt, tmp_path):
+def test_finished_run_can_be_extended_with_more_epochs(attempt, tmp_path):
     """The learning rate continues on the curve of the new length: here 1 - 0.99 * step / steps."""
     assert attempt(1, "exp", "--epochs", "2") == [0]
     two = rows(tmp_path / "exp")
@@ -402,7 +403,7 @@ def test_a_finished_run_is_made_longer(attempt, tmp_path):
     assert attempt(1, "exp", "--epochs", "4") == [2]
 
 
-def test_another_batch_size_in_the_midst_of_an_epoch(attempt, tmp_path):
+def test_run_resumes_mid_epoch_with_other_batch_size(attempt, tmp_path):
     assert attempt(1, "exp", "--epochs", "3", at="0 before a step 5") == [-9]
     before = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
     assert (before["epoch"], before["batch"]) == (1, 1)
@@ -416,7 +417,7 @@ def test_another_batch_size_in_the_midst_of_an_epoch(attempt, tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["best.pt", "of another epoch", "damaged"])
-def test_a_best_checkpoint_that_is_not_there_is_sought_anew(attempt, tmp_path, lost):
+def test_search_for_best_epoch_restarts_if_best_checkpoint_is_unusable(attempt, tmp_path, lost):
     assert attempt(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
     best = tmp_path / "exp" / "weights" / "best.pt"
     if lost == "best.pt":
@@ -433,7 +434,7 @@ def test_a_best_checkpoint_that_is_not_there_is_sought_anew(attempt, tmp_path, l
     assert (tmp_path / "exp" / "metrics.json").exists()
 
 
-def test_a_run_without_saves_that_is_ended_early_has_a_best_checkpoint(attempt, tmp_path):
+def test_nosave_run_shortened_on_resume_writes_best_checkpoint(attempt, tmp_path):
     rare = ("--nosave", "--save-minutes", "0")
     assert attempt(1, "exp", "--epochs", "4", *rare, at="0 before a step 6", by="SIGTERM") == [143]
     behind = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"]
@@ -442,7 +443,7 @@ def test_a_run_without_saves_that_is_ended_early_has_a_best_checkpoint(attempt, 
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "best.pt")["epoch"] == behind
 
 
-def test_fewer_images_than_before(attempt, data, tmp_path):
+def test_run_resumes_mid_epoch_with_fewer_images(attempt, data, tmp_path):
     assert attempt(1, "exp", "--epochs", "3", at="0 before a step 6") == [-9]
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["batch"] > 1
     copy = tmp_path / "copy"
@@ -453,17 +454,17 @@ def test_fewer_images_than_before(attempt, data, tmp_path):
     assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
 
 
-def test_a_second_run_in_a_folder_is_refused(attempt, data, tiny_model, tmp_path):
+def test_second_run_in_locked_folder_is_refused(attempt, data, tiny_model, tmp_path):
     assert attempt(1, "exp", "--epochs", "2", at="0 before a step 2") == [-9]
     last = str(tmp_path / "exp" / "weights" / "last.pt")
-    with hold_elsewhere(tmp_path / "exp"):
+    with lock_in_other_process(tmp_path / "exp"):
         assert attempt(1, "exp", "--epochs", "2") == [2]
         assert "another run is writing there" in (tmp_path / "io" / "rank0" / "stderr").read_text()
     assert attempt(1, "exp", "--epochs", "2", "--resume", last) == [0]
 
 
 @contextmanager
-def hold_elsewhere(folder: Path) -> Iterator[None]:
+def lock_in_other_process(folder: Path) -> Iterator[None]:
     """Lock a run's folder in another process."""
     imports = "import sys; from pathlib import Path; from utils.files.disk import lock_folder"
     words = f"{imports}; held = lock_folder(Path(sys.argv[1]))"
@@ -475,7 +476,7 @@ def hold_elsewhere(folder: Path) -> Iterator[None]:
         other.kill()
 
 
-def test_changed_images_are_told_of(attempt, data, tmp_path):
+def test_resume_reports_changed_training_data(attempt, data, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(data.parent, copy)
     moved = ("--data", str(copy / data.name), "--epochs", "2")
@@ -500,7 +501,9 @@ def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFa
     with pytest.MonkeyPatch.context() as patch:
         many_steps_here(patch)
         steps, real = iter(range(1, 99)), state.TrainState.step
-        patch.setattr(state.TrainState, "step", lambda self: real(self) if next(steps) < 5 else die_here())
+        patch.setattr(
+            state.TrainState, "step", lambda self: real(self) if next(steps) < 5 else raise_keyboard_interrupt()
+        )
         with pytest.raises(KeyboardInterrupt):
             train.main(train.parse_args(words)[0], ALONE)
     return folder / "exp"
@@ -510,11 +513,11 @@ def many_steps_here(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch_size, "NOMINAL_BATCH", 8)
 
 
-def die_here() -> NoReturn:
+def raise_keyboard_interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+def set_entry(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     """A function that replaces the entry at a path of a checkpoint; the value "" removes it."""
 
     def change(state: dict[str, Any]) -> None:
@@ -530,7 +533,7 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 NAN = torch.tensor([float("nan")])
-HOSTILE = [
+INVALID_ENTRIES = [
     *((name, value) for name in ENTRIES for value in ("", torch.zeros(2))),
     *(("epoch", value) for value in (-3, 0, 2, 10**9, True)),
     *(("batch", value) for value in (-1, 1 << 50, 2.5)),
@@ -558,8 +561,10 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("where", "value"), HOSTILE, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
-def test_what_a_checkpoint_should_not_hold_is_one_sentence(stopped_run, monkeypatch, where, value):
+@pytest.mark.parametrize(
+    ("where", "value"), INVALID_ENTRIES, ids=lambda v: v if isinstance(v, str) else type(v).__name__
+)
+def test_invalid_checkpoint_entry_gives_one_line_error(stopped_run, monkeypatch, where, value):
     """The error is one sentence with the checkpoint's path, and the run's folder does not change."""
     many_steps_here(monkeypatch)
     last, kept = stopped_run / "weights" / "last.pt", (stopped_run / "weights" / "last.pt").read_bytes()
@@ -570,7 +575,7 @@ def test_what_a_checkpoint_should_not_hold_is_one_sentence(stopped_run, monkeypa
         if isinstance(value, str) and not value:
             del state[part][name]
     else:
-        put(where, value)(state)
+        set_entry(where, value)(state)
     try:
         checkpoint_file.save(last, state)
         before = {file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()}

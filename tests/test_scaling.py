@@ -33,11 +33,11 @@ TWO = Measured(
 )
 
 
-def test_examples():
+def test_scaling_doctests_pass():
     assert doctest.testmod(scaling).failed == doctest.testmod(scaling_report).failed == 0
 
 
-def test_where_the_time_goes():
+def test_time_losses_match_hand_computed_values():
     # 130 - 100 ms lost by sharing, 150 - 130 by the exchange; 8 MB at 2 GB/s take 4 ms; 10 small messages take 10 ms
     lost = Losses.of(ONE, TWO)
     assert (lost.sharing, lost.exchange) == (pytest.approx(0.030), pytest.approx(0.020))
@@ -45,7 +45,7 @@ def test_where_the_time_goes():
     assert scaling_report.bandwidth(TWO, 8_000_000) == pytest.approx(2e9)  # 2(2-1)/2 * 8 MB in 4 ms
 
 
-def test_the_report():
+def test_scaling_report_contains_hand_computed_values():
     text = scaling_report.report([ONE, TWO], Setting(cfg="yolov5n.yaml", batch=4))
     # weak: 2 * 4 images in 150 ms, 100 / 150; strong: 4 images in 80 ms, 100 / (2 * 80)
     two = "| 2 | 150.0 (150.0 to 150.0) | 53.3 | 66.7% | 80.00 (80.00 to 80.00) | 50.0 | 62.5% |"
@@ -61,7 +61,7 @@ def test_the_report():
     assert "N = " not in alone
 
 
-def test_the_ledger_counts_what_python_sends(monkeypatch):
+def test_ledger_counts_collective_calls_and_bytes(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, *rest: tensor)
     monkeypatch.setattr(dist, "all_gather", lambda parts, tensor: parts)
     plain, ledger = dist.all_reduce, Ledger(size=4)
@@ -76,7 +76,7 @@ def test_the_ledger_counts_what_python_sends(monkeypatch):
     assert ledger.pages == [{__name__: [3, 120, 60 + 60 + 120]}, {}]
 
 
-def test_the_modules_that_send_are_named():
+def test_modules_that_call_collectives_are_listed():
     assert {World.all_reduce_sum.__module__, SyncBatchNorm2d.__module__} <= scaling.SENDERS.keys()
 
 
@@ -90,12 +90,12 @@ def test_the_modules_that_send_are_named():
         (["--proceses", "1"], "did you mean --processes"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(words, text):
+def test_invalid_scaling_flags_are_refused(words, text):
     with pytest.raises(ValueError, match=text):
         scaling.main(words)
 
 
-def test_one_process(monkeypatch, tmp_path, tiny_model):
+def test_scaling_measures_one_process(monkeypatch, tmp_path, tiny_model):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     generate(tmp_path / "shapes", train=2, val=1, size=64)

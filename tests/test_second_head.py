@@ -16,7 +16,7 @@ from tests.support.anchor_free import FAMILY, register
 from tests.support.anchor_free.head import AnchorFreeHead
 from tests.support.launching import by_hand, forked, free_port, small
 from tests.support.processes import ALONE, draw_data, write_hyp
-from tests.test_processes import TOLERANCE, apart
+from tests.test_processes import TOLERANCE, state_differences
 from tests.test_resume import assert_same_bits
 from utils.files import checkpoint_file
 
@@ -68,7 +68,7 @@ def rows_of(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_it_learns_and_is_measured(start, data, folder):
+def test_anchor_free_head_learns_and_is_evaluated(start, data, folder):
     columns = ["epoch", "time", "train/box_loss", "train/cls_loss"]
     columns += [f"metrics/{name}" for name in ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")]
     assert list(rows_of(start)[0]) == [*columns, "val/box_loss", "val/cls_loss", "lr"]
@@ -86,14 +86,14 @@ def test_it_learns_and_is_measured(start, data, folder):
 
 
 @pytest.mark.parametrize("flags", ["--batch -1", "--multi-scale --image-weights", "--checkpoint-activations --rect"])
-def test_flags_train(data, tmp_path, flags):
+def test_anchor_free_head_trains_with_flags(data, tmp_path, flags):
     train_here(tmp_path, data, *flags.split(), "--name", "run")
     (row,) = rows_of(tmp_path / "run")
     assert float(row["train/cls_loss"]) > 0
     assert float(row["val/box_loss"]) > 0
 
 
-def lives(size: int, words: list[str], folder: Path, **faults: str) -> list[int]:
+def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> list[int]:
     """Return the exit codes of a run of `size` processes."""
     port = free_port()
     environments = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
@@ -103,14 +103,14 @@ def lives(size: int, words: list[str], folder: Path, **faults: str) -> list[int]
         return codes
 
 
-def test_two_processes_train_it_like_one(start, folder, data):
+def test_anchor_free_head_in_two_processes_matches_single_process(start, folder, data):
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "box": 1.0, "cls": 1.0}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
     flags = ["--epochs", "2", "--batch", "6", "--sync-bn", "--amp", "fp64", "--nosave"]
     flags += ["--hyp", str(folder / "tune.yaml"), "--weights", str(start / "weights" / "last.pt")]
     train_here(folder, data, *flags, "--name", "one")
-    assert lives(2, small(data, TABLE, folder, *flags, "--name", "two"), folder) == [0, 0]
-    found = apart(folder / "one", folder / "two")
+    assert run_processes(2, small(data, TABLE, folder, *flags, "--name", "two"), folder) == [0, 0]
+    found = state_differences(folder / "one", folder / "two")
     assert max(found.values()) < TOLERANCE["fp64"], found
     assert checkpoint_file.load(folder / "one" / "weights" / "last.pt")["ema_updates"] == 3
     for one, two in zip(rows_of(folder / "one"), rows_of(folder / "two"), strict=True):
@@ -120,22 +120,22 @@ def test_two_processes_train_it_like_one(start, folder, data):
 
 
 @pytest.fixture
-def live(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
-    """live(name, at=instant): start a run, or resume it from its last checkpoint, and return its exit codes."""
+def attempt(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
+    """attempt(name, at=instant): start a run, or resume it from its last checkpoint, and return its exit codes."""
 
     def one(name: str, at: str = "0 nowhere 1") -> list[int]:
         words = small(data, TABLE, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9")
         last = tmp_path / name / "weights" / "last.pt"
         resume = ["--resume", str(last)] if last.exists() else []
         fault = {"KESTREL_FAULT": "tests.test_second_head:killed", "KESTREL_INSTANT": at}
-        return lives(1, [*words, *resume], tmp_path, **fault)
+        return run_processes(1, [*words, *resume], tmp_path, **fault)
 
     return one
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(live, tmp_path):
-    assert live("straight") == [0]
+def test_killed_anchor_free_run_resumes_with_same_bits(attempt, tmp_path):
+    assert attempt("straight") == [0]
     for instant in ("before a step 3", "in a checkpoint 2", "after validation 1"):
-        assert live("broken", f"0 {instant}") == [-9]
-    assert live("broken") == [0]
+        assert attempt("broken", f"0 {instant}") == [-9]
+    assert attempt("broken") == [0]
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")

@@ -13,7 +13,7 @@ HEAVY = {"torch", "torchvision", "numpy", "cv2", "matplotlib", "PIL", "pycocotoo
 
 @pytest.mark.parametrize("rank", ["", "0", "1"])
 @pytest.mark.parametrize(("script", "flag"), [("train.py", "--help"), ("val.py", "-h")])
-def test_help_waits_for_no_library(script, flag, rank, tmp_path):
+def test_help_imports_no_heavy_library(script, flag, rank, tmp_path):
     """With several processes only rank 0 prints the help, and no rendezvous is needed."""
     command = [sys.executable, "-X", "importtime", str(ROOT / script), flag]
     rank_variables = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank} if rank else {}

@@ -71,7 +71,7 @@ def same(first: object, second: object) -> bool:
 
 
 @pytest.mark.slow
-def test_learns_eight_images_by_heart(start, hyp):
+def test_training_overfits_eight_images(start, hyp):
     result, folder = start(
         "--epochs", "120", "--imgsz", "64", "--optimizer", "AdamW", "--hyp", hyp, "--noval", "--nosave"
     )
@@ -79,7 +79,7 @@ def test_learns_eight_images_by_heart(start, hyp):
     assert len(rows_of(folder)) == 120
 
 
-def test_run_folder_holds_what_the_readme_lists(start):
+def test_run_folder_contains_documented_files(start):
     _, folder = start("--epochs", "2")
     assert {p.name for p in folder.iterdir()} >= {"args.yaml", "hyp.yaml", "results.csv", "metrics.json", "weights"}
     header = (folder / "results.csv").read_text().splitlines()[0]
@@ -94,7 +94,7 @@ def test_run_folder_holds_what_the_readme_lists(start):
     assert report["train"]["images"] == 8
 
 
-def test_pictures_are_drawn(start):
+def test_plots_are_drawn_unless_disabled(start):
     _, folder = start("--epochs", "1", pictures=True)
     curves = [f"{name}_curve.png" for name in ("P", "R", "F1", "PR")]
     batches = ["train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg", "val_batch1_pred.jpg"]
@@ -106,7 +106,7 @@ def test_pictures_are_drawn(start):
     assert not list(bare.glob("*.png")) + list(bare.glob("*.jpg"))
 
 
-def test_same_seed_same_bits(start):
+def test_same_seed_gives_same_bits(start):
     _, first = start("--epochs", "2", name="a")
     _, second = start("--epochs", "2", name="b")
     _, other = start("--epochs", "2", "--seed", "1", name="c")
@@ -117,13 +117,13 @@ def test_same_seed_same_bits(start):
         assert not same(states[0][part], states[2][part])
 
 
-def test_workers_change_nothing(start):
+def test_number_of_workers_does_not_change_results(start):
     _, without_workers = start("--epochs", "2", name="a")
     _, with_workers = start("--epochs", "2", "--workers", "2", name="b")
     assert without_time(without_workers) == without_time(with_workers)
 
 
-def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_path):
+def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path):
     result, folder = start("--epochs", "3")
     saved = checkpoint_file.load(folder / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]
@@ -135,13 +135,13 @@ def test_best_holds_the_averaged_weights_and_val_gives_their_number(start, tmp_p
     assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
 
 
-def test_fine_tuning_carries_weights_over(start, capsys):
+def test_fine_tuning_copies_weights(start, capsys):
     _, folder = start("--epochs", "1", name="first")
     start("--epochs", "1", "--weights", str(folder / "weights" / "best.pt"), "--cfg", "", name="second")
     assert re.search(r"(\d+) of (\d+) tensors copied from", capsys.readouterr().out)
 
 
-def test_frozen_layers_stay_to_the_bit(start, tiny_model):
+def test_frozen_layers_keep_their_initial_bits(start, tiny_model):
     _, folder = start("--epochs", "2", "--freeze", "3")
     last = checkpoint_file.load(folder / "weights" / "last.pt")["model"]
     torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_frozen_layers_stay_to_the_bit(start, tiny_model):
     ],
     ids=" ".join,
 )
-def test_flags_train(start, flags):
+def test_training_runs_with_flags(start, flags):
     _, folder = start("--epochs", "2", *flags)
     rows = rows_of(folder)
     assert [row["epoch"] for row in rows] == ["1", "2"]
@@ -181,12 +181,12 @@ def test_flags_train(start, flags):
     assert all(float(row["train/box_loss"]) > 0 for row in rows)
 
 
-def test_early_stop(start):
+def test_patience_stops_training_early(start):
     _, folder = start("--epochs", "30", "--patience", "1")
     assert len(rows_of(folder)) < 30
 
 
-def test_nosave_keeps_the_last_epoch(start, capsys):
+def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
     _, folder = start("--epochs", "3", "--nosave", "--exist-ok")
     start("--epochs", "2", "--nosave", "--exist-ok")  # the folder has best.pt of the other run, from epoch 3
     assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 2
@@ -219,7 +219,7 @@ def resume(folder, *flags):
     return train.main(train.parse_args(["--resume", last, "--workers", "0", *flags])[0], CPU)
 
 
-def test_resumed_from_another_folder(start, tiny_data, tmp_path, monkeypatch):
+def test_run_resumes_from_other_working_folder(start, tiny_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_data.parent)
     undo = fail_when(monkeypatch, checkpoint_file, "save", lambda path, state: state["epoch"] == 2)
     with pytest.raises(KilledError):
@@ -232,7 +232,7 @@ def test_resumed_from_another_folder(start, tiny_data, tmp_path, monkeypatch):
     assert sorted(file.name for file in Path().iterdir()) == ["best.pt", "last.pt"]
 
 
-def test_a_run_that_stopped_early_is_done(start):
+def test_early_stopped_run_trains_no_more_epochs_on_resume(start):
     _, folder = start("--epochs", "30", "--patience", "1")
     epochs = len(rows_of(folder))
     with pytest.raises(ValueError, match=f"its run is done after {epochs} epochs"):
@@ -243,7 +243,7 @@ def test_a_run_that_stopped_early_is_done(start):
     assert json.loads((folder / "metrics.json").read_text())["last"]["AP"] >= 0
 
 
-def test_a_checkpoint_outside_of_its_run(start, tmp_path):
+def test_resume_from_checkpoint_outside_its_run_is_refused(start, tmp_path):
     _, folder = start("--epochs", "1")
     last = (folder / "weights" / "last.pt").rename(tmp_path / "last.pt")
     with pytest.raises(ValueError, match="continues in the run's own folder"):
@@ -251,7 +251,7 @@ def test_a_checkpoint_outside_of_its_run(start, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
-def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
+def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
     small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4", "--noplots"]
     paths = ["--project", str(tmp_path), "--cache-dir", str(tmp_path / "cache"), "--device", "cpu", "--noval"]
     command = [sys.executable, str(ROOT / "train.py"), *small, *paths, "--workers", "2", "--epochs", "100000"]
@@ -272,7 +272,7 @@ def test_interrupted_it_leaves_no_process_and_no_traceback(tiny_data, tiny_model
 
 
 @pytest.mark.parametrize("taken_in", ["between steps", "after the epoch"])
-def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatch, taken_in):
+def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypatch, taken_in):
     """Only the time at which the result is known changes."""
     real_save, kept = CheckpointManager._save_best, []
     record = lambda self: (kept.append(self.progress.epoch), real_save(self))  # noqa: E731
@@ -303,7 +303,7 @@ def test_a_validation_is_evaluated_while_the_next_epoch_trains(start, monkeypatc
         assert all(same(ours[part], theirs[part]) for part in parts)
 
 
-def test_a_size_of_one_cell_is_doubled_and_the_reason_said(start, tiny_model, capsys):
+def test_too_small_imgsz_is_rounded_up_with_explanation(start, tiny_model, capsys):
     start("--epochs", "1", "--imgsz", "32")
     rule = "must be a multiple of the largest stride, 32, and at least twice it (BatchNorm needs 2 cells)"
     assert f"--imgsz 32 is rounded up to 64: {rule}\n" in capsys.readouterr().out
@@ -319,7 +319,7 @@ def test_a_missing_split_is_reported_before_any_is_scanned(start, tiny_data, tmp
         start("--data", str(file))
 
 
-def test_an_export_of_roboflow_trains(start, tiny_data, tmp_path, capsys):
+def test_roboflow_export_trains_and_validates(start, tiny_data, tmp_path, capsys):
     export = tmp_path / "export"
     for split in ("train", "valid"):
         for part in ("images", "labels"):
@@ -346,7 +346,7 @@ def test_an_export_of_roboflow_trains(start, tiny_data, tmp_path, capsys):
     assert capsys.readouterr().out.count(note) == 1
 
 
-def test_every_other_epoch_is_validated(start):
+def test_val_period_2_validates_every_other_epoch_and_the_last(start):
     _, folder = start("--epochs", "5", "--val-period", "2")
     known = [row["metrics/mAP_0.5"] != "nan" for row in rows_of(folder)]
     assert known == [False, True, False, True, True]  # the last epoch is always validated
@@ -379,7 +379,9 @@ each_refusal = pytest.mark.parametrize(
 
 
 @each_refusal
-def test_refusals_are_one_sentence_and_leave_no_folder(flags, sentence, tmp_path, tiny_data, tiny_model, capsys):
+def test_invalid_train_input_gives_one_line_error_and_no_folder(
+    flags, sentence, tmp_path, tiny_data, tiny_model, capsys
+):
     paths = ["--data", str(tiny_data), "--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]
     arguments = ["--cfg", tiny_model, "--device", "cpu", *paths, *flags]
     assert exit_code_of(lambda: train.run(arguments)) == 2
@@ -391,7 +393,7 @@ def test_refusals_are_one_sentence_and_leave_no_folder(flags, sentence, tmp_path
 
 
 @pytest.mark.parametrize(("flags", "sentence"), [REFUSALS[0], REFUSALS[10]], ids=["epochs", "data"])
-def test_a_refusal_ends_the_script_with_2(flags, sentence, tmp_path):
+def test_train_script_exits_2_on_invalid_input(flags, sentence, tmp_path):
     command = [sys.executable, str(ROOT / "train.py"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert done.returncode == 2
@@ -400,7 +402,7 @@ def test_a_refusal_ends_the_script_with_2(flags, sentence, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_yolov5_command_line():
+def test_yolov5_command_line_is_parsed():
     words = "--img 320 --batch 8 --data d.yaml --cfg yolov5s.yaml --weights= --cache ram --sync-bn --freeze 10"
     cfg, launch = train.parse_args(words.split())
     assert cfg.sync_bn

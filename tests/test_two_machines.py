@@ -26,14 +26,14 @@ SCRIPT, JOB = TESTS / "support" / "two_machines.py", TESTS.parent / "docs" / "sl
 
 
 @pytest.fixture(scope="module")
-def played():
+def scenario_processes():
     """The processes of both scenarios, started at the same time because they mostly wait."""
     with ExitStack() as stack:
-        yield {scene: stack.enter_context(playing(scene)) for scene in ("same", "cut")}
+        yield {scene: stack.enter_context(running_script(scene)) for scene in ("same", "cut")}
 
 
 @contextmanager
-def playing(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
+def running_script(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
     """Run the script in the background; kill it at the end of the block if it is still running."""
     script = subprocess.Popen(
         [sys.executable, SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -45,29 +45,29 @@ def playing(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", ["same", "cut"])
-def test_a_scene(played, scene):
-    out, err = played[scene].communicate(timeout=300)
-    if played[scene].returncode == NOT_SUPPORTED:
+def test_two_machine_scenario_passes(scenario_processes, scene):
+    out, err = scenario_processes[scene].communicate(timeout=300)
+    if scenario_processes[scene].returncode == NOT_SUPPORTED:
         pytest.skip(out.strip())
-    assert played[scene].returncode == 0, out + err
+    assert scenario_processes[scene].returncode == 0, out + err
     assert f"{scene}: ok" in out
 
 
 @pytest.mark.slow
-def test_nothing_stays_behind_when_the_script_is_killed(tmp_path):
-    with playing("blink", "--folder", tmp_path) as script:
+def test_killed_scenario_script_leaves_no_processes(tmp_path):
+    with running_script("blink", "--folder", tmp_path) as script:
         while not (tmp_path / "blink" / "B").exists() and script.poll() is None:
             time.sleep(0.05)
         if script.returncode == NOT_SUPPORTED:
             pytest.skip(script.communicate()[0].strip())
-        assert len(processes_with(tmp_path)) >= 4  # the script, its copy in the namespace, and the launchers
+        assert len(command_lines_with(tmp_path)) >= 4  # the script, its copy in the namespace, and the launchers
     deadline = time.monotonic() + 10
-    while processes_with(tmp_path) and time.monotonic() < deadline:
+    while command_lines_with(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not processes_with(tmp_path)
+    assert not command_lines_with(tmp_path)
 
 
-def processes_with(word: Path) -> list[str]:
+def command_lines_with(word: Path) -> list[str]:
     """Return the command lines of the processes whose command line contains a path."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
@@ -79,7 +79,7 @@ def processes_with(word: Path) -> list[str]:
     return found
 
 
-def test_an_unknown_scene_is_refused():
+def test_unknown_scenario_is_refused():
     done = subprocess.run([sys.executable, SCRIPT, "explosion"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "no such scene: explosion" in done.stderr
@@ -120,7 +120,7 @@ def submit(tmp_path, monkeypatch):
     return start
 
 
-def test_the_first_life_of_a_job(submit, tmp_path):
+def test_first_start_of_slurm_job_starts_a_new_run(submit, tmp_path):
     assert submit("0").wait(10) == 0
     words = (tmp_path / "srun.txt").read_text().splitlines()
     assert words[:3] == ["--kill-on-bad-exit=1", "python", "train.py"]
@@ -132,7 +132,7 @@ def test_the_first_life_of_a_job(submit, tmp_path):
     assert len(launch.device.split(",")) == int(directives()["gpus-per-node"])
 
 
-def test_a_later_life_of_a_job_goes_on(submit, tmp_path):
+def test_requeued_slurm_job_resumes_its_last_checkpoint(submit, tmp_path):
     last = tmp_path / "runs/train/job77/weights/last.pt"
     last.parent.mkdir(parents=True)
     last.touch()
@@ -141,7 +141,7 @@ def test_a_later_life_of_a_job_goes_on(submit, tmp_path):
     assert parse_args(words)[0].resume == "runs/train/job77/weights/last.pt"
 
 
-def test_a_job_is_queued_again_before_its_time_is_over(submit, tmp_path):
+def test_slurm_job_is_requeued_before_its_time_limit(submit, tmp_path):
     assert directives()["signal"].startswith("B:USR1@")  # only to the batch script
     assert "requeue" in directives()
     job = submit("60")
@@ -152,11 +152,11 @@ def test_a_job_is_queued_again_before_its_time_is_over(submit, tmp_path):
     assert (tmp_path / "scontrol.txt").read_text().split() == ["requeue", "77"]
 
 
-def test_the_exit_code_of_a_job_is_that_of_its_processes(submit):
+def test_slurm_job_returns_exit_code_of_its_processes(submit):
     assert submit("no number").wait(10) == 1  # the exit code of sleep
 
 
-def test_the_places_of_a_job(monkeypatch):
+def test_slurm_job_processes_get_distinct_nodes_and_devices(monkeypatch):
     """The variables that srun sets for each process of the job give each a different node and device."""
     nodes, each = int(directives()["nodes"]), int(directives()["ntasks-per-node"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(directives()["gpus-per-node"]))

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
 
 
-class Oracle(torch.nn.Module):
+class FakeModel(torch.nn.Module):
     """Replaces a model: the predictions are those of the test's `predict`, whatever the image."""
 
     strides = (8, 16, 32)
@@ -99,7 +99,7 @@ def truth_as_predictions(loader):
 
 
 def test_perfect_predictions_score_one(loader):
-    found = val.evaluate(Oracle(), loader, CPU, predict=truth_as_predictions(loader), active=False)
+    found = val.evaluate(FakeModel(), loader, CPU, predict=truth_as_predictions(loader), active=False)
     assert found.coco.stats["AP"] == pytest.approx(1.0)
     assert found.precision == pytest.approx(1.0)
     assert found.recall == pytest.approx(1.0)
@@ -109,17 +109,17 @@ def test_perfect_predictions_score_one(loader):
     np.testing.assert_allclose(found.detections.boxes_xywh[again], found.truth.boxes_xywh[order], atol=1e-3)
 
 
-def test_no_detections(loader):
+def test_evaluation_without_detections_scores_zero(loader):
     def nothing(images):
         return torch.zeros(len(images), 5, 4), torch.zeros(len(images), 5, 3)
 
-    found = val.evaluate(Oracle(), loader, CPU, predict=nothing, active=False)
+    found = val.evaluate(FakeModel(), loader, CPU, predict=nothing, active=False)
     assert found.coco.stats["AP"] == 0
     assert found.precision == found.recall == found.fitness == 0
     assert "all" in val.class_table(found, ["disc", "square", "bar"], verbose=True)
 
 
-def test_batch_size_changes_nothing_but_rounding(tiny_model, loader):
+def test_batch_size_does_not_change_metrics(tiny_model, loader):
     torch.manual_seed(0)
     model = build_model(tiny_model, 3)
     one = build_evaluation_loader(loader.labels, batch_size=1, image_size=96, stride=32)
@@ -128,7 +128,7 @@ def test_batch_size_changes_nothing_but_rounding(tiny_model, loader):
     assert first.coco.stats["AP"] == pytest.approx(second.coco.stats["AP"], abs=1e-6)
 
 
-def test_ours_equals_pycocotools_on_the_files_written(measure):
+def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     found, folder = measure("--save-json", "--save-txt", "--save-conf")
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -147,14 +147,14 @@ def test_ours_equals_pycocotools_on_the_files_written(measure):
     assert all(len(row) == 6 and 0 <= float(v) <= 1 for row in rows for v in row[1:])
 
 
-def test_ensemble_of_one_twice_is_the_one(measure, trained):
+def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
     alone, _ = measure()
     twice, _ = measure(weights=(trained, trained))
     assert twice.coco.stats["AP"] == pytest.approx(alone.coco.stats["AP"], abs=1e-6)
 
 
 @pytest.mark.parametrize("flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]])
-def test_flags_measure(measure, flags):
+def test_val_runs_with_flags(measure, flags):
     found, folder = measure(*flags)
     assert set(found.milliseconds) == {"load", "model", "nms"}
     assert (folder / "PR_curve.png").exists()
@@ -171,13 +171,13 @@ def test_flags_measure(measure, flags):
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
-def test_refusals(measure, flags, sentence):
+def test_invalid_val_settings_are_refused(measure, flags, sentence):
     with pytest.raises(ValueError) as refusal:
         measure(*flags)
     assert sentence in str(refusal.value)
 
 
-def test_without_any_checkpoint(tmp_path):
+def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "val.py"), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert done.returncode == 2
@@ -195,19 +195,19 @@ def test_without_any_checkpoint(tmp_path):
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
-def test_refusals_of_the_command_line(flags, sentence, capsys):
+def test_invalid_val_command_line_gives_one_line_error(flags, sentence, capsys):
     assert exit_code_of(lambda: val.run(["--device", "cpu", *flags])) == 2
     errors = capsys.readouterr().err
     assert sentence in errors
     assert errors.count("\n") == 1
 
 
-def test_short_names_of_flags():
+def test_val_accepts_short_flag_names():
     args, _ = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
     assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, 96, 2)
 
 
-def test_all_images_count_also_those_that_show_nothing(tiny_data, tiny_model, tmp_path):
+def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_path):
     shutil.copytree(tiny_data.parent, tmp_path / "data")
     (tmp_path / "data" / "labels" / "0.txt").unlink()
     spec = read_data_yaml(tmp_path / "data" / tiny_data.name)
@@ -219,7 +219,7 @@ def test_all_images_count_also_those_that_show_nothing(tiny_data, tiny_model, tm
     assert "b\\tb" in table
 
 
-def test_one_class_of_a_model_of_several(measure):
+def test_single_cls_evaluates_multi_class_model_as_one_class(measure):
     found, folder = measure("--single-cls", "--save-json")
     assert set(found.detections.class_ids.tolist()) <= {0}
     truth = json.loads((folder / "ground_truth.json").read_text())
@@ -229,7 +229,7 @@ def test_one_class_of_a_model_of_several(measure):
 # ---------------------------------------------------------------------- pictures
 
 
-def test_pictures_of_training_are_drawn_in_the_background(loader, tmp_path, monkeypatch):
+def test_training_plots_are_drawn_in_the_background(loader, tmp_path, monkeypatch):
     wait = threading.Event()
     real = labels.plot_labels
     monkeypatch.setattr(labels, "plot_labels", lambda *given: wait.wait(30) and real(*given))
@@ -244,7 +244,7 @@ def test_pictures_of_training_are_drawn_in_the_background(loader, tmp_path, monk
     assert {file.name for file in tmp_path.iterdir()} == {"labels.png", "train_batch0.jpg"}
 
 
-def test_a_picture_that_fails_is_reported_in_the_first_epoch(loader, tmp_path):
+def test_failed_labels_plot_is_reported_by_next_batch_plot(loader, tmp_path):
     pictures = Pictures(tmp_path / "nowhere", ["a", "b", "c"])
     pictures.labels(loader.labels.classes, loader.labels.boxes_cxcywh_norm())
     assert pictures._drawn[0].exception(30)
@@ -253,7 +253,7 @@ def test_a_picture_that_fails_is_reported_in_the_first_epoch(loader, tmp_path):
         pictures.train_batch(5, batch.images, batch.targets)
 
 
-class OnGpu:
+class FakeGpuTensor:
     """A tensor that, like those of a GPU, is an array only after a copy to the host."""
 
     def __init__(self, tensor):
@@ -263,9 +263,9 @@ class OnGpu:
         return self.tensor
 
 
-def test_pictures_of_batches_on_a_gpu(loader, tmp_path):
+def test_batch_plots_accept_gpu_tensors(loader, tmp_path):
     pictures, batch = Pictures(tmp_path, ["a", "b", "c"]), next(iter(loader))
-    batch = batch._replace(images=OnGpu(batch.images), targets=OnGpu(batch.targets))
+    batch = batch._replace(images=FakeGpuTensor(batch.images), targets=FakeGpuTensor(batch.targets))
     nothing = Detections(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0))
     pictures.train_batch(0, batch.images, batch.targets)
     val.draw_batch(pictures, 0, batch, nothing, loader.labels)

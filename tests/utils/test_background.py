@@ -13,7 +13,7 @@ from utils.terminal import FaultError
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_result_is_taken_in_once_and_here():
+def test_result_is_collected_once_in_waiting_thread():
     task, taken, go_on = BackgroundTask("adding"), [], threading.Event()
     assert not task.busy
     task.wait()  # nothing was started
@@ -34,7 +34,7 @@ def test_a_result_is_taken_in_once_and_here():
     assert len(taken) == 1
 
 
-def test_new_work_begins_when_the_old_is_settled():
+def test_new_task_starts_after_previous_result_is_collected():
     task, taken = BackgroundTask("adding"), []
     for number in range(3):
         task.start(lambda number=number: number, taken.append)
@@ -43,7 +43,7 @@ def test_new_work_begins_when_the_old_is_settled():
     assert taken == [0, 1, 2]
 
 
-def test_errors_come_where_it_is_settled():
+def test_task_error_is_raised_by_wait():
     task = BackgroundTask("adding")
     task.start(lambda: 1 // 0, lambda _: None)
     with pytest.raises(ZeroDivisionError):
@@ -52,7 +52,7 @@ def test_errors_come_where_it_is_settled():
     task.wait()
 
 
-def test_want_of_memory_names_the_work():
+def test_memory_error_names_the_task():
     def work() -> None:
         raise MemoryError
 
@@ -62,7 +62,7 @@ def test_want_of_memory_names_the_work():
         task.wait()
 
 
-def test_a_process_that_ends_does_not_wait_for_it():
+def test_exiting_process_does_not_wait_for_task():
     script = """
 import time
 from utils.background import BackgroundTask

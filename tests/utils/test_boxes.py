@@ -17,7 +17,7 @@ def random_boxes(count: int, seed: int) -> torch.Tensor:
     return torch.cat([centers, sizes], 1)
 
 
-def test_the_two_formats_turn_into_each_other():
+def test_xyxy_and_cxcywh_round_trip():
     boxes = random_boxes(50, 0)
     torch.testing.assert_close(to_cxcywh(to_xyxy(boxes)), boxes, rtol=0, atol=1e-5)
     assert to_xyxy(torch.zeros(0, 4)).shape == to_cxcywh(torch.zeros(0, 4)).shape == (0, 4)
@@ -35,7 +35,7 @@ def test_complete_iou_by_hand():
     assert found.item() == pytest.approx(wanted, abs=1e-6)
 
 
-def test_complete_iou_of_disjoint_boxes_is_the_distance():
+def test_complete_iou_of_disjoint_boxes_is_distance_penalty():
     # Unit squares at x 0.5 and 3.5: IoU 0, rho^2 = 9, hull 4 x 1: c^2 = 17, equal aspect ratios.
     found = complete_iou(torch.tensor([[0.5, 0.5, 1, 1]]), torch.tensor([[3.5, 0.5, 1, 1]]))
     assert found.item() == pytest.approx(-9 / 17, abs=1e-6)
@@ -47,7 +47,7 @@ def test_complete_iou_equals_torchvision():
     torch.testing.assert_close(complete_iou(ours, theirs), wanted, rtol=0, atol=1e-5)
 
 
-def test_gradient_equals_torchvision():
+def test_complete_iou_gradient_equals_torchvision():
     ours, theirs = random_boxes(500, 3).requires_grad_(), random_boxes(500, 4)
     same = ours.detach().clone().requires_grad_()
     (1 - complete_iou(ours, theirs)).sum().backward()
@@ -67,7 +67,7 @@ def test_complete_iou_never_exceeds_the_iou():
         assert (found.double() <= iou + 2e-6).all()
 
 
-def test_gradient_is_finite_for_degenerate_boxes():
+def test_complete_iou_gradient_is_finite_for_degenerate_boxes():
     rows = [
         [0, 0, 0, 0],  # empty
         [0, 0, 1e-20, 1e-20],
@@ -100,7 +100,7 @@ def test_no_gradient_flows_through_the_aspect_weight():
     assert ours.grad[0, 2].item() == pytest.approx(wanted, abs=1e-6)
 
 
-def test_empty():
+def test_complete_iou_of_no_boxes_is_empty():
     none = torch.zeros(0, 4, requires_grad=True)
     found = complete_iou(none, torch.zeros(0, 4))
     assert found.shape == (0,)

@@ -17,7 +17,7 @@ def parser():
     return parser
 
 
-def test_values(parser):
+def test_flag_parser_returns_values_and_defaults(parser):
     assert vars(parser.read(["--epochs", "5"])) == {"epochs": 5, "cache_dir": "", "task": None}
     assert parser.read([]).epochs == 3
 
@@ -37,13 +37,13 @@ def test_values(parser):
         (["--evolved"], "unknown flag --evolved; --help lists the flags"),
     ],
 )
-def test_refusals(parser, words, sentence):
+def test_flag_parser_reports_each_mistake_in_one_sentence(parser, words, sentence):
     with pytest.raises(ValueError) as refusal:
         parser.read(words)
     assert str(refusal.value) == sentence
 
 
-def test_help(parser, capsys):
+def test_help_omits_unsupported_flags(parser, capsys):
     with pytest.raises(SystemExit) as end:
         parser.read(["--help"])
     assert end.value.code == 0
@@ -53,7 +53,7 @@ def test_help(parser, capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--epochs", "5", "-h"]])
-def test_help_is_answered_early(parser, words, capsys, monkeypatch):
+def test_answer_help_prints_help_and_exits(parser, words, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     with pytest.raises(SystemExit) as end:
         answer_help(parser.read)
@@ -62,7 +62,7 @@ def test_help_is_answered_early(parser, words, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [[], ["--zzz"], ["--epochs", "five", "--help"], ["--cache-dir", "--help"]])
-def test_whatever_is_wrong_is_left_for_later(parser, words, capsys, monkeypatch):
+def test_answer_help_ignores_command_lines_with_mistakes(parser, words, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     answer_help(parser.read)
     assert capsys.readouterr() == ("", "")

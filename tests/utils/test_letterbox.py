@@ -45,7 +45,7 @@ def canvas_of(size: tuple[int, int]) -> tuple[int, int]:
         ((1, 1), (64, 64), (96, 96), (64, 64), (16, 16)),
     ],
 )
-def test_hand_worked_placements(size, base, canvas, scale, shift):
+def test_placements_by_hand(size, base, canvas, scale, shift):
     assert base_size(size) == base
     assert canvas_of(size) == canvas
     placement = place(size, base, canvas)
@@ -53,7 +53,7 @@ def test_hand_worked_placements(size, base, canvas, scale, shift):
     assert placement.shift_xy.tolist() == list(shift)
 
 
-def test_hand_worked_boxes():
+def test_mapped_boxes_by_hand():
     """A 640 x 480 image on a 320 x 320 canvas: scale 0.5, 40 rows below the top."""
     placement = place((640, 480), (320, 240), (320, 320))
     box = np.array([[100.0, 60, 200, 160]])
@@ -64,7 +64,7 @@ def test_hand_worked_boxes():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_there_and_back_is_the_identity(size):
+def test_box_mapping_round_trip_is_identity(size):
     placement = place(size, base_size(size), canvas_of(size))
     corners = np.random.default_rng(0).uniform(0, 1, (100, 2, 2)) * size
     boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
@@ -76,13 +76,13 @@ def test_there_and_back_is_the_identity(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_no_boxes(size):
+def test_mapping_no_boxes_gives_empty_arrays(size):
     placement = place(size, base_size(size), canvas_of(size))
     for found in (placement.to_canvas(np.zeros((0, 4))), placement.to_image(np.zeros((0, 4)), size)):
         assert (found.shape, found.dtype) == ((0, 4), np.float64)
 
 
-def test_rows_of_a_batch_are_placements():
+def test_flattened_placement_round_trip():
     placement = place((641, 479), (64, 48), (64, 96))
     row = np.concatenate(placement)
     assert [part.tolist() for part in Placement(*row.reshape(2, 2))] == [part.tolist() for part in placement]
@@ -98,12 +98,12 @@ def test_rows_of_a_batch_are_placements():
         ((1000, 1), (8, 8), (0, 3, 8, 4)),  # 0.008 rows, but at least 1
     ],
 )
-def test_centered(base, canvas, region):
+def test_centered_regions_by_hand(base, canvas, region):
     assert centered(base, canvas) == region
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_drawn_where_it_is_placed(size):
+def test_image_is_drawn_at_its_placement(size):
     canvas = np.full((*canvas_of(size), 3), 7, np.uint8)
     draw_letterboxed(np.full((size[1], size[0], 3), 255, np.uint8), base_size(size), canvas)
     rows, columns = np.nonzero((canvas == 255).all(2))
@@ -117,7 +117,7 @@ def test_drawn_where_it_is_placed(size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("pad", [0.0, 0.5])
 @pytest.mark.parametrize("image_size", [64, 96, 100, 640])
-def test_a_canvas_of_its_own_holds_the_base_image(size, pad, image_size):
+def test_canvas_is_large_enough_for_base_image(size, pad, image_size):
     height, width = CanvasShapes(image_size, 32, pad).shape(np.array([size[1] / size[0]]))
     wide, high = base_size(size, image_size)
     assert wide <= width
@@ -137,11 +137,11 @@ def test_a_canvas_of_its_own_holds_the_base_image(size, pad, image_size):
         ([0.0005], 0.5, (32, 352)),
     ],
 )
-def test_canvas_shapes(ratios: list[float], pad: float, shape: tuple[int, int]) -> None:
+def test_canvas_shapes_by_hand(ratios: list[float], pad: float, shape: tuple[int, int]) -> None:
     assert CanvasShapes(320, 32, pad).shape(np.array(ratios)) == shape
 
 
-def test_resized_averages_where_it_shrinks() -> None:
+def test_resized_averages_pixels_when_shrinking() -> None:
     image = noise(8, 12)
     assert resized(image, 12, 8) is image
     small = resized(image, 6, 4)
@@ -150,6 +150,6 @@ def test_resized_averages_where_it_shrinks() -> None:
 
 
 @pytest.mark.parametrize(("source", "base"), [((20000, 10), (320, 1)), ((1, 1), (320, 320)), ((1, 3), (107, 320))])
-def test_resized_extremes(source: tuple[int, int], base: tuple[int, int]) -> None:
+def test_resized_handles_extreme_shapes(source: tuple[int, int], base: tuple[int, int]) -> None:
     image = np.full((source[1], source[0], 3), 77, np.uint8)
     assert (resized(image, *base) == np.full((base[1], base[0], 3), 77)).all()

@@ -16,7 +16,7 @@ from utils.log import EpochEnded, Event, ImageWritten, Message, RunEnded, RunLog
 from utils.progress import Progress
 
 
-def test_folders_are_numbered(tmp_path):
+def test_run_folders_are_numbered(tmp_path):
     made = [new_run_folder(tmp_path / "runs" / "train", "exp", False) for _ in range(3)]
     assert [folder.name for folder in made] == ["exp", "exp2", "exp3"]
     assert all(folder.is_dir() for folder in made)
@@ -25,18 +25,18 @@ def test_folders_are_numbered(tmp_path):
     assert new_run_folder(tmp_path / "runs" / "train", "a/b", False) == tmp_path / "runs" / "train" / "a" / "b"
 
 
-def test_two_runs_never_share_a_folder(tmp_path):
+def test_concurrent_runs_get_distinct_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: new_run_folder(tmp_path, "exp", False).name, range(64)))
     assert sorted(made) == sorted(["exp", *(f"exp{n}" for n in range(2, 65))])
 
 
-def test_an_existing_folder_is_used_when_asked(tmp_path):
+def test_exist_ok_reuses_run_folder(tmp_path):
     assert new_run_folder(tmp_path, "exp", True) == new_run_folder(tmp_path, "exp", True) == tmp_path / "exp"
     assert [folder.name for folder in tmp_path.iterdir()] == ["exp"]
 
 
-def test_a_file_in_the_folders_place(tmp_path):
+def test_file_at_run_folder_path_is_refused_or_avoided(tmp_path):
     (tmp_path / "exp").touch()
     with pytest.raises(ValueError, match=r"exp: the run folder cannot be created \(File exists\)"):
         new_run_folder(tmp_path, "exp", True)
@@ -45,13 +45,13 @@ def test_a_file_in_the_folders_place(tmp_path):
         new_run_folder(tmp_path / "exp", "exp", False)
 
 
-def test_a_project_on_a_disk_that_is_gone(tmp_path):
+def test_project_with_dangling_symlink_is_refused(tmp_path):
     (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
     with pytest.raises(ValueError, match="the run folder cannot be created"):
         new_run_folder(tmp_path / "runs", "exp", False)
 
 
-def test_a_name_that_is_too_long(tmp_path):
+def test_too_long_run_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"the run folder cannot be created \(File name too long\)"):
         new_run_folder(tmp_path, "x" * 300, False)
 
@@ -59,7 +59,7 @@ def test_a_name_that_is_too_long(tmp_path):
 # ---------------------------------------------------------------------- files
 
 
-def test_results_to_the_byte(tmp_path):
+def test_write_csv_writes_expected_bytes(tmp_path):
     rows = [
         {"epoch": 1, "time": 12.3456789, "metrics/mAP_0.5:0.95": 0.0, "lr": 1e-5},
         {"epoch": 2, "time": 1e6, "metrics/mAP_0.5:0.95": float("nan"), "lr": 0.01},
@@ -70,7 +70,7 @@ def test_results_to_the_byte(tmp_path):
     )
 
 
-def test_the_log_writes_the_results(tmp_path):
+def test_run_log_writes_results_csv(tmp_path):
     rows = [{"epoch": 1, "lr": 0.5}, {"epoch": 2, "lr": 0.25}]
     log = RunLog(active=True)
     log.send(RunStarted(tmp_path, {}, {}, rows[:1]))
@@ -80,7 +80,7 @@ def test_the_log_writes_the_results(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["results.csv"]
 
 
-def test_a_silent_log_says_and_writes_nothing(tmp_path, capsys):
+def test_inactive_log_prints_and_writes_nothing(tmp_path, capsys):
     log = RunLog(active=False)
     log.say("hello")
     log.send(EpochEnded(tmp_path, {"epoch": 1}, [{"epoch": 1}], "1/1"))
@@ -90,12 +90,12 @@ def test_a_silent_log_says_and_writes_nothing(tmp_path, capsys):
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_no_rows(tmp_path):
+def test_csv_without_rows_is_one_newline(tmp_path):
     write_csv(tmp_path / "a.csv", [])
     assert (tmp_path / "a.csv").read_bytes() == b"\n"
 
 
-def test_yaml_and_json(tmp_path):
+def test_yaml_and_json_round_trip(tmp_path):
     values = {"b": 1, "a": [1.5, None, True], "name": "Füchse: ja"}
     write_yaml(tmp_path / "a.yaml", values)
     assert (tmp_path / "a.yaml").read_text(encoding="utf-8").startswith("b: 1\na:")
@@ -104,7 +104,7 @@ def test_yaml_and_json(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == values
 
 
-def test_json_has_no_word_for_nan(tmp_path):
+def test_json_writes_nan_and_infinity_as_null(tmp_path):
     def refuse(word: str) -> None:
         raise AssertionError(word)
 
@@ -113,7 +113,7 @@ def test_json_has_no_word_for_nan(tmp_path):
     assert json.loads(text, parse_constant=refuse) == {"a": [None, {"b": None}], "c": [1.0]}
 
 
-def test_readers_see_the_old_file_or_the_new_one(tmp_path):
+def test_readers_never_see_a_partial_file(tmp_path):
     file = tmp_path / "a.txt"
     write_text(file, "0" * 100_000)
     with ThreadPoolExecutor(1) as pool:
@@ -125,7 +125,7 @@ def test_readers_see_the_old_file_or_the_new_one(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_text_write_keeps_old_file(tmp_path, monkeypatch):
     file = tmp_path / "a.txt"
     write_text(file, "old")
 
@@ -142,7 +142,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- progress
 
 
-def test_progress_measures_waiting(monkeypatch):
+def test_progress_measures_waiting_time(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -163,18 +163,18 @@ def test_progress_measures_waiting(monkeypatch):
 
 
 @pytest.mark.parametrize("active", [True, False])
-def test_progress_writes_nothing_into_a_pipe(capsys, active):
+def test_progress_prints_nothing_into_a_pipe(capsys, active):
     assert list(Progress([1, 2], total=2, title="a", active=active)) == [1, 2]
     assert capsys.readouterr() == ("", "")
 
 
-def test_progress_of_nothing():
+def test_progress_of_empty_iterable():
     progress = Progress([], total=0, title="a", active=True)
     assert list(progress) == []
     assert 0 <= progress.wait_share <= 1
 
 
-class Remembers:
+class EventRecorder:
     """A sink that stores all events."""
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ class Remembers:
         self.events.append(event)
 
 
-def test_a_sink_hears_of_everything_in_order(tmp_path):
-    first, second = Remembers(), Remembers()
+def test_sinks_receive_all_events_in_order(tmp_path):
+    first, second = EventRecorder(), EventRecorder()
     log = RunLog(active=True, sinks=[first, second])
     log.say("a", "b")
     log.table("x\ny")
@@ -201,16 +201,16 @@ def test_a_sink_hears_of_everything_in_order(tmp_path):
     ]
 
 
-def test_nobody_hears_of_another_ranks_events(tmp_path):
-    sink = Remembers()
+def test_inactive_log_sends_no_events(tmp_path):
+    sink = EventRecorder()
     log = RunLog(active=False, sinks=[sink])
     log.say("a")
     log.image_written(tmp_path)
     assert sink.events == []
 
 
-def test_an_error_of_a_sink_is_not_hidden(tmp_path):
-    class Full(Remembers):
+def test_sink_error_is_raised(tmp_path):
+    class Full(EventRecorder):
         def handle(self, event: Event) -> None:
             raise OSError("full")
 

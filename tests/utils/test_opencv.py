@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_missing_library_is_one_sentence(tmp_path):
+def test_missing_opencv_library_gives_one_line_error(tmp_path):
     """A fake cv2 that fails like the real one if libGL is missing."""
     message = "libGL.so.1: cannot open shared object file"
     (tmp_path / "cv2.py").write_text(f"raise ImportError({message!r})\n")
@@ -20,7 +20,7 @@ def test_missing_library_is_one_sentence(tmp_path):
     assert done.stderr.strip().count("\n") == 0
 
 
-def test_nothing_else_imports_it_directly():
+def test_only_opencv_module_imports_cv2():
     for file in [*ROOT.glob("*.py"), *(p for d in ("utils", "models", "data") for p in (ROOT / d).glob("*.py"))]:
         if file.name != "opencv.py":
             assert "import cv2" not in file.read_text().replace("from utils.opencv import cv2", ""), file

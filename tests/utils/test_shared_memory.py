@@ -16,7 +16,7 @@ def fill(shared: SharedBytes, value: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_another_process_writes_is_seen(method: str) -> None:
+def test_writes_of_other_process_are_visible(method: str) -> None:
     shared = SharedBytes(5)
     assert shared.tensor.tolist() == [0] * 5
     process = multiprocessing.get_context(method).Process(target=fill, args=(shared, 7))
@@ -27,7 +27,7 @@ def test_what_another_process_writes_is_seen(method: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="on other systems it is a shared torch tensor")
-def test_it_has_no_name_and_goes_with_its_owner() -> None:
+def test_shared_memory_is_anonymous_and_closed_with_its_owner() -> None:
     shared = SharedBytes(4)
     path = shared.path
     assert "memfd" in os.readlink(path)
@@ -41,7 +41,7 @@ def test_it_has_no_name_and_goes_with_its_owner() -> None:
 
 
 @pytest.mark.parametrize("allowed", [None, False])
-def test_torchs_own_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch, allowed: bool | None) -> None:
+def test_torch_shared_memory_is_used_without_memfd(monkeypatch: pytest.MonkeyPatch, allowed: bool | None) -> None:
     def refuse(_: str) -> int:
         raise PermissionError
 

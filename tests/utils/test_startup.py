@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX file descriptors and signals")
 
 
-def outcome(program: str, redirections: str = "", **environment: str) -> tuple[int, str, str]:
+def run_in_shell(program: str, redirections: str = "", **environment: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a program that a shell starts with these redirections."""
     command = ["bash", "-c", f'exec "$@" {redirections}', "-", sys.executable, "-c", program]
     done = subprocess.run(
@@ -42,14 +42,17 @@ sys.exit(file.fileno() < 3 or sys.stdin.read() != "")
         ("<&- >&- 2>&-", "", ""),
     ],
 )
-def test_closed_streams_take_what_is_written(redirections, out, err):
+def test_closed_streams_accept_and_discard_output(redirections, out, err):
     """And the next opened file gets a descriptor above 2."""
-    assert outcome(WRITE, redirections) == (0, out, err)
+    assert run_in_shell(WRITE, redirections) == (0, out, err)
 
 
-def test_processes_inherit_the_streams_that_were_opened():
+def test_child_processes_inherit_reopened_streams():
     start = f"import subprocess, sys; from utils.startup import prepare_script; prepare_script(); child = {WRITE!r}; "
-    assert outcome(start + "sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)", "<&- >&- 2>&-")[0] == 0
+    assert (
+        run_in_shell(start + "sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)", "<&- >&- 2>&-")[0]
+        == 0
+    )
 
 
 INTERRUPT = """
@@ -67,26 +70,26 @@ runpy.run_path("{script}", run_name="__main__")
 
 @pytest.mark.parametrize("module", ["utils.distributed.launch", "utils.flags", "torch", "utils.distributed.session"])
 @pytest.mark.parametrize("script", ["train.py", "val.py"])
-def test_ctrl_c_during_the_imports(script, module):
+def test_ctrl_c_during_imports_exits_130(script, module):
     program = INTERRUPT.format(script=script, module=module)
-    assert outcome(program) == (130, "", "interrupted\n")
+    assert run_in_shell(program) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
     ("environment", "err"), [({"RANK": "0"}, "interrupted\n"), ({"RANK": "1"}, ""), ({"KESTREL_SPAWNED": "1"}, "")]
 )
-def test_one_process_reports_ctrl_c_during_the_imports(environment, err):
+def test_only_first_process_reports_ctrl_c_during_imports(environment, err):
     program = INTERRUPT.format(script="val.py", module="utils.flags")
-    assert outcome(program, **environment) == (130, "", err)
+    assert run_in_shell(program, **environment) == (130, "", err)
 
 
-def test_an_interrupt_that_is_ignored_stays_ignored():
+def test_ignored_interrupt_stays_ignored():
     ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     prepare = "from utils.startup import prepare_script; prepare_script(); signal.raise_signal(signal.SIGINT)"
-    assert outcome(ignore + prepare) == (0, "", "")
+    assert run_in_shell(ignore + prepare) == (0, "", "")
 
 
-def test_interrupts_are_raised_again_afterwards():
+def test_allow_interrupts_restores_default_handler():
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -98,7 +101,7 @@ def test_interrupts_are_raised_again_afterwards():
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_process():
+def test_is_first_process_by_launcher_variables():
     assert is_first_process({})
     assert is_first_process({"RANK": "0", "SLURM_PROCID": "3"})
     assert not is_first_process({"RANK": "1"})

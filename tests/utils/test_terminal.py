@@ -18,7 +18,7 @@ run_and_exit(run)
 """
 
 
-def end_of(body: str, **environment: str) -> tuple[int, str]:
+def run_script(body: str, **environment: str) -> tuple[int, str]:
     command = [sys.executable, "-c", SCRIPT.format(body=body)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
@@ -40,49 +40,54 @@ def end_of(body: str, **environment: str) -> tuple[int, str]:
     ],
 )
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
-def test_ends(body, code, text, environment):
-    assert end_of(body, **environment) == (code, text)
+def test_exit_codes_and_error_messages_of_a_script(body, code, text, environment):
+    assert run_script(body, **environment) == (code, text)
 
 
-def test_what_is_shown_steers_no_terminal(capsys):
+def test_printed_control_characters_are_escaped(capsys):
     print_lines("two lines\nof \x1b[31ma.yaml\r, é")
     assert capsys.readouterr().out == "two lines\nof \\x1b[31ma.yaml\\r, é\n"
 
 
-def test_one_of_several_leaves_nothing_behind():
+def test_distributed_process_ends_its_children_on_exit():
     """It exits with os._exit, but first ends its child processes, which would keep stderr open."""
     child = "import multiprocessing as m, time; m.Process(target=time.sleep, args=(60,), daemon=True).start()"
-    assert end_of(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (0, "late")
+    assert run_script(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (0, "late")
 
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
-def test_a_fault_keeps_its_traceback(environment):
-    code, text = end_of("raise KeyError('x')", **environment)
+def test_unexpected_error_keeps_its_traceback(environment):
+    code, text = run_script("raise KeyError('x')", **environment)
     assert code == 1
     assert text.startswith("Traceback")
     assert text.endswith("KeyError: 'x'\n")
 
 
-def test_the_traceback_of_a_refusal_on_demand():
-    code, text = end_of("raise ValueError('no')", KESTREL_TRACEBACK="1")
+def test_kestrel_traceback_variable_adds_traceback():
+    code, text = run_script("raise ValueError('no')", KESTREL_TRACEBACK="1")
     assert code == 2
     assert text.startswith("Traceback")
     assert text.endswith("error: no\n")
 
 
-def test_a_fault_of_the_disk_is_one_sentence():
-    code, text = end_of("import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/exp/last.pt')")
+def test_disk_error_is_one_line():
+    code, text = run_script(
+        "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/exp/last.pt')"
+    )
     assert (code, text) == (1, "error: runs/exp/last.pt: No space left on device\n")
-    code, text = end_of("import errno, os; raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), 'last.pt')")
+    code, text = run_script("import errno, os; raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), 'last.pt')")
     assert (code, text) == (1, "error: last.pt: File too large (over the limit of ulimit -f or of the disk)\n")
-    code, text = end_of("open('/dev/null/x')")  # not a directory: a bug of ours
+    code, text = run_script("open('/dev/null/x')")  # not a directory: a bug of ours
     assert code == 1
     assert text.startswith("Traceback")
 
 
-def test_letters_that_the_terminal_lacks():
-    assert end_of("from utils.terminal import print_lines; print_lines('\\u6f22')", PYTHONIOENCODING="ascii") == (0, "")
+def test_printing_unencodable_characters_does_not_fail():
+    assert run_script("from utils.terminal import print_lines; print_lines('\\u6f22')", PYTHONIOENCODING="ascii") == (
+        0,
+        "",
+    )
 
 
-def test_no_terminal_at_all():
-    assert end_of("from utils.terminal import print_lines; sys.stdout = None; print_lines('a')") == (0, "")
+def test_printing_without_stdout_does_not_fail():
+    assert run_script("from utils.terminal import print_lines; sys.stdout = None; print_lines('a')") == (0, "")

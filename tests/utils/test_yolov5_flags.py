@@ -21,14 +21,14 @@ VAL = """
 --max-det=1 --task=train --task=val --task=test --task=speed --device=cpu --workers=1 --single-cls --augment --verbose
 --save-txt --save-hybrid --save-conf --save-json --project=a --name=a --exist-ok --half --dnn
 """
-LEFT_OUT = {
+UNSUPPORTED = {
     train: {"evolve", "evolve_population", "resume_evolve", "bucket", "quad", "entity", "upload_dataset"}
     | {"bbox_interval", "artifact_alias"},
     val: {"save-hybrid", "dnn"},
 }
 
 
-def answer(script, word: str) -> str:
+def error_message(script, word: str) -> str:
     """The error message of the script for an argument; "" if it is accepted."""
     try:
         script.parse_args([word])
@@ -38,16 +38,16 @@ def answer(script, word: str) -> str:
 
 
 @pytest.mark.parametrize(("script", "words"), [(train, TRAIN), (val, VAL)], ids=["train", "val"])
-def test_each_flag_is_taken_or_answered(script, words):
-    answers = {word: said for word in words.split() if (said := answer(script, word))}
-    assert {word[2:].split("=")[0] for word in answers} == LEFT_OUT[script]
+def test_yolov5_flags_are_accepted_or_rejected_with_alternative(script, words):
+    answers = {word: said for word in words.split() if (said := error_message(script, word))}
+    assert {word[2:].split("=")[0] for word in answers} == UNSUPPORTED[script]
     for word, said in answers.items():
         assert said.startswith(f"{word.split('=')[0]} is not supported: ")
         instead = re.findall(r"--[a-z_-]+|\w+\.json|\w+\.csv|\w+\*\w+\.jpg", said.split(": ", 1)[1])
         assert instead, said
         for flag in (name for name in instead if name.startswith("--")):  # a flag that exists
-            assert "unknown flag" not in answer(script, flag)
-            assert "not supported" not in answer(script, flag)
+            assert "unknown flag" not in error_message(script, flag)
+            assert "not supported" not in error_message(script, flag)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_each_flag_is_taken_or_answered(script, words):
         ("--devices", "--device"),
     ],
 )
-def test_near_spellings_are_suggested(word, flag):
-    assert answer(train, word) == f"unknown flag {word} (did you mean {flag}?); --help lists the flags"
+def test_close_misspellings_get_a_suggestion(word, flag):
+    assert error_message(train, word) == f"unknown flag {word} (did you mean {flag}?); --help lists the flags"
 
 
 @pytest.mark.parametrize("word", ["--wandb", "--classes", "--lr", "--gpus", "--model", "--amp-off", "--evolv"])
-def test_far_spellings_are_not(word):
-    assert answer(train, word) == f"unknown flag {word}; --help lists the flags"
+def test_distant_misspellings_get_no_suggestion(word):
+    assert error_message(train, word) == f"unknown flag {word}; --help lists the flags"

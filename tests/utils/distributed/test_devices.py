@@ -42,12 +42,12 @@ def machine(monkeypatch):
         ("mps", METAL),
     ],
 )
-def test_devices_that_are_there(machine, wanted, device):
+def test_available_devices_are_picked(machine, wanted, device):
     machine(2, metal=True)
     assert pick_devices(wanted, RankInfo()) == (device,)
 
 
-def test_the_default_without_a_gpu_is_the_cpu(machine):
+def test_default_device_without_gpu_is_cpu(machine):
     machine(0)
     assert pick_devices("", RankInfo()) == (CPU,)
 
@@ -68,7 +68,7 @@ def test_the_default_without_a_gpu_is_the_cpu(machine):
         ("²", 1, '--device ²: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
     ],
 )
-def test_refusals(machine, wanted, gpus, sentence):
+def test_unavailable_devices_are_refused(machine, wanted, gpus, sentence):
     machine(gpus)
     with pytest.raises(ValueError) as caught:
         pick_devices(wanted, RankInfo())
@@ -95,7 +95,7 @@ def gpu(number):
         ("cpu", 8, RankInfo(1, 2, 1, 2), (CPU,)),
     ],
 )
-def test_devices_of_processes(machine, wanted, gpus, rank_info, devices):
+def test_devices_of_several_processes(machine, wanted, gpus, rank_info, devices):
     machine(gpus)
     assert pick_devices(wanted, rank_info) == devices
 
@@ -119,14 +119,14 @@ def test_devices_of_processes(machine, wanted, gpus, rank_info, devices):
         ("mps", 0, "--device mps: Metal has one device, which only one process can use"),
     ],
 )
-def test_refusals_to_processes(machine, wanted, gpus, sentence):
+def test_invalid_devices_for_several_processes_are_refused(machine, wanted, gpus, sentence):
     machine(gpus, metal=True)
     with pytest.raises(ValueError) as caught:
         pick_devices(wanted, RankInfo(1, 2, 1, 2))
     assert str(caught.value) == sentence
 
 
-def test_processes_to_spawn(machine):
+def test_number_of_processes_to_spawn(machine):
     machine(3)
     assert [processes_for(wanted, 0) for wanted in ("", "cuda", "0,1", "cuda:2")] == [3, 3, 2, 1]
     assert processes_for("cpu", 4) == processes_for("0,1", 4) == 4
@@ -145,7 +145,7 @@ def test_loader_workers_share_the_cores(monkeypatch):
     assert loader_workers(3, 99, GPU) == loader_workers(99, 3, GPU) == 3
 
 
-def test_weights_of_a_precision():
+def test_weights_dtype_of_each_precision():
     assert weights_dtype(torch.float64) == torch.float64
     assert (
         weights_dtype(torch.bfloat16) == weights_dtype(torch.float16) == weights_dtype(torch.float32) == torch.float32
@@ -162,7 +162,7 @@ def test_weights_of_a_precision():
         (6, "Tesla P100", torch.float32),
     ],
 )
-def test_precision_of_gpus(machine, generation, name, precision):
+def test_auto_precision_of_gpus(machine, generation, name, precision):
     machine(1, generation, name)
     assert choose_precision("auto", GPU) == precision
     assert choose_precision("fp32", GPU) == torch.float32
@@ -171,7 +171,7 @@ def test_precision_of_gpus(machine, generation, name, precision):
 
 
 @pytest.mark.parametrize(("flags", "precision"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_precision_of_cpus(monkeypatch, flags, precision):
+def test_auto_precision_of_cpus_and_metal(monkeypatch, flags, precision):
     monkeypatch.setattr("utils.distributed.precision._cpu_has_bf16", lambda: flags)
     assert choose_precision("auto", CPU) == precision
     assert choose_precision("auto", METAL) == torch.float32
@@ -185,13 +185,13 @@ def test_precision_of_cpus(monkeypatch, flags, precision):
         ("fp8", "--amp fp8: choose auto, fp64, fp32, bf16 or fp16"),
     ],
 )
-def test_precision_refusals(wanted, sentence):
+def test_unsupported_precisions_are_refused(wanted, sentence):
     with pytest.raises(ValueError) as caught:
         choose_precision(wanted, CPU)
     assert str(caught.value) == sentence
 
 
-def test_what_is_sent_is_ones_own_where_its_memory_will_be_written_to():
+def test_upload_copies_host_memory_that_will_be_overwritten():
     uploads, host = Uploads(torch.device("cpu")), torch.arange(4)
     kept, same = uploads.send(host, 0), uploads.send(host)
     uploads.wait(0)
@@ -204,14 +204,14 @@ def test_what_is_sent_is_ones_own_where_its_memory_will_be_written_to():
 
 
 @pytest.mark.parametrize("one_shape", [True, False])
-def test_convolutions_are_tuned_within_a_block_alone(one_shape):
+def test_convolution_tuning_ends_with_its_context(one_shape):
     before = torch.backends.cudnn.benchmark
     with tuned_convolutions(one_shape):
         assert torch.backends.cudnn.benchmark == one_shape
     assert torch.backends.cudnn.benchmark == before
 
 
-def test_words_and_numbers(machine, monkeypatch):
+def test_device_descriptions_and_widest_float(machine, monkeypatch):
     machine(1)
     properties = types.SimpleNamespace(name="Some GPU", total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
@@ -236,7 +236,7 @@ def kernel_files(root: Path, files: Mapping[str, str]) -> Path:
 
 
 MACHINE = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\nBuffers: 1 kB\n"}
-V2 = {
+CGROUP_V2 = {
     "proc/self/cgroup": "0::/job/step\n",
     "sys/fs/cgroup/job/memory.max": "900000\n",
     "sys/fs/cgroup/job/memory.current": "400000\n",
@@ -244,7 +244,7 @@ V2 = {
     "sys/fs/cgroup/job/step/memory.max": "max\n",
     "sys/fs/cgroup/job/step/memory.current": "300000\n",
 }
-V1 = {
+CGROUP_V1 = {
     "proc/self/cgroup": "3:cpu,cpuacct:/x\n4:memory:/job\n0::/\n",
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     "sys/fs/cgroup/memory/memory.usage_in_bytes": "123456789\n",
@@ -257,23 +257,23 @@ CONTAINER = {  # it sees its own group as the base; the path is the one on the h
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "600000",
     "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000",
 }
-OVERDRAWN = V2 | {"sys/fs/cgroup/job/memory.current": "990000\n"}
+OVER_LIMIT = CGROUP_V2 | {"sys/fs/cgroup/job/memory.current": "990000\n"}
 
 
 @pytest.mark.parametrize(
     ("files", "free"),
     [
         (MACHINE, 1_024_000),
-        (MACHINE | V2, 570_000),  # 900000 - 400000 + 70000, in the parent group
-        (MACHINE | V1, 301_000),  # 800000 - 500000 + 1000
+        (MACHINE | CGROUP_V2, 570_000),  # 900000 - 400000 + 70000, in the parent group
+        (MACHINE | CGROUP_V1, 301_000),  # 800000 - 500000 + 1000
         (MACHINE | CONTAINER, 500_000),
-        (MACHINE | OVERDRAWN, 0),  # 900000 - 990000 + 70000 is below 0
-        (V1, 301_000),
+        (MACHINE | OVER_LIMIT, 0),  # 900000 - 990000 + 70000 is below 0
+        (CGROUP_V1, 301_000),
         ({}, sys.maxsize),
         ({"proc/meminfo": "MemTotal:  9000 kB\n"}, sys.maxsize),
     ],
 )
-def test_free_ram(tmp_path, files, free):
+def test_free_ram_with_cgroup_limits(tmp_path, files, free):
     assert free_ram(kernel_files(tmp_path, files)) == free
 
 
@@ -282,7 +282,7 @@ def test_free_memory_of_this_machine():
     release_memory(CPU)
 
 
-def test_memory_of_a_gpu_by_hand(monkeypatch):
+def test_gpu_memory_by_hand(monkeypatch):
     # 100 free on the device; 50 reserved, of which 30 are allocated: 20 more can be allocated.
     state = {"reserved": 50, "peak": 70, "emptied": 0}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 160))

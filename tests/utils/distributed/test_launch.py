@@ -41,12 +41,12 @@ def without(names: str, environment: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize(
     "environment", [{}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "", "WORLD_SIZE": ""}]
 )
-def test_a_lone_process(environment):
+def test_rank_info_of_single_process(environment):
     assert read_rank_info(environment) == RankInfo()
     assert read_rank_info(environment, 0) == RankInfo()  # --local_rank 0, of an older launcher with one process
 
 
-def test_torchrun():
+def test_rank_info_from_torchrun_variables():
     assert read_rank_info(TORCHRUN) == RankInfo(3, 4, 1, 2, "node1", 29500, hosted=True)
     assert read_rank_info(TORCHRUN, 1).local_rank == 1  # torch.distributed.launch passes it too
     assert not read_rank_info(without("TORCHELASTIC_USE_AGENT_STORE", TORCHRUN)).hosted
@@ -54,14 +54,14 @@ def test_torchrun():
     assert not read_rank_info(TORCHRUN).own_gpu
 
 
-def test_variables_by_hand():
+def test_rank_info_from_manual_variables():
     by_hand = read_rank_info({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
     assert by_hand == RankInfo(1, 2, 1, 2, "", 0)
     older = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # --local_rank, no --use_env
     assert read_rank_info(older, 1) == RankInfo(1, 2, 1, 2, "a", 1)
 
 
-def test_slurm():
+def test_rank_info_from_slurm_variables():
     # Job 20123 listens on port 20000 + (8 * 20123 + 0) % 12768 = 27768; the second node has two tasks.
     assert read_rank_info(SLURM) == RankInfo(5, 6, 1, 2, "gpu007", 27768, run="20123.0")
     assert read_rank_info(SLURM | {"SLURM_STEP_ID": "3"}) == RankInfo(5, 6, 1, 2, "gpu007", 27771, run="20123.3")
@@ -82,7 +82,7 @@ def test_slurm():
     )  # one task of a larger job
 
 
-def test_torchrun_within_slurm_counts_for_itself():
+def test_torchrun_variables_take_precedence_over_slurm():
     """One SLURM task per node, each of them a torchrun with several processes."""
     assert read_rank_info(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}).rank == 3
 
@@ -113,7 +113,7 @@ def test_torchrun_within_slurm_counts_for_itself():
         ({}, 1, "--local-rank 1: RANK and WORLD_SIZE do not describe several processes; use a launcher"),
     ],
 )
-def test_contradictions(environment, flag, sentence):
+def test_invalid_launcher_variables_are_refused(environment, flag, sentence):
     with pytest.raises(ValueError) as caught:
         read_rank_info(environment, flag)
     assert sentence in str(caught.value)
@@ -132,13 +132,13 @@ def test_contradictions(environment, flag, sentence):
         ({"spawn": -2}, "--spawn -2: give 1 process or more, or no number for one process per device"),
     ],
 )
-def test_refusals(values, sentence):
+def test_invalid_launch_settings_are_refused(values, sentence):
     with pytest.raises(ValueError) as caught:
         Launch(**values)
     assert str(caught.value).startswith(sentence)
 
 
-def test_flags():
+def test_launch_flags_are_parsed():
     parser = FlagParser("")
     parser.add_argument("--epochs", type=int, default=3)
     assert read_launch(parser, []) == (Launch(), {"epochs": 3})
@@ -149,7 +149,7 @@ def test_flags():
     assert read_launch(FlagParser(""), ["--spawn", "4"])[0].spawn == 4
 
 
-def test_spawned_processes_are_not_told_to_spawn():
+def test_without_spawn_removes_spawn_flag():
     assert without_spawn([]) == []
     assert without_spawn(["--spawn", "--img", "64"]) == ["--img", "64"]
     assert without_spawn(["--img", "64", "--spawn", "2"]) == ["--img", "64"]
@@ -192,7 +192,7 @@ def spawned(monkeypatch):
 
 
 @pytest.mark.parametrize(("handler", "handled"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
-def test_spawn_needs_no_name_of_the_machine_and_heeds_nohup(spawned, handler, handled):
+def test_spawn_uses_loopback_address_and_respects_nohup(spawned, handler, handled):
     before = signal.signal(signal.SIGHUP, handler)
     try:
         config = spawned()
@@ -205,7 +205,7 @@ def test_spawn_needs_no_name_of_the_machine_and_heeds_nohup(spawned, handler, ha
 @pytest.mark.parametrize(
     ("codes", "expected"), [((2, 2), 2), ((LOST, 2), 2), ((0, 1), 1), ((-15, 1), 1), ((LOST, 3), 3)]
 )
-def test_spawn_ends_with_the_code_that_was_chosen(spawned, codes, expected):
+def test_spawn_exits_with_code_of_failed_process(spawned, codes, expected):
     with pytest.raises(SystemExit) as caught:
         spawned(*codes)
     assert caught.value.code == expected
@@ -219,19 +219,19 @@ def test_spawn_ends_with_the_code_that_was_chosen(spawned, codes, expected):
         ((LOST, -15), "a process ended without an error message, and the others cannot continue without it"),
     ],
 )
-def test_spawn_reports_processes_that_could_not(spawned, codes, sentence):
+def test_spawn_reports_processes_that_died_without_message(spawned, codes, sentence):
     with pytest.raises(FaultError, match=f"^{sentence}$"):
         spawned(*codes)
     assert "KESTREL_SPAWNED" not in os.environ
 
 
 @pytest.mark.parametrize("after_s", [(0, 1), (1, 0)])
-def test_times_of_failures_are_rounded(spawned, after_s):
+def test_spawn_tolerates_rounded_failure_times(spawned, after_s):
     with pytest.raises(FaultError, match="process 1 died"):
         spawned(LOST, -9, after_s=after_s)
 
 
-def test_a_process_that_the_launcher_killed_is_not_the_cause(spawned):
+def test_process_killed_by_launcher_is_not_reported_as_cause(spawned):
     """Rank 0 was stopped and did not answer; rank 1 reported that; 30 s later the launcher killed rank 0."""
     with pytest.raises(SystemExit) as caught:
         spawned(-9, 1, after_s=(30, 0))
@@ -240,12 +240,12 @@ def test_a_process_that_the_launcher_killed_is_not_the_cause(spawned):
         spawned(-9, LOST, after_s=(30, 0))
 
 
-def test_spawn_reports_an_interrupt_itself(spawned):
+def test_spawn_raises_keyboard_interrupt(spawned):
     with pytest.raises(KeyboardInterrupt):
         spawned(130, 130)
 
 
-def test_spawn_leaves_no_folder_behind(spawned, tmp_path, monkeypatch):
+def test_spawn_leaves_no_log_folder(spawned, tmp_path, monkeypatch):
     """torch's launcher creates a folder for logs by default, when it is configured and again when it starts."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spawned().logs_specs.reify({0: {}, 1: {}})

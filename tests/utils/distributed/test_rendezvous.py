@@ -29,14 +29,14 @@ from utils.terminal import FaultError
 Connect = Callable[[], dist.Store]
 
 
-def listening() -> dist.TCPStore:
+def start_store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 @pytest.fixture(params=["tcp", "file", "hash"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     """connect(): opens a connection to one shared store."""
-    host = listening() if request.param == "tcp" else dist.HashStore()
+    host = start_store() if request.param == "tcp" else dist.HashStore()
     if request.param == "file":
         return lambda: dist.FileStore(str(tmp_path / "store"), -1)
     if request.param == "hash":
@@ -44,7 +44,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     return lambda: dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
 
 
-def together(works: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_concurrently(works: Sequence[Callable[[], Any]]) -> list[Any]:
     """Call all functions at the same time; returns the result or exception of each."""
 
     def outcome(work: Callable[[], Any]) -> Any:
@@ -57,16 +57,16 @@ def together(works: Sequence[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(outcome, works))
 
 
-def outcome_of(work: Callable[[], Any], seconds: float) -> Any:
+def run_with_deadline(work: Callable[[], Any], seconds: float) -> Any:
     """The result or exception of `work`, or a text if it runs longer than `seconds`, so that the tests do not hang."""
     outcomes = []
-    thread = threading.Thread(target=lambda: outcomes.extend(together([work])), daemon=True)
+    thread = threading.Thread(target=lambda: outcomes.extend(run_concurrently([work])), daemon=True)
     thread.start()
     thread.join(seconds)
     return outcomes[0] if outcomes else f"still running after {seconds:g} s"
 
 
-def arrive(
+def join_task(
     connect: Connect, rank: int, size: int, timeout_s: float = 20, late_s: float = 0
 ) -> Callable[[], Rendezvous]:
     def work() -> Rendezvous:
@@ -76,8 +76,8 @@ def arrive(
     return work
 
 
-def met(connect: Connect, size: int) -> list[Rendezvous]:
-    all_ranks = together([arrive(connect, rank, size) for rank in range(size)])
+def join_all(connect: Connect, size: int) -> list[Rendezvous]:
+    all_ranks = run_concurrently([join_task(connect, rank, size) for rank in range(size)])
     assert all(isinstance(rendezvous, Rendezvous) for rendezvous in all_ranks), all_ranks
     return all_ranks
 
@@ -85,57 +85,57 @@ def met(connect: Connect, size: int) -> list[Rendezvous]:
 # ---------------------------------------------------------------------- attempts
 
 
-def test_all_meet_and_know_their_ranks(connect):
-    all_ranks = met(connect, 3)
+def test_all_processes_join_with_their_ranks(connect):
+    all_ranks = join_all(connect, 3)
     assert [(m.generation, m.rank, m.size) for m in all_ranks] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
 
 
-def test_a_lone_process_meets_itself(connect):
+def test_single_process_rendezvous_returns_its_own_values(connect):
     rendezvous = join_rendezvous(connect(), RankInfo(), 1)
     assert (rendezvous.broadcast_object({"a": None}), rendezvous.all_gather_object("b")) == ({"a": None}, ["b"])
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["rank 0 late", "rank 1 late"])
-def test_lives_over_one_store_hear_nothing_of_each_other(connect, late):
+def test_generations_over_one_store_are_isolated(connect, late):
     """The launcher's store survives restarts. Each attempt (generation) ends with a failure here."""
     for generation in range(1, 5):
-        works = [arrive(connect, rank, 2, late_s=0.1 * (rank == late)) for rank in range(2)]
-        all_ranks = together(works)
+        works = [join_task(connect, rank, 2, late_s=0.1 * (rank == late)) for rank in range(2)]
+        all_ranks = run_concurrently(works)
         assert [m.generation for m in all_ranks] == [generation] * 2
-        assert together([lambda m=m: m.broadcast_object(m.generation) for m in all_ranks]) == [generation] * 2
+        assert run_concurrently([lambda m=m: m.broadcast_object(m.generation) for m in all_ranks]) == [generation] * 2
         for rendezvous in all_ranks:
             rendezvous.raise_if_failed()
         all_ranks[generation % 2].claim_failure(generation)
 
 
-def test_a_greeting_in_a_dead_life_is_repeated_in_the_next(connect):
+def test_join_into_dead_generation_is_repeated_in_the_next(connect):
     """Rank 1 connects first and finds the generation of a rank 0 that died after accepting another rank 1."""
     store = connect()
     store.add(GENERATION, 1)
     old = of_generation(store, 1)
     for key, text in (("hello/1", "another"), ("welcome/1", "another"), ("all", "")):
         old.set(key, text)
-    all_ranks = together([arrive(connect, 0, 2, late_s=0.3), arrive(connect, 1, 2)])
+    all_ranks = run_concurrently([join_task(connect, 0, 2, late_s=0.3), join_task(connect, 1, 2)])
     assert [m.generation for m in all_ranks] == [2, 2]
     assert old.get("hello/1") != b"another"  # rank 1 wrote its greeting there first
 
 
-def test_a_dead_life_with_more_processes(connect):
-    met(connect, 4)
-    all_ranks = met(connect, 2)
+def test_new_generation_may_have_fewer_processes(connect):
+    join_all(connect, 4)
+    all_ranks = join_all(connect, 2)
     assert [m.generation for m in all_ranks] == [2, 2]
-    assert together([lambda m=m: m.all_gather_object(m.rank) for m in all_ranks]) == [[0, 1], [0, 1]]
+    assert run_concurrently([lambda m=m: m.all_gather_object(m.rank) for m in all_ranks]) == [[0, 1], [0, 1]]
 
 
-def test_who_is_missing_is_named(connect):
-    first, second = together([arrive(connect, 0, 4, 0.5), arrive(connect, 2, 4, 1)])
+def test_missing_ranks_are_named_after_timeout(connect):
+    first, second = run_concurrently([join_task(connect, 0, 4, 0.5), join_task(connect, 2, 4, 1)])
     assert isinstance(first, FaultError)
     assert str(first) == "rank 1, 3 of 4 processes did not connect within 0.5 s"
     assert isinstance(second, FaultError)
     assert str(second) == "another of 4 processes did not connect within 1 s"
 
 
-def test_a_missing_rank_0_is_named(connect):
+def test_missing_rank_0_is_named_after_timeout(connect):
     store = connect()
     store.add(GENERATION, 1)
     for key in ("hello/1", "welcome/1", "all"):  # of an attempt whose processes died
@@ -147,7 +147,7 @@ def test_a_missing_rank_0_is_named(connect):
 # ---------------------------------------------------------------------- exchanges and failures
 
 
-def test_share_and_exchange_in_one_order(connect):
+def test_broadcasts_and_gathers_keep_their_order(connect):
     values = [0.1 + 0.2, math.inf, 5e-324, [None, {"ä": "\n"}], "", 2**60, []]
 
     def exchange(m: Rendezvous) -> list[Any]:
@@ -158,21 +158,21 @@ def test_share_and_exchange_in_one_order(connect):
 
     gathered = [{"rank": 0}, {"rank": 1}, {"rank": 2}]
     expected = [*values, gathered, 0, [0, 1, 2]]
-    assert together([lambda m=m: exchange(m) for m in met(connect, 3)]) == [expected] * 3
+    assert run_concurrently([lambda m=m: exchange(m) for m in join_all(connect, 3)]) == [expected] * 3
 
 
-def test_not_a_number_is_shared_too(connect):
+def test_nan_can_be_broadcast(connect):
     assert math.isnan(join_rendezvous(connect(), RankInfo(), 1).broadcast_object(math.nan))
 
 
-def test_rank_0_does_not_wait_for_those_it_tells(connect):
-    first, second = met(connect, 2)
+def test_broadcast_does_not_wait_for_receivers(connect):
+    first, second = join_all(connect, 2)
     assert [first.broadcast_object(value) for value in "abc"] == ["a", "b", "c"]
     assert [second.broadcast_object("") for _ in "abc"] == ["a", "b", "c"]
 
 
-def test_the_first_failure_counts(connect):
-    first, second = met(connect, 2)
+def test_first_claimed_failure_is_kept(connect):
+    first, second = join_all(connect, 2)
     first.raise_if_failed()
     assert second.claim_failure(2) == (True, 2)
     assert first.claim_failure(1) == (False, 2)
@@ -182,9 +182,9 @@ def test_the_first_failure_counts(connect):
         assert caught.value.code == 2
 
 
-def test_of_many_failures_at_once_one_is_the_first(connect):
-    all_ranks = met(connect, 4)
-    claims = together([lambda m=m: m.claim_failure(10 + m.rank) for m in all_ranks])
+def test_only_one_of_simultaneous_failures_is_first(connect):
+    all_ranks = join_all(connect, 4)
+    claims = run_concurrently([lambda m=m: m.claim_failure(10 + m.rank) for m in all_ranks])
     winner = [first for first, _ in claims].index(True)
     assert sum(first for first, _ in claims) == 1
     assert {code for _, code in claims} == {10 + winner}
@@ -193,20 +193,20 @@ def test_of_many_failures_at_once_one_is_the_first(connect):
 @pytest.mark.parametrize(
     "waiting", [lambda m: m.broadcast_object(0), lambda m: m.all_gather_object(0)], ids=["broadcast", "all_gather"]
 )
-def test_waiting_ends_with_a_failure(connect, waiting):
-    first, second = met(connect, 2)
+def test_waiting_collective_ends_with_failure_of_peer(connect, waiting):
+    first, second = join_all(connect, 2)
 
     def fail() -> None:
         time.sleep(0.2)
         first.claim_failure(7)
 
-    _, error = together([fail, lambda: waiting(second)])
+    _, error = run_concurrently([fail, lambda: waiting(second)])
     assert isinstance(error, PeerFailedError)
     assert error.code == 7
 
 
-def test_waiting_for_a_failure(connect):
-    first, second = met(connect, 2)
+def test_wait_for_failure_ends_on_timeout_or_failure(connect):
+    first, second = join_all(connect, 2)
     began = time.monotonic()
     second.wait_for_failure(0.3)
     assert 0.3 <= time.monotonic() - began < 2
@@ -216,27 +216,27 @@ def test_waiting_for_a_failure(connect):
     assert time.monotonic() - began < 2
 
 
-def test_ending_together(connect):
+def test_leave_together_waits_for_all_ranks(connect):
     def end(rendezvous: Rendezvous) -> float:
         time.sleep(0.2 * rendezvous.rank)
         rendezvous.leave_together(20)
         return time.monotonic()
 
     began = time.monotonic()
-    ends = together([lambda m=m: end(m) for m in met(connect, 3)])
+    ends = run_concurrently([lambda m=m: end(m) for m in join_all(connect, 3)])
     assert max(ends) - min(ends) < 0.4
     assert 0.4 <= min(ends) - began < 10
 
 
-def test_ending_with_one_that_does_not_come(connect):
-    rendezvous = met(connect, 2)[0]
+def test_leave_together_times_out_without_missing_rank(connect):
+    rendezvous = join_all(connect, 2)[0]
     began = time.monotonic()
     rendezvous.leave_together(0.3)
     assert 0.3 <= time.monotonic() - began < 2
 
 
-def test_ending_when_the_store_is_gone():
-    host = listening()
+def test_leave_together_returns_when_store_is_closed():
+    host = start_store()
     client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
     rendezvous = Rendezvous(client, 1, 0, 2)
     del host
@@ -246,7 +246,7 @@ def test_ending_when_the_store_is_gone():
 # ---------------------------------------------------------------------- watch
 
 
-class Ended:
+class ExitRecorder:
     """Replaces os._exit."""
 
     def __init__(self) -> None:
@@ -264,20 +264,20 @@ over_tcp = pytest.mark.parametrize("connect", ["tcp"], indirect=True)
 
 
 @pytest.fixture
-def watched(connect):
-    """watched(grace_s): two connected rendezvous, the replacement of os._exit for the second one, and its watch."""
+def start_watch(connect):
+    """start_watch(grace_s): two connected rendezvous, the replacement of os._exit for the second one, and its watch."""
 
-    def start(grace_s: float) -> tuple[Rendezvous, Rendezvous, Ended, PeerWatch]:
-        first, second = met(connect, 2)
-        ended = Ended()
+    def start(grace_s: float) -> tuple[Rendezvous, Rendezvous, ExitRecorder, PeerWatch]:
+        first, second = join_all(connect, 2)
+        ended = ExitRecorder()
         return first, second, ended, PeerWatch(second, grace_s, ended)
 
     return start
 
 
 @over_tcp
-def test_a_watch_ends_the_process_after_a_failure_elsewhere(watched):
-    first, _, ended, watch = watched(0.5)
+def test_peer_watch_ends_process_after_failure_of_peer(start_watch):
+    first, _, ended, watch = start_watch(0.5)
     first.claim_failure(3)
     assert ended.called.wait(5)
     watch.stop()
@@ -286,8 +286,8 @@ def test_a_watch_ends_the_process_after_a_failure_elsewhere(watched):
 
 
 @over_tcp
-def test_a_watch_leaves_a_process_alone_that_ends_by_itself(watched):
-    first, _, ended, watch = watched(1)
+def test_peer_watch_stopped_in_grace_period_does_not_end_process(start_watch):
+    first, _, ended, watch = start_watch(1)
     first.claim_failure(3)
     time.sleep(0.8)  # noticed, within the grace period
     watch.stop()
@@ -295,19 +295,19 @@ def test_a_watch_leaves_a_process_alone_that_ends_by_itself(watched):
 
 
 @over_tcp
-def test_a_watch_is_quiet_otherwise(watched):
-    first, second, ended, watch = watched(0)
-    assert together([lambda m=m: m.all_gather_object(m.rank) for m in (first, second)]) == [[0, 1], [0, 1]]
+def test_peer_watch_does_nothing_without_failure(start_watch):
+    first, second, ended, watch = start_watch(0)
+    assert run_concurrently([lambda m=m: m.all_gather_object(m.rank) for m in (first, second)]) == [[0, 1], [0, 1]]
     assert not ended.called.wait(1.2)
     watch.stop()
     first.claim_failure(1)
     assert not ended.called.wait(0.8)
 
 
-def test_a_watch_ends_the_process_when_the_store_is_gone():
-    host = listening()
+def test_peer_watch_ends_process_when_store_is_closed():
+    host = start_store()
     client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    ended = Ended()
+    ended = ExitRecorder()
     watch = PeerWatch(Rendezvous(client, 1, 1, 2), 0.2, ended)
     time.sleep(0.7)
     assert not ended.codes
@@ -320,7 +320,7 @@ def test_a_watch_ends_the_process_when_the_store_is_gone():
 # ---------------------------------------------------------------------- the store
 
 
-def test_rank_0_hosts_unless_the_launcher_does():
+def test_rank_0_hosts_store_unless_launcher_does():
     host = open_store(RankInfo(0, 2, host="127.0.0.1", port=0), f"tcp://127.0.0.1:{(port := free_port())}", 5)
     again = open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{port}", 5, again=True)
     other = open_store(RankInfo(1, 2, host="127.0.0.1", port=port), "env://", 5)
@@ -330,39 +330,39 @@ def test_rank_0_hosts_unless_the_launcher_does():
 
 
 def free_port() -> int:
-    store = listening()
+    store = start_store()
     port = store.port
     del store
     return port
 
 
-def test_nobody_answers():
+def test_unreachable_store_is_reported_after_timeout():
     port, began = free_port(), time.monotonic()
     with pytest.raises(FaultError, match=rf"^127.0.0.1 port {port}: no answer within 1 s \(--dist-timeout\)$"):
         open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1)
     assert time.monotonic() - began < 4
 
 
-def test_a_name_server_that_is_silent(monkeypatch):
+def test_hanging_host_lookup_is_reported_after_timeout(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(30))
-    error = outcome_of(lambda: open_store(RankInfo(1, 2), "tcp://somewhere:29500", 1), 8)
+    error = run_with_deadline(lambda: open_store(RankInfo(1, 2), "tcp://somewhere:29500", 1), 8)
     assert isinstance(error, FaultError), error
     assert str(error) == "somewhere port 29500: no answer within 1 s (--dist-timeout)"
 
 
-def test_a_port_that_is_taken():
-    host = listening()
+def test_port_in_use_is_reported():
+    host = start_store()
     with pytest.raises(FaultError, match=rf"^127.0.0.1 port {host.port}: cannot listen on this port$"):
         open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{host.port}", 1)
 
 
-def test_somebody_else_listens_and_says_nothing():
+def test_silent_listener_is_reported_after_timeout():
     """Another program may use the port."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        error = outcome_of(lambda: open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1), 8)
+        error = run_with_deadline(lambda: open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1), 8)
     assert isinstance(error, FaultError), error
     assert str(error) == f"127.0.0.1 port {port}: no answer within 1 s (--dist-timeout)"
 
@@ -378,13 +378,13 @@ def test_somebody_else_listens_and_says_nothing():
         (RankInfo(0, 2), "file:///", "file:///"),
     ],
 )
-def test_a_place_where_no_store_can_be(rank_info, url, sentence):
-    error = outcome_of(lambda: open_store(rank_info, url, 1), 8)
+def test_invalid_store_addresses_are_refused(rank_info, url, sentence):
+    error = run_with_deadline(lambda: open_store(rank_info, url, 1), 8)
     assert isinstance(error, ValueError), error
     assert sentence in str(error)
 
 
-def test_a_second_connection_waits_on_its_own(connect):
+def test_waiting_connection_does_not_block_a_second_one(connect):
     """A wait on the main thread's connection must not block the watch."""
     main, watch = connect(), connect()
     if main is watch:
@@ -401,5 +401,5 @@ def test_a_second_connection_waits_on_its_own(connect):
         assert not watch.check([FAILED])
         return time.monotonic()
 
-    waited, checked = together([wait, check])
+    waited, checked = run_concurrently([wait, check])
     assert checked < waited

@@ -22,7 +22,7 @@ def _alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_world_of_one():
+def test_single_process_world_operations():
     with distributed_session() as connect:
         world = connect(Launch(device="cpu"))
         assert (world.rank, world.local_rank, world.size, world.is_main) == (0, 0, 1, True)
@@ -44,25 +44,25 @@ def test_a_world_of_one():
 
 
 @pytest.mark.parametrize("size", ["", "1"])
-def test_a_launcher_with_one_process_is_welcome(monkeypatch, size):
+def test_launcher_with_one_process_gives_world_of_size_1(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     with distributed_session() as connect:
         assert connect(Launch(device="cpu")).size == 1
 
 
-def test_a_device_that_is_not_there_is_refused():
+def test_session_refuses_unknown_device():
     with pytest.raises(ValueError, match="--device gpu: choose"), distributed_session() as connect:
         connect(Launch(device="gpu"))
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), ValueError("b"), SystemExit(3), KeyboardInterrupt(), FaultError("c")])
-def test_errors_of_a_lone_process_pass_through(error):
+def test_single_process_session_reraises_errors(error):
     with pytest.raises(type(error)) as caught, distributed_session():
         raise error
     assert caught.value is error
 
 
-def test_a_failure_told_by_another_process_ends_this_one_silently(monkeypatch):
+def test_failure_of_peer_ends_process_silently(monkeypatch):
     connection, store = Connection(), torch.distributed.HashStore()
     connection.rendezvous = Rendezvous(store, 1, rank=1, size=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -77,7 +77,7 @@ def test_a_failure_told_by_another_process_ends_this_one_silently(monkeypatch):
     assert end.code == 2
 
 
-def test_exit_codes():
+def test_exit_codes_of_exceptions():
     errors = [
         ValueError(),
         KeyboardInterrupt(),
@@ -91,7 +91,7 @@ def test_exit_codes():
     assert [exit_code(error) for error in errors] == [2, 130, 1, 1, 1, 7, 1, 0]
 
 
-def test_backends():
+def test_backend_of_each_device():
     assert pick_backend("auto", CPU) == "gloo"
     assert pick_backend("auto", GPU) == "nccl"
     assert pick_backend("gloo", GPU) == "gloo"
@@ -118,14 +118,14 @@ def test_backends():
         ),
     ],
 )
-def test_a_lost_process_in_words(text, sentence):
+def test_errors_of_lost_processes_are_explained(text, sentence):
     assert sentence in str(explain(RuntimeError(text)))
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert explain(other) is other
     assert explain(other := ValueError(text)) is other
 
 
-def test_what_nccl_says_keeps_its_words():
+def test_only_nccl_timeout_and_network_errors_are_explained():
     for text in ("NCCL error: Duplicate GPU detected : rank 0 and rank 1", "NCCL WARN peer access is not supported"):
         error = dist.DistBackendError(text)
         assert explain(error) is error
@@ -134,6 +134,6 @@ def test_what_nccl_says_keeps_its_words():
     assert str(explain(dist.DistNetworkError("recvValue failed"))) == PEER_DIED
 
 
-def test_a_world_may_be_built_by_hand():
+def test_world_can_be_constructed_directly():
     assert World(CPU, rank=1, size=2).is_main is False
     assert GRACE_S < 30  # the whole job must end within 30 s

@@ -27,7 +27,7 @@ from utils.distributed.sync_bn import (
 )
 
 CHANNELS, SIDE, STEPS = 6, 7, 3
-ROUND = 2.0**-8  # the largest relative error of rounding to bfloat16
+BFLOAT16_ROUNDING = 2.0**-8  # the largest relative error of rounding to bfloat16
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Case:
         A mean of 100 costs digits of the images. bfloat16 weights and statistics are rounded at every step.
         """
         if self.dtype == torch.bfloat16:
-            return ROUND * (1 if self.autocast else STEPS)
+            return BFLOAT16_ROUNDING * (1 if self.autocast else STEPS)
         fine, coarse = (1e-13, 1e-12) if self.dtype == torch.float64 else (3e-6, 3e-5)
         return coarse if self.offset else fine
 
@@ -193,7 +193,7 @@ def make_net() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def descend(model: nn.Module, case: Case, share: slice, scale: float = 1) -> None:
+def run_sgd(model: nn.Module, case: Case, share: slice, scale: float = 1) -> None:
     """SGD steps on the mean loss over the images of all processes. scale: undoes DDP's division by their number."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for x, target in case.batches():
@@ -207,7 +207,7 @@ def train_in_parallel(rank: int) -> dict[str, Tensor]:
     case = Case((3, 5))
     net = synchronize_batch_norm(make_net(), "cpu")
     copied = copy.deepcopy(net)  # as for the moving average
-    descend(DistributedDataParallel(net), case, case.share(rank), scale=2)
+    run_sgd(DistributedDataParallel(net), case, case.share(rank), scale=2)
     copied.load_state_dict(net.state_dict())
     return {key: value.clone() for key, value in copied.state_dict().items()}
 
@@ -255,7 +255,7 @@ def largest_error(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
 
 
-def agree(case: Case, results: list[dict[str, Tensor]]) -> None:
+def assert_matches_one_process(case: Case, results: list[dict[str, Tensor]]) -> None:
     """Check that the combined results of the processes equal one float64 BatchNorm2d on all images."""
     for name, expected in train(case.layer().double(), case, dtype=torch.float64).items():
         parts = [result[name] for result in results]
@@ -272,26 +272,26 @@ def agree(case: Case, results: list[dict[str, Tensor]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TWO)
-def test_two_processes_are_one(two, name):
-    agree(TWO[name], [results[name] for results in two])
+def test_sync_bn_of_two_processes_matches_single_process(two, name):
+    assert_matches_one_process(TWO[name], [results[name] for results in two])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", THREE)
-def test_three_processes_are_one(three, name):
-    agree(THREE[name], [results[name] for results in three])
+def test_sync_bn_of_three_processes_matches_single_process(three, name):
+    assert_matches_one_process(THREE[name], [results[name] for results in three])
 
 
 @pytest.mark.slow
-def test_in_a_model_with_ddp(two):
+def test_model_with_ddp_and_sync_bn_matches_single_process(two):
     net, case = make_net(), Case((3, 5))
-    descend(net, case, slice(None))
+    run_sgd(net, case, slice(None))
     for key, expected in net.state_dict().items():
         assert all(result["DDP"][key].equal(two[0]["DDP"][key]) for result in two)
         assert largest_error(two[0]["DDP"][key], expected) < 1e-12, key
 
 
-def test_activations_can_be_computed_again(two):
+def test_sync_bn_supports_activation_checkpointing(two):
     for found in (results["recompute"] for results in two):
         straight = {name.removeprefix("straight "): value for name, value in found.items() if "straight" in name}
         assert straight["0.num_batches_tracked"] == 1
@@ -299,12 +299,12 @@ def test_activations_can_be_computed_again(two):
         assert all(found[f"again {name}"].equal(value) for name, value in straight.items())
 
 
-def test_one_value_per_channel_is_refused_by_all(two):
+def test_single_value_per_channel_is_refused_by_all_processes(two):
     sentence = "Expected more than 1 value per channel when training, got 1 in 2 processes together"
     assert [results["refusal"] for results in two] == [sentence, sentence]
 
 
-def test_evaluation_asks_nobody(two):
+def test_sync_bn_evaluation_needs_no_communication(two):
     assert two[1]["evaluation"] is True
 
 
@@ -319,18 +319,18 @@ def group_of_one():
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_alone_it_is_batch_norm(name):
+def test_sync_bn_without_process_group_equals_batchnorm(name):
     """Within the tolerances of two processes."""
     case = TWO[name]
-    agree(case, [train(synchronized(case), case)])
+    assert_matches_one_process(case, [train(synchronized(case), case)])
 
 
-def test_a_group_of_one_is_alone(group_of_one):
+def test_sync_bn_in_group_of_one_equals_batchnorm(group_of_one):
     case = TWO["3/5 fp32"]
-    agree(case, [train(synchronized(case), case)])
+    assert_matches_one_process(case, [train(synchronized(case), case)])
 
 
-def test_alone_it_keeps_digits_that_torch_loses():
+def test_sync_bn_of_many_values_stays_precise():
     """2e5 values per channel, channels last: torch sums them one by one in float32."""
     torch.manual_seed(0)
     x = (torch.rand(8, 8, 160, 160) + 3).contiguous(memory_format=torch.channels_last)
@@ -338,7 +338,7 @@ def test_alone_it_keeps_digits_that_torch_loses():
     assert (SyncBatchNorm2d(8)(x) - exact).abs().max() < 2e-6
 
 
-def test_no_images_at_all():
+def test_sync_bn_without_images():
     with pytest.raises(ValueError, match="more than 1 value per channel when training, got 0 in 1 processes"):
         SyncBatchNorm2d(2)(torch.zeros(0, 2, 3, 3))
     assert SyncBatchNorm2d(2).eval()(torch.zeros(0, 2, 3, 3)).shape == (0, 2, 3, 3)
@@ -347,7 +347,7 @@ def test_no_images_at_all():
     assert (mean.tolist(), m2.tolist(), count) == ([0, 0], [0, 0], 0)
 
 
-def test_maps_have_four_dimensions():
+def test_sync_bn_refuses_input_that_is_not_4d():
     with pytest.raises(ValueError, match="expected 4D input"):
         SyncBatchNorm2d(2)(torch.zeros(3, 2))
 
@@ -362,7 +362,7 @@ def test_moments_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_moments_keep_the_digits_of_far_values(dtype):
+def test_moments_of_values_far_from_zero_stay_precise(dtype):
     torch.manual_seed(0)
     x = (torch.randn(4, 3, 9, 9, dtype=torch.float64) + 1000).to(dtype)
     row = local_moments(x)
@@ -372,7 +372,7 @@ def test_moments_keep_the_digits_of_far_values(dtype):
     torch.testing.assert_close(row[3:6].double() / row[6], var, rtol=1e-6, atol=0)
 
 
-def test_the_gradient_is_the_slope(group_of_one):
+def test_normalization_gradients_pass_gradcheck(group_of_one):
     torch.manual_seed(0)
     x, weight, bias = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2, 2, 3), 2, 2))
     assert torch.autograd.gradcheck(
@@ -384,7 +384,7 @@ def test_the_gradient_is_the_slope(group_of_one):
 # ---------------------------------------------------------------------- replacing the layers
 
 
-def make_mixture() -> nn.Module:
+def make_mixed_model() -> nn.Module:
     """A model with all kinds of BatchNorm settings, nested layers, and a layer that is used twice."""
     torch.manual_seed(0)
     shared = nn.BatchNorm2d(3, eps=1e-2, momentum=None)
@@ -396,8 +396,8 @@ def make_mixture() -> nn.Module:
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", SyncBatchNorm2d), ("cuda", nn.SyncBatchNorm)])
-def test_the_exchange_keeps_everything(device, kind):
-    net = make_mixture()
+def test_replacing_batchnorm_layers_keeps_state_and_settings(device, kind):
+    net = make_mixed_model()
     before = copy.deepcopy(net)
     parameters = dict(net.named_parameters())
     assert synchronize_batch_norm(net, device) is net
@@ -414,7 +414,7 @@ def test_the_exchange_keeps_everything(device, kind):
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", SyncBatchNorm2d), ("cuda", nn.SyncBatchNorm)])
-def test_the_root_may_be_the_layer(device, kind):
+def test_batchnorm_layer_itself_can_be_replaced(device, kind):
     layer = nn.BatchNorm2d(3)
     weight = layer.weight
     found = synchronize_batch_norm(layer, device)
@@ -422,13 +422,13 @@ def test_the_root_may_be_the_layer(device, kind):
     assert found.weight is weight
 
 
-def test_nothing_to_exchange():
+def test_model_without_batchnorm2d_is_not_changed():
     net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm1d(3))
     assert synchronize_batch_norm(net, "cpu") is net
     assert [type(layer) for layer in net] == [nn.Conv2d, nn.BatchNorm1d]
 
 
-def test_exchanged_layers_can_be_copied_and_folded():
+def test_replaced_layers_can_be_copied_and_fused():
     torch.manual_seed(0)
     block, x = Conv(2, 3), torch.randn(2, 2, 4, 4)
     block(x)

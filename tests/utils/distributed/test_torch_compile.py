@@ -42,12 +42,12 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], list[dict]
     return replace
 
 
-def negative(function: Callable) -> Callable:
+def negate_outputs(function: Callable) -> Callable:
     return lambda *arguments: [-level for level in function(*arguments)]
 
 
-def test_the_call_of_a_model_is_replaced_and_nothing_else(compiler) -> None:
-    calls, model, images = compiler(negative), TwoLevels(), torch.rand(2, 3, 4, 4)
+def test_compile_model_replaces_only_the_call(compiler) -> None:
+    calls, model, images = compiler(negate_outputs), TwoLevels(), torch.rand(2, 3, 4, 4)
     state, before = {name: value.clone() for name, value in model.state_dict().items()}, model(images)
     model.load_state_dict(state)
     message = compile_model(model, "reduce-overhead", images, NO_AUTOCAST, World(CPU))
@@ -81,7 +81,7 @@ class FailsBackward(torch.autograd.Function):
     [fails_forward, lambda function: lambda *given: [FailsBackward.apply(level) for level in function(*given)]],
     ids=["forward", "backward"],
 )
-def test_a_model_that_torch_cannot_compile_runs_as_before(compiler, make) -> None:
+def test_model_that_cannot_be_compiled_runs_uncompiled(compiler, make) -> None:
     compiler(make)
     model, images = TwoLevels(), torch.rand(2, 3, 4, 4)
     state, before = {name: value.clone() for name, value in model.state_dict().items()}, model(images)
@@ -94,28 +94,28 @@ def test_a_model_that_torch_cannot_compile_runs_as_before(compiler, make) -> Non
     sum(level.sum() for level in model(images)).backward()
 
 
-class Another(World):
+class PeerCannotCompile(World):
     """The world of one of two processes; the other one cannot compile."""
 
     def all_gather_object(self, value: object) -> list[object]:
         return [value, "TritonMissing: no Triton"]
 
 
-def test_where_one_process_cannot_none_does(compiler) -> None:
-    compiler(negative)
+def test_no_process_compiles_if_one_cannot(compiler) -> None:
+    compiler(negate_outputs)
     model, images = TwoLevels(), torch.rand(2, 3, 4, 4)
     before = model(images)
-    message = compile_model(model, "default", images, NO_AUTOCAST, Another(CPU, size=2))
+    message = compile_model(model, "default", images, NO_AUTOCAST, PeerCannotCompile(CPU, size=2))
     assert message.endswith("so it runs uncompiled (TritonMissing: no Triton)")
     assert all(ours.equal(theirs) for ours, theirs in zip(model(images), before, strict=True))
 
 
-def test_several_devices_in_one_process_are_not_compiled() -> None:
+def test_compile_with_several_devices_in_one_process_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^--compile: not possible with DataParallel; use one process per GPU"):
         compile_model(nn.Linear(2, 1), "default", torch.ones(1, 2), NO_AUTOCAST, World(CPU, devices=(CPU, CPU)))
 
 
-def test_a_function_that_cannot_be_compiled_is_called_itself(compiler) -> None:
+def test_function_that_cannot_be_compiled_runs_uncompiled(compiler) -> None:
     message: list[str] = []
     compiler(fails_forward)
     call = compile_or_fall_back(torch.neg, message.append)
@@ -123,7 +123,7 @@ def test_a_function_that_cannot_be_compiled_is_called_itself(compiler) -> None:
     assert message == ["--compile: torch cannot compile neg (RuntimeError: no compiler here)"]
 
 
-def test_a_compiled_function_is_called(compiler) -> None:
+def test_compiled_function_is_used(compiler) -> None:
     message: list[str] = []
     compiler(lambda function: lambda *given: function(*given) * 2)
     assert compile_or_fall_back(torch.neg, message.append)(torch.ones(1)).item() == -2

@@ -61,40 +61,40 @@ def refused(unpacked, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_come_out_as_they_went_in(unpacked, kind):
+def test_unpacked_files_equal_packed_files(unpacked, kind):
     assert unpacked(packed(kind, FILES)) == FILES
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_methods_of_zip(unpacked, method):
+def test_zip_compression_methods_are_supported(unpacked, method):
     assert unpacked(zipped(FILES, method=method)) == FILES
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_formats_of_tar(unpacked, form):
+def test_tar_formats_are_supported(unpacked, form):
     files = {"images/" + "long" * 40 + "/" + "é" * 50 + ".jpg": b"x"} if form != tarfile.USTAR_FORMAT else FILES
     assert unpacked(tarred(files, form=form)) == files
 
 
-def test_folders_dots_and_what_is_not_wanted(unpacked):
+def test_paths_are_normalized_and_unwanted_files_skipped(unpacked):
     data = tarred({"./images/a.jpg": b"1", "images//b.jpg": b"2", "./run.py": b"3", "__MACOSX/._a.jpg": b"4"})
     assert unpacked(data, wanted=lambda path: path[-1][0] in "ab") == {"images/a.jpg": b"1", "images/b.jpg": b"2"}
 
 
-def test_what_is_left_out_is_told(tmp_path):
+def test_skipped_files_are_counted_by_suffix(tmp_path):
     (tmp_path / "a").write_bytes(zipped({"a.jpg": b"", "b.py": b"", "c.py": b"", "LICENSE": b""}))
     (tmp_path / "out").mkdir()
     assert unpack(tmp_path / "a", tmp_path / "out", wanted=lambda path: path[-1] == "a.jpg") == {".py": 2, "": 1}
 
 
-def test_one_top_folder_may_stand_for_the_folder_itself(unpacked, tmp_path):
+def test_single_top_folder_is_removed_from_paths(unpacked, tmp_path):
     assert unpacked(zipped({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {"a.txt": b"1", "b/c.txt": b"2"}
     for files in ({"set/a.txt": b"3", "other/b.txt": b"4"}, {"set": b"5"}):
         clear(unpacked)
         assert unpacked(zipped(files), top="set") == files
 
 
-def test_plain_permissions(unpacked, tmp_path):
+def test_unpacked_files_get_default_permissions_and_owner(unpacked, tmp_path):
     def prepare(info):
         if isinstance(info, tarfile.TarInfo):
             info.mode, info.uid, info.gid = 0o6777, 12345, 12345
@@ -111,7 +111,7 @@ def test_plain_permissions(unpacked, tmp_path):
     assert [(s.st_mode, s.st_uid) for s in written] == [(plain.stat().st_mode, plain.stat().st_uid)] * 2
 
 
-def test_names_mean_paths():
+def test_safe_path_splits_valid_names():
     assert safe_path("./") == () == safe_path(".")
     assert safe_path("a/./b//c") == ("a", "b", "c")
     assert safe_path("a..b/...c") == ("a..b", "...c")
@@ -141,26 +141,26 @@ def test_names_mean_paths():
         ("a/" * 40 + "b", "is too long"),
     ],
 )
-def test_names_that_are_refused(refused, name, sentence):
+def test_unsafe_archive_names_are_refused(refused, name, sentence):
     for pack in (zipped, tarred):
         refused(pack({"images/a.jpg": b"1", name: b"2"}), sentence)
 
 
-def test_nul_in_the_name_of_a_zip(refused):
+def test_nul_in_zip_name_is_refused(refused):
     """zipfile itself would cut the name at the NUL: a.txt\\0.jpg."""
     data = zipped({"images/a.txt#.jpg": b"1"}).replace(b"a.txt#.jpg", b"a.txt\0.jpg")
     refused(data, "'images/a.txt\\x00.jpg' contains a backslash or a control character")
 
 
 @pytest.mark.parametrize("name", ["con.txt", "NUL", "a/aux", "com1.jpg", "ab:c.txt", "a?", "a. ", "dir./b"])
-def test_names_that_windows_takes_for_something_else(monkeypatch, name):
+def test_invalid_windows_names_are_refused_on_windows(monkeypatch, name):
     assert safe_path(name)
     monkeypatch.setattr(archives.os, "name", "nt")
     with pytest.raises(ArchiveError, match="is not a valid file name on Windows"):
         safe_path(name)
 
 
-def test_an_empty_name():
+def test_empty_archive_name_is_refused():
     with pytest.raises(ArchiveError, match="'' is empty"):
         safe_path("")
 
@@ -178,7 +178,7 @@ def test_an_empty_name():
     ],
 )
 @pytest.mark.parametrize("goal", ["/etc/passwd", "a.jpg"])
-def test_tars_with_more_than_files(refused, kind, word, goal):
+def test_links_and_special_files_in_tar_are_refused(refused, kind, word, goal):
     def prepare(info):
         if info.name == "images/x":
             info.type, info.linkname, info.size = kind, goal, 0
@@ -186,7 +186,7 @@ def test_tars_with_more_than_files(refused, kind, word, goal):
     refused(tarred({"images/a.jpg": b"1", "images/x": b""}, prepare=prepare), f"'images/x' is a {word}")
 
 
-def test_sparse_files(refused):
+def test_sparse_file_in_tar_is_refused(refused):
     sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x", "GNU.sparse.realsize": "9999"}
 
     def prepare(info):
@@ -198,14 +198,14 @@ def test_sparse_files(refused):
 @pytest.mark.parametrize(
     ("kind", "word"), [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "device or pipe"), (stat.S_IFCHR, "device or pipe")]
 )
-def test_zips_with_more_than_files(refused, kind, word):
+def test_links_and_special_files_in_zip_are_refused(refused, kind, word):
     def prepare(info):
         info.external_attr = (kind | 0o777) << 16
 
     refused(zipped({"x": b"/etc/passwd"}, prepare=prepare), f"'x' is a {word}")
 
 
-def test_encrypted_zips(refused):
+def test_encrypted_zip_is_refused(refused):
     data = bytearray(zipped({"a.jpg": b"1"}))
     data[6] |= 1  # in the file's own header, and in the list at the end
     data[data.index(b"PK\1\2") + 8] |= 1
@@ -225,7 +225,7 @@ def test_encrypted_zips(refused):
         (["a.jpg", "."], "'.' appears twice"),
     ],
 )
-def test_names_that_collide(refused, pack, names, sentence):
+def test_colliding_archive_names_are_refused(refused, pack, names, sentence):
     refused(pack(dict.fromkeys(names, b"x")), sentence)
 
 
@@ -233,7 +233,7 @@ def test_names_that_collide(refused, pack, names, sentence):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_too_much(refused, kind):
+def test_archives_above_limits_are_refused(refused, kind):
     data = packed(kind, {f"{i}.txt": bytes(10_000) for i in range(10)})
     refused(data, "it contains more than 9 files and folders", limits=Limits(entries=9))
     refused(data, "would unpack to more than 100 kB", limits=Limits(size=99_999))
@@ -242,18 +242,18 @@ def test_too_much(refused, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_enough_is_allowed(unpacked, kind):
+def test_archives_at_limits_are_accepted(unpacked, kind):
     files = {f"{i}.txt": bytes(10_000) for i in range(10)}
     assert unpacked(packed(kind, files), limits=Limits(entries=10, size=100_000)) == files
 
 
-def test_a_tar_that_announces_too_much_is_not_read_to_its_end(refused):
+def test_tar_announcing_too_much_is_refused_at_its_header(refused):
     header = tarfile.TarInfo("a.jpg")
     header.size = 2**45
     refused(gzip.compress(header.tobuf(tarfile.GNU_FORMAT)), "would unpack to more than 1.07 GB")
 
 
-def test_a_zip_that_holds_more_than_it_says(unpacked, refused, tmp_path):
+def test_zip_with_more_data_than_stated_is_refused(unpacked, refused, tmp_path):
     """The list at the end states 10 bytes instead of 10,000."""
     data = zipped({"a.jpg": bytes(10_000)})
     at = data.index(b"PK\1\2") + 24
@@ -262,26 +262,26 @@ def test_a_zip_that_holds_more_than_it_says(unpacked, refused, tmp_path):
     assert sum(path.stat().st_size for path in (tmp_path / "deep").rglob("*.jpg")) <= 10
 
 
-def test_a_zip_that_holds_less_than_it_says(unpacked):
+def test_zip_with_less_data_than_stated_is_refused(unpacked):
     data = zipped({"a.jpg": bytes(10)})
     at = data.index(b"PK\1\2") + 24
     with pytest.raises(ArchiveError, match=r"does not have the size that the archive states|damaged or truncated"):
         unpacked(data[:at] + (1000).to_bytes(4, "little") + data[at + 4 :])
 
 
-def test_a_header_that_would_fill_the_memory(refused):
+def test_huge_tar_header_is_refused(refused):
     info = tarfile.TarInfo("././@PaxHeader")
     info.type, info.size = tarfile.XHDTYPE, 2**40
     refused(gzip.compress(info.tobuf(tarfile.GNU_FORMAT)), "it has a header of more than 4.19 MB")
 
 
-def test_headers_without_end(refused):
+def test_endless_tar_headers_are_refused(refused):
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 9
     refused(gzip.compress((info.tobuf(tarfile.GNU_FORMAT) + b"9 a=b\n".ljust(512, b"\0")) * 5000), "damaged")
 
 
-def test_no_room(unpacked, monkeypatch):
+def test_unpack_requires_free_space_for_total_size(unpacked, monkeypatch):
     monkeypatch.setattr(
         archives, "require_free_space", lambda folder, size: (_ for _ in ()).throw(FaultError(f"{size}"))
     )
@@ -293,7 +293,7 @@ def test_no_room(unpacked, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_anywhere_is_noticed(unpacked, kind):
+def test_truncated_archive_is_refused(unpacked, kind):
     data = packed(kind, {name: os.urandom(700) for name in FILES})
     for length in [*range(0, len(data) - 1, 97), len(data) - 1]:
         if kind == "tar" and length >= 3 * (512 + 1024) + 512:
@@ -304,7 +304,7 @@ def test_cut_anywhere_is_noticed(unpacked, kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tar"])  # a tar has no checksum of file contents
-def test_a_changed_byte_is_noticed_or_means_nothing(unpacked, kind):
+def test_changed_archive_byte_is_refused_or_harmless(unpacked, kind):
     random = np.random.default_rng(0)
     data = packed(kind, FILES)
     for _ in range(60):
@@ -327,14 +327,14 @@ def clear(unpacked) -> None:
 
 
 @pytest.mark.parametrize("at", [512 + 1024, 2 * 512 + 2 * 1024])
-def test_a_damaged_header_is_not_the_end_of_a_tar(refused, at):
+def test_damaged_tar_header_is_refused(refused, at):
     """tarfile treats it as the end, and the files after it would be missing."""
     data = bytearray(tarred({name: bytes(1000) for name in "abcd"}))
     data[at + 10] ^= 1
     refused(bytes(data), "it is truncated, or one of its headers is damaged")
 
 
-def test_what_follows_the_end(refused):
+def test_data_after_end_of_tar_is_refused(refused):
     data = tarred({"a": b"1"})
     refused(data + tarred({"b": b"2"}), "it has data after its end")
     refused(gzip.compress(data) + gzip.compress(bytes(2**23)), "it has data after its end")
@@ -343,17 +343,17 @@ def test_what_follows_the_end(refused):
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"<html>404</html>" * 100, b"PK\3\4", b"\x1f\x8b", b"7z\xbc\xaf\x27\x1c" + bytes(99)]
 )
-def test_no_archive(unpacked, data):
+def test_files_that_are_not_archives_are_refused(unpacked, data):
     with pytest.raises(ArchiveError, match=r"is not a zip or tar|is damaged or truncated"):
         unpacked(data)
 
 
 @pytest.mark.parametrize("data", [zipped({}), tarred({}), zipped({"a/": b""}), bytes(10_240)])
-def test_an_empty_archive(refused, data):
+def test_archive_without_wanted_files_is_refused(refused, data):
     refused(data, "it contains no wanted file")
 
 
-def test_a_zip_of_very_many_files(unpacked):
+def test_zip64_with_65536_files_is_counted_and_unpacked(unpacked):
     """A zip states a count of 65,535 or more in another record (zip64)."""
     data = zipped({f"{i}.txt": b"" for i in range(65_536)})
     with pytest.raises(ArchiveError, match="it contains more than 65,535 files"):
@@ -361,7 +361,7 @@ def test_a_zip_of_very_many_files(unpacked):
     assert unpacked(data, wanted=lambda path: path == ("9.txt",)) == {"9.txt": b""}
 
 
-def test_a_file_of_another_archive_stays(unpacked, tmp_path):
+def test_file_of_another_archive_is_not_overwritten(unpacked, tmp_path):
     unpacked(zipped({"a.jpg": b"1"}))
     for files in ({"a.jpg": b"2"}, {"a.jpg/b.jpg": b"2"}):
         with pytest.raises(ArchiveError, match="it contains a file that another archive also contains"):
@@ -369,7 +369,7 @@ def test_a_file_of_another_archive_stays(unpacked, tmp_path):
     assert (tmp_path / "deep/down/here/a.jpg").read_bytes() == b"1"
 
 
-def test_faults_of_the_disk_are_no_damage(unpacked, monkeypatch):
+def test_disk_error_is_not_reported_as_archive_damage(unpacked, monkeypatch):
     def disk_full(entry, target):
         raise OSError(28, "No space left on device", str(target))
 

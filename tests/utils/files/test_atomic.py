@@ -19,12 +19,12 @@ from utils.files.writers import write_csv
 from utils.terminal import FaultError, exit_code_of
 
 
-def test_the_error_says_which_file(tmp_path):
+def test_os_error_names_the_file(tmp_path):
     with pytest.raises(OSError, match=r"No space.*last\.pt"), name_os_errors(tmp_path / "last.pt"):
         raise OSError(28, "No space left on device")
 
 
-def test_torn_files_go_and_others_stay(tmp_path):
+def test_only_partial_files_are_removed(tmp_path):
     (tmp_path / "weights").mkdir()
     partial = ["weights/last.pt.tmp.12", ".labels.png.tmp.345", "results.csv.tmp.6"]
     complete = ["weights/last.pt", "notes.tmp.txt", "results.csv"]
@@ -38,7 +38,7 @@ def test_torn_files_go_and_others_stay(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("numbers", [10, 1_000_000])
-def test_a_checkpoint_on_a_full_disk(tmp_path, monkeypatch, numbers):
+def test_checkpoint_save_on_full_disk_keeps_old_file(tmp_path, monkeypatch, numbers):
     """Without our handling torch would raise `unexpected pos 1778688 vs 1778584`."""
     file = tmp_path / "last.pt"
     checkpoint_file.save(file, {"model": torch.zeros(3)})
@@ -52,8 +52,8 @@ def test_a_checkpoint_on_a_full_disk(tmp_path, monkeypatch, numbers):
 
 
 @pytest.fixture
-def largest_file(monkeypatch):
-    """largest_file(bytes) limits the size of files, as `ulimit -f` does, until the test ends."""
+def limit_file_size(monkeypatch):
+    """limit_file_size(bytes) limits the size of files, as `ulimit -f` does, until the test ends."""
     resource = pytest.importorskip("resource", reason="needs POSIX resource limits")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -68,17 +68,17 @@ def largest_file(monkeypatch):
         ("results.csv", lambda file: write_csv(file, [{"epoch": 1.5, "lr": 0.01}] * 50_000)),
     ],
 )
-def test_a_file_larger_than_the_limit(tmp_path, largest_file, capsys, name, write, size):
+def test_write_above_file_size_limit_keeps_old_file(tmp_path, limit_file_size, capsys, name, write, size):
     """Each file would have 400 kB."""
     file = tmp_path / name
     file.write_text("old")
-    largest_file(size)
+    limit_file_size(size)
     assert exit_code_of(lambda: write(file)) == 1
     assert capsys.readouterr().err == f"error: {file}: File too large (over the limit of ulimit -f or of the disk)\n"
     assert (file.read_text(), list(tmp_path.iterdir())) == ("old", [file])
 
 
-def test_written_whole_or_not_at_all(tmp_path):
+def test_atomic_write_is_all_or_nothing(tmp_path):
     file = tmp_path / "a.txt"
     with atomic_write(file) as temporary:
         temporary.write_text("old")
@@ -95,7 +95,7 @@ def test_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_folder_that_is_gone(tmp_path):
+def test_write_into_missing_folder_is_reported(tmp_path):
     message = r"gone/a\.txt: its folder no longer exists"
     with pytest.raises(FaultError, match=message), atomic_write(tmp_path / "gone" / "a.txt") as file:
         file.write_text("a")
@@ -122,24 +122,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def fill(run: Path) -> None:
+def fill_disk(run: Path) -> None:
     (run.parent / "others").write_bytes(bytes(shutil.disk_usage(run).free - 2_000_000))
 
 
-def close_for_writing(run: Path) -> None:
+def remount_read_only(run: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", run.parent], check=True)
 
 
 @pytest.mark.parametrize(
     ("break_disk", "sentence", "has_checkpoints"),
     [
-        (fill, r"error: \S+/exp/weights/last\.pt: No space left on device\n", True),
-        (close_for_writing, r"error: \S+/exp/results\.csv: Read-only file system\n", True),
+        (fill_disk, r"error: \S+/exp/weights/last\.pt: No space left on device\n", True),
+        (remount_read_only, r"error: \S+/exp/results\.csv: Read-only file system\n", True),
         (shutil.rmtree, r"error: \S+/exp/results\.csv: its folder no longer exists\n", False),
     ],
     ids=["full", "read-only", "gone"],
 )
-def test_a_run_ends_with_a_sentence_and_its_old_checkpoint(
+def test_disk_failure_ends_run_with_one_line_and_old_checkpoint(
     small_disk, tiny_data, tiny_model, tmp_path, monkeypatch, capsys, break_disk, sentence, has_checkpoints
 ):
     run = small_disk / "exp"

@@ -20,10 +20,10 @@ from torch import nn
 from utils.files import checkpoint_file
 
 ROOT = Path(__file__).parents[3]
-NEEDED = {"model": {}, "table": {}, "names": []}
+REQUIRED_ENTRIES = {"model": {}, "table": {}, "names": []}
 
 
-class Word(str):
+class StrSubclass(str):
     """A subclass of str, like torch's version string."""
 
 
@@ -31,7 +31,7 @@ class Level(enum.IntEnum):
     LOW = 3
 
 
-def test_round_trip(tmp_path):
+def test_checkpoint_file_round_trip(tmp_path):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -43,7 +43,7 @@ def test_round_trip(tmp_path):
         "mt19937": np.random.RandomState(5).get_state(),  # an array in a tuple
     }
     state = {"optimizer": optimizer.state_dict(), "random": random, "half": torch.rand(3).half(), 7: [None, True, b"x"]}
-    checkpoint_file.save(tmp_path / "a.pt", NEEDED | state | {"model": model.state_dict()})
+    checkpoint_file.save(tmp_path / "a.pt", REQUIRED_ENTRIES | state | {"model": model.state_dict()})
 
     loaded = checkpoint_file.load(tmp_path / "a.pt")
     assert all(value.equal(loaded["model"][key]) for key, value in model.state_dict().items())
@@ -62,7 +62,7 @@ def test_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (Word("2.11"), "2.11"),
+        (StrSubclass("2.11"), "2.11"),
         (torch.__version__, str(torch.__version__)),
         (Level.LOW, 3),
         (np.float64(0.1), 0.1),
@@ -82,7 +82,7 @@ def test_round_trip(tmp_path):
     ],
     ids=repr,
 )
-def test_what_becomes_plain(value, expected):
+def test_to_plain_converts_values(value, expected):
     found = checkpoint_file.to_plain(value)
     assert found == expected
     assert type(found) is type(expected)
@@ -90,7 +90,7 @@ def test_what_becomes_plain(value, expected):
     assert b"numpy" not in pickled
 
 
-def test_tensors_are_freed_of_their_graph():
+def test_to_plain_detaches_tensors():
     parameter = nn.Parameter(torch.ones(2))
     found = checkpoint_file.to_plain(parameter)
     assert type(found) is torch.Tensor
@@ -112,12 +112,12 @@ def test_tensors_are_freed_of_their_graph():
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_what_a_checkpoint_cannot_hold(tmp_path, value, kind):
+def test_unsupported_checkpoint_values_are_refused(tmp_path, value, kind):
     file = tmp_path / "a.pt"
-    checkpoint_file.save(file, NEEDED)
+    checkpoint_file.save(file, REQUIRED_ENTRIES)
     before = file.read_bytes()
     with pytest.raises(TypeError, match=f"a checkpoint cannot hold a {kind}"):
-        checkpoint_file.save(file, NEEDED | {"x": [{"y": value}]})
+        checkpoint_file.save(file, REQUIRED_ENTRIES | {"x": [{"y": value}]})
     assert file.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
 
@@ -133,9 +133,9 @@ for n in range(10**6):
 """
 
 
-def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
+def test_kill_while_saving_leaves_complete_file(tmp_path):
     file = tmp_path / "last.pt"
-    checkpoint_file.save(file, NEEDED | {"n": -1})
+    checkpoint_file.save(file, REQUIRED_ENTRIES | {"n": -1})
     numbers, deadline = [], time.monotonic() + 60
 
     def wait_for_a_save() -> None:
@@ -159,9 +159,9 @@ def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
     assert numbers == sorted(numbers)
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_checkpoint_save_keeps_old_file(tmp_path, monkeypatch):
     file = tmp_path / "a.pt"
-    checkpoint_file.save(file, NEEDED | {"n": 1})
+    checkpoint_file.save(file, REQUIRED_ENTRIES | {"n": 1})
 
     def disk_full(state: object, stream) -> None:
         stream.write(b"half")
@@ -169,7 +169,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        checkpoint_file.save(file, NEEDED | {"n": 2})
+        checkpoint_file.save(file, REQUIRED_ENTRIES | {"n": 2})
     monkeypatch.undo()
     assert checkpoint_file.load(file)["n"] == 1
     assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
@@ -178,7 +178,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- files that are not checkpoints
 
 
-def refusal(file: Path) -> str:
+def load_error(file: Path) -> str:
     with pytest.raises(ValueError) as caught:
         checkpoint_file.load(file)
     text = str(caught.value)
@@ -188,52 +188,52 @@ def refusal(file: Path) -> str:
     return text.removeprefix(f"{file}: ")
 
 
-def test_no_file(tmp_path):
-    assert refusal(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
-    assert refusal(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is not a regular file)"
+def test_missing_checkpoint_file_is_refused(tmp_path):
+    assert load_error(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
+    assert load_error(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is not a regular file)"
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\0" * 1000, b"\x93NUMPY"])
-def test_foreign_files(tmp_path, content):
+def test_files_that_are_not_checkpoints_are_refused(tmp_path, content):
     file = tmp_path / "a.pt"
     file.write_bytes(content)
-    assert refusal(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
+    assert load_error(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
 
 
-def test_a_truncated_file_at_many_lengths(tmp_path):
+def test_truncated_checkpoint_is_refused(tmp_path):
     complete, file = tmp_path / "whole.pt", tmp_path / "a.pt"
-    checkpoint_file.save(complete, NEEDED | {"x": torch.rand(100)})
+    checkpoint_file.save(complete, REQUIRED_ENTRIES | {"x": torch.rand(100)})
     data = complete.read_bytes()
     for length in range(0, len(data), 97):
         file.write_bytes(data[:length])
-        assert "damaged" in refusal(file)
+        assert "damaged" in load_error(file)
 
 
-def test_a_changed_byte_is_noticed(tmp_path):
+def test_changed_checkpoint_byte_is_refused(tmp_path):
     file = tmp_path / "a.pt"
-    checkpoint_file.save(file, NEEDED | {"x": torch.rand(1000)})
+    checkpoint_file.save(file, REQUIRED_ENTRIES | {"x": torch.rand(1000)})
     data = bytearray(file.read_bytes())
     at = data.index(checkpoint_file.load(file)["x"].numpy().tobytes()) + 2000
     data[at] ^= 1
     file.write_bytes(data)
     assert torch.load(file, weights_only=True)["x"].shape == (1000,)  # torch itself does not notice
-    assert "damaged (Bad CRC-32 for file" in refusal(file)
+    assert "damaged (Bad CRC-32 for file" in load_error(file)
 
 
-def test_a_zip_that_is_no_checkpoint(tmp_path):
+def test_zip_that_is_not_a_checkpoint_is_refused(tmp_path):
     file = tmp_path / "a.pt"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("data.pkl", "hello")
-    assert refusal(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
+    assert load_error(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
 
 
 @pytest.mark.parametrize("state", [{}, [1], torch.ones(3), {"model": {}, "table": {}}, {"names": 1, "model": 2}])
-def test_other_plain_files(tmp_path, state):
+def test_checkpoint_without_required_entries_is_refused(tmp_path, state):
     torch.save(state, tmp_path / "a.pt")
-    assert refusal(tmp_path / "a.pt") == "is not a checkpoint of Kestrel (model, table or names are missing)"
+    assert load_error(tmp_path / "a.pt") == "is not a checkpoint of Kestrel (model, table or names are missing)"
 
 
-class Trap:
+class MaliciousPickle:
     """Its pickle calls os.system."""
 
     def __init__(self, trace: Path) -> None:
@@ -244,27 +244,27 @@ class Trap:
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_loading_runs_nothing(tmp_path, zipped):
+def test_loading_checkpoint_executes_no_code(tmp_path, zipped):
     trace, file = tmp_path / "trace", tmp_path / "a.pt"
-    torch.save(NEEDED | {"x": Trap(trace)}, file, _use_new_zipfile_serialization=zipped)
-    reason = refusal(file)
+    torch.save(REQUIRED_ENTRIES | {"x": MaliciousPickle(trace)}, file, _use_new_zipfile_serialization=zipped)
+    reason = load_error(file)
     assert not trace.exists()
     if zipped:
         assert reason == "is not a checkpoint of Kestrel, or is damaged (it names posix.system)"
-    file.write_bytes(pickle.dumps(Trap(trace)))
-    refusal(file)
+    file.write_bytes(pickle.dumps(MaliciousPickle(trace)))
+    load_error(file)
     assert not trace.exists()
 
 
 def test_a_pickled_module_is_refused(tmp_path):
     torch.save({"model": nn.Linear(1, 1)}, tmp_path / "a.pt")
-    assert "(it holds something other than tensors and plain values: " in refusal(tmp_path / "a.pt")
+    assert "(it holds something other than tensors and plain values: " in load_error(tmp_path / "a.pt")
 
 
 # ---------------------------------------------------------------------- the newest
 
 
-def test_newest(tmp_path):
+def test_newest_checkpoint_is_found(tmp_path):
     for name, age in (("exp", 1), ("exp2", 30), ("exp10", 20)):
         file = tmp_path / name / "weights" / "last.pt"
         file.parent.mkdir(parents=True)
@@ -274,13 +274,13 @@ def test_newest(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["", "absent"])
-def test_no_newest(tmp_path, folder):
+def test_newest_without_any_checkpoint_is_refused(tmp_path, folder):
     with pytest.raises(ValueError) as caught:
         checkpoint_file.newest(tmp_path / folder, "*/weights/last.pt")
     assert str(caught.value) == f"no */weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
 
 
-def test_what_asks_for_memory_is_refused_before_it_gets_any(tmp_path):
+def test_checkpoints_requesting_huge_memory_are_refused_early(tmp_path):
     """A zip bomb, a pickle that would allocate a gigabyte of zeros, and a file that claims more tensors than it has."""
     bomb, empty, claim = tmp_path / "bomb.pt", tmp_path / "empty.pt", tmp_path / "claim.pt"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -288,11 +288,11 @@ def test_what_asks_for_memory_is_refused_before_it_gets_any(tmp_path):
     pickled = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."  # bytearray(2**30)
     with zipfile.ZipFile(empty, "w") as archive:
         archive.writestr("a/data.pkl", pickled)
-    checkpoint_file.save(claim, NEEDED | {"x": torch.zeros(10)})
+    checkpoint_file.save(claim, REQUIRED_ENTRIES | {"x": torch.zeros(10)})
     content = claim.read_bytes()
     claim.write_bytes(content.replace(b"K\x00K\n\x85", b"K\x00K\xff\x85"))
     tracemalloc.start()
-    errors = [refusal(file) for file in (bomb, empty, claim)]
+    errors = [load_error(file) for file in (bomb, empty, claim)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "its entries are compressed" in errors[0]

@@ -12,11 +12,11 @@ from utils.files.disk import _locked, exclusive_access, format_bytes, lock_folde
 from utils.terminal import FaultError
 
 ROOT = Path(__file__).parents[3]
-HOLDER = "import sys, time; from pathlib import Path; from utils.files.disk import lock_folder; "
-HOLDER += "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+LOCK_HOLDER = "import sys, time; from pathlib import Path; from utils.files.disk import lock_folder; "
+LOCK_HOLDER += "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_exclusive_access_locks_and_cleans_up_folder(tmp_path):
     folder = tmp_path / "a" / "work"
     with exclusive_access(folder):
         inside = os.open(folder / "lock", os.O_RDWR)
@@ -30,16 +30,16 @@ def test_one_process_at_a_time(tmp_path):
     assert os.listdir(tmp_path / "a") == []
 
 
-def test_room(tmp_path):
+def test_required_free_space_and_byte_format(tmp_path):
     require_free_space(tmp_path, 0)
     with pytest.raises(FaultError, match=r"the disk has .* free, but 1.00 EB are needed"):
         require_free_space(tmp_path, 10**18)
     assert [format_bytes(n) for n in (0, 999, 1000, 2**31)] == ["0 bytes", "999 bytes", "1.00 kB", "2.15 GB"]
 
 
-def test_a_folder_that_another_process_holds(tmp_path, monkeypatch):
+def test_folder_lock_is_held_until_its_process_ends(tmp_path, monkeypatch):
     """The lock is held as long as that process runs, and no longer; its children do not keep it."""
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=-1, cwd=ROOT)
+    other = subprocess.Popen([sys.executable, "-c", LOCK_HOLDER, tmp_path], stdout=-1, cwd=ROOT)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
@@ -57,7 +57,7 @@ def test_a_folder_that_another_process_holds(tmp_path, monkeypatch):
     lock_folder(tmp_path).release()
 
 
-def test_a_disk_without_locks_counts_as_free(tmp_path, monkeypatch):
+def test_lock_folder_works_on_disk_without_locks(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> bool:
         raise OSError(95, "Operation not supported")
 

@@ -15,7 +15,7 @@ from utils.terminal import FaultError
 
 DATA = bytes(range(256)) * 400  # 102,400 bytes
 DIGEST = hashlib.sha256(DATA).hexdigest()
-OTHER = DATA[::-1]
+OTHER_DATA = DATA[::-1]
 NO_PAUSES = (0.0, 0.0)
 
 
@@ -38,14 +38,14 @@ def get(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"x", DATA])
 @pytest.mark.parametrize("headers", [{}, {"ETag": '"1"'}])
-def test_a_file_comes_as_it_is(serve, get, data, headers):
+def test_downloaded_file_equals_served_file(serve, get, data, headers):
     server = serve(honest(data, **headers))
     assert get(server) == data
     assert get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data  # replaces the old file
     assert [(path, asked["Accept-Encoding"]) for path, asked in server.asked] == [("/a.zip", "identity")] * 2
 
 
-def test_lengths_may_be_untold(serve, get):
+def test_download_without_content_length(serve, get):
     chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:1000], DATA[1000:])) + b"0\r\n\r\n"
     assert get(serve(says(200, DATA))) == DATA  # the end of the connection is the end of the file
     assert get(serve(raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked))) == DATA
@@ -53,21 +53,21 @@ def test_lengths_may_be_untold(serve, get):
 
 
 @pytest.mark.parametrize("headers", [{"ETag": '"1"'}, {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
-def test_a_cut_file_is_gone_on_with(serve, get, headers):
+def test_interrupted_download_resumes_with_range_request(serve, get, headers):
     server = serve(honest(DATA, only=30_000, **headers), honest(DATA, only=50_000, **headers), honest(DATA, **headers))
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", "bytes=80000-"]
     assert [asked.get("If-Range") for _, asked in server.asked] == [None, *headers.values(), *headers.values()]
 
 
-def test_a_weak_etag_is_no_condition(serve, get):
+def test_weak_etag_is_not_used_for_if_range(serve, get):
     marks = {"ETag": 'W/"1"', "Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
     server = serve(honest(DATA, only=9, **marks), honest(DATA, **marks))
     assert get(server) == DATA
     assert server.asked[1][1]["If-Range"] == marks["Last_Modified"]
 
 
-def test_without_marks_only_a_digest_lets_it_go_on(serve, get):
+def test_download_without_version_header_resumes_only_with_digest(serve, get):
     blind = serve(honest(DATA, only=30_000), honest(DATA))
     assert get(blind) == DATA
     assert blind.ranges == [None, None]
@@ -76,7 +76,7 @@ def test_without_marks_only_a_digest_lets_it_go_on(serve, get):
     assert checked.ranges == [None, "bytes=30000-"]
 
 
-def test_a_later_call_goes_on_too(serve, get, tmp_path):
+def test_later_fetch_resumes_partial_download(serve, get, tmp_path):
     server = serve(honest(DATA, only=30_000, ETag='"1"'), says(503))
     with pytest.raises(
         FaultError, match=r"answered 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB are kept"
@@ -91,8 +91,8 @@ def test_a_later_call_goes_on_too(serve, get, tmp_path):
 @pytest.mark.parametrize(
     "note", ["", "{}", "[1]", "not JSON", '{"url": "x", "total": 1, "etag": 2, "modified": null}', None]
 )
-def test_parts_of_unknown_origin_are_thrown_away(serve, get, tmp_path, note):
-    (tmp_path / "a.zip.part").write_bytes(OTHER[:50_000])
+def test_partial_file_of_unknown_origin_is_discarded(serve, get, tmp_path, note):
+    (tmp_path / "a.zip.part").write_bytes(OTHER_DATA[:50_000])
     if note is not None:
         (tmp_path / "a.zip.part.json").write_text(note)
     server = serve(honest(DATA, ETag='"1"'))
@@ -100,7 +100,7 @@ def test_parts_of_unknown_origin_are_thrown_away(serve, get, tmp_path, note):
     assert server.ranges == [None]
 
 
-def test_many_cuts_are_endured_as_long_as_each_try_brings_much(serve, get, monkeypatch):
+def test_download_retries_while_each_try_makes_progress(serve, get, monkeypatch):
     monkeypatch.setattr(download, "PROGRESS_BYTES", 10_000)
     server = serve(honest(DATA, only=10_000, ETag='"1"'))
     assert get(server) == DATA  # 11 responses, with 2 pauses
@@ -112,15 +112,15 @@ def test_many_cuts_are_endured_as_long_as_each_try_brings_much(serve, get, monke
 # ---------------------------------------------------------------------- wrong ranges and versions
 
 
-def test_a_server_that_knows_no_ranges_sends_all_again(serve, get):
+def test_server_without_range_support_sends_whole_file_again(serve, get):
     server = serve(honest(DATA, only=30_000, ETag='"1"'), says(200, DATA, Content_Length=str(len(DATA)), ETag='"1"'))
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-"]
 
 
-def test_a_file_that_changes_on_the_way_is_fetched_anew(serve, get):
-    server = serve(honest(DATA, only=30_000, ETag='"1"'), honest(OTHER, ETag='"2"'))
-    assert get(server) == OTHER  # If-Range: the server sends all of it
+def test_file_changed_during_download_is_fetched_again(serve, get):
+    server = serve(honest(DATA, only=30_000, ETag='"1"'), honest(OTHER_DATA, ETag='"2"'))
+    assert get(server) == OTHER_DATA  # If-Range: the server sends all of it
 
 
 @pytest.mark.parametrize(
@@ -135,21 +135,21 @@ def test_a_file_that_changes_on_the_way_is_fetched_anew(serve, get):
         ("", {}),
     ],
 )
-def test_wrong_ranges_are_not_believed(serve, get, given, headers):
-    wrong = says(206, OTHER[30_000:], Content_Range=given, Content_Length="72400", **headers)
+def test_wrong_content_range_restarts_download(serve, get, given, headers):
+    wrong = says(206, OTHER_DATA[30_000:], Content_Range=given, Content_Length="72400", **headers)
     server = serve(honest(DATA, only=30_000, ETag='"1"'), wrong, honest(DATA, ETag='"1"'))
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", None]
 
 
-def test_a_file_that_became_shorter(serve, get):
+def test_file_that_became_shorter_is_fetched_again(serve, get):
     server = serve(honest(DATA, only=30_000), honest(DATA[:20_000]))  # 416 for the range: no version header was sent
     assert get(server, sha256=hashlib.sha256(DATA[:20_000]).hexdigest()) == DATA[:20_000]
     assert server.ranges == [None, "bytes=30000-", None]
 
 
-def test_two_states_mixed_are_noticed_by_the_digest(serve, get):
-    server = serve(honest(OTHER, only=30_000), honest(DATA))
+def test_mixed_file_versions_are_detected_by_digest(serve, get):
+    server = serve(honest(OTHER_DATA, only=30_000), honest(DATA))
     assert get(server, sha256=DIGEST) == DATA
     assert server.ranges == [None, "bytes=30000-", None]
 
@@ -157,7 +157,7 @@ def test_two_states_mixed_are_noticed_by_the_digest(serve, get):
 # ---------------------------------------------------------------------- faults
 
 
-def chunk_without_end(handler) -> None:
+def unterminated_chunk(handler) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\nabc")
 
 
@@ -174,7 +174,7 @@ def chunk_without_end(handler) -> None:
         (raw(b""), "closed the connection; gave up", 3),
         (raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "sent a response that is not HTTP; gave up", 3),
         (raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n"), "sent a response that is not HTTP; gave up", 3),
-        (chunk_without_end, "closed the connection; gave up", 3),
+        (unterminated_chunk, "closed the connection; gave up", 3),
         (honest(DATA, only=100), "closed the connection after 100 bytes of 102 kB; gave up", 3),
         (honest(DATA, only=100, then="stall"), "sent nothing for 0.3 s; gave up", 3),
         (says(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are allowed", 1),
@@ -187,7 +187,7 @@ def chunk_without_end(handler) -> None:
         (says(303, Location="https://me:secret@a.org/b"), "not allowed: it contains a user name", 1),
     ],
 )
-def test_faults_are_sentences_that_name_the_host(serve, get, tmp_path, answer, sentence, tries):
+def test_download_errors_are_one_line_and_name_the_host(serve, get, tmp_path, answer, sentence, tries):
     server = serve(answer)
     with pytest.raises(FaultError, match=re.escape(sentence)) as fault:
         get(server)
@@ -207,7 +207,7 @@ def test_redirects_are_followed(serve, get):
     assert [path for path, _ in target.asked] == ["/e%E9"]
 
 
-def test_https_never_leads_to_http():
+def test_redirect_from_https_to_http_is_refused():
     with pytest.raises(
         FaultError, match=r"a\.org redirected to a URL that is not allowed: https:// must not redirect to http:"
     ):
@@ -215,9 +215,9 @@ def test_https_never_leads_to_http():
     assert download._redirected("https://a.org/b/c", "../d") == "https://a.org/d"
 
 
-def test_a_wrong_digest(serve, get, tmp_path):
-    server = serve(honest(OTHER, ETag='"1"'))
-    wrong = hashlib.sha256(OTHER).hexdigest()
+def test_download_with_wrong_digest_is_removed(serve, get, tmp_path):
+    server = serve(honest(OTHER_DATA, ETag='"1"'))
+    wrong = hashlib.sha256(OTHER_DATA).hexdigest()
     with pytest.raises(
         FaultError, match=rf"the SHA-256 of a.zip from 127\S+ is {wrong}, expected {DIGEST}: .* removed"
     ):
@@ -226,7 +226,7 @@ def test_a_wrong_digest(serve, get, tmp_path):
     assert len(server.asked) == 1
 
 
-def test_more_than_announced_or_allowed(serve, get, tmp_path):
+def test_excess_response_bytes_are_ignored_or_refused(serve, get, tmp_path):
     """Bytes after the announced length are never read; without a length, or after a range, they are counted."""
     assert get(serve(says(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"'))) == DATA
     (tmp_path / "a.zip").unlink()
@@ -239,13 +239,13 @@ def test_more_than_announced_or_allowed(serve, get, tmp_path):
     assert (tmp_path / "a.zip.part").stat().st_size == 0
 
 
-def test_a_full_disk(serve, get, monkeypatch):
+def test_download_requires_free_disk_space(serve, get, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**5))
     with pytest.raises(FaultError, match=r"the disk has 100 kB free, but 102 kB are needed"):
         get(serve(honest(DATA)))
 
 
-def test_nobody_there(tmp_path):
+def test_refused_connection_is_reported(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.zip"
@@ -253,7 +253,7 @@ def test_nobody_there(tmp_path):
             fetch(Source(url), tmp_path / "a.zip", pauses_s=())
 
 
-def test_proxies_are_for_other_hosts(serve, get, tmp_path, monkeypatch):
+def test_proxy_is_not_used_for_localhost(serve, get, tmp_path, monkeypatch):
     proxy = serve(says(403))
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, proxy.url)
@@ -271,7 +271,7 @@ def test_proxies_are_for_other_hosts(serve, get, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- URLs and files
 
 
-def test_files_are_copied(tmp_path):
+def test_file_urls_are_copied(tmp_path):
     source, target = tmp_path / "a b.zip", tmp_path / "c.zip"
     source.write_bytes(DATA)
     assert fetch(Source(source.as_uri(), DIGEST), target) == DIGEST
@@ -295,7 +295,7 @@ def test_files_are_copied(tmp_path):
         "file:///a",
     ],
 )
-def test_urls_that_are_allowed(url):
+def test_allowed_urls_are_accepted(url):
     check_url(url)
 
 
@@ -331,7 +331,7 @@ def test_urls_that_are_allowed(url):
         ("file://localhost", "full path of a file on this machine"),
     ],
 )
-def test_urls_that_are_not(url, problem, tmp_path):
+def test_urls_that_are_not_allowed_are_refused(url, problem, tmp_path):
     with pytest.raises(ValueError, match=problem):
         check_url(url)
     with pytest.raises(ValueError, match=problem):

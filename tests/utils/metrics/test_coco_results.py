@@ -22,7 +22,7 @@ def ground_truth(count: int = 0, seed: int = 0) -> GroundTruth:
     return GroundTruth(images, classes, boxes, boxes[:, 2] * boxes[:, 3] * 0.7, random.random(count) < 0.2)
 
 
-def found(truth: GroundTruth, seed: int = 1) -> Detections:
+def noisy_detections(truth: GroundTruth, seed: int = 1) -> Detections:
     """The ground truth's boxes, shifted, and a false positive for each."""
     random = np.random.default_rng(seed)
     boxes = np.concatenate([truth.boxes_xywh + random.normal(0, 8, truth.boxes_xywh.shape), truth.boxes_xywh[::-1]])
@@ -33,7 +33,7 @@ def found(truth: GroundTruth, seed: int = 1) -> Detections:
     return Detections(images[order], classes[order], boxes[order], scores[order])
 
 
-def test_ground_truth_by_hand():
+def test_coco_ground_truth_by_hand():
     truth = GroundTruth([7, 40], [1, 0], [[1, 2, 3.5, 4], [0, 0, 10, 10]], [14, 60.5], [False, True])
     assert coco_ground_truth(truth, IMAGE_IDS, SIZES, PATHS, NAMES, CATEGORY_IDS) == {
         "info": {},
@@ -49,7 +49,7 @@ def test_ground_truth_by_hand():
     }
 
 
-def test_a_name_of_bytes_that_are_no_text_can_be_written(tmp_path):
+def test_undecodable_file_name_can_be_written(tmp_path):
     name = os.fsdecode(b"a/\xff \xc3\xa9\n.jpg")
     truth = GroundTruth([], [], np.zeros((0, 4)), [], [])
     document = coco_ground_truth(truth, IMAGE_IDS[:1], SIZES[:1], [name], NAMES, CATEGORY_IDS)
@@ -57,7 +57,7 @@ def test_a_name_of_bytes_that_are_no_text_can_be_written(tmp_path):
     assert json.loads((tmp_path / "truth.json").read_text())["images"][0]["file_name"] == "\\xff é\n.jpg"
 
 
-def test_results_by_hand():
+def test_coco_results_by_hand():
     detections = Detections([40], [1], [[1, 2, 3, 1 / 3]], [0.1])
     results = coco_results(detections, CATEGORY_IDS)
     assert results == [{"image_id": 40, "category_id": 90, "bbox": [1.0, 2.0, 3.0, 1 / 3], "score": 0.1}]
@@ -66,9 +66,9 @@ def test_results_by_hand():
 
 
 @pytest.mark.parametrize("count", [1, 60])
-def test_ours_agree_with_pycocotools(tmp_path, count):
+def test_metrics_agree_with_pycocotools_on_files(tmp_path, count):
     truth = ground_truth(count)
-    detections = found(truth)
+    detections = noisy_detections(truth)
     ours = evaluate_boxes(truth, detections, image_ids=IMAGE_IDS, class_ids=[0, 1]).stats
     files = tmp_path / "truth.json", tmp_path / "results.json"
     write_json(files[0], coco_ground_truth(truth, IMAGE_IDS, SIZES, PATHS, NAMES, CATEGORY_IDS))
@@ -80,14 +80,14 @@ def test_ours_agree_with_pycocotools(tmp_path, count):
     assert "1.0e-01" in check_with_pycocotools(*files, ours | {"ARl": ours["ARl"] + 0.1})
 
 
-def test_no_detections(tmp_path):
+def test_pycocotools_check_without_detections(tmp_path):
     files = tmp_path / "truth.json", tmp_path / "results.json"
     write_json(files[0], coco_ground_truth(ground_truth(3), IMAGE_IDS, SIZES, PATHS, NAMES, CATEGORY_IDS))
     write_json(files[1], [])
     assert check_with_pycocotools(*files, {}) == "pycocotools: no detections to score"
 
 
-def test_no_ground_truth():
+def test_coco_ground_truth_without_annotations():
     file = coco_ground_truth(ground_truth(0), IMAGE_IDS, SIZES, PATHS, NAMES, CATEGORY_IDS)
     assert file["annotations"] == []
     assert len(file["images"]) == 2

@@ -89,7 +89,7 @@ def oracle_confusion(truth, detections, num_classes, confidence, iou):
 
 
 class TestOperatingCurves:
-    def test_hand_worked(self):
+    def test_operating_curves_by_hand(self):
         # Two ground truths; a hit at .9, a miss at .6, a hit at .3.
         truth = truths((1, 5, [0, 0, 10, 10], False), (1, 5, [50, 0, 10, 10], False))
         boxes = [[0, 0, 10, 10], [200, 0, 10, 10], [50, 0, 10, 10]]
@@ -110,13 +110,13 @@ class TestOperatingCurves:
         # precision 1 up to recall .5 (51 points), then 2/3 (50 points)
         assert curves.ap50 == pytest.approx([(51 + 50 * 2 / 3) / 101])
 
-    def test_score_equal_to_the_confidence_is_claimed(self):
+    def test_detection_with_score_equal_to_confidence_counts(self):
         truth = truths((0, 0, [0, 0, 10, 10], False))
         curves = operating_curves(truth, Detections([0], [0], [[0, 0, 10, 10]], [1.0]), image_ids=[0], class_ids=[0])
         assert curves.recall.min() == 1
 
     @pytest.mark.parametrize("seed", [0, 1])
-    def test_slow_oracle(self, seed):
+    def test_operating_curves_equal_slow_oracle(self, seed):
         truth, detections = draw(seed)
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         for class_id in range(3):
@@ -126,14 +126,14 @@ class TestOperatingCurves:
                 assert curves.recall[class_id, point] == pytest.approx(hits / wanted)
                 assert curves.precision[class_id, point] == pytest.approx(hits / (hits + misses))
 
-    def test_ap50_is_the_evaluators(self):
+    def test_ap50_of_curves_equals_evaluator(self):
         truth, detections = draw(2)
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         result = evaluate_boxes(truth, detections, image_ids=range(6), class_ids=range(4))
         assert curves.mean(curves.ap50) == pytest.approx(result.stats["AP50"], abs=1e-12)
         assert curves.ap50[:3] == pytest.approx([result.per_class[k]["AP50"] for k in range(3)], abs=1e-12)
 
-    def test_best_is_the_peak_of_the_smoothed_mean_f1(self):
+    def test_best_confidence_maximizes_smoothed_mean_f1(self):
         truth, detections = draw(3)
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         mean_f1 = curves.f1[:3].mean(axis=0)  # class 3 has no ground truth
@@ -144,7 +144,7 @@ class TestOperatingCurves:
         assert np.array_equal(curves.precision_at_best, curves.precision[:, point])
         assert np.array_equal(curves.recall_at_best, curves.recall[:, point])
 
-    def test_class_without_truth_is_left_out_of_means(self):
+    def test_class_without_ground_truth_is_excluded_from_means(self):
         truth = truths((0, 0, [0, 0, 10, 10], False))
         detections = Detections([0, 0], [0, 1], [[0, 0, 10, 10]] * 2, [0.9, 0.9])
         curves = operating_curves(truth, detections, image_ids=[0], class_ids=[0, 1])
@@ -153,7 +153,7 @@ class TestOperatingCurves:
         assert curves.mean(curves.precision_at_best) == 1
         assert not curves.precision[1].any()
 
-    def test_crowd_matches_are_neither_right_nor_wrong(self):
+    def test_detections_matching_crowds_are_not_counted(self):
         truth = truths((0, 0, [0, 0, 100, 100], True), (0, 0, [200, 0, 10, 10], False))
         boxes = [[0, 0, 20, 20], [30, 30, 20, 20], [200, 0, 10, 10]]
         curves = operating_curves(
@@ -162,7 +162,7 @@ class TestOperatingCurves:
         assert (curves.precision[0, 0], curves.recall[0, 0]) == (1, 1)
 
     @pytest.mark.parametrize("class_ids", [[], [0, 1]])
-    def test_empty_gives_zeros_and_no_warning(self, class_ids):
+    def test_curves_without_boxes_are_zero_without_warning(self, class_ids):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             curves = operating_curves(NO_TRUTH, NO_DETECTIONS, image_ids=[], class_ids=class_ids)
@@ -174,7 +174,7 @@ class TestOperatingCurves:
 
 
 class TestConfusionMatrix:
-    def test_hand_worked(self):
+    def test_confusion_matrix_by_hand(self):
         truth = truths(
             (0, 3, [0, 0, 10, 10], False),  # found as class 3
             (0, 3, [50, 0, 10, 10], False),  # found as class 8
@@ -185,34 +185,34 @@ class TestConfusionMatrix:
         expected = [[1, 0, 0], [1, 0, 1], [0, 1, 0]]  # rows predicted 3, 8, background; columns true
         assert confusion_matrix(truth, detections, class_ids=[3, 8]).tolist() == expected
 
-    def test_one_to_one_by_iou(self):
+    def test_confusion_matches_are_one_to_one_by_iou(self):
         # The more confident box overlaps less (81 / 100), so the exact one matches the ground truth.
         truth = truths((0, 0, [0, 0, 10, 10], False))
         detections = Detections([0, 0], [0, 1], [[0, 0, 9, 9], [0, 0, 10, 10]], [0.9, 0.3])
         assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
 
-    def test_crowd_absorbs_its_class_only(self):
+    def test_crowd_absorbs_only_detections_of_its_class(self):
         truth = truths((0, 0, [0, 0, 100, 100], True))
         detections = Detections([0] * 3, [0, 0, 1], [[0, 0, 9, 9], [20, 20, 9, 9], [40, 40, 9, 9]], [0.9] * 3)
         assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
 
     @pytest.mark.parametrize("seed", [0, 1])
-    def test_slow_oracle(self, seed):
+    def test_confusion_matrix_equals_slow_oracle(self, seed):
         truth, detections = draw(seed)
         found = confusion_matrix(truth, detections, class_ids=range(3))
         assert np.array_equal(found, oracle_confusion(truth, detections, 3, 0.25, 0.45))
         assert found.dtype == np.int64
         assert np.array_equal(found[:, :3].sum(axis=0), np.bincount(truth.class_ids[~truth.crowd], minlength=3))
 
-    def test_other_classes_are_left_out(self):
+    def test_confusion_matrix_ignores_other_classes(self):
         truth, detections = truths((0, 7, [0, 0, 10, 10], False)), Detections([0], [9], [[0, 0, 10, 10]], [0.9])
         assert confusion_matrix(truth, detections, class_ids=[1]).tolist() == [[0, 0], [0, 0]]
 
     @pytest.mark.parametrize("class_ids", [[], [0, 1]])
-    def test_empty(self, class_ids):
+    def test_confusion_matrix_without_boxes_is_zero(self, class_ids):
         size = len(class_ids) + 1
         assert confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=class_ids).tolist() == [[0] * size] * size
 
-    def test_iou_out_of_range(self):
+    def test_confusion_iou_out_of_range_is_refused(self):
         with pytest.raises(ValueError, match=r"is 0, but must be above 0 and at most 1"):
             confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=[0], iou=0)

@@ -116,7 +116,7 @@ def run_command(*arguments):
 
 class TestAgainstPycocotools:
     @pytest.mark.parametrize("seed", range(8))
-    def test_drawn_case(self, seed):
+    def test_random_case_equals_pycocotools(self, seed):
         truth, detections, image_ids, class_ids = draw_case(seed)
         expected = pycocotools_evaluator(truth, detections, image_ids, class_ids)
         result = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
@@ -126,7 +126,7 @@ class TestAgainstPycocotools:
         np.testing.assert_allclose(result.precision, expected.eval["precision"], rtol=0, atol=1e-9)
         np.testing.assert_allclose(result.recall, expected.eval["recall"], rtol=0, atol=1e-9)
 
-    def test_drawn_case_is_hard_enough(self):
+    def test_random_case_contains_edge_cases(self):
         """The data contain what the docstring of draw_case promises."""
         truth, detections, image_ids, _ = draw_case(0)
         _, counts = np.unique(np.stack([detections.image_ids, detections.class_ids]), axis=1, return_counts=True)
@@ -144,7 +144,7 @@ class TestAgainstPycocotools:
         assert not np.isin([43, 63], truth.class_ids).any()
         assert not np.isin([53, 63], detections.class_ids).any()
 
-    def test_many_images_at_once(self, monkeypatch):
+    def test_matching_in_blocks_gives_same_result(self, monkeypatch):
         """Pairs in several blocks give the same result."""
         truth, detections, image_ids, class_ids = draw_case(20)
         expected = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
@@ -155,7 +155,7 @@ class TestAgainstPycocotools:
 
     @needs_fixtures
     @pytest.mark.parametrize("name", ["coco2014_fakebbox100", "rodm_sampled_bbox_area", "voc100_real_detections"])
-    def test_filed_case(self, name):
+    def test_stored_case_gives_expected_metrics(self, name):
         folder = FIXTURES / name
         expected = json.loads((folder / "expected.json").read_text())
         names = {row["id"]: row["name"] for row in json.loads((folder / "gt.json").read_text())["categories"]}
@@ -169,7 +169,7 @@ class TestAgainstPycocotools:
             assert {key: per_class[kind][key] for key in numbers} == pytest.approx(numbers, **close), kind
 
     @needs_fixtures
-    def test_filed_edge_cases(self, tmp_path):
+    def test_stored_edge_cases_give_expected_metrics(self, tmp_path):
         cases = json.loads((FIXTURES / "edge_cases.json").read_text())
         assert len(cases) == 22
         for name, case in cases.items():
@@ -179,7 +179,7 @@ class TestAgainstPycocotools:
 
 
 class TestHandWorked:
-    def test_average_precision(self):
+    def test_average_precision_by_hand(self):
         # Two ground truths of 50 x 50; a hit at .9 (IoU 1), a miss at .8, a hit at .7 of 50 x 40 (IoU .8: a match at
         # .50 to .80, 7 of 10 thresholds). With two hits: precision 1 up to recall .5 (51 points), then 2/3 (50 points).
         # With one hit: 1 on 51 points, then 0.
@@ -221,10 +221,10 @@ class TestHandWorked:
         assert matches.rows.tolist() == [1, 0]
         assert matches.true_positive.tolist() == [[[True, True]]]
 
-    def test_thresholds_are_cocos(self):
+    def test_iou_thresholds_equal_coco(self):
         assert np.linspace(0.5, 0.95, 10).tolist() == list(IOU_THRESHOLDS)
 
-    def test_overlapping_pairs_stay_in_their_group(self):
+    def test_overlapping_pairs_are_of_the_same_group(self):
         boxes = np.array([[0.0, 0, 2, 2], [0, 0, 2, 2]])
         found = overlapping_pairs(boxes, np.array([5, 4]), boxes[:1], np.array([4]), np.array([False]), 0.5)
         assert [column.tolist() for column in found] == [[1], [0], [1.0]]
@@ -232,7 +232,7 @@ class TestHandWorked:
 
 
 class TestOrder:
-    def test_rows_may_come_in_any_order_of_images(self):
+    def test_order_of_images_does_not_change_metrics(self):
         """Only the order within an image and class matters, and only for equal scores."""
         truth, detections, image_ids, class_ids = draw_case(9)
         by_image, by_class = (
@@ -245,7 +245,7 @@ class TestOrder:
         other = evaluate_boxes(sorted_truth, turned, image_ids=image_ids[::-1], class_ids=class_ids[::-1])
         assert np.array_equal(straight.precision, other.precision)
 
-    def test_rows_of_other_images_and_classes_are_left_out(self):
+    def test_rows_of_other_images_and_classes_are_ignored(self):
         truth, detections, image_ids, class_ids = draw_case(10)
         images, classes = image_ids[3:9], class_ids[1:5]
         part = np.isin(detections.image_ids, images) & np.isin(detections.class_ids, classes)
@@ -257,19 +257,19 @@ class TestOrder:
 class TestEmpty:
     @pytest.mark.parametrize("image_ids", [[], [1, 2]])
     @pytest.mark.parametrize("class_ids", [[], [0, 1]])
-    def test_nothing_at_all(self, image_ids, class_ids):
+    def test_metrics_without_boxes_are_minus_one(self, image_ids, class_ids):
         result = evaluate_boxes(NO_TRUTH, NO_DETECTIONS, image_ids=image_ids, class_ids=class_ids)
         assert result.stats == dict.fromkeys(KEYS, -1.0)
         assert result.ap_per_iou == [-1.0] * 10
         assert list(result.per_class) == class_ids
         assert result.precision.shape == (10, 101, len(class_ids), 4, 3)
 
-    def test_no_detections(self):
+    def test_evaluate_boxes_without_detections(self):
         truth = GroundTruth([1], [0], [[0, 0, 10, 10]], [100], [False])
         stats = evaluate_boxes(truth, NO_DETECTIONS, image_ids=[1], class_ids=[0]).stats
         assert (stats["AP"], stats["AR100"], stats["APs"], stats["APl"]) == (0, 0, 0, -1)
 
-    def test_no_ground_truth(self):
+    def test_evaluate_boxes_without_ground_truth(self):
         stats = evaluate_boxes(
             NO_TRUTH, Detections([1], [0], [[0, 0, 9, 9]], [0.5]), image_ids=[1], class_ids=[0]
         ).stats
@@ -277,17 +277,17 @@ class TestEmpty:
 
 
 class TestArrays:
-    def test_lengths_must_agree(self):
+    def test_array_lengths_must_agree(self):
         with pytest.raises(ValueError, match=r"Detections\.scores has shape \(2,\), but image_ids requires \(1,\)\."):
             Detections([1], [0], [[0, 0, 1, 1]], [0.5, 0.6])
 
-    def test_boxes_have_four_sides(self):
+    def test_boxes_must_have_four_values(self):
         with pytest.raises(
             ValueError, match=r"GroundTruth\.boxes_xywh has shape \(1, 3\), but image_ids requires \(1, 4\)\."
         ):
             GroundTruth([1], [0], [[0, 0, 1]], [1], [False])
 
-    def test_scores_are_finite(self):
+    def test_scores_must_be_finite(self):
         with pytest.raises(ValueError, match=r"Detections\.scores row 1 is nan, but must be finite\."):
             Detections([1, 1], [0, 0], [[0, 0, 1, 1]] * 2, [0.5, float("nan")])
 
@@ -298,7 +298,7 @@ TRUTH = {
     "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 10, 50, 50], "area": 2500, "iscrowd": 0}],
 }
 HIT = {"image_id": 1, "category_id": 1, "bbox": [10, 10, 50, 50], "score": 0.5}
-NOTE = TRUTH["annotations"][0]
+ANNOTATION = TRUTH["annotations"][0]
 
 
 def without(row, key):
@@ -306,22 +306,22 @@ def without(row, key):
 
 
 class TestReadCoco:
-    def test_unknown_categories_are_left_out(self, tmp_path):
+    def test_unknown_categories_are_ignored(self, tmp_path):
         paths = write_case(tmp_path, TRUTH, [HIT, HIT | {"category_id": 77, "score": 0.9}])
         assert read_coco_results(*paths).evaluate().stats["AP50"] == pytest.approx(1)
 
-    def test_ids_may_be_text(self, tmp_path):
-        truth = TRUTH | {"images": [{"id": "b"}, {"id": "a"}], "annotations": [NOTE | {"image_id": "b"}]}
+    def test_coco_image_ids_may_be_text(self, tmp_path):
+        truth = TRUTH | {"images": [{"id": "b"}, {"id": "a"}], "annotations": [ANNOTATION | {"image_id": "b"}]}
         files = read_coco_results(*write_case(tmp_path, truth, [HIT | {"image_id": "b"}]))
         assert files.images == ["a", "b"]
         assert files.evaluate().stats["AP50"] == pytest.approx(1)
 
     @pytest.mark.parametrize("missing", ["iscrowd", "id"])
-    def test_what_is_not_needed(self, tmp_path, missing):
-        truth = TRUTH | {"annotations": [without(NOTE, missing)]}
+    def test_optional_annotation_fields_may_be_missing(self, tmp_path, missing):
+        truth = TRUTH | {"annotations": [without(ANNOTATION, missing)]}
         assert read_coco_results(*write_case(tmp_path, truth, [HIT])).evaluate().stats["AP50"] == pytest.approx(1)
 
-    def test_no_detections(self, tmp_path):
+    def test_coco_results_file_without_detections_gives_zero_ap(self, tmp_path):
         assert read_coco_results(*write_case(tmp_path, TRUTH, [])).evaluate().stats["AP"] == 0
 
     @pytest.mark.parametrize(
@@ -338,14 +338,14 @@ class TestReadCoco:
             (without(TRUTH, "annotations"), [], r"gt\.json: annotations is missing"),
             (TRUTH | {"annotations": [3]}, [], r"gt\.json: annotations\[0\] is a number, but must be an object\."),
             (
-                TRUTH | {"annotations": [without(NOTE, "bbox")]},
+                TRUTH | {"annotations": [without(ANNOTATION, "bbox")]},
                 [],
                 r'annotations\[0\] has no "bbox", which is required\.',
             ),
-            (TRUTH | {"annotations": [without(NOTE, "area")]}, [], r'annotations\[0\] has no "area"'),
-            (TRUTH | {"annotations": [NOTE, NOTE]}, [], r"annotations\[1\]: id 1 is given twice"),
+            (TRUTH | {"annotations": [without(ANNOTATION, "area")]}, [], r'annotations\[0\] has no "area"'),
+            (TRUTH | {"annotations": [ANNOTATION, ANNOTATION]}, [], r"annotations\[1\]: id 1 is given twice"),
             (
-                TRUTH | {"annotations": [NOTE | {"bbox": [1, 2, 3]}]},
+                TRUTH | {"annotations": [ANNOTATION | {"bbox": [1, 2, 3]}]},
                 [],
                 r"bbox is \[1, 2, 3\], but must be \[left, top",
             ),
@@ -362,38 +362,38 @@ class TestReadCoco:
             (TRUTH, [HIT | {"image_id": None}], r"image_id is None, but must be a whole number or text\."),
         ],
     )
-    def test_bad_files(self, tmp_path, truth, detections, sentence):
+    def test_invalid_coco_files_are_refused(self, tmp_path, truth, detections, sentence):
         with pytest.raises(ValueError, match=sentence):
             read_coco_results(*write_case(tmp_path, truth, detections))
 
-    def test_bad_bytes(self, tmp_path):
+    def test_undecodable_coco_file_is_refused(self, tmp_path):
         (tmp_path / "gt.json").write_bytes(b"\xff\xfe{}")
         with pytest.raises(ValueError, match=r"gt\.json: this is not JSON"):
             read_coco_results(tmp_path / "gt.json", tmp_path / "gt.json")
 
 
 class TestCommand:
-    def test_json(self, tmp_path):
+    def test_metrics_command_prints_json(self, tmp_path):
         done = run_command(*write_case(tmp_path, TRUTH, [HIT]), "--json")
         assert (done.returncode, done.stderr) == (0, "")
         stats = json.loads(done.stdout)
         assert list(stats) == KEYS
         assert (stats["AP50"], stats["APl"]) == (pytest.approx(1), -1)
 
-    def test_text(self, tmp_path):
+    def test_metrics_command_prints_summary(self, tmp_path):
         paths = write_case(tmp_path, TRUTH, [HIT])
         done = run_command(*paths)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == format_summary(read_coco_results(*paths).evaluate().stats) + "\n"
         assert [line.split()[0] for line in done.stdout.splitlines()] == KEYS
 
-    def test_user_error_is_one_sentence(self, tmp_path):
+    def test_metrics_command_reports_invalid_input_in_one_line(self, tmp_path):
         gt, dt = write_case(tmp_path, TRUTH, [HIT | {"image_id": 7}])
         done = run_command(gt, dt)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"{dt}: detections[0]: image_id is 7, but the ground truth has no such image.\n"
 
-    def test_missing_file(self, tmp_path, capsys):
+    def test_metrics_command_reports_missing_file(self, tmp_path, capsys):
         assert __main__.main([str(tmp_path / "none.json"), "x"]) == 2
         assert (
             capsys.readouterr().err

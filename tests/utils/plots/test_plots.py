@@ -43,7 +43,7 @@ def read(path, width=300, height=200):
     return image
 
 
-def ink(image):
+def drawn_fraction(image):
     """Fraction of the pixels that are not white."""
     return (image < 250).any(2).mean()
 
@@ -60,18 +60,18 @@ def write_results(path, epochs, header=HEADER):
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 2, 300])
-def test_results(tmp_path, epochs):
+def test_results_plot_of_any_number_of_epochs(tmp_path, epochs):
     results.plot_results(write_results(tmp_path / "results.csv", epochs), tmp_path / "results.png")
     read(tmp_path / "results.png", 1000, 600)
 
 
-def test_more_epochs_draw_more(tmp_path):
+def test_results_plot_of_more_epochs_is_fuller(tmp_path):
     results.plot_results(write_results(tmp_path / "none.csv", 0), tmp_path / "none.png")
     results.plot_results(write_results(tmp_path / "some.csv", 30), tmp_path / "some.png")
-    assert ink(read(tmp_path / "some.png")) > 2 * ink(read(tmp_path / "none.png"))
+    assert drawn_fraction(read(tmp_path / "some.png")) > 2 * drawn_fraction(read(tmp_path / "none.png"))
 
 
-def test_results_with_cells_that_are_no_numbers(tmp_path):
+def test_results_plot_treats_invalid_cells_as_missing(tmp_path):
     path = tmp_path / "results.csv"
     path.write_text("epoch, train/box_loss, val/box_loss, lr\n0,nan,0.5,\n1,0.4,inf,0.1\n2,0.3\n3,word,0.2,0.1\n")
     columns = results._read_results(path)
@@ -83,13 +83,13 @@ def test_results_with_cells_that_are_no_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "\n", "epoch,time\n1,2\n"])
-def test_results_without_anything_to_draw(tmp_path, text):
+def test_results_plot_without_data(tmp_path, text):
     (tmp_path / "results.csv").write_text(text)
     results.plot_results(tmp_path / "results.csv", tmp_path / "results.png")
     read(tmp_path / "results.png")
 
 
-def test_results_of_another_family_share_panels():
+def test_train_and_val_columns_share_panels():
     columns = ["train/box_loss", "train/dfl_loss", "val/box_loss", "val/dfl_loss", "metrics/mAP_0.5", "lr"]
     panels = [results._panel_of(name) for name in columns]
     assert panels == ["box loss", "dfl loss", "box loss", "dfl loss", "mAP", "learning rate"]
@@ -101,14 +101,14 @@ def test_results_of_another_family_share_panels():
 @pytest.mark.parametrize(
     ("count", "boxes"), [(0, 0), (3, 0), (1, 1), (1, 500), (3, 50), (12, 500), (80, 5000), (1000, 9000), (10_000, 9000)]
 )
-def test_labels(tmp_path, count, boxes):
+def test_labels_plot_of_any_number_of_classes_and_boxes(tmp_path, count, boxes):
     random = np.random.default_rng(0)
     classes = random.integers(0, max(count, 1), boxes)
     labels.plot_labels(classes, random.uniform(0, 1, (boxes, 4)), names_of(count), tmp_path / "labels.png")
     read(tmp_path / "labels.png", 1200, 800)
 
 
-def test_labels_of_a_long_tail_are_counted_in_plain_numbers(tmp_path, monkeypatch):
+def test_labels_plot_writes_counts_as_plain_numbers(tmp_path, monkeypatch):
     ticks = []
     real = labels._draw_boxes
 
@@ -125,7 +125,7 @@ def test_labels_of_a_long_tail_are_counted_in_plain_numbers(tmp_path, monkeypatc
     assert not [text for text in ticks if "$" in text]
 
 
-def test_labels_of_classes_without_a_name(tmp_path):
+def test_labels_plot_of_classes_without_names(tmp_path):
     labels.plot_labels(np.array([5, -1]), np.full((2, 4), 0.5), ["only one"], tmp_path / "labels.png")
     read(tmp_path / "labels.png")
 
@@ -142,7 +142,7 @@ def batch(count, side=64):
 
 @pytest.mark.parametrize("count", [0, 1, 3, 16, 40])
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_batch(tmp_path, count, suffix):
+def test_batch_plot_of_any_number_of_images(tmp_path, count, suffix):
     images, targets = batch(count)
     path = tmp_path / f"batch{suffix}"
     batches.plot_batch(images, targets, names_of(9), path, scores=np.full(len(targets), 0.87), titles=names_of(count))
@@ -150,7 +150,7 @@ def test_batch(tmp_path, count, suffix):
     assert max(image.shape) <= batches.MOSAIC_SIDE + 100  # the gaps
 
 
-def test_batch_draws_a_box_where_it_is(tmp_path):
+def test_batch_plot_draws_box_at_its_position(tmp_path):
     images = np.full((1, 480, 480, 3), 255, np.uint8)
     batches.plot_batch(images, np.array([[0, 0, 100, 200, 300, 400.0]]), ["cat"], tmp_path / "batch.png")
     drawn = cv2.cvtColor(read(tmp_path / "batch.png"), cv2.COLOR_BGR2RGB)[4:-4, 4:-4]  # without the gap around
@@ -160,7 +160,7 @@ def test_batch_draws_a_box_where_it_is(tmp_path):
     assert drawn[300, 200].tolist() == [255, 255, 255]
 
 
-def test_batch_hatches_what_is_ignored(tmp_path):
+def test_batch_plot_hatches_ignore_regions(tmp_path):
     images = np.full((1, 480, 480, 3), 255, np.uint8)
     batches.plot_batch(images, np.array([[0, -1, 100, 200, 300, 400.0]]), [], tmp_path / "batch.png")
     part = read(tmp_path / "batch.png")[234:374, 134:274]
@@ -168,7 +168,7 @@ def test_batch_hatches_what_is_ignored(tmp_path):
     assert abs((part == 181).mean() - 0.5) < 0.05
 
 
-def test_batch_survives_boxes_that_are_none(tmp_path):
+def test_batch_plot_accepts_invalid_boxes(tmp_path):
     boxes = [
         [0, 1, -50, -50, 900, 900],
         [0, 99, 10, 10, 10, 10],
@@ -181,7 +181,7 @@ def test_batch_survives_boxes_that_are_none(tmp_path):
     read(tmp_path / "batch.jpg")
 
 
-def test_batch_that_is_not_square(tmp_path):
+def test_batch_plot_keeps_aspect_ratio(tmp_path):
     batches.plot_batch(
         np.zeros((2, 96, 320, 3), np.uint8), np.array([[0, 0, 1, 1, 300, 90.0]]), ["a"], tmp_path / "b.jpg"
     )
@@ -189,7 +189,7 @@ def test_batch_that_is_not_square(tmp_path):
     assert width / height == pytest.approx(2 * 320 / 96, rel=0.1)
 
 
-def test_batch_changes_nothing_of_what_it_is_given(tmp_path):
+def test_batch_plot_does_not_change_its_inputs(tmp_path):
     images, targets = batch(2)
     before = images.copy(), targets.copy()
     batches.plot_batch(images, targets, ["a"], tmp_path / "b.jpg")
@@ -210,14 +210,14 @@ def curves(count, points=1000):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 12, 80, 1000])
-def test_curves(tmp_path, count):
+def test_curve_plots_of_any_number_of_classes(tmp_path, count):
     operating.plot_curves(*curves(count), names_of(count), tmp_path, 0.3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{x}_curve.png" for x in ("F1", "PR", "P", "R")]
     for path in tmp_path.iterdir():
         read(path, 900, 600)
 
 
-def test_curves_skip_classes_without_ground_truth(tmp_path):
+def test_curve_plots_skip_classes_without_ground_truth(tmp_path):
     data = curves(3)
     for rows in (*data[1:4], data[5]):
         rows[1] = np.nan
@@ -226,10 +226,10 @@ def test_curves_skip_classes_without_ground_truth(tmp_path):
     for rows in (*data[1:4], data[5]):
         rows[:] = np.nan
     operating.plot_curves(*data, names_of(3), tmp_path, float("nan"))
-    assert ink(read(tmp_path / "PR_curve.png")) < ink(with_gap) / 2
+    assert drawn_fraction(read(tmp_path / "PR_curve.png")) < drawn_fraction(with_gap) / 2
 
 
-def test_curves_of_nothing(tmp_path):
+def test_curve_plots_without_data(tmp_path):
     operating.plot_curves(*(np.zeros(0) for _ in range(6)), [], tmp_path, 0.0)
     for name in ("F1", "PR", "P", "R"):
         read(tmp_path / f"{name}_curve.png")
@@ -239,7 +239,7 @@ def test_curves_of_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 12, 25, 26, 80, 1000])
-def test_confusion(tmp_path, count):
+def test_confusion_plot_of_any_number_of_classes(tmp_path, count):
     matrix = np.random.default_rng(0).poisson(0.5, (count + 1, count + 1))
     matrix[np.arange(count), np.arange(count)] += 20_000
     confusion.plot_confusion(matrix, names_of(count), tmp_path / "confusion.png")
@@ -247,12 +247,12 @@ def test_confusion(tmp_path, count):
 
 
 @pytest.mark.parametrize("matrix", [np.zeros((0, 0), int), np.zeros((4, 4), int)])
-def test_confusion_of_nothing(tmp_path, matrix):
+def test_confusion_plot_of_empty_matrix(tmp_path, matrix):
     confusion.plot_confusion(matrix, names_of(3), tmp_path / "confusion.png")
     read(tmp_path / "confusion.png")
 
 
-def test_confusion_of_more_classes_than_pixels(tmp_path):
+def test_confusion_plot_keeps_most_frequent_classes(tmp_path):
     matrix = np.zeros((1202, 1202), int)
     matrix[7, 7], matrix[-1, 1200] = 3, 5
     kept = confusion._most_frequent(matrix, 1000)
@@ -262,14 +262,14 @@ def test_confusion_of_more_classes_than_pixels(tmp_path):
     read(tmp_path / "confusion.png")
 
 
-def test_confusion_shares():
+def test_confusion_shares_by_hand():
     # Class a: 8 objects, 6 found, 1 predicted as b, 1 missed. Class b: 4 objects, all found. False positives: 2 a, 5 b.
     matrix = np.array([[6, 0, 2], [1, 4, 5], [1, 0, 0]])
     # a: 6/8, 1/8, 1/8; b: 4/4; of 6 + 0 + 2 = 8 predicted a 2 are false positives, of 1 + 4 + 5 = 10 b 5.
     np.testing.assert_allclose(confusion._confusion_shares(matrix), [[0.75, 0, 0.25], [0.125, 1, 0.5], [0.125, 0, 0]])
 
 
-def test_confusion_colours_tell_right_from_wrong():
+def test_confusion_colours_distinguish_right_from_wrong():
     red, _, blue = np.moveaxis(
         confusion._confusion_colours(np.array([[6.0, 3.0, 2.0], [2.0, 4.0, 5.0], [1.0, 2.0, 0.0]])), -1, 0
     )
@@ -282,7 +282,7 @@ def test_confusion_colours_tell_right_from_wrong():
 # All
 
 
-def test_colours_differ():
+def test_class_colours_differ():
     colours = [canvas.colour_of(k) for k in range(100)]
     assert len(set(colours)) == 100
     first = np.array(colours[:10])
@@ -290,12 +290,12 @@ def test_colours_differ():
     assert gaps[~np.eye(10, dtype=bool)].min() > 40
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_missing_plot_folder_is_named_in_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder: a\.png cannot be written there"):
         labels.plot_labels(np.zeros(0), np.zeros((0, 4)), [], tmp_path / "nowhere" / "a.png")
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_plot_write_keeps_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.bin"
     canvas.write_atomically(path, b"old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
@@ -320,7 +320,7 @@ def test_pyplot_is_never_imported(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_numbers_in_a_picture_are_quick(tmp_path):
+def test_confusion_plot_with_numbers_is_fast(tmp_path):
     """A picture with 676 numbers takes about twice the CPU time of this thread that it takes without them."""
 
     def seconds(matrix):

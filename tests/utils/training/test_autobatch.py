@@ -40,12 +40,12 @@ def _quick_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
-def alone(value: int) -> int:
+def single_process(value: int) -> int:
     """The minimum over one process."""
     return value
 
 
-def works(*_: object) -> None:
+def ignore_values(*_: object) -> None:
     """Discard the values of expressions, for steps of one line."""
 
 
@@ -76,7 +76,7 @@ def check(found: int, tried: list[int], best: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 10, 100, 1024])
-def test_finds_every_threshold_where_needs_say_nothing(most):
+def test_search_finds_every_threshold_without_memory_numbers(most):
     for best in range(most + 1):
         found, tried = search(lambda batch: 0 if batch <= best else None, 1, most)  # noqa: B023
         check(found, tried, best, most)
@@ -85,7 +85,7 @@ def test_finds_every_threshold_where_needs_say_nothing(most):
 
 @pytest.mark.parametrize(("base", "each"), [(0, 7), (5, 7), (1000, 7), (100_000, 7), (300, 1), (10, 1000)])
 @pytest.mark.parametrize("most", [1, 40, 1024])
-def test_needs_in_a_line_are_found_in_few_trials(base, each, most):
+def test_search_with_linear_memory_takes_few_trials(base, each, most):
     for best in range(most + 1):
         found, tried = search(lambda batch: base + each * batch, base + each * best + each // 2, most)
         check(found, tried, best, most)
@@ -93,14 +93,14 @@ def test_needs_in_a_line_are_found_in_few_trials(base, each, most):
         assert max(tried) <= max(best * 9 / 8, best + 1)  # no trial goes far beyond the budget
 
 
-def test_needs_by_hand():
+def test_search_trials_by_hand():
     # 1 takes 12 and 2 take 14, so 23 would end at 6.5 (6); that is within 4 * 2, fits with 22, and 7 take 24.
     assert search(lambda batch: 10 + 2 * batch, 23, 1024) == (6, [1, 2, 6, 7])
     # The line from (1, 5) to (2, 5) is flat: double. 4 take 20: (23 - 20) / (15 / 2) is no image, so 5, but 25.
     assert search(lambda batch: max(5 * batch, 5) if batch > 2 else 5, 23, 1024) == (4, [1, 2, 4, 5])
 
 
-def test_needs_that_jump_and_tremble_still_fit():
+def test_search_with_noisy_memory_steps_finds_fitting_batch():
     chance = random.Random(0)
     for _ in range(3000):
         base, each, block = chance.uniform(0, 500), 10 ** chance.uniform(-1, 2), 10 ** chance.uniform(-1, 2)
@@ -118,7 +118,7 @@ def test_needs_that_jump_and_tremble_still_fit():
 # ---------------------------------------------------------------------- the measure
 
 
-def test_tensors_alive_at_once_by_hand():
+def test_step_memory_of_live_tensors_by_hand():
     def step() -> None:
         a = torch.zeros(1000)  # 4000 bytes
         b = a + 1  # 8000
@@ -130,13 +130,13 @@ def test_tensors_alive_at_once_by_hand():
     assert step_memory(step, CPU) == 16000
 
 
-def test_what_was_there_before_does_not_count():
+def test_step_memory_excludes_existing_tensors():
     old = torch.zeros(1000)
     assert step_memory(lambda: None, CPU) == 0
-    assert step_memory(lambda: works(old.add_(1), old[:1].exp_()), CPU) == 0
+    assert step_memory(lambda: ignore_values(old.add_(1), old[:1].exp_()), CPU) == 0
 
 
-def test_saved_tensors_count_until_the_backward_pass_frees_them():
+def test_step_memory_counts_saved_tensors_until_backward():
     weight = torch.zeros(1000, requires_grad=True)
 
     def step() -> None:
@@ -163,7 +163,7 @@ def allocator_peak(step: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("amp", [False, True])
-def test_the_count_is_near_what_the_allocator_gave(amp):
+def test_step_memory_is_close_to_allocator_peak(amp):
     step = training_step(build_model("yolov5n.yaml", 80), 160, amp=amp)
     step(1)
     need = step_memory(lambda: step(4), CPU)
@@ -180,7 +180,7 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize(("kind", "words"), OUT_OF_MEMORY)
-def test_running_out_of_memory_is_an_answer_and_leaves_nothing(kind, words):
+def test_step_memory_is_none_when_out_of_memory_and_frees_tensors(kind, words):
     references: list[weakref.ref[object]] = []
 
     def step() -> None:
@@ -192,23 +192,23 @@ def test_running_out_of_memory_is_an_answer_and_leaves_nothing(kind, words):
 
     assert step_memory(step, CPU) is None
     assert [reference() for reference in references] == [None, None, None]
-    assert step_memory(lambda: works(torch.zeros(1000)), CPU) == 4000
+    assert step_memory(lambda: ignore_values(torch.zeros(1000)), CPU) == 4000
 
 
-def test_the_cpu_runs_out_in_its_own_words():
-    assert step_memory(lambda: works(torch.empty(2**50)), CPU) is None
+def test_step_memory_recognizes_cpu_out_of_memory():
+    assert step_memory(lambda: ignore_values(torch.empty(2**50)), CPU) is None
 
 
-def test_other_errors_are_errors():
+def test_step_memory_raises_other_errors():
     with pytest.raises(RuntimeError, match="must match the size"):
-        step_memory(lambda: works(torch.zeros(2) + torch.zeros(3)), CPU)
+        step_memory(lambda: ignore_values(torch.zeros(2) + torch.zeros(3)), CPU)
 
 
-def test_random_numbers_continue_as_if_none_were_drawn():
+def test_step_memory_restores_random_state():
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
-    step_memory(lambda: works(torch.rand(100), torch.manual_seed(1)), CPU)
+    step_memory(lambda: ignore_values(torch.rand(100), torch.manual_seed(1)), CPU)
     assert torch.rand(3).equal(wanted)
 
 
@@ -227,7 +227,7 @@ def test_random_numbers_continue_as_if_none_were_drawn():
         (GPU, 10 * GIB, 8, 8 * GIB),  # each process has a GPU of its own
     ],
 )
-def test_budgets(monkeypatch, device, free, processes, budget):
+def test_memory_budgets_of_devices_and_processes(monkeypatch, device, free, processes, budget):
     monkeypatch.setattr(autobatch, "free_memory", lambda _: free)
     assert memory_budget(device, processes) == budget
 
@@ -236,7 +236,7 @@ def test_budgets(monkeypatch, device, free, processes, budget):
 
 
 @pytest.fixture
-def pretended(monkeypatch):
+def simulated_steps(monkeypatch):
     """Simulated steps of 100 MiB and 10 MiB per image, with a budget of 1 GiB: the list of trials, and the step."""
     trials: list[int] = []
     monkeypatch.setattr(autobatch, "memory_budget", lambda *_: GIB)
@@ -267,15 +267,15 @@ def pretended(monkeypatch):
         (1, 1, 1, "batch 1: a step of 1 images needs 110 MiB of the allowed 1.0 GiB; limited by the 1 training images"),
     ],
 )
-def test_choices_in_words(pretended, images, shares, batch, words):
-    trials, step = pretended
-    found = choose_batch(step, alone, device=CPU, images=images, shares=shares)
+def test_chosen_batch_sizes_and_messages(simulated_steps, images, shares, batch, words):
+    trials, step = simulated_steps
+    found = choose_batch(step, single_process, device=CPU, images=images, shares=shares)
     assert found == (batch, f"--batch-size -1: {words}")
     assert max(trials) <= images // shares
 
 
-def test_the_least_over_processes_counts(pretended):
-    _, step = pretended
+def test_choose_batch_takes_minimum_over_processes(simulated_steps):
+    _, step = simulated_steps
     given: list[int] = []
     others = iter([GIB - 1, 17])  # the smallest budget, then the smallest batch
 
@@ -289,9 +289,9 @@ def test_the_least_over_processes_counts(pretended):
 
 
 @pytest.mark.parametrize("others", [[GIB, 0], [50 * MIB, 500], [-1, 500]])
-def test_nothing_fits_on_all_processes_alike(pretended, others):
+def test_too_little_memory_is_refused_on_all_processes(simulated_steps, others):
     # In the first case it fits on this process, but not on another; the number of collectives must not depend on it.
-    trials, step = pretended
+    trials, step = simulated_steps
     calls = iter(others)
     with pytest.raises(ValueError, match="not even one image fits in") as caught:
         choose_batch(step, lambda value: min(value, next(calls)), device=CPU, images=5000, shares=2)
@@ -303,11 +303,11 @@ def test_nothing_fits_on_all_processes_alike(pretended, others):
     assert trials[0] == 1
 
 
-def test_fewer_images_than_shares(pretended):
-    _, step = pretended
+def test_choose_batch_refuses_fewer_images_than_processes(simulated_steps):
+    _, step = simulated_steps
     for images, shares in [(0, 1), (3, 4)]:
         with pytest.raises(ValueError, match=f"-1: {images} training images are too few for {shares} processes"):
-            choose_batch(step, alone, device=CPU, images=images, shares=shares)
+            choose_batch(step, single_process, device=CPU, images=images, shares=shares)
 
 
 def training_step(model: nn.Module, side: int, *, optimizer: str = "SGD", amp: bool = False) -> Callable[[int], None]:
@@ -333,7 +333,7 @@ def training_step(model: nn.Module, side: int, *, optimizer: str = "SGD", amp: b
     return step
 
 
-def test_true_steps_keep_within_the_budget_and_larger_ones_do_not(tiny_model, monkeypatch):
+def test_chosen_batch_fits_real_step_and_larger_batch_does_not(tiny_model, monkeypatch):
     torch.manual_seed(0)
     model = build_model(tiny_model, 3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -341,17 +341,17 @@ def test_true_steps_keep_within_the_budget_and_larger_ones_do_not(tiny_model, mo
     monkeypatch.setattr(autobatch, "CPU_BUDGET", 20 * MIB)
     drawn = torch.random.get_rng_state()
 
-    batch, sentence = choose_batch(step, alone, device=CPU, images=5000)
+    batch, sentence = choose_batch(step, single_process, device=CPU, images=5000)
     assert 4 <= batch < 40
     assert step_memory(lambda: step(batch), CPU) <= 20 * MIB < step_memory(lambda: step(batch + batch // 8 + 1), CPU)
-    assert (batch, sentence) == choose_batch(step, alone, device=CPU, images=5000)
+    assert (batch, sentence) == choose_batch(step, single_process, device=CPU, images=5000)
 
     assert torch.random.get_rng_state().equal(drawn)
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_fill_state():
+def test_initialize_state_fills_momentum_and_keeps_weights():
     layer = nn.Linear(3, 2)
     weight = layer.weight.detach().clone()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
@@ -363,12 +363,12 @@ def test_fill_state():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_is_filled_to_its_share():
+def test_chosen_batch_uses_allowed_share_of_gpu_memory():
     def step(images: int) -> None:
         torch.zeros(images, 64 * MIB, device=GPU)
 
     free = autobatch.free_memory(GPU)
-    batch, _ = choose_batch(step, alone, device=GPU, images=10_000)
+    batch, _ = choose_batch(step, single_process, device=GPU, images=10_000)
     assert 0.7 * free * 8 / 9 <= batch * 256 * MIB <= 0.8 * free
     assert step_memory(lambda: step(100_000), GPU) is None
     assert autobatch.free_memory(GPU) > 0.95 * free
@@ -382,7 +382,7 @@ def test_a_gpu_is_filled_to_its_share():
         (2, 32, 2, "--batch-size 2 and --imgsz 32: try --checkpoint-activations;"),
     ],
 )
-def test_advice_where_memory_runs_out(batch, size, processes, advice):
+def test_out_of_memory_advice_names_smaller_settings(batch, size, processes, advice):
     errors = [
         torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"),
         RuntimeError("can't allocate memory: 9"),
@@ -395,12 +395,12 @@ def test_advice_where_memory_runs_out(batch, size, processes, advice):
         assert str(caught.value) == f"out of memory on cpu with {advice} {hint} ({first})"
 
 
-def test_advice_for_an_error_without_words():
+def test_out_of_memory_advice_for_error_without_message():
     with pytest.raises(FaultError, match=r"\(MemoryError\)$"), memory_advice(4, 64, CPU, 1):
         raise MemoryError
 
 
-def test_other_errors_get_no_advice():
+def test_other_errors_get_no_memory_advice():
     with pytest.raises(RuntimeError, match=r"^shape$"), memory_advice(2, 64, CPU, 1):
         raise RuntimeError("shape")
     with memory_advice(2, 64, CPU, 1):

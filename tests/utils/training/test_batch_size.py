@@ -16,18 +16,18 @@ from utils.training.batch_size import GlobalBatch
         (1, 1, 1, 64, 1),
     ],
 )
-def test_what_a_batch_size_means(size, processes, per_process, accumulate, loss_scale):
+def test_global_batch_by_hand(size, processes, per_process, accumulate, loss_scale):
     batch = GlobalBatch(size, processes)
     assert (batch.per_process, batch.accumulate, batch.loss_scale) == (per_process, accumulate, loss_scale)
 
 
-def test_weight_decay_follows_the_images_of_a_step():
+def test_weight_decay_scales_with_images_per_step():
     assert GlobalBatch(16).weight_decay(0.0005) == 0.0005  # 4 * 16 = 64 images
     assert GlobalBatch(24).weight_decay(0.0005) == pytest.approx(0.0005 * 72 / 64)  # 3 * 24 = 72
     assert GlobalBatch(24, 2).weight_decay(0.0005) == GlobalBatch(24).weight_decay(0.0005)
 
 
-def test_a_batch_that_cannot_be_shared_is_refused():
+def test_indivisible_batch_size_is_refused():
     sentence = r"^--batch-size 5 is the total over all processes: choose a multiple of WORLD_SIZE, 2$"
     with pytest.raises(ValueError, match=sentence):
         GlobalBatch(5, 2)
@@ -37,13 +37,13 @@ def test_a_batch_that_cannot_be_shared_is_refused():
 @pytest.mark.parametrize(
     ("size", "images", "expected"), [(16, 100, 16), (16, 16, 16), (16, 15, 8), (16, 1, 1), (12, 5, 4)]
 )
-def test_fewer_images_than_a_batch(size, images, expected):
+def test_batch_size_is_limited_to_number_of_images(size, images, expected):
     logged = []
     assert GlobalBatch(size).limited_to(images, logged.append).size == expected  # the largest divisor that they fill
     line = f"--batch-size {size} is more than the {images} training images: using {expected}"
     assert logged == ([line] if expected < size else [])
 
 
-def test_too_few_images_for_the_processes():
+def test_too_few_images_for_the_processes_are_refused():
     with pytest.raises(ValueError, match=r"^3 training images are too few for 4 processes: the batch would be 2$"):
         GlobalBatch(8, 4).limited_to(3)

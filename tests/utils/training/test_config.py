@@ -49,13 +49,13 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
         ({"freeze": ("all",)}, "--freeze: layer numbers must be whole numbers"),
     ],
 )
-def test_refusals(values, sentence):
+def test_invalid_train_config_is_refused(values, sentence):
     with pytest.raises(ValueError) as caught:
         TrainConfig(**values)
     assert str(caught.value) == sentence
 
 
-def test_defaults_are_allowed_and_survive_a_yaml_file():
+def test_train_config_round_trips_through_yaml_and_is_frozen():
     config = TrainConfig(freeze=(1, 2), label_smoothing=0)
     values = yaml.safe_load(yaml.safe_dump(config.as_dict()))
     assert TrainConfig(**values | {"freeze": tuple(values["freeze"])}) == config
@@ -63,13 +63,13 @@ def test_defaults_are_allowed_and_survive_a_yaml_file():
         config.epochs = 3
 
 
-def test_processes_keep_images_in_places_of_one_kind():
+def test_processes_must_agree_on_cache_but_not_on_cache_dir():
     """With --cache device the processes agree on whether the images fit, and their pixels differ slightly."""
     assert TrainConfig(cache="device").training() != TrainConfig(cache="ram").training()
     assert TrainConfig(cache_dir="/one").training() == TrainConfig(cache_dir="/another").training()
 
 
-def test_defaults_are_those_of_the_low_file():
+def test_hyp_defaults_equal_scratch_low_file():
     low = next(path for path in HYPS if path.name == "hyp.scratch-low.yaml")
     assert read_hyp(low) == Hyp()
 
@@ -109,39 +109,39 @@ FILES = ("scratch-low", "scratch-med", "scratch-high", "no-augmentation", "Objec
 
 
 @pytest.mark.parametrize(("column", "name"), list(enumerate(FILES)))
-def test_files_hold_the_published_numbers(column, name):
+def test_hyp_files_contain_published_values(column, name):
     [path] = [path for path in HYPS if path.stem == f"hyp.{name}"]
     rows = [line.split() for line in PUBLISHED.strip().splitlines()]
     assert read_hyp(path).as_dict() == {key: float(numbers[column]) for key, *numbers in rows}
 
 
 @pytest.mark.parametrize("path", HYPS, ids=lambda path: path.stem)
-def test_files_name_every_hyper_parameter(path):
+def test_hyp_files_list_every_hyperparameter(path):
     given = [line.split(":")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
     assert given == list(read_hyp(path).as_dict())
 
 
-def written(tmp_path: Path, text: str | bytes) -> Path:
+def write_hyp(tmp_path: Path, text: str | bytes) -> Path:
     path = tmp_path / "my.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-def test_a_yolov5_file_works_unchanged(tmp_path):
+def test_yolov5_hyp_file_is_accepted(tmp_path):
     text = "# comment\nlr0: 0.02  # first\niou_t: 0.20  # unused\nanchor_t: 4.0\n# anchors: 3\nfl_gamma: 0.0\n"
-    assert read_hyp(written(tmp_path, text)) == Hyp(lr0=0.02)
+    assert read_hyp(write_hyp(tmp_path, text)) == Hyp(lr0=0.02)
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [("lr0: 1e-3", 0.001), ("lr0: 1.0e-3", 0.001), ("lr0: 1", 1.0), ("{lr0: 0.5}", 0.5), ("\ufefflr0: .5", 0.5)],
 )
-def test_numbers(tmp_path, text, value):
-    assert read_hyp(written(tmp_path, text)) == Hyp(lr0=value)
+def test_hyp_number_formats_are_read(tmp_path, text, value):
+    assert read_hyp(write_hyp(tmp_path, text)) == Hyp(lr0=value)
 
 
-def test_a_file_without_entries_gives_the_defaults(tmp_path):
-    assert read_hyp(written(tmp_path, "{}")) == Hyp()
+def test_hyp_file_without_entries_gives_defaults(tmp_path):
+    assert read_hyp(write_hyp(tmp_path, "{}")) == Hyp()
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_a_file_without_entries_gives_the_defaults(tmp_path):
         (b"\0\0\0", "my.yaml: is not YAML: "),
     ],
 )
-def test_refused_files(tmp_path, monkeypatch, text, sentence):
+def test_invalid_hyp_files_are_refused(tmp_path, monkeypatch, text, sentence):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError) as caught:
-        read_hyp(written(tmp_path, text))
+        read_hyp(write_hyp(tmp_path, text))
     assert str(caught.value).startswith(f"{tmp_path}/{sentence}")
     assert "\n" not in str(caught.value)
     assert [file.name for file in tmp_path.iterdir()] == ["my.yaml"]
@@ -203,15 +203,15 @@ def test_refused_files(tmp_path, monkeypatch, text, sentence):
     ],
     ids=["aliases", "merges", "lists", "mappings", "comment", "digits", "second document"],
 )
-def test_bombs_are_refused_at_once(tmp_path, text):
+def test_yaml_bombs_in_hyp_files_are_refused_quickly(tmp_path, text):
     began = time.thread_time()
     with pytest.raises(ValueError) as caught:
-        read_hyp(written(tmp_path, text))
+        read_hyp(write_hyp(tmp_path, text))
     assert time.thread_time() - began < 5
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_hyp_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"absent\.yaml: cannot be read: No such file or directory"):
         read_hyp(tmp_path / "absent.yaml")
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
@@ -230,7 +230,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ({"momentum": 1.0}, "momentum is 1, allowed are 0 to 0.999"),
     ],
 )
-def test_values_from_a_checkpoint_are_checked_too(values, sentence):
+def test_invalid_hyp_values_are_refused(values, sentence):
     with pytest.raises(ValueError) as caught:
         Hyp(**values)
     assert str(caught.value) == sentence

@@ -26,11 +26,11 @@ def stopped_after(fitness: list[float], patience: int) -> int | None:
         ([], 1, None),
     ],
 )
-def test_stops(fitness, patience, stop):
+def test_stops_after_patience_without_improvement(fitness, patience, stop):
     assert stopped_after(fitness, patience) == stop
 
 
-def test_the_best_epoch():
+def test_best_epoch_is_tracked():
     stopping = EarlyStopping(5)
     assert stopping.best_epoch is None
     assert not stopping.should_stop()  # nothing was validated
@@ -41,7 +41,7 @@ def test_the_best_epoch():
     assert best == [0, 1, 2, 2, 4, 4]
 
 
-def test_resumed_it_stops_where_it_would_have():
+def test_early_stopping_state_survives_resume():
     first = EarlyStopping(2)
     first.update(0, 0.5)
     first.update(1, 0.4)
@@ -52,7 +52,7 @@ def test_resumed_it_stops_where_it_would_have():
     assert second.should_stop()
 
 
-def test_epochs_that_are_not_validated_count_but_do_not_stop():
+def test_unvalidated_epochs_count_but_do_not_stop():
     stopping, stopped = EarlyStopping(3), []
     for epoch in range(12):
         if epoch % 4 == 3:  # best at 3; 4 to 6 are not validated; at 7, 4 epochs later, it stops

@@ -14,18 +14,18 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
 
 
-def disturb(model: nn.Module) -> None:
+def perturb(model: nn.Module) -> None:
     with torch.no_grad():
         for value in model.state_dict().values():
             value.add_(torch.randn(value.shape) if value.is_floating_point() else 1)
 
 
-def test_equals_the_slow_loop():
+def test_ema_equals_slow_loop():
     model = make_model()
     ema = EMA(model, decay=0.99, tau=5.0)
     slow = {key: value.clone().double() for key, value in model.state_dict().items()}
     for t in range(1, 21):
-        disturb(model)
+        perturb(model)
         ema.update(model.state_dict())
         keep = 0.99 * (1 - math.exp(-t / 5.0))
         for key, value in model.state_dict().items():
@@ -38,7 +38,7 @@ def test_equals_the_slow_loop():
 
 
 @pytest.mark.parametrize(("update", "keep"), [(1, 0.9999 * 0.000499875), (2000, 0.9999 * 0.632121), (10**6, 0.9999)])
-def test_decay_by_hand(update, keep):
+def test_ema_decay_by_hand(update, keep):
     # 1 - exp(-1/2000) = 0.000499875; 1 - exp(-1) = 0.632121
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
@@ -49,20 +49,20 @@ def test_decay_by_hand(update, keep):
     assert ema.model.weight.item() == pytest.approx(keep, rel=1e-5, abs=1e-7)
 
 
-def test_the_copy_is_its_own():
+def test_ema_shares_no_memory_with_model():
     model = make_model().train()
     ema = EMA(model)
     theirs = {value.data_ptr() for value in model.state_dict().values()}
     assert theirs.isdisjoint(value.data_ptr() for value in ema.state_dict().values())
     before = {key: value.clone() for key, value in ema.state_dict().items()}
-    disturb(model)
+    perturb(model)
     assert all(value.equal(before[key]) for key, value in ema.state_dict().items())
     after = {key: value.clone() for key, value in model.state_dict().items()}
     ema.update(model.state_dict())
     assert all(value.equal(after[key]) for key, value in model.state_dict().items())
 
 
-def test_modes_and_gradients():
+def test_ema_model_is_in_eval_mode_without_gradients():
     model = make_model().train()
     ema = EMA(model)
     assert not any(module.training for module in ema.model.modules())
@@ -71,7 +71,7 @@ def test_modes_and_gradients():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_model_that_stands_still_is_kept_to_the_bit():
+def test_ema_of_unchanged_model_is_bitwise_equal():
     model = make_model()
     ema = EMA(model)
     for _ in range(10):
@@ -84,5 +84,5 @@ def test_a_model_that_stands_still_is_kept_to_the_bit():
     # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, clipped to 2..10,000; tau at most 2,000.
     [(0, 0.5, 2), (2000, 0.99, 100), (20_000, 0.999, 1000), (200_000, 0.9999, 2000), (10**6, 0.9999, 2000)],
 )
-def test_what_a_run_averages_over(steps, decay, tau):
+def test_ema_constants_of_run_lengths(steps, decay, tau):
     assert ema_constants(steps) == pytest.approx((decay, tau))

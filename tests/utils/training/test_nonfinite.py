@@ -38,7 +38,7 @@ def one_step(model: nn.Module, steps: NonFiniteGuard, images: Tensor, gain: floa
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize("on_the_device", [False, True])
 @pytest.mark.parametrize("fault", ["loss", "input"])
-def test_a_step_that_is_not_finite_changes_nothing(name, on_the_device, fault):
+def test_nonfinite_step_has_no_effect(name, on_the_device, fault):
     """Both ways to skip a step give the result of a run without the batch, even if it is the first batch."""
     torch.manual_seed(1)
     batches = list(torch.randn(4, 8, 3))
@@ -61,7 +61,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name, on_the_device, fault):
             assert torch.allclose(value, other, rtol=1e-6, atol=1e-7), key
 
 
-def test_statistics_may_be_infinite_where_the_gradients_are_not():
+def test_infinite_batchnorm_statistics_keep_previous_values():
     """An input of 1e20 has a variance of 1e40, more than float32 can hold; normalised by it, all values are near 0."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -75,7 +75,7 @@ def test_statistics_may_be_infinite_where_the_gradients_are_not():
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
-def test_without_statistics_and_without_steps():
+def test_guard_is_stuck_after_10_nonfinite_steps():
     model = nn.Linear(2, 1)
     steps = NonFiniteGuard(torch.optim.SGD(model.parameters(), lr=0.1), [], CPU)
     assert not steps.stuck
@@ -88,7 +88,7 @@ def test_without_statistics_and_without_steps():
     assert steps.state_dict() == {"skipped": 10, "in_a_row": 0}
 
 
-def test_float16_may_search_its_scale():
+def test_float16_guard_is_stuck_after_26_nonfinite_steps():
     """From 2**16 to 1 there are 16 halvings, each a skipped step; 10 more are allowed: 26."""
     steps = NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
     for _ in range(25):
@@ -99,7 +99,7 @@ def test_float16_may_search_its_scale():
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, 1e38, math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_spreads_to_every_gradient(value):
+def test_nonfinite_loss_makes_every_gradient_nan(value):
     weights = [torch.ones(3, requires_grad=True), torch.zeros(2, requires_grad=True)]
     loss = sum(weight.sum() for weight in weights) * 0 + value
     loss.backward(nan_if_nonfinite(loss))
@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_spreads_to_every_gradient(value):
 # ---------------------------------------------------------------------- whole runs
 
 
-def spoil(first: int, last: int, value: float = math.nan) -> None:
+def corrupt_losses(first: int, last: int, value: float = math.nan) -> None:
     """Multiply the objectness loss of the batches `first` to `last`, counted from 1, by `value`."""
     real, batches = AnchorBasedLoss.forward, iter(range(1, 10**6))
 
@@ -123,14 +123,14 @@ def spoil(first: int, last: int, value: float = math.nan) -> None:
     AnchorBasedLoss.forward = forward
 
 
-def rank_1_spoils_some() -> None:
+def rank_1_corrupts_some_losses() -> None:
     if os.environ["RANK"] == "1":
-        spoil(4, 6)
+        corrupt_losses(4, 6)
 
 
-def rank_1_spoils_all() -> None:
+def rank_1_corrupts_all_losses() -> None:
     if os.environ["RANK"] == "1":
-        spoil(3, 10**6)
+        corrupt_losses(3, 10**6)
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def _restored(monkeypatch):
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_run_leaves_out_what_is_not_finite(flags, tmp_path, capsys, value):
-    spoil(3, 3, value)  # the first of the second epoch's two batches
+def test_run_skips_and_counts_nonfinite_step(flags, tmp_path, capsys, value):
+    corrupt_losses(3, 3, value)  # the first of the second epoch's two batches
     train.main(train.parse_args(flags)[0], train.World(CPU))
     output = capsys.readouterr().out
     assert re.findall(r"(\d+) of (\d+) optimizer steps skipped \(not finite\)", output)[0][0] == "1"
@@ -166,8 +166,8 @@ def test_a_run_leaves_out_what_is_not_finite(flags, tmp_path, capsys, value):
 
 
 @pytest.mark.usefixtures("_restored")
-def test_a_run_that_cannot_go_on_says_so_with_the_last_images(flags, tmp_path):
-    spoil(3, 10**6)
+def test_run_stops_after_10_nonfinite_steps_and_names_images(flags, tmp_path):
+    corrupt_losses(3, 10**6)
     with pytest.raises(train.FaultError, match="was not finite in 10 optimizer steps in a row") as stopped:
         train.main(train.parse_args([*flags, "--save-minutes", "1e-9"])[0], train.World(CPU))
     seen = [int(number) for number in re.search(r"images \[([\d, ]+)\]", str(stopped.value))[1].split(",")]
@@ -177,15 +177,15 @@ def test_a_run_that_cannot_go_on_says_so_with_the_last_images(flags, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["rank_1_spoils_some", "rank_1_spoils_all"])
-def test_two_processes_leave_it_out_together(flags, tmp_path, fault):
+@pytest.mark.parametrize("fault", ["rank_1_corrupts_some_losses", "rank_1_corrupts_all_losses"])
+def test_two_processes_skip_nonfinite_steps_together(flags, tmp_path, fault):
     port = free_port()
     faults = {"KESTREL_FAULT": f"tests.utils.training.test_nonfinite:{fault}"}
     with forked([by_hand(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io") as ranks:
         codes = [rank.end(60) for rank in ranks]
         out, errors = ranks[0].out, ranks[0].err + ranks[1].err
     assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
-    if fault == "rank_1_spoils_some":
+    if fault == "rank_1_corrupts_some_losses":
         assert codes == [0, 0]
         counts = re.findall(r"(\d+) of \d+ optimizer steps skipped", out)
         assert [int(count) for count in counts] == [1, 1]  # of 2 batches each

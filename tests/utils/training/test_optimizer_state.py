@@ -82,7 +82,7 @@ def saved_and_loaded(state: TrainState[nn.Sequential], folder: Path) -> Checkpoi
     return read_checkpoint(str(folder / "last.pt"))
 
 
-def kept_by(state: TrainState[nn.Sequential]) -> list[dict[str, Tensor]]:
+def parameter_states(state: TrainState[nn.Sequential]) -> list[dict[str, Tensor]]:
     """The optimizer's state of each parameter, in the order of the parameters."""
     return [dict(state.optimizer.state.get(parameter, {})) for parameter in state.replica.model.parameters()]
 
@@ -95,7 +95,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
-def test_a_resumed_run_goes_on_to_the_bit(name: str, tmp_path: Path, before: int) -> None:
+def test_resumed_optimizer_continues_with_same_bits(name: str, tmp_path: Path, before: int) -> None:
     """Weights and optimizer state are the same bits. before: number of steps before the checkpoint."""
     straight, stopped, resumed = (state_of(name) for _ in range(3))
     train(straight, 0, 5)
@@ -104,7 +104,7 @@ def test_a_resumed_run_goes_on_to_the_bit(name: str, tmp_path: Path, before: int
     train(resumed, before, 5)
     for value, other in zip(straight.replica.state_dict().values(), resumed.replica.state_dict().values(), strict=True):
         assert value.equal(other)
-    for own, others in zip(kept_by(straight), kept_by(resumed), strict=True):
+    for own, others in zip(parameter_states(straight), parameter_states(resumed), strict=True):
         assert own.keys() == others.keys()
         assert all(torch.equal(torch.as_tensor(own[key]), torch.as_tensor(others[key])) for key in own)
 
@@ -121,10 +121,10 @@ def test_a_resumed_run_goes_on_to_the_bit(name: str, tmp_path: Path, before: int
         ("NAdam", 3, {"step": (), "mu_product": (), "exp_avg": (8,), "exp_avg_sq": (8,)}),
     ],
 )
-def test_the_shapes_that_are_proved_with(name: str, number: int, shapes: dict[str, tuple[int, ...]]) -> None:
+def test_optimizer_state_shapes(name: str, number: int, shapes: dict[str, tuple[int, ...]]) -> None:
     state = state_of(name)
     train(state, 0, 1)
-    assert {key: tuple(value.shape) for key, value in kept_by(state)[number].items()} == shapes
+    assert {key: tuple(value.shape) for key, value in parameter_states(state)[number].items()} == shapes
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_the_shapes_that_are_proved_with(name: str, number: int, shapes: dict[st
     ],
     ids=["one dimension more", "one number", "a scalar", "no tensor", "nothing"],
 )
-def test_a_state_of_other_shapes_is_refused(name: str, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_optimizer_state_of_wrong_shape_is_refused(name: str, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Each state tensor of the first parameter in turn; a state that becomes empty is accepted."""
     state = state_of(name)
     train(state, 0, 2)
-    keys = [key for key, value in kept_by(state)[0].items() if value.ndim > 0]
+    keys = [key for key, value in parameter_states(state)[0].items() if value.ndim > 0]
     assert keys or name == "SGD"
     for key in keys:
         saved = saved_and_loaded(state, tmp_path)
@@ -154,7 +154,7 @@ def test_a_state_of_other_shapes_is_refused(name: str, tmp_path: Path, fault: Ca
             state_of(name).load(saved)
 
 
-def test_moments_of_a_transposed_matrix_are_refused(tmp_path: Path) -> None:
+def test_transposed_adafactor_moments_are_refused(tmp_path: Path) -> None:
     state = state_of("Adafactor")
     train(state, 0, 1)
     saved = saved_and_loaded(state, tmp_path)
@@ -165,14 +165,14 @@ def test_moments_of_a_transposed_matrix_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [("AdamW", "Rprop"), ("RMSprop", "Adafactor")])
-def test_the_state_of_another_kind_is_refused(tmp_path: Path, saved_by: str, loaded_by: str) -> None:
+def test_state_of_another_optimizer_is_refused(tmp_path: Path, saved_by: str, loaded_by: str) -> None:
     state = state_of(saved_by)
     train(state, 0, 1)
     with pytest.raises(ValueError, match="of another model"):
         state_of(loaded_by).load(saved_and_loaded(state, tmp_path))
 
 
-def test_the_state_of_no_parameter_is_refused(tmp_path: Path) -> None:
+def test_state_of_unknown_parameter_is_refused(tmp_path: Path) -> None:
     state = state_of("AdamW")
     train(state, 0, 1)
     saved = saved_and_loaded(state, tmp_path)
@@ -181,7 +181,7 @@ def test_the_state_of_no_parameter_is_refused(tmp_path: Path) -> None:
         state_of("AdamW").load(saved)
 
 
-def test_momentum_that_is_no_longer_used_may_be_there() -> None:
+def test_unused_momentum_buffer_is_accepted() -> None:
     """A warm-up that ends at momentum 0 leaves its momentum buffer in the state."""
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
@@ -191,7 +191,7 @@ def test_momentum_that_is_no_longer_used_may_be_there() -> None:
     check_state(optimizer)
 
 
-def test_settings_of_an_implementation_do_not_matter() -> None:
+def test_state_check_ignores_implementation_settings() -> None:
     """Some of them need a device that the check does not use."""
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
@@ -201,7 +201,7 @@ def test_settings_of_an_implementation_do_not_matter() -> None:
     check_state(optimizer)
 
 
-def test_an_optimizer_without_parameters_keeps_nothing() -> None:
+def test_state_check_of_optimizer_without_parameters_adds_no_state() -> None:
     optimizer = torch.optim.SGD([{"params": []}], lr=0.1, momentum=0.9)
     check_state(optimizer)
     assert not optimizer.state

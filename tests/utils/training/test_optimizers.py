@@ -36,7 +36,7 @@ def names_in(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, se
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_groups(name):
+def test_parameter_groups_and_their_weight_decay(name):
     model = Net()
     optimizer = build(model, name)
     assert names_in(optimizer, model) == {
@@ -48,7 +48,7 @@ def test_groups(name):
     assert {g["name"]: g["weight_decay"] for g in optimizer.param_groups} == {"bias": 0, "norm": 0, "weight": 5e-4}
 
 
-def test_kinds():
+def test_optimizer_classes_and_settings():
     sgd, adam, adamw = (build(Net(), name) for name in ("SGD", "Adam", "AdamW"))
     assert type(sgd) is torch.optim.SGD
     assert (type(adam), type(adamw)) == (torch.optim.Adam, torch.optim.AdamW)
@@ -57,7 +57,7 @@ def test_kinds():
     assert all(group["lr"] == 0.1 for group in sgd.param_groups)
 
 
-def test_frozen_parameters_are_left_out():
+def test_frozen_parameters_are_not_optimized():
     model = Net()
     model.conv.requires_grad_(False)
     model.batch.requires_grad_(False)
@@ -68,7 +68,7 @@ def test_frozen_parameters_are_left_out():
         build(model.requires_grad_(False))
 
 
-def test_no_momentum_is_allowed():
+def test_sgd_without_momentum_is_allowed():
     optimizer = build_optimizer(Net(), "SGD", lr=0.1, momentum=0.0, weight_decay=0.0)
     assert not any(group["nesterov"] for group in optimizer.param_groups)
 
@@ -78,19 +78,19 @@ def test_an_unknown_optimizer_is_refused():
         build(Net(), "Adagrad")
 
 
-def test_what_is_declared_is_what_can_be_chosen():
+def test_every_declared_optimizer_can_be_chosen():
     for name, kind in OPTIMIZERS.items():
         TrainConfig(optimizer=name)
         assert type(build(Net(), name)) is kind.cls
         assert kind_of(build(Net(), name)) is kind
 
 
-def test_an_optimizer_of_another_kind_is_not_guessed_at():
+def test_undeclared_optimizer_is_refused():
     with pytest.raises(TypeError, match=r"^NAdam is not declared in OPTIMIZERS$"):
         kind_of(torch.optim.NAdam(Net().parameters()))
 
 
-def test_an_optimizer_may_have_no_momentum(monkeypatch):
+def test_schedule_supports_optimizer_without_momentum(monkeypatch):
     """Adafactor, declared in one line: the schedule changes only its learning rate."""
     kind = OptimizerKind(torch.optim.Adafactor, lambda groups, lr, *_: torch.optim.Adafactor(groups, lr=lr), "")
     monkeypatch.setitem(OPTIMIZERS, "Adafactor", kind)
@@ -159,7 +159,7 @@ def test_cosine_schedule_by_hand(step, share):
         ({"total": 0}, 0),
     ],
 )
-def test_length_of_warmup(changes, warmup):
+def test_warmup_length_by_hand(changes, warmup):
     assert schedule(**changes).warmup == warmup
     assert math.isfinite(schedule(**changes).lr(0))
 
@@ -168,7 +168,7 @@ def test_length_of_warmup(changes, warmup):
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 64), (16, 4), (24, 3), (40, 2), (64, 1), (65, 1), (512, 1)])
-def test_accumulation_to_64(batch_size, accumulate):
+def test_gradient_accumulation_reaches_64_images(batch_size, accumulate):
     plan = schedule(batch_size=batch_size, warmup_epochs=0.0)
     assert plan.accumulate == accumulate
     closing = sorted(plan.step_batches(0, accumulate * 5))
@@ -183,7 +183,7 @@ def groups(plan: Schedule, first: int, last: int) -> list[int]:
 
 @pytest.mark.parametrize("batch_size", [1, 5, 16, 33, 64, 200])
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 50, 131])
-def test_every_batch_belongs_to_one_group(batch_size, length):
+def test_every_batch_belongs_to_one_accumulation_group(batch_size, length):
     plan = Schedule(total=length * 6, epochs=6, batch_size=batch_size, warmup_epochs=2.0)
     for epoch in range(6):
         first, last = epoch * length, (epoch + 1) * length
@@ -200,7 +200,7 @@ def test_every_batch_belongs_to_one_group(batch_size, length):
 @pytest.mark.parametrize(
     ("length", "sizes"), [(8, [4, 4]), (9, [3, 3, 3]), (10, [3, 3, 4]), (13, [3, 3, 3, 4]), (1, [1]), (3, [3])]
 )
-def test_remainders_by_hand(length, sizes):
+def test_remaining_batches_are_grouped_evenly_by_hand(length, sizes):
     # Batches of 16, so at most 4 per group, and as even as possible: 9 batches make 3 groups, not 4, 4 and 1.
     assert groups(schedule(warmup_epochs=0.0), 500, 500 + length) == sizes
 
@@ -213,7 +213,7 @@ def test_accumulation_grows_in_warmup():
     assert sizes[:-1] == sorted(sizes[:-1])  # the last one has the remainder
 
 
-def test_a_remainder_in_warmup_is_measured_by_its_own_group():
+def test_remainder_in_warmup_can_form_its_own_group():
     # Batches of 4, so 16 per group in the end, but at step 30 of 200 only 1 + 15 * 30 / 200 = 3.25: a remainder of 2
     # is more than half of that and is a group of its own.
     plan = schedule(batch_size=4)
@@ -222,5 +222,5 @@ def test_a_remainder_in_warmup_is_measured_by_its_own_group():
     assert max(lengths.values()) <= 4
 
 
-def test_no_batches():
+def test_empty_batch_range_has_no_step_batches():
     assert schedule().step_batches(5, 5) == set()

@@ -26,7 +26,7 @@ def entries(**changes):
     return made | {"losses": torch.zeros(1, 4), "statistics": torch.zeros(1, 2)} | changes
 
 
-def test_entries_make_a_checkpoint_and_a_checkpoint_these_entries():
+def test_checkpoint_entries_round_trip():
     saved = checked_checkpoint("last.pt", entries(names=["a"], ema_updates=3))
     assert (saved.description.names, saved.ema_updates, saved.pending) == (["a"], 3, None)
     again = checked_checkpoint("last.pt", saved.as_dict())
@@ -36,14 +36,14 @@ def test_entries_make_a_checkpoint_and_a_checkpoint_these_entries():
     assert saved.as_dict().keys() == ENTRIES.keys()
 
 
-def test_a_pending_epoch():
+def test_pending_epoch_is_read():
     pending = {"time": 1.5, "losses": {"box": 0.5}, "lr": 0.1, "pace": "fast"}
     saved = checked_checkpoint("last.pt", entries(epoch=2, open=pending))
     assert saved.pending is not None
     assert vars(saved.pending) == pending
 
 
-def test_format_3_is_read_with_the_meaning_that_it_had():
+def test_format_3_checkpoint_is_converted():
     """In format 3, `compile` was "" where it is "off" now; such a checkpoint is not damaged."""
     old = entries(format=3, config=TrainConfig().as_dict() | {"compile": ""})
     saved = checked_checkpoint("last.pt", old)
@@ -55,7 +55,7 @@ def test_format_3_is_read_with_the_meaning_that_it_had():
 
 
 @pytest.mark.parametrize("found", [2, FORMAT + 1, "4", None, True])
-def test_another_version_is_no_damage(found):
+def test_other_format_is_reported_as_other_version(found):
     what = f"format {found}" if type(found) is int else "no format number"
     sentence = (
         f"last.pt: written by another version of Kestrel ({what}; this one reads 3 to {FORMAT}): resume it with the "
@@ -65,30 +65,30 @@ def test_another_version_is_no_damage(found):
         checked_checkpoint("last.pt", entries(format=found))
 
 
-def test_best_is_no_checkpoint_to_resume():
+def test_checkpoint_without_optimizer_cannot_be_resumed():
     best = {name: value for name, value in entries().items() if name != "optimizer"}
     with pytest.raises(ValueError, match=r"contains no training state to resume; fine-tune from it with --weights"):
         checked_checkpoint("last.pt", best)
 
 
-def test_no_file(tmp_path):
+def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
     with pytest.raises(ValueError, match="cannot be read as a checkpoint: No such file"):
         read_checkpoint(str(tmp_path / "last.pt"))
 
 
 # The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed: raise FORMAT, have
 # `upgraded` convert the format before or refuse it, and only then write the new digest here.
-MEANING = {4: "313a700298271148"}
+FORMAT_DIGESTS = {4: "313a700298271148"}
 
 
-def test_a_change_of_meaning_raises_the_format():
+def test_changed_entries_or_settings_require_a_new_format():
     settings = {name: type(value).__name__ for name, value in TrainConfig().as_dict().items()}
     parts = [{name: kind.__name__ for name, kind in ENTRIES.items()}, settings, sorted(Hyp().as_dict())]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    assert {FORMAT: digest} == MEANING
+    assert {FORMAT: digest} == FORMAT_DIGESTS
 
 
-def test_records_hold_what_they_declare():
+def test_checkpoint_records_declare_all_entries():
     assert set(vars(Description)["__annotations__"]) | set(vars(Checkpoint)["__annotations__"]) == {
         *ENTRIES,
         "description",

@@ -24,7 +24,7 @@ SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fau
 # ---------------------------------------------------------------------- marks
 
 
-def test_a_mark_tells_launchers_apart():
+def test_launcher_mark_identifies_the_launcher():
     assert launcher_mark({}) == ""
     mark = launcher_mark({"TORCHELASTIC_RUN_ID": "x"})
     assert mark == launcher_mark({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"})
@@ -32,7 +32,7 @@ def test_a_mark_tells_launchers_apart():
     assert str(os.getppid()) in mark.split()
 
 
-def keep(run: Path, marks: object, *, done: bool = False, age_s: float = 0) -> Path:
+def make_run(run: Path, marks: object, *, done: bool = False, age_s: float = 0) -> Path:
     """Create a run folder with the marks of launchers, `age_s` seconds old."""
     run.mkdir(parents=True)
     file = run / MARKS
@@ -43,41 +43,41 @@ def keep(run: Path, marks: object, *, done: bool = False, age_s: float = 0) -> P
     return run
 
 
-def test_no_run_of_ones_own(tmp_path):
+def test_no_run_is_found_without_common_mark(tmp_path):
     assert not find_own_run(tmp_path / "nowhere", ["a"])
     assert not find_own_run(tmp_path, ["a"])
-    keep(tmp_path / "exp", ["b", "c", ""])
+    make_run(tmp_path / "exp", ["b", "c", ""])
     assert not find_own_run(tmp_path, ["a"])
     assert not find_own_run(tmp_path, [])
     assert not find_own_run(tmp_path, ["", ""])  # no launcher, no mark
 
 
-def test_one_launcher_in_common_is_enough(tmp_path):
-    run = keep(tmp_path / "exp", ["a", "b"])
+def test_run_with_one_common_mark_is_found(tmp_path):
+    run = make_run(tmp_path / "exp", ["a", "b"])
     assert find_own_run(tmp_path, ["b", "c"]) == str(run)
 
 
-def test_the_newest_that_is_not_done(tmp_path):
-    keep(tmp_path / "exp", ["a"], age_s=30)
-    run = keep(tmp_path / "exp2", ["a"], age_s=20)
-    keep(tmp_path / "exp3", ["a"], age_s=10, done=True)
-    keep(tmp_path / "exp4", ["b"])
+def test_newest_unfinished_run_is_found(tmp_path):
+    make_run(tmp_path / "exp", ["a"], age_s=30)
+    run = make_run(tmp_path / "exp2", ["a"], age_s=20)
+    make_run(tmp_path / "exp3", ["a"], age_s=10, done=True)
+    make_run(tmp_path / "exp4", ["b"])
     assert find_own_run(tmp_path, ["a"]) == str(run)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1", "null", "3", '{"a": 1}', '"a"', "[]", "[null, 3, [], {}]", "\0\xff"])
-def test_damaged_marks_are_nobodys(tmp_path, text):
-    keep(tmp_path / "exp", text)
-    run = keep(tmp_path / "exp2", ["a"], age_s=10)
+def test_damaged_marks_are_ignored(tmp_path, text):
+    make_run(tmp_path / "exp", text)
+    run = make_run(tmp_path / "exp2", ["a"], age_s=10)
     assert find_own_run(tmp_path, ["a"]) == str(run)
 
 
-def test_marks_that_cannot_be_read(tmp_path):
+def test_unreadable_marks_are_ignored(tmp_path):
     (tmp_path / "exp" / MARKS).mkdir(parents=True)
     (tmp_path / "exp2").mkdir()
     (tmp_path / "exp2" / MARKS).symlink_to(tmp_path / "gone")
-    keep(tmp_path / "exp3", b"\xff\xfe".decode("latin-1"))
-    run = keep(tmp_path / "exp4", ["a"], age_s=10)
+    make_run(tmp_path / "exp3", b"\xff\xfe".decode("latin-1"))
+    run = make_run(tmp_path / "exp4", ["a"], age_s=10)
     assert find_own_run(tmp_path, ["a"]) == str(run)
 
 
@@ -109,7 +109,7 @@ def dies_in_the_second_epoch() -> None:
     die(rank=int(os.environ["WORLD_SIZE"]) - 1, epoch=2)
 
 
-def dies_when_all_is_written() -> None:
+def dies_after_last_write() -> None:
     real = train.main
 
     def main(*arguments):
@@ -145,17 +145,17 @@ def attempt(flags: list[str], tmp_path: Path) -> Attempt:
     return one
 
 
-def timeless(run: Path) -> list[str]:
+def results_without_times(run: Path) -> list[str]:
     """results.csv without the times."""
     return [re.sub(r"^(\d+),[^,]+", r"\1", line) for line in (run / "results.csv").read_text().splitlines()]
 
 
-def runs(project: Path) -> list[str]:
+def run_names(project: Path) -> list[str]:
     return sorted(path.name for path in project.glob("exp*"))
 
 
 def assert_same_bits(run: Path, other: Path) -> None:
-    assert timeless(run) == timeless(other)
+    assert results_without_times(run) == results_without_times(other)
     for file in ("last.pt", "best.pt"):
         first, second = (checkpoint_file.load(folder / "weights" / file) for folder in (run, other))
         assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"])
@@ -164,54 +164,54 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 @linux
 @pytest.mark.slow
-def test_torchrun_starts_again_and_the_run_goes_on(flags, attempt, tmp_path):
+def test_run_continues_after_torchrun_restart(flags, attempt, tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
     with launched(
         command, tmp_path / "io", KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once"
     ) as job:
         assert job.end(120) == 0, job.err
         assert job.out.count("restarted by the launcher\nresuming") == 1
-    assert runs(tmp_path) == ["exp"]
+    assert run_names(tmp_path) == ["exp"]
     assert attempt(2, launcher=False) == [0, 0]  # another launch, not interrupted
-    assert runs(tmp_path) == ["exp", "exp2"]
+    assert run_names(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
 
 @linux
 @pytest.mark.slow
-def test_lives_of_one_launcher_share_a_folder(attempt, tmp_path):
+def test_attempts_of_one_launcher_share_a_folder(attempt, tmp_path):
     """With three processes, since with two the order in which gradients are added makes no difference."""
     six = ("--batch", "6")
     assert attempt(3, *six, fault="dies_before_the_first_checkpoint") == [1, -9, 1]
     assert attempt(3, *six, fault="dies_in_the_second_epoch") == [1, 1, -9]
-    broken = timeless(tmp_path / "exp")
+    broken = results_without_times(tmp_path / "exp")
     assert attempt(3, *six, launcher=False) == [0, 0, 0]  # another launch, which does not touch the interrupted run
-    assert (runs(tmp_path), timeless(tmp_path / "exp")) == (["exp", "exp2"], broken)
+    assert (run_names(tmp_path), results_without_times(tmp_path / "exp")) == (["exp", "exp2"], broken)
     assert attempt(3, *six) == [0, 0, 0]
-    assert runs(tmp_path) == ["exp", "exp2"]
+    assert run_names(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
 
 @linux
 @pytest.mark.slow
-def test_three_processes_keep_the_bits_where_the_graph_is_static(attempt, tmp_path):
+def test_three_processes_resume_with_same_bits_if_graph_is_static(attempt, tmp_path):
     """One batch of at least 64 images per optimizer step."""
     data = draw_data(tmp_path / "data", 72)
     wide = ("--data", str(data), "--batch", "66", "--save-period", "1")
     assert attempt(3, *wide, launcher=False) == attempt(3, *wide, launcher=False) == [0, 0, 0]
     second = tmp_path / "exp2" / "weights" / "epoch2.pt"
     assert attempt(3, *wide, "--resume", str(second), launcher=False) == [0, 0, 0]
-    assert runs(tmp_path) == ["exp", "exp2"]
+    assert run_names(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
 
 @linux
 @pytest.mark.slow
-def test_a_run_that_is_done_is_not_trained_again(attempt, tmp_path):
+def test_finished_run_is_not_trained_again_after_restart(attempt, tmp_path):
     """A process may crash at exit, after all is written; its launcher then restarts all processes."""
-    assert attempt(2, fault="dies_when_all_is_written") in ([0, -9], [1, -9])
+    assert attempt(2, fault="dies_after_last_write") in ([0, -9], [1, -9])
     assert (tmp_path / "exp" / "metrics.json").exists()
     written = (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns
     assert attempt(2) == [0, 0]
-    assert runs(tmp_path) == ["exp"]
+    assert run_names(tmp_path) == ["exp"]
     assert (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns == written
