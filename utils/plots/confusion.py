@@ -14,7 +14,6 @@ from utils.plots.canvas import FAINT, INK, MAX_DRAWN_CLASSES, draw_no_data, name
 MAX_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
 
 
-# confusion_matrix.png
 def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -> None:
     """Draw a confusion matrix: correct predictions blue, wrong ones orange, darker for a larger share.
 
