@@ -29,7 +29,7 @@ sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 import torch
 
 from tests.conftest import draw_tiny_data
-from tests.support.launching import TORCHRUN, Job, launched, small, until
+from tests.support.launching import TORCHRUN, Job, launched, small_run_flags, wait_until
 from tests.test_failures import error_lines
 from utils.files.writers import write_text
 from utils.flags import FlagParser
@@ -49,7 +49,7 @@ Row = list[object]
 
 def torchrun(processes: int, folder: Path, *flags: str) -> list[str]:
     """The command of a run with these launcher flags; train.py flags appended to it override its own."""
-    own = small(folder.parent / "data" / "tiny.yaml", str(ROOT / "tests" / "tables" / "tiny.yaml"), folder)
+    own = small_run_flags(folder.parent / "data" / "tiny.yaml", str(ROOT / "tests" / "tables" / "tiny.yaml"), folder)
     return [*TORCHRUN, "--nproc_per_node", str(processes), *flags, SCRIPT, *own, "--batch", "4"]
 
 
@@ -69,7 +69,7 @@ def faults(processes: int, root: Path) -> Iterator[Row]:
         variables = {"KESTREL_FAULT": f"tests.test_failures:{fault}", "KESTREL_STAMP": str(stamp)}
         command = [*torchrun(processes, folder), "--epochs", "1000"]
         with launched(command, folder, **variables) as job:
-            until(stamp.exists, 120, what)
+            wait_until(stamp.exists, 120, what)
             yield ended(job, what, processes)
 
 
@@ -78,7 +78,7 @@ def interrupted(processes: int, root: Path) -> Row:
     folder = root / f"interrupted-{processes}"
     more = ["--epochs", "1000", "--workers", "2", "--batch", str(2 * processes)]
     with launched([*torchrun(processes, folder), *more], folder, KESTREL_FAULT="tests.test_failures:many_cores") as job:
-        until((folder / "exp" / "weights" / "last.pt").exists, 120, "the first checkpoint")
+        wait_until((folder / "exp" / "weights" / "last.pt").exists, 120, "the first checkpoint")
         os.killpg(job.process.pid, signal.SIGINT)
         return ended(job, "Ctrl-C", processes)
 

@@ -54,10 +54,10 @@ def command(processes: int, root: Path, name: str) -> list[str]:
     return [*launcher, str(ROOT / "train.py"), *flags]
 
 
-def trainers(alive: Sequence[int]) -> list[int]:
+def trainers(running_pids: Sequence[int]) -> list[int]:
     """The ids of the processes of a job that train, by rank; not the launcher or DataLoader workers."""
     found = {}
-    for pid in alive:
+    for pid in running_pids:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         is_script = any(word.endswith(b"/train.py") for word in words) and b"torch.distributed.run" not in words
@@ -73,7 +73,7 @@ def live(processes: int, root: Path, name: str, *, kill_after: float = 0.0, rank
         while kill_after and time.monotonic() - started < kill_after and job.process.poll() is None:
             time.sleep(0.01)
         killed = False
-        if kill_after and job.process.poll() is None and (found := trainers(job.alive())):
+        if kill_after and job.process.poll() is None and (found := trainers(job.running_pids())):
             os.kill(found[min(rank, len(found) - 1)], signal.SIGKILL)
             killed = True
         code = job.end(600)

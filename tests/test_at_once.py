@@ -14,8 +14,8 @@ import torch
 
 from data.dataset_yaml import read_data_yaml
 from data.scan import scan
-from tests.data.test_scan import tree
-from tests.support.launching import Rank, forked, small, unshare_command
+from tests.data.test_scan import file_states
+from tests.support.launching import Rank, forked, small_run_flags, unshare_command
 
 NUM_RUNS = 8
 UNSHARE_OPTIONS = (
@@ -51,7 +51,7 @@ def project(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tiny_model: str, project: Path) -> list[Rank]:
-    return run_simultaneously(small(data, tiny_model, project), project.parent / "io")
+    return run_simultaneously(small_run_flags(data, tiny_model, project), project.parent / "io")
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +166,13 @@ def read_only_data(data: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 def test_train_and_val_run_with_read_only_data(read_only_data, folders, data, tiny_model, tmp_path):
-    before = tree(data.parent)
-    flags = small(data, tiny_model, tmp_path, "--workers", "1", "--name", "train")
+    before = file_states(data.parent)
+    flags = small_run_flags(data, tiny_model, tmp_path, "--workers", "1", "--name", "train")
     training = forked([read_only_data], flags, tmp_path / "train-io")
     validation = forked([read_only_data], val_arguments(folders[0], data, tmp_path), tmp_path / "val-io", script="val")
     with training as (train,), validation as (val,):
         for run in (train, val):
             assert run.end(100) == 0, run.err
-    assert tree(data.parent) == before
+    assert file_states(data.parent) == before
     assert (tmp_path / "train" / "metrics.json").exists()
     assert (tmp_path / "val" / "metrics.json").exists()

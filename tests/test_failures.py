@@ -29,13 +29,13 @@ from tests.support.launching import (
     TORCHRUN,
     Job,
     Rank,
-    alive,
-    by_hand,
     forked,
     free_port,
     launched,
-    small,
-    until,
+    rank_environment,
+    running_pids,
+    small_run_flags,
+    wait_until,
 )
 from utils.distributed import modes, session
 from utils.distributed.rendezvous import PEER_DIED, PeerFailedError
@@ -205,7 +205,7 @@ def short_timeouts() -> None:
 
 @pytest.fixture
 def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return [*small(tiny_data, tiny_model, tmp_path), "--epochs", "1000"]
+    return [*small_run_flags(tiny_data, tiny_model, tmp_path), "--epochs", "1000"]
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def fault(name: str) -> dict[str, str]:
 
 def end_after(job: Job, stamp: Path) -> int:
     """The exit code of a job that ends soon after its fault, and leaves no process behind."""
-    until(lambda: stamp.exists() or job.process.poll() is not None, 120, "the fault")
+    wait_until(lambda: stamp.exists() or job.process.poll() is not None, 120, "the fault")
     assert stamp.exists(), job.err
     return job.end(MAX_END_S)
 
@@ -246,8 +246,8 @@ def test_torchrun_job_ends_when_rank_runs_out_of_memory(flags, stamp, tmp_path):
 
 def test_torchrun_job_ends_on_ctrl_c(flags, tmp_path):
     with launched([*TORCHRUN_TWO, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")) as job:
-        until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
-        assert len(job.alive()) >= 1 + 2 + 2 * 2  # launcher, ranks, their DataLoader workers
+        wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+        assert len(job.running_pids()) >= 1 + 2 + 2 * 2  # launcher, ranks, their DataLoader workers
         os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does: the ranks are in groups of their own
         assert job.end(MAX_END_S) == 1
         assert error_lines(job.err).count("interrupted") == 1
@@ -263,7 +263,9 @@ class Spawned:
 
     def end(self, seconds: float) -> int:
         """Its exit code, after all its processes have ended."""
-        until(lambda: self.parent.process.exitcode is not None and not alive(self.mark), seconds, "the end of all")
+        wait_until(
+            lambda: self.parent.process.exitcode is not None and not running_pids(self.mark), seconds, "the end of all"
+        )
         return self.parent.end(0)
 
 
@@ -284,14 +286,14 @@ def spawned(flags: list[str], tmp_path: Path) -> Iterator[Callable[..., Spawned]
             return Spawned(parents[0], mark)
 
         yield start
-    for pid in alive(mark):
+    for pid in running_pids(mark):
         os.kill(pid, signal.SIGKILL)
 
 
 def test_spawned_job_ends_when_process_is_killed(spawned, stamp):
     """The launcher terminates the other process, perhaps before that has noticed the failure."""
     job = spawned("rank_1_is_killed_while_rank_0_computes", "--spawn", "2")
-    until(stamp.exists, 120, "the fault")
+    wait_until(stamp.exists, 120, "the fault")
     assert job.end(MAX_END_S) == 1
     assert len(error_lines(job.parent.err)) == 1, job.parent.err
     assert re.search("probably out of memory|without an error message", error_lines(job.parent.err)[0])
@@ -300,7 +302,7 @@ def test_spawned_job_ends_when_process_is_killed(spawned, stamp):
 def test_spawned_job_saves_and_exits_on_sigterm(spawned, stamp, tmp_path):
     """Both processes save and exit; see test_resume.py."""
     job = spawned("rank_1_is_terminated", "--spawn", "2")
-    until(stamp.exists, 120, "the fault")
+    wait_until(stamp.exists, 120, "the fault")
     assert job.end(MAX_END_S) == 128 + signal.SIGTERM
     assert error_lines(job.parent.err) == []
     assert (tmp_path / "exp" / "preempted.json").exists()
@@ -308,8 +310,8 @@ def test_spawned_job_saves_and_exits_on_sigterm(spawned, stamp, tmp_path):
 
 def test_spawned_job_ends_on_ctrl_c(spawned, tmp_path):
     job = spawned("many_cores", "--spawn", "2", "--workers", "2")
-    until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
-    assert len(alive(job.mark)) >= 2 + 2 * 2  # ranks, their DataLoader workers
+    wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    assert len(running_pids(job.mark)) >= 2 + 2 * 2  # ranks, their DataLoader workers
     os.kill(job.parent.process.pid, signal.SIGINT)
     assert job.end(MAX_END_S) == 130
     assert error_lines(job.parent.err) == ["interrupted"]
@@ -318,8 +320,8 @@ def test_spawned_job_ends_on_ctrl_c(spawned, tmp_path):
 def test_processes_end_when_launcher_is_killed(spawned, tmp_path):
     """A killed launcher cannot forward a signal; a single process that it started must not outlive it either."""
     job = spawned("many_cores", "--spawn", "1", "--workers", "2")
-    until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
-    assert len(alive(job.mark)) >= 1 + 2
+    wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    assert len(running_pids(job.mark)) >= 1 + 2
     job.parent.process.kill()
     job.end(MAX_END_S)
 
@@ -335,7 +337,7 @@ def test_spawn_reports_invalid_batch_size_in_one_line(spawned):
 
 
 def wait_for_first_exit(ranks: list[Rank]) -> None:
-    until(lambda: any(rank.process.exitcode is not None for rank in ranks), 60, "the first end")
+    wait_until(lambda: any(rank.process.exitcode is not None for rank in ranks), 60, "the first end")
 
 
 @dataclass
@@ -357,7 +359,9 @@ def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path:
         hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if launcher else {}
         port = store.port if launcher else free_port()
         variables = fault(name) | {"KESTREL_STAMP": str(stamp)} | hosted
-        with forked([by_hand(rank, size, port) | variables for rank in range(size)], flags, tmp_path / "io") as ranks:
+        with forked(
+            [rank_environment(rank, size, port) | variables for rank in range(size)], flags, tmp_path / "io"
+        ) as ranks:
             if launcher:
                 wait_for_first_exit(ranks)
                 time.sleep(0.05)
@@ -430,7 +434,7 @@ def test_other_rank_reports_killed_rank(end, rank):
 @pytest.mark.parametrize("when", ["training", "validation"])
 def test_job_ends_when_dataloader_worker_is_killed(flags, stamp, tmp_path, size, when):
     port, variables = free_port(), fault(f"rank_0_worker_dies_in_{when}") | {"KESTREL_STAMP": str(stamp)}
-    environments = [by_hand(rank, size, port) | variables for rank in range(size)]
+    environments = [rank_environment(rank, size, port) | variables for rank in range(size)]
     with forked(environments, [*flags, "--workers", "2"], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1] * size
         assert ranks[0].err == (
@@ -466,7 +470,7 @@ def assert_all_refuse(
 def two_environments(number: int | None, **variables: str) -> list[dict[str, str]]:
     """The environments of two processes; `variables` change one or both of them, and empty values are removed."""
     port = free_port()
-    environments = [by_hand(rank, 2, port) for rank in range(2)]
+    environments = [rank_environment(rank, 2, port) for rank in range(2)]
     for rank, environment in enumerate(environments):
         if number in (None, rank):
             environment.update(variables)
@@ -599,9 +603,9 @@ def test_torchrun_job_reports_unknown_flag_in_one_line(tmp_path):
 
 def test_error_is_reported_although_other_rank_never_starts(flags, tmp_path):
     """Rank 0 may accept the input, and start late."""
-    with forked([by_hand(1, 2, free_port()) | fault("short_timeouts")], [*flags, "--bogus"], tmp_path / "io") as (
-        rank,
-    ):
+    with forked(
+        [rank_environment(1, 2, free_port()) | fault("short_timeouts")], [*flags, "--bogus"], tmp_path / "io"
+    ) as (rank,):
         assert rank.end(60) == 2
         assert rank.err == "error: unknown flag --bogus; --help lists the flags\n"
 
@@ -614,7 +618,7 @@ def test_lone_rank_reports_missing_peer_after_timeout(flags, tmp_path):
     with ExitStack() as stack:
         ranks = []
         for number in range(2):
-            environments = [by_hand(number, 2, free_port()) | fault("short_timeouts")]
+            environments = [rank_environment(number, 2, free_port()) | fault("short_timeouts")]
             words = [*flags, "--dist-timeout", "2"]
             ranks += stack.enter_context(forked(environments, words, tmp_path / str(number)))
         assert [rank.end(40) for rank in ranks] == [1, 1]
@@ -627,7 +631,7 @@ def test_lone_rank_reports_missing_peer_after_timeout(flags, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_lone_rank_exits_soon_after_rendezvous_timeout(flags, tmp_path, rank):
     """After the timeout of the rendezvous, a process does not wait again for others to end together with."""
-    environments = [by_hand(rank, 2, free_port())]
+    environments = [rank_environment(rank, 2, free_port())]
     began = time.monotonic()
     with forked(environments, [*flags, "--dist-timeout", "2"], tmp_path / "io") as (alone,):
         assert alone.end(40) == 1

@@ -17,8 +17,8 @@ import utils.training.nonfinite
 import utils.training.state
 from data import Loader
 from data.loader import Batch
-from tests.support.launching import small
-from tests.support.meta_device import NeverRead, use_fused
+from tests.support.launching import small_run_flags
+from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from utils.distributed.world import World
 
 BLOCKING_OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "bincount")
@@ -88,7 +88,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
         return use_fused(real_optimizer(*args, **kwargs))
 
     for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
-        monkeypatch.setattr(module, "AsyncHostCopy", NeverRead)
+        monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr(Loader, "__iter__", loading)
     monkeypatch.setattr(train, "train_one_epoch", epoch)
     monkeypatch.setattr(utils.training.state, "build_optimizer", fused)
@@ -101,7 +101,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
 def test_training_steps_never_make_host_wait(
     tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
 ) -> None:
-    arguments = small(tiny_data, tiny_model, tmp_path, *flags.split())
+    arguments = small_run_flags(tiny_data, tiny_model, tmp_path, *flags.split())
     with simulate_gpu(monkeypatch) as watch:
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert watch.operations > 1000

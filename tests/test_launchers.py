@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
+from tests.support.launching import (
+    ROOT,
+    TORCHRUN,
+    forked,
+    free_port,
+    launched,
+    rank_environment,
+    small_run_flags,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,14 +46,14 @@ def assert_results_close(run: Path, other: Path) -> None:
 def single_process_run(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of one process."""
     folder = tmp_path_factory.mktemp("single_process_run")
-    with forked([{}], small(tiny_data, tiny_model, folder, "--sync-bn"), folder / "io") as (rank,):
+    with forked([{}], small_run_flags(tiny_data, tiny_model, folder, "--sync-bn"), folder / "io") as (rank,):
         assert rank.end(120) == 0, rank.err
     return folder / "exp"
 
 
 @pytest.fixture
 def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return small(tiny_data, tiny_model, tmp_path, "--sync-bn", "--dist-timeout", "30")
+    return small_run_flags(tiny_data, tiny_model, tmp_path, "--sync-bn", "--dist-timeout", "30")
 
 
 def run_launcher(command: Sequence[str], folder: Path, **variables: str) -> str:
@@ -101,7 +110,7 @@ def slurm(rank: int, job: int) -> dict[str, str]:
 
 def manual_launch(form: str, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     """Environments and flags of two processes that are started without torch's launcher."""
-    environments = [by_hand(rank, 2, free_port()) for rank in range(2)]
+    environments = [rank_environment(rank, 2, free_port()) for rank in range(2)]
     if form == "variables":
         return [environment | {"MASTER_PORT": environments[0]["MASTER_PORT"]} for environment in environments], []
     if form == "SLURM":
@@ -135,7 +144,7 @@ def test_rendezvous_file_of_killed_run_can_be_reused(single_process_run, flags, 
     """The file contains keys of the killed processes, but the next run can use it; rank 1 starts first."""
     environments, url = manual_launch("file", tmp_path)
     with forked(environments, [*flags, *url, "--epochs", "1000"], tmp_path / "io") as ranks:
-        until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+        wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
         for rank in ranks:
             os.kill(rank.process.pid, signal.SIGKILL)
             rank.end(20)

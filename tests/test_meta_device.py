@@ -34,7 +34,7 @@ from models.losses import LossGains
 from models.nms import non_max_suppression
 from models.views import ensemble, merge_classes, only_classes, single_view, with_test_time_augmentation
 from tests.support.anchor_free import FAMILY
-from tests.support.meta_device import META, SENT, NeverRead, OneDevice, fused_on_meta, use_fused
+from tests.support.meta_device import COPIED_TO_DEVICE, META, NeverReadyHostCopy, OneDevice, fused_on_meta, use_fused
 from utils.background import BackgroundTask
 from utils.distributed.host_copies import to_device
 from utils.distributed.replica import Replica, running_statistics
@@ -130,7 +130,7 @@ def test_one_device_mode_allows_operations_on_one_device() -> None:
         x = torch.ones(2, 3).to(META)
         x[:1, 1] = 5.0
         torch.where(x > 0, x * 2, 0).sum()
-    assert device.calls[SENT] == 1
+    assert device.calls[COPIED_TO_DEVICE] == 1
     assert device.calls["where"] == 1
 
 
@@ -212,7 +212,7 @@ def make_loader(
 def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace collectives and host copies, since there is only this process; the meta device has no autocast."""
     for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
-        monkeypatch.setattr(module, "AsyncHostCopy", NeverRead)
+        monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
     monkeypatch.setattr("torch.distributed.broadcast", lambda *_: None)
     built = utils.training.state
@@ -237,7 +237,7 @@ def test_training_epoch_stays_on_device(labels: Labels, optimizer: str, size: in
     epoch = Epoch(make_loader(labels, size=size), optimizer=optimizer, **settings)
     calls = epoch.train().calls
     closing = epoch.state.schedule.step_batches(0, BATCHES)
-    assert calls[SENT] == 2 * BATCHES  # images and targets
+    assert calls[COPIED_TO_DEVICE] == 2 * BATCHES  # images and targets
     assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one per parameter group
     convolutions = sum(any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if type(c) is Conv2d)
     assert calls["convolution_backward"] == convolutions * BATCHES > 10
@@ -249,7 +249,7 @@ def test_training_epoch_stays_on_device(labels: Labels, optimizer: str, size: in
 def test_training_epoch_with_device_augmentation_stays_on_device(labels: Labels, augmentation: Augmentation) -> None:
     loader = make_loader(labels, on_device(labels), augmentation)
     calls = Epoch(loader).train().calls
-    assert calls[SENT] == 5 * BATCHES  # targets, and the augmentation plans: lines, places, mixes, tables
+    assert calls[COPIED_TO_DEVICE] == 5 * BATCHES  # targets, and the augmentation plans: lines, places, mixes, tables
     assert calls["_fused_sgd_"] > 0
 
 
@@ -324,7 +324,7 @@ def test_predictions_stay_on_device(name: str) -> None:
     model, host = fused_model(), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
     with torch.no_grad(), OneDevice() as device:
         boxes, scores = PREDICTIONS[name](model)(to_device(host, META))
-    assert device.calls[SENT] == 1
+    assert device.calls[COPIED_TO_DEVICE] == 1
     assert boxes.device == scores.device == META
     assert (boxes.shape[:2], boxes.shape[2]) == (scores.shape[:2], 4)
     assert scores.shape[2] == (1 if name == "one class" else 3)

@@ -23,14 +23,14 @@ from models import LossGains, build_loss
 from models.weights.kestrel import load_detector
 from tests.support.launching import LAUNCHER_VARIABLES, TORCHRUN
 from tests.support.processes import (
-    ALONE,
     FAULTS,
+    SINGLE_PROCESS,
     SLOW_S,
-    Found,
-    Norm,
+    PlainDict,
+    SyncBatchNormModel,
     draw_data,
     evaluates,
-    images_of_a_step,
+    images_of_one_step,
     launch,
     write_hyp,
 )
@@ -64,7 +64,7 @@ FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
     "plain BatchNorm": "accumulated",
 }
 SEVEN_IMAGES = [0, 1, 2, 3, 5, 6, 7]
-EVALUATIONS: dict[str, Found] = {
+EVALUATIONS: dict[str, PlainDict] = {
     "12 images in 6 batches": {"images": list(range(12)), "batch": 2},
     "7 images": {"images": SEVEN_IMAGES},
     "1 image": {"images": [3]},
@@ -93,7 +93,7 @@ def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
     learning = f"--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp fp32 --cfg {tiny_model}"
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
-    train.main(train.parse_args([*shared, *learning.split(), *paths.split()])[0], ALONE)
+    train.main(train.parse_args([*shared, *learning.split(), *paths.split()])[0], SINGLE_PROCESS)
     many = str(draw_data(folder / "many", 45))
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "flipud": 0.3}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
@@ -105,7 +105,7 @@ def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]
 def alone(folder: Path, flags: Callable[[str], list[str]]) -> Callable[..., Path]:
     """alone(name): the folder of a run of RUNS in this process; each is trained once."""
 
-    def run(name: str, world: World = ALONE, call: str = "alone") -> Path:
+    def run(name: str, world: World = SINGLE_PROCESS, call: str = "alone") -> Path:
         run_folder = folder / call / name
         if not run_folder.exists():
             paths = ["--project", str(run_folder.parent), "--name", name]
@@ -116,14 +116,14 @@ def alone(folder: Path, flags: Callable[[str], list[str]]) -> Callable[..., Path
 
 
 @pytest.fixture(scope="module")
-def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, Found]:
+def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, PlainDict]:
     """The arguments of `evaluates` for each name of EVALUATIONS."""
     model = {"yaml": yaml, "weights": flags("")[-1]}
     return {name: model | own for name, own in EVALUATIONS.items()}
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, Found]) -> Results:
+def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works |= {name: {"work": "trains", "flags": flags(own)} for name, own in RUNS.items()}
     for name, run in FAULTY_RUNS.items():
@@ -139,21 +139,24 @@ def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, 
 
 
 @pytest.fixture(scope="module")
-def three(folder: Path, evaluations: dict[str, Found]) -> Results:
+def three(folder: Path, evaluations: dict[str, PlainDict]) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
-    works |= {name: {"work": name} for name in ("operates", "takes_turns", "disagrees", "aligns")}
+    works |= {
+        name: {"work": name}
+        for name in ("run_world_operations", "run_local_main_first", "run_require_same", "run_sync_buffers")
+    }
     twice = evaluations["7 images"] | {"work": "evaluates", "twice": True}
     return launch(folder / "3", 3, works | {"twice": twice})
 
 
 @pytest.fixture(scope="module")
-def four(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, Found]) -> Results:
+def four(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works["fp64"] = {"work": "trains", "flags": flags(RUNS["fp64"])}
     return launch(folder / "4", 4, works)
 
 
-def state(run: Path) -> Found:
+def state(run: Path) -> PlainDict:
     return checkpoint_file.load(run / "weights" / "last.pt")
 
 
@@ -269,8 +272,8 @@ def test_gradients_of_uneven_batch_parts_match_full_batch(flags):
 
 def test_gradients_are_all_reduced_once_per_optimizer_step(two):
     """With three batches per step there is one all-reduce, after the third; the sum equals that of one process."""
-    model = Norm()
-    for batch in images_of_a_step().split(4):
+    model = SyncBatchNormModel()
+    for batch in images_of_one_step().split(4):
         model(batch).square().sum().backward()
     expected = [parameter.grad for parameter in model.parameters()]
     for found in two["accumulation"]:
@@ -294,14 +297,14 @@ def test_slow_writes_of_rank_0_do_not_time_out_other_ranks(folder, flags):
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_evaluation_in_every_process_matches_single_process(request, folder, evaluations, size, name):
     found = request.getfixturevalue({2: "two", 3: "three", 4: "four"}[size])[name]
-    expected = evaluates(ALONE, folder, name, **evaluations[name])
+    expected = evaluates(SINGLE_PROCESS, folder, name, **evaluations[name])
     assert sum(result.pop("batches") for result in found) == expected.pop("batches")
     for result in found:
         torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_evaluation_cases_match_their_names(folder, evaluations):
-    found = {name: evaluates(ALONE, folder, name, **given) for name, given in evaluations.items()}
+    found = {name: evaluates(SINGLE_PROCESS, folder, name, **given) for name, given in evaluations.items()}
     assert {name: result["batches"] for name, result in found.items()} == {
         "12 images in 6 batches": 6,
         "7 images": 7,
@@ -317,7 +320,7 @@ def test_evaluation_cases_match_their_names(folder, evaluations):
 
 
 def test_image_evaluated_twice_changes_metrics(folder, evaluations, three):
-    expected = evaluates(ALONE, folder, "7 images", **evaluations["7 images"])
+    expected = evaluates(SINGLE_PROCESS, folder, "7 images", **evaluations["7 images"])
     for result in three["twice"]:
         assert len(result["detections"]["scores"]) > len(expected["detections"]["scores"])
         assert abs(result["numbers"]["AP"] - expected["numbers"]["AP"]) > 1e-3
@@ -330,7 +333,7 @@ def test_val_under_torchrun_matches_single_process(folder, flags, yaml, monkeypa
         f"--data {yaml} --img 64 --batch 2 --workers 0 --device cpu --cache-dir {folder}/cache --project {folder}/val"
     )
     arguments = [*flags("")[-2:], *words.split()]  # --weights and the file
-    val.main(val.parse_args([*arguments, "--name", "one"])[0], ALONE)
+    val.main(val.parse_args([*arguments, "--name", "one"])[0], SINGLE_PROCESS)
     command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "val.py"), *arguments, "--name", "two"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
@@ -343,7 +346,7 @@ def test_val_under_torchrun_matches_single_process(folder, flags, yaml, monkeypa
 
 
 def test_world_operations_of_three_processes(three):
-    found = three["operates"]
+    found = three["run_world_operations"]
     assert [result["place"] for result in found] == [[rank, rank, 3, 3, rank == 0] for rank in range(3)]
     for rank, result in enumerate(found):
         assert result["sum"].tolist() == [3, 6]  # 0 + 1 + 2, 1 + 2 + 3
@@ -364,14 +367,14 @@ def test_world_operations_of_three_processes(three):
 
 def test_local_rank_0_of_each_machine_runs_first(three):
     """Ranks 0 and 1 are on one machine, rank 2 is on another."""
-    found = three["takes_turns"]
+    found = three["run_local_main_first"]
     assert [result["first"] for result in found] == [True, False, True]
     assert [result["found"] for result in found] == [False, True, False]
     assert all(result["waited"] >= 0.5 for result in found if result["first"])  # the first ones sleep this long
 
 
 def test_differing_values_are_refused_by_all_processes(three):
-    for result in three["disagrees"]:
+    for result in three["run_require_same"]:
         assert result["said"] == [
             "--this differs between the processes: 0 on rank 0, 1 on rank 2",
             "--this differs between the processes: b 0 on rank 0, b 1 on rank 2",
@@ -380,7 +383,7 @@ def test_differing_values_are_refused_by_all_processes(three):
 
 def test_sync_buffers_makes_model_state_equal_on_all_ranks(three):
     """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronised, the rest is rank 0's."""
-    for result in three["aligns"]:
+    for result in three["run_sync_buffers"]:
         averaged = {key for key, value in result["own"].items() if value != 0}
         assert averaged == {"layers.1.running_mean", "layers.1.running_var"}
         assert result["own"]["layers.1.running_mean"] == 1

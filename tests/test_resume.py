@@ -21,8 +21,17 @@ import torch
 import train
 import val
 from models import predict
-from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small, until
-from tests.support.processes import ALONE, draw_data, write_hyp
+from tests.support.launching import (
+    ROOT,
+    TORCHRUN,
+    forked,
+    free_port,
+    launched,
+    rank_environment,
+    small_run_flags,
+    wait_until,
+)
+from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from utils.distributed import session
 from utils.files import atomic, checkpoint_file
 from utils.plots import batches, operating
@@ -147,13 +156,15 @@ def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
         size: int, name: str, *flags: str, at: str = "0 nowhere 1", by: str = "SIGKILL", pictures: bool = False
     ) -> list[int]:
         own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", *flags]
-        words = [word for word in small(data, tiny_model, tmp_path, *own) if word != "--noplots" or not pictures]
+        words = [
+            word for word in small_run_flags(data, tiny_model, tmp_path, *own) if word != "--noplots" or not pictures
+        ]
         last = tmp_path / name / "weights" / "last.pt"
         if last.exists():
             words += ["--resume", str(last)]
         faults = {"KESTREL_FAULT": "tests.test_resume:killed", "KESTREL_INSTANT": at, "KESTREL_SIGNAL": by}
         port = free_port()
-        environments = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
+        environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
         with forked([environment | faults for environment in environments], words, tmp_path / "io") as ranks:
             return [rank.end(180) for rank in ranks]
 
@@ -268,11 +279,13 @@ def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
 def test_signalled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model, tmp_path, number):
     """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its processes notice."""
-    flags = small(data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval")
+    flags = small_run_flags(
+        data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval"
+    )
     command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "support" / "launching.py"), *flags, "--nosave"]
     with launched(command, tmp_path / "io", KESTREL_FAULT="tests.test_failures:many_cores") as job:
-        until(lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch")
-        assert len(job.alive()) >= 7  # the launcher, two processes, two DataLoader workers for each
+        wait_until(lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch")
+        assert len(job.running_pids()) >= 7  # the launcher, two processes, two DataLoader workers for each
         job.process.send_signal(number)
         assert job.end(30) != 0
     report = json.loads((tmp_path / "exp" / "preempted.json").read_text())
@@ -497,7 +510,7 @@ def test_resume_reports_changed_training_data(attempt, data, tmp_path):
 def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch."""
     folder = tmp_path_factory.mktemp("stopped_run")
-    words = [*small(data, tiny_model, folder), "--epochs", "3", "--batch", "4", "--save-minutes", "1e-9"]
+    words = [*small_run_flags(data, tiny_model, folder), "--epochs", "3", "--batch", "4", "--save-minutes", "1e-9"]
     with pytest.MonkeyPatch.context() as patch:
         many_steps_here(patch)
         steps, real = iter(range(1, 99)), state.TrainState.step
@@ -505,7 +518,7 @@ def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFa
             state.TrainState, "step", lambda self: real(self) if next(steps) < 5 else raise_keyboard_interrupt()
         )
         with pytest.raises(KeyboardInterrupt):
-            train.main(train.parse_args(words)[0], ALONE)
+            train.main(train.parse_args(words)[0], SINGLE_PROCESS)
     return folder / "exp"
 
 
@@ -581,7 +594,7 @@ def test_invalid_checkpoint_entry_gives_one_line_error(stopped_run, monkeypatch,
         before = {file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()}
         cfg, _ = train.parse_args(["--resume", str(stopped_run), "--workers", "0"])
         with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
-            train.main(cfg, ALONE)
+            train.main(cfg, SINGLE_PROCESS)
         assert str(last) in str(refused.value)
         assert {file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()} == before
     finally:

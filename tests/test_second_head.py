@@ -14,8 +14,8 @@ from models.weights.kestrel import load_detector
 from tests import test_resume
 from tests.support.anchor_free import FAMILY, register
 from tests.support.anchor_free.head import AnchorFreeHead
-from tests.support.launching import by_hand, forked, free_port, small
-from tests.support.processes import ALONE, draw_data, write_hyp
+from tests.support.launching import forked, free_port, rank_environment, small_run_flags
+from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from tests.test_processes import TOLERANCE, state_differences
 from tests.test_resume import assert_same_bits
 from utils.files import checkpoint_file
@@ -55,7 +55,7 @@ def start(folder: Path, data: Path) -> Path:
 
 
 def train_here(folder: Path, data: Path, *flags: str) -> None:
-    train.main(train.parse_args(small(data, TABLE, folder, *flags))[0], ALONE)
+    train.main(train.parse_args(small_run_flags(data, TABLE, folder, *flags))[0], SINGLE_PROCESS)
 
 
 def killed() -> None:
@@ -80,7 +80,7 @@ def test_anchor_free_head_learns_and_is_evaluated(start, data, folder):
     assert isinstance(model.head, AnchorFreeHead)
     assert "anchors" not in saved["table"]
     words = f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir {folder}/cache --batch 4"
-    found = val.main(val.parse_args(words.split())[0], ALONE)
+    found = val.main(val.parse_args(words.split())[0], SINGLE_PROCESS)
     assert found.coco.stats["AP50"] > 0.5
     assert found.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
 
@@ -96,7 +96,7 @@ def test_anchor_free_head_trains_with_flags(data, tmp_path, flags):
 def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> list[int]:
     """Return the exit codes of a run of `size` processes."""
     port = free_port()
-    environments = [by_hand(rank, size, port) if size > 1 else {} for rank in range(size)]
+    environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
     with forked([variables | REGISTERED | faults for variables in environments], words, folder / "io") as ranks:
         codes = [rank.end(120) for rank in ranks]
         assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
@@ -109,7 +109,7 @@ def test_anchor_free_head_in_two_processes_matches_single_process(start, folder,
     flags = ["--epochs", "2", "--batch", "6", "--sync-bn", "--amp", "fp64", "--nosave"]
     flags += ["--hyp", str(folder / "tune.yaml"), "--weights", str(start / "weights" / "last.pt")]
     train_here(folder, data, *flags, "--name", "one")
-    assert run_processes(2, small(data, TABLE, folder, *flags, "--name", "two"), folder) == [0, 0]
+    assert run_processes(2, small_run_flags(data, TABLE, folder, *flags, "--name", "two"), folder) == [0, 0]
     found = state_differences(folder / "one", folder / "two")
     assert max(found.values()) < TOLERANCE["fp64"], found
     assert checkpoint_file.load(folder / "one" / "weights" / "last.pt")["ema_updates"] == 3
@@ -124,7 +124,9 @@ def attempt(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
     """attempt(name, at=instant): start a run, or resume it from its last checkpoint, and return its exit codes."""
 
     def one(name: str, at: str = "0 nowhere 1") -> list[int]:
-        words = small(data, TABLE, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9")
+        words = small_run_flags(
+            data, TABLE, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9"
+        )
         last = tmp_path / name / "weights" / "last.pt"
         resume = ["--resume", str(last)] if last.exists() else []
         fault = {"KESTREL_FAULT": "tests.test_second_head:killed", "KESTREL_INSTANT": at}

@@ -18,7 +18,7 @@ def weights_of(labels: Labels, *ap: float) -> list[float]:
     return image_weights(labels, len(ap), np.array(ap)).tolist()  # type: ignore[no-any-return]
 
 
-def test_by_hand() -> None:
+def test_image_weights_by_hand() -> None:
     labels = labels_with([0, 0], [0, 1], [], [1, 2], [2], crowd=2)
     # Three boxes of class 0 at AP 0.5: 0.5^2 / 3 = 1/12 each. Two of class 1 at AP 0: 1/2 each. Class 2 is not counted.
     # Images with boxes: 1/12 + 1/12 = 2/12, 1/12 + 1/2 = 7/12, 1/2 = 6/12; their mean 15/12 / 3 = 5/12 is also the
@@ -27,25 +27,25 @@ def test_by_hand() -> None:
     assert weights_of(labels, 0.5, 0.0, 0.0) == pytest.approx([0.4, 1.4, 1.0, 1.2, 1.0])
 
 
-def test_before_the_first_validation_every_class_is_drawn_alike() -> None:
+def test_classes_have_equal_weight_before_first_validation() -> None:
     labels = labels_with([0], [0], [0], [1])
     # 1/3, 1/3, 1/3, 1; mean 1/2.
     assert weights_of(labels, 0.0, 0.0) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
 
 
-def test_what_is_found_well_is_drawn_less() -> None:
+def test_images_of_classes_with_high_ap_get_lower_weights() -> None:
     labels = labels_with([0], [1])
     # (1 - 0.9)^2 = 0.01 against (1 - 0)^2 = 1; mean 0.505.
     assert weights_of(labels, 0.9, 0.0) == pytest.approx([0.01 / 0.505, 1 / 0.505])
     assert weights_of(labels, 1.0, 0.0) == [0.0, 2.0]
 
 
-def test_a_class_that_validation_does_not_show_counts_as_not_found() -> None:
+def test_class_missing_in_validation_counts_as_ap_zero() -> None:
     labels = labels_with([0], [1], [1])
     assert weights_of(labels, -1.0, 0.5) == weights_of(labels, 0.0, 0.5)
 
 
-def test_background_keeps_its_share() -> None:
+def test_background_images_keep_their_share_of_weight() -> None:
     labels = labels_with([0], [], [1, 1, 0], [], [], [1])
     weights = weights_of(labels, 0.3, 0.6)
     assert (weights[1] + weights[3] + weights[4]) / sum(weights) == pytest.approx(3 / 6)
@@ -61,17 +61,17 @@ def test_background_keeps_its_share() -> None:
         ([[0], [0, 0], []], (1.0, 0.0), None),  # only class 1 has a weight, and no box has it
     ],
 )
-def test_where_no_box_weighs_anything_images_weigh_the_same(
+def test_images_get_equal_weights_if_no_box_has_weight(
     images: list[list[int]], ap: tuple[float, ...], crowd: int | None
 ) -> None:
     assert weights_of(labels_with(*images, crowd=crowd), *ap) == [1.0] * 3
 
 
-def test_no_image() -> None:
+def test_image_weights_of_no_images_are_empty() -> None:
     assert weights_of(labels_with(), 0.0, 0.0) == []
 
 
-def test_against_a_sum_box_by_box() -> None:
+def test_image_weights_equal_slow_sum_over_boxes() -> None:
     random = np.random.default_rng(0)
     images = [random.integers(0, 6, random.integers(0, 5)).tolist() for _ in range(80)]
     labels, ap = labels_with(*images, crowd=4), random.uniform(0, 1, 6).round(3).tolist()
@@ -92,6 +92,6 @@ def test_against_a_sum_box_by_box() -> None:
         (1, [0.0], r"labels have class 1, but there are 1 classes \(0-0\)"),
     ],
 )
-def test_refusals(num_classes: int, ap: list[float], text: str) -> None:
+def test_image_weights_rejects_invalid_ap_and_classes(num_classes: int, ap: list[float], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
         image_weights(labels_with([0], [1]), num_classes, np.array(ap))

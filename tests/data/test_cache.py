@@ -18,28 +18,28 @@ from data.base_images import DecodedImages
 from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
 from data.images import read_image
 from data.labels import Labels
-from tests.data.test_loader import EVERYTHING, SIDE, SIZES, contents, epochs_of, train_loader, write_data
-from tests.support.own_process import in_own_process
+from tests.data.test_loader import ALL_AUGMENTATIONS, SIDE, SIZES, contents, epochs_of, train_loader, write_data
+from tests.support.own_process import run_in_new_process
 from utils.distributed.world import World
 from utils.letterbox import base_sizes
 
-ALONE = World(torch.device("cpu"))
+SINGLE_PROCESS = World(torch.device("cpu"))
 GIB = 2**30
-WITHOUT_PASTES = Augmentation(**vars(EVERYTHING) | {"copy_paste": 0.0})  # not supported by DeviceImages
+NO_COPY_PASTE = Augmentation(**vars(ALL_AUGMENTATIONS) | {"copy_paste": 0.0})  # not supported by DeviceImages
 
 
-def opened(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
+def open_train_images(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
     """Return the reader of the images of one split, and the log lines."""
     lines: list[str] = []
-    settings = {"folder": folder, "spills": True, "world": ALONE, "say": lines.append}
+    settings = {"folder": folder, "spills": True, "world": SINGLE_PROCESS, "say": lines.append}
     images = open_images({"train": labels}, SIDE, where=where, **settings)  # type: ignore[arg-type]
     return images["train"], lines
 
 
 @pytest.mark.parametrize("where", ["ram", "disk", "auto", "off"])
-def test_the_same_bytes_as_without(tmp_path: Path, where: str) -> None:
+def test_cached_images_equal_decoded_images(tmp_path: Path, where: str) -> None:
     labels = write_data(tmp_path)
-    images, lines = opened(labels, where, tmp_path / "cache")
+    images, lines = open_train_images(labels, where, tmp_path / "cache")
     plain = DecodedImages(labels, SIDE)
     assert isinstance(images, DecodedImages) == (where == "off")
     for index in range(len(labels)):
@@ -51,22 +51,22 @@ def test_the_same_bytes_as_without(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
-def test_batches_are_the_same_from_a_cache(tmp_path: Path, where: str) -> None:
+def test_batches_from_cache_equal_uncached_batches(tmp_path: Path, where: str) -> None:
     labels = write_data(tmp_path)
-    images, _ = opened(labels, where, tmp_path / "cache")
+    images, _ = open_train_images(labels, where, tmp_path / "cache")
     plain = [contents(batch) for batch in epochs_of(train_loader(labels), 2)]
     for workers in (0, 2):
         assert [contents(b) for b in epochs_of(train_loader(labels, images=images, workers=workers), 2)] == plain
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
+def test_device_drawn_batches_match_host_batches(tmp_path: Path, workers: int) -> None:
     """With the CPU as the device: the same boxes, and nearly the same pixels."""
     labels = write_data(tmp_path)
-    images, _ = opened(labels, "ram")
+    images, _ = open_train_images(labels, "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
     host, device = (
-        epochs_of(train_loader(labels, images=own, workers=workers, augmentation=WITHOUT_PASTES), 3)
+        epochs_of(train_loader(labels, images=own, workers=workers, augmentation=NO_COPY_PASTE), 3)
         for own in (None, on_device)
     )
     for one, other in zip(host, device, strict=True):
@@ -79,19 +79,19 @@ def test_batches_that_the_device_draws(tmp_path: Path, workers: int) -> None:
     assert len(host) == 7
 
 
-def test_what_the_device_draws_with_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_compile_applies_torch_compile_to_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = write_data(tmp_path)
-    images, _ = opened(labels, "ram")
+    images, _ = open_train_images(labels, "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
-    loader = train_loader(labels, images=on_device, workers=0, augmentation=WITHOUT_PASTES)
+    loader = train_loader(labels, images=on_device, workers=0, augmentation=NO_COPY_PASTE)
     plain = [batch.images for batch in epochs_of(loader, 1)]
     monkeypatch.setattr(torch, "compile", lambda draw: lambda *given: 255 - draw(*given))
     loader.compile(pytest.fail)
     assert all((255 - batch.images).equal(other) for batch, other in zip(epochs_of(loader, 1), plain, strict=True))
 
 
-def test_images_of_a_device_stay_there(tmp_path: Path) -> None:
-    images, _ = opened(write_data(tmp_path), "ram")
+def test_device_images_are_located_in_pool_and_not_pickled(tmp_path: Path) -> None:
+    images, _ = open_train_images(write_data(tmp_path), "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
     assert on_device.pool is not None
     first, height, width = on_device.locate(1)
@@ -101,125 +101,125 @@ def test_images_of_a_device_stay_there(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(on_device)).locate(1) == (first, height, width)  # noqa: S301
 
 
-def test_a_file_that_was_not_written_to_its_end_is_made_anew(tmp_path: Path) -> None:
+def test_incomplete_cache_file_is_rebuilt(tmp_path: Path) -> None:
     """Its name and size are right, but after a power failure there are zeros in place of the mark."""
     labels = write_data(tmp_path)
-    images, _ = opened(labels, "disk", tmp_path / "cache")
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
     expected, file = images(1).copy(), Path(images.path)
     del images
     file.write_bytes(bytes(file.stat().st_size))
-    assert (opened(labels, "disk", tmp_path / "cache")[0](1) == expected).all()
+    assert (open_train_images(labels, "disk", tmp_path / "cache")[0](1) == expected).all()
 
 
-def test_without_a_gpu_the_host_draws(tmp_path: Path) -> None:
-    images, lines = opened(write_data(tmp_path), "device")
+def test_cache_device_falls_back_to_cpu_without_gpu(tmp_path: Path) -> None:
+    images, lines = open_train_images(write_data(tmp_path), "device")
     assert isinstance(images, CachedImages)
     assert lines[-1] == "--cache device: there is no GPU; the CPU draws the images"
 
 
-def test_cached_images_cannot_be_written_to(tmp_path: Path) -> None:
-    images, _ = opened(write_data(tmp_path), "ram")
+def test_cached_images_are_read_only(tmp_path: Path) -> None:
+    images, _ = open_train_images(write_data(tmp_path), "ram")
     with pytest.raises(ValueError, match="read-only"):
         images(0)[:] = 0
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
-def test_a_cache_travels_as_its_path(tmp_path: Path, where: str) -> None:
+def test_pickled_cache_contains_no_pixels(tmp_path: Path, where: str) -> None:
     """Pickling, as for workers that are not forked, does not copy the pixels."""
-    images, _ = opened(write_data(tmp_path), where, tmp_path / "cache")
+    images, _ = open_train_images(write_data(tmp_path), where, tmp_path / "cache")
     pickled = pickle.dumps(images)
     assert len(pickled) < 2000
     assert (pickle.loads(pickled)(1) == images(1)).all()  # noqa: S301
 
 
-def test_a_file_on_disk_is_found_again_and_made_anew_when_an_image_changes(
+def test_disk_cache_is_reused_and_rebuilt_when_an_image_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = write_data(tmp_path)
     reads: Counter[str] = Counter()
     monkeypatch.setattr("data.base_images.read_image", lambda path: reads.update([path]) or read_image(path))
     folder = tmp_path / "cache"
-    opened(labels, "disk", folder)
+    open_train_images(labels, "disk", folder)
     assert reads == Counter(labels.path(i) for i in range(len(labels)))
-    kept, _ = opened(labels, "disk", folder)
+    kept, _ = open_train_images(labels, "disk", folder)
     assert sum(reads.values()) == len(labels)
 
     path = labels.path(2)
     cv2.imwrite(path, 255 - cv2.imread(path))
     os.utime(path, ns=(1, 2))
     del kept
-    images, _ = opened(labels, "disk", folder)
+    images, _ = open_train_images(labels, "disk", folder)
     assert sum(reads.values()) == 2 * len(labels)
     assert (images(2) == DecodedImages(labels, SIDE)(2)).all()
     (subfolder,) = folder.iterdir()
     assert sorted(file.name for file in subfolder.iterdir()) == sorted([Path(images.path).name, "lock"])  # no old file
-    open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=ALONE)
+    open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=SINGLE_PROCESS)
     assert len(list(folder.iterdir())) == 2  # one folder per image size
 
 
-def test_a_file_that_another_run_uses_stays(tmp_path: Path) -> None:
+def test_cache_file_in_use_by_another_run_is_kept(tmp_path: Path) -> None:
     """For example if two machines share the cache folder, but have copies of the images with different mtimes."""
     labels = write_data(tmp_path)
-    first, _ = opened(labels, "disk", tmp_path / "cache")
+    first, _ = open_train_images(labels, "disk", tmp_path / "cache")
     for time in (1, 2):
         os.utime(labels.path(0), ns=(time, time))
-        opened(labels, "disk", tmp_path / "cache")
+        open_train_images(labels, "disk", tmp_path / "cache")
         assert Path(first.path).exists()
         (folder,) = (tmp_path / "cache").iterdir()
         assert len(list(folder.iterdir())) == 3  # the lock, the first run's file and the newest
     del first
     os.utime(labels.path(0), ns=(3, 3))
-    opened(labels, "disk", tmp_path / "cache")
+    open_train_images(labels, "disk", tmp_path / "cache")
     assert len(list(folder.iterdir())) == 2
 
 
-def test_what_a_killed_run_left_is_overwritten(tmp_path: Path) -> None:
+def test_partial_cache_file_of_killed_run_is_overwritten(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
-    images, _ = opened(labels, "disk", tmp_path / "cache")
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
     file = Path(images.path)
     file.with_name("part").write_bytes(b"half")
     file.unlink()
-    images, _ = opened(labels, "disk", tmp_path / "cache")
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
     assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
     assert not file.with_name("part").exists()
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None])
-def test_a_damaged_file_is_not_used(tmp_path: Path, damage: bytes | None) -> None:
+def test_damaged_cache_file_is_not_used(tmp_path: Path, damage: bytes | None) -> None:
     labels = write_data(tmp_path)
-    images, _ = opened(labels, "disk", tmp_path / "cache")
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
     file = Path(images.path)
     file.write_bytes(file.read_bytes()[:-1] + b"x" if damage is None else damage)
-    again, lines = opened(labels, "disk", tmp_path / "cache")
+    again, lines = open_train_images(labels, "disk", tmp_path / "cache")
     assert (again(1) == DecodedImages(labels, SIDE)(1)).all()
     assert len(lines) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_as_cache_file_does_not_block(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
-    images, _ = opened(labels, "disk", tmp_path / "cache")
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
     Path(images.path).unlink()
     os.mkfifo(images.path)
-    again, _ = opened(labels, "disk", tmp_path / "cache")
+    again, _ = open_train_images(labels, "disk", tmp_path / "cache")
     assert isinstance(again, CachedImages)
     assert (again(1) == DecodedImages(labels, SIDE)(1)).all()
 
 
-def test_an_exchanged_image_is_named(tmp_path: Path) -> None:
+def test_caching_reports_image_changed_since_scan(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
     for where in ("ram", "disk"):
         with pytest.raises(ValueError, match=r"0\.png: has changed since its labels were read"):
-            opened(labels, where, tmp_path / "cache")
+            open_train_images(labels, where, tmp_path / "cache")
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
 
 
-def test_no_images(tmp_path: Path) -> None:
+def test_cache_accepts_no_images(tmp_path: Path) -> None:
     none = write_data(tmp_path).subset([])
     assert offsets_of(base_sizes(none.sizes, SIDE)).tolist() == [0]
     for where in ("ram", "disk"):
-        assert isinstance(opened(none, where, tmp_path / "cache")[0], CachedImages)
+        assert isinstance(open_train_images(none, where, tmp_path / "cache")[0], CachedImages)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_no_images(tmp_path: Path) -> None:
         ("off", 0, 10 * GIB, 10 * GIB, "off"),
     ],
 )
-def test_places(where: str, size: int, ram: int, disk: int, place: str) -> None:
+def test_cache_location_is_chosen_by_free_space(where: str, size: int, ram: int, disk: int, place: str) -> None:
     assert choose_location(where, size, {"ram": ram, "disk": disk}) == place
 
 
@@ -254,13 +254,13 @@ def test_places(where: str, size: int, ram: int, disk: int, place: str) -> None:
         ("auto", 10**5, 10**6, "images are decoded for each batch; --cache ram or disk would cache them: 57.6 kB"),
     ],
 )  # fmt: skip
-def test_without_room_there_is_a_sentence_and_the_next_best(
+def test_cache_without_enough_space_logs_and_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, ram: int, disk: int, expected: str
 ) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: ram)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, disk))
-    images, lines = opened(labels, where, tmp_path / "cache")
+    images, lines = open_train_images(labels, where, tmp_path / "cache")
     assert lines == [expected]
     assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
 
@@ -272,17 +272,17 @@ def test_without_room_there_is_a_sentence_and_the_next_best(
         (60_000, "50.0 kB of ram and 60.0 kB of disk are free; they are decoded for each batch"),
     ],
 )
-def test_without_room_in_memory_for_what_goes_to_a_device(
+def test_device_cache_without_enough_ram_logs_its_fallback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, expected: str
 ) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, disk))
-    _, lines = opened(labels, "device", tmp_path / "cache")
+    _, lines = open_train_images(labels, "device", tmp_path / "cache")
     assert lines[0] == f"--cache device: decoded images take 57.6 kB, but {expected}"
 
 
-def refusing(real: Callable[..., object]) -> Callable[..., object]:
+def deny_access(real: Callable[..., object]) -> Callable[..., object]:
     """Wrap a system call for a user without access to a folder named secret."""
 
     def call(path: object, *args: object, **keywords: object) -> object:
@@ -293,49 +293,47 @@ def refusing(real: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def test_a_folder_that_cannot_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inaccessible_cache_folder_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user of a container may have root's home folder."""
     labels = write_data(tmp_path)
     for name in ("stat", "statvfs", "mkdir"):
-        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+        monkeypatch.setattr(os, name, deny_access(getattr(os, name)))
     for where in ("auto", "off", "disk"):
-        images, _ = opened(labels, where, tmp_path / "secret" / "cache")
+        images, _ = open_train_images(labels, where, tmp_path / "secret" / "cache")
         assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
 
 
-def test_a_file_that_is_there_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_cache_file_is_opened_without_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example on a read-only disk, or in a folder of another user."""
     labels = write_data(tmp_path)
-    made, _ = opened(labels, "disk", tmp_path / "cache")
+    made, _ = open_train_images(labels, "disk", tmp_path / "cache")
 
     def no_lock(folder: Path) -> None:
         raise PermissionError(30, "Read-only file system", str(folder))
 
     monkeypatch.setattr(cache, "exclusive_access", no_lock)
-    found, _ = opened(labels, "disk", tmp_path / "cache")
+    found, _ = open_train_images(labels, "disk", tmp_path / "cache")
     assert isinstance(found, CachedImages)
     assert found.path == made.path
 
 
 @pytest.mark.parametrize(("where", "count"), [("off", 0), ("auto", 0), ("ram", 1)])
-def test_files_are_looked_at_where_it_matters_alone(
+def test_fingerprint_is_computed_only_if_images_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, count: int
 ) -> None:
     """Checking the state of many files on a network disk takes minutes."""
     labels, real, calls = write_data(tmp_path), cache.fingerprint, []
     monkeypatch.setattr(cache, "fingerprint", lambda paths: calls.append(real(paths)) or calls[-1])
     monkeypatch.setattr(cache, "free_ram", lambda: 200_000)
-    opened(labels, where)
+    open_train_images(labels, where)
     assert len(calls) == count
 
 
-def test_what_memory_cannot_hold_goes_to_disk_only_where_that_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ram_cache_does_not_spill_to_disk_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
     lines: list[str] = []
-    settings = {"where": "ram", "folder": tmp_path / "cache", "world": ALONE, "say": lines.append}
+    settings = {"where": "ram", "folder": tmp_path / "cache", "world": SINGLE_PROCESS, "say": lines.append}
     images = open_images({"train": labels}, SIDE, **settings)["train"]  # type: ignore[arg-type]
     assert isinstance(images, DecodedImages)
     assert lines == [
@@ -344,31 +342,32 @@ def test_what_memory_cannot_hold_goes_to_disk_only_where_that_was_asked_for(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_file_that_lies_there_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_cache_file_needs_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
-    opened(labels, "disk", tmp_path / "cache")
+    open_train_images(labels, "disk", tmp_path / "cache")
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, 10))
     monkeypatch.setattr(cache, "free_ram", lambda: 10)
     for where in ("disk", "ram"):
-        assert isinstance(opened(labels, where, tmp_path / "cache")[0], CachedImages)
+        assert isinstance(open_train_images(labels, where, tmp_path / "cache")[0], CachedImages)
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_unwritable_cache_folder_falls_back_to_decoding(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     (tmp_path / "file").touch()
-    images, lines = opened(labels, "disk", tmp_path / "file" / "cache")
+    images, lines = open_train_images(labels, "disk", tmp_path / "file" / "cache")
     assert isinstance(images, DecodedImages)
     assert lines[-1].startswith(f"--cache disk: [Errno 20] Not a directory: '{tmp_path}/file/cache/images-")
     assert lines[-1].endswith("; images are decoded for each batch")
-    images, lines = opened(labels, "disk", None)
+    images, lines = open_train_images(labels, "disk", None)
     assert isinstance(images, DecodedImages)
 
 
-def test_runs_that_make_the_same_file_at_once(tmp_path: Path) -> None:
+def test_concurrent_cache_builds_give_the_same_images(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     found: list[object] = []
     threads = [
-        threading.Thread(target=lambda: found.append(opened(labels, "disk", tmp_path / "cache")[0])) for _ in range(4)
+        threading.Thread(target=lambda: found.append(open_train_images(labels, "disk", tmp_path / "cache")[0]))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -377,13 +376,13 @@ def test_runs_that_make_the_same_file_at_once(tmp_path: Path) -> None:
     assert [images(1).tobytes() for images in found] == [DecodedImages(labels, SIDE)(1).tobytes()] * 4
 
 
-def test_other_processes_of_the_machine_map_what_the_first_has_made(tmp_path: Path) -> None:
+def test_other_local_processes_map_the_cache_of_the_first(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
-    first, _ = opened(labels, "ram")
-    second = _Second(torch.device("cpu"), rank=1, local_rank=1, size=2, local_size=2)
+    first, _ = open_train_images(labels, "ram")
+    second = _SecondProcess(torch.device("cpu"), rank=1, local_rank=1, size=2, local_size=2)
     for paths, mapped, messages in (
         ([{"train": "/proc/1/fd/987"}, {"train": first.path}], True, []),
-        ([{"train": "/proc/1/fd/987"}, {}], False, [MISSING]),
+        ([{"train": "/proc/1/fd/987"}, {}], False, [MISSING_IMAGES_MESSAGE]),
         ([{}, {}], False, []),
     ):
         second.paths, lines = paths, []
@@ -393,10 +392,10 @@ def test_other_processes_of_the_machine_map_what_the_first_has_made(tmp_path: Pa
         assert lines == messages
 
 
-MISSING = "1 of 2 processes have no cached images and decode them for each batch"
+MISSING_IMAGES_MESSAGE = "1 of 2 processes have no cached images and decode them for each batch"
 
 
-class _Second(World):
+class _SecondProcess(World):
     """The second process of a machine; `paths` is what it gathers from all processes: paths of the images by split."""
 
     paths: list[dict[str, str]]
@@ -409,7 +408,7 @@ def growth_over_epochs(folder: Path) -> list[int]:
     """Return the kB of private memory that 160 epochs add to this process and to each of two workers."""
     torch.set_num_threads(1)
     labels = write_data(folder)
-    images, _ = opened(labels, "ram")
+    images, _ = open_train_images(labels, "ram")
     loader = train_loader(labels, images=images, workers=2, image_size=SIDE)
 
     def private_kb() -> list[int]:
@@ -431,7 +430,7 @@ def growth_over_epochs(folder: Path) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
-    growth = in_own_process(growth_over_epochs, tmp_path)
+    growth = run_in_new_process(growth_over_epochs, tmp_path)
     # If every sample of 64 x 64 pixels of 160 epochs of 7 images stayed in memory, it would be 13.8 MB, half of it in
     # each worker.
     assert max(growth) < 4000, growth

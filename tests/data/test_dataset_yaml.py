@@ -15,7 +15,7 @@ def write(folder: Path, text: str, name: str = "data.yaml") -> Path:
     return file
 
 
-def test_paths_are_relative_to_path_which_is_relative_to_the_yaml(tmp_path: Path) -> None:
+def test_sources_are_relative_to_path_and_path_to_the_yaml(tmp_path: Path) -> None:
     file = write(tmp_path, "path: ../set\ntrain: images/train\nval: [a.txt, b.json]\nnames: [cat, dog]\nnc: 2\n")
     spec = read_data_yaml(file)
     assert spec.root == tmp_path.parent / "set"
@@ -25,7 +25,7 @@ def test_paths_are_relative_to_path_which_is_relative_to_the_yaml(tmp_path: Path
     assert spec.names == ("cat", "dog")
 
 
-def test_without_path_the_root_is_the_folder_of_the_yaml(tmp_path: Path) -> None:
+def test_root_defaults_to_folder_of_the_yaml(tmp_path: Path) -> None:
     spec = read_data_yaml(write(tmp_path, "train: .\ntest: ~\nval:\nnames: {1: b, 0: a}\n"))
     assert spec.root == tmp_path
     assert spec.train == (tmp_path,)
@@ -33,7 +33,7 @@ def test_without_path_the_root_is_the_folder_of_the_yaml(tmp_path: Path) -> None
     assert spec.names == ("a", "b")
 
 
-def test_names_mean_what_is_written(tmp_path: Path) -> None:
+def test_class_names_are_read_as_written(tmp_path: Path) -> None:
     text = 'names: [no, 007, null, "null", " a b ", "x\\ny", é, 2024-13-45]\n'
     with pytest.raises(ValueError, match="classes 2 and 3 are both 'null'"):
         read_data_yaml(write(tmp_path, text))
@@ -41,13 +41,13 @@ def test_names_mean_what_is_written(tmp_path: Path) -> None:
     assert spec.names == ("no", "007", "null", " a b ", "x\ny", "é", "2024-13-45")
 
 
-def test_ten_thousand_classes(tmp_path: Path) -> None:
+def test_yaml_with_ten_thousand_classes_is_read(tmp_path: Path) -> None:
     spec = read_data_yaml(write(tmp_path, "names:\n" + "".join(f"  {i}: class {i}\n" for i in range(10_000))))
     assert len(spec.names) == 10_000
     assert spec.names[9_999] == "class 9999"
 
 
-def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
+def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
     """Its error messages are tested in tests/data/test_fetching.py."""
     digest = "00fF" * 16
     spec = read_data_yaml(write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n"))
@@ -95,7 +95,7 @@ def test_download_is_read_and_nothing_more(tmp_path: Path) -> None:
         ("names: " + "[" * 5000 + "]" * 5000, "nested more than 20 deep"),
     ],
 )
-def test_refusals_name_the_file(tmp_path: Path, text: str, sentence: str) -> None:
+def test_invalid_dataset_yaml_is_rejected_with_file_name(tmp_path: Path, text: str, sentence: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         read_data_yaml(file)
@@ -103,7 +103,7 @@ def test_refusals_name_the_file(tmp_path: Path, text: str, sentence: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_no_text(tmp_path: Path) -> None:
+def test_non_utf8_too_large_or_missing_yaml_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "data.yaml"
     file.write_bytes(b"names: [a]\ntrain: \xff\xfe")
     with pytest.raises(ValueError, match="line 2: not UTF-8"):
@@ -128,7 +128,7 @@ def test_sources_must_exist(tmp_path: Path) -> None:
         spec.sources("x")
 
 
-def test_find_yaml_looks_as_given_then_in_the_folder(tmp_path: Path) -> None:
+def test_find_yaml_tries_given_path_then_folder(tmp_path: Path) -> None:
     file = write(tmp_path, "", "shapes.yaml")
     assert find_yaml("shapes.yaml", tmp_path) == file
     assert find_yaml(file, tmp_path / "other") == file
@@ -137,7 +137,7 @@ def test_find_yaml_looks_as_given_then_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "{folder}/none.yaml", "../{folder.name}/none.yaml"])
-def test_find_yaml_names_a_place_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_find_yaml_error_names_each_path_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     name = name.format(folder=tmp_path)
     with pytest.raises(ValueError) as refusal:
@@ -148,7 +148,7 @@ def test_find_yaml_names_a_place_once(tmp_path: Path, monkeypatch: pytest.Monkey
 ROBOFLOW = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnames: [a]\n"
 
 
-def test_a_folder_beside_the_yaml_stands_for_one_that_is_absent_above(tmp_path: Path) -> None:
+def test_missing_parent_folder_source_falls_back_to_yaml_folder(tmp_path: Path) -> None:
     """Roboflow exports: data.yaml is beside train/ and valid/, but its paths are relative to a folder inside them."""
     folder = tmp_path / "export"
     for split in ("train", "valid"):
@@ -162,7 +162,7 @@ def test_a_folder_beside_the_yaml_stands_for_one_that_is_absent_above(tmp_path: 
     )
 
 
-def test_a_folder_above_is_used_where_it_exists(tmp_path: Path) -> None:
+def test_existing_parent_folder_source_is_used(tmp_path: Path) -> None:
     folder = tmp_path / "export"
     for parent in (folder / "train", tmp_path / "train", tmp_path / "valid"):
         (parent / "images").mkdir(parents=True)
@@ -173,7 +173,7 @@ def test_a_folder_above_is_used_where_it_exists(tmp_path: Path) -> None:
     assert read_data_yaml(write(folder, "names: [a]\n")).notes == ()
 
 
-def test_only_one_step_up_is_left_out(tmp_path: Path) -> None:
+def test_only_a_single_parent_step_is_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     (folder / "images").mkdir(parents=True)
     spec = read_data_yaml(write(folder, "train: ../../images\nval: [../images, ../x.txt]\nnames: [a]\n"))
@@ -181,7 +181,7 @@ def test_only_one_step_up_is_left_out(tmp_path: Path) -> None:
     assert spec.val == (folder / "images", tmp_path / "a" / "x.txt")
 
 
-def test_where_an_export_came_from_is_ignored(tmp_path):
+def test_roboflow_key_is_ignored(tmp_path):
     file = tmp_path / "data.yaml"
     file.write_text("train: images\nnames: [cat]\nroboflow:\n  workspace: someone\n  version: 1\n")
     assert read_data_yaml(file).names == ("cat",)

@@ -17,15 +17,15 @@ from data import fetching
 from data.dataset_yaml import read_data_yaml
 from data.fetching import WORK, fetch_data
 from data.splits import open_data
-from tests.support.launching import by_hand, forked, free_port, small
-from tests.support.packing import tarred, zipped
-from tests.support.scripted_server import honest, says, slowly
+from tests.support.launching import forked, free_port, rank_environment, small_run_flags
+from tests.support.packing import make_tar, make_zip
+from tests.support.scripted_server import delayed_answer, file_answer, fixed_answer
 from utils.distributed.world import World
 from utils.files import download
 from utils.terminal import FaultError
 
 FILES = {"images/train/a.jpg": b"1", "images/val/b.jpg": b"2", "labels/train/a.txt": b"3", "labels/val/b.txt": b"4"}
-OTHERS = {"data.yaml": b"names: [z]", "run.py": b"print()", ".git/hooks.txt": b"", "README": b""}
+SKIPPED_FILES = {"data.yaml": b"names: [z]", "run.py": b"print()", ".git/hooks.txt": b"", "README": b""}
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("top", ["", "set/"])
-def test_a_set_is_fetched_once(serve, yaml, top, capsys):
-    server = serve(honest(zipped({top + name: data for name, data in (FILES | OTHERS).items()})))
+def test_dataset_is_downloaded_once(serve, yaml, top, capsys):
+    server = serve(file_answer(make_zip({top + name: data for name, data in (FILES | SKIPPED_FILES).items()})))
     file = yaml(f"{server.url}/a.zip")
     spec = open_data(str(file), download=True)
     assert files_in(spec.root) == FILES
@@ -70,20 +70,20 @@ def test_a_set_is_fetched_once(serve, yaml, top, capsys):
     skipped = output.split("lists: ")[1].splitlines()[0].split(", ")
     assert sorted(skipped) == ["1 .py", "1 .txt", "1 .yaml", "1 without suffix"]
     assert open_data(str(file), download=True) == spec == open_data(str(file))
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
 
 
-def test_archives_of_a_list_are_one_set(serve, yaml):
+def test_listed_archives_form_one_dataset(serve, yaml):
     first, second = (dict(list(FILES.items())[a : a + 2]) for a in (0, 2))
-    server = serve(honest(zipped(first)), honest(tarred(second)))
-    digests = [hashlib.sha256(data).hexdigest() for data in (zipped(first), tarred(second))]
+    server = serve(file_answer(make_zip(first)), file_answer(make_tar(second)))
+    digests = [hashlib.sha256(data).hexdigest() for data in (make_zip(first), make_tar(second))]
     entry = "".join(f"\n  - url: {server.url}/{i}\n    sha256: {digest}" for i, digest in enumerate(digests))
     assert files_in(open_data(str(yaml(entry)), download=True).root) == FILES
 
 
-def test_what_is_there_stays(serve, yaml, tmp_path):
+def test_existing_files_are_never_overwritten_by_download(serve, yaml, tmp_path):
     """An existing file with the same bytes is allowed; with other bytes it is an error, and no file changes."""
-    server = serve(honest(zipped(FILES)))
+    server = serve(file_answer(make_zip(FILES)))
     file = yaml(f"{server.url}/a.zip", path=".")
     existing = {"images/train/a.jpg": b"1", "labels/train/mine.txt": b"5"}
     for name, data in existing.items():
@@ -100,11 +100,11 @@ def test_what_is_there_stays(serve, yaml, tmp_path):
     assert {k: v for k, v in files_in(file.parent).items() if not k.startswith(WORK)} == before
     (file.parent / "labels/train/a.txt").unlink()
     assert files_in(open_data(str(file), download=True).root) == FILES | existing | {"data.yaml": file.read_bytes()}
-    assert len(server.asked) == 2  # the second time it had been downloaded already
+    assert len(server.received) == 2  # the second time it had been downloaded already
 
 
-def test_a_folder_in_place_of_a_file_is_in_the_way(serve, yaml):
-    file = yaml(f"{serve(honest(zipped(FILES))).url}/a.zip", path=".")
+def test_download_conflicting_with_existing_folder_or_file_is_an_error(serve, yaml):
+    file = yaml(f"{serve(file_answer(make_zip(FILES))).url}/a.zip", path=".")
     (file.parent / "labels/train/a.txt").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"a\.txt exists and"):
         open_data(str(file), download=True)
@@ -114,19 +114,19 @@ def test_a_folder_in_place_of_a_file_is_in_the_way(serve, yaml):
         open_data(str(file), download=True)
 
 
-def test_an_archive_without_what_the_yaml_says(serve, yaml):
-    server = serve(honest(zipped({"other/a.jpg": b""})))
+def test_archive_without_folders_named_in_yaml_is_rejected(serve, yaml):
+    server = serve(file_answer(make_zip({"other/a.jpg": b""})))
     file = yaml(f"{server.url}/a.zip")
     with pytest.raises(ValueError, match=r"it names .*images/train, but the download contains only other$"):
         open_data(str(file), download=True)
     file.write_text(file.read_text().replace("images/train", "other").replace("images/val", "other"))
     assert files_in(open_data(str(file), download=True).root) == {"other/a.jpg": b""}
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
 
 
-def test_a_hostile_archive_leaves_nothing(serve, yaml):
-    bad = zipped(FILES | {"../../evil.txt": b""})
-    file = yaml(f"{serve(honest(bad)).url}/a.zip")
+def test_archive_with_path_traversal_is_rejected_without_leftovers(serve, yaml):
+    bad = make_zip(FILES | {"../../evil.txt": b""})
+    file = yaml(f"{serve(file_answer(bad)).url}/a.zip")
     with pytest.raises(
         ValueError, match=r"a\.zip from 127\S+ was not unpacked: '../../evil.txt' leads out of its folder"
     ):
@@ -134,8 +134,8 @@ def test_a_hostile_archive_leaves_nothing(serve, yaml):
     assert os.listdir(file.parent) == ["data.yaml"]
 
 
-@pytest.mark.parametrize("answer", [says(404), says(200, b"<html>")])
-def test_nothing_is_left_where_nothing_came(serve, yaml, answer):
+@pytest.mark.parametrize("answer", [fixed_answer(404), fixed_answer(200, b"<html>")])
+def test_failed_download_leaves_no_files(serve, yaml, answer):
     file = yaml(f"{serve(answer).url}/a.zip")
     with pytest.raises((FaultError, ValueError), match=r"answered 404|is not a zip or tar"):
         open_data(str(file), download=True)
@@ -149,9 +149,9 @@ def test_nothing_is_left_where_nothing_came(serve, yaml, answer):
     "step", ["unpack", "_require_sources", "os.replace", "os.rename 1", "os.rename 2", "os.rename 3"]
 )
 @pytest.mark.parametrize("path", ["set", "."])
-def test_a_stop_at_any_step_leaves_no_half_set(serve, yaml, monkeypatch, step, path):
+def test_download_interrupted_at_any_step_is_finished_by_next_run(serve, yaml, monkeypatch, step, path):
     """As the folder `images` exists already, files are moved one by one."""
-    server = serve(honest(zipped(FILES)))
+    server = serve(file_answer(make_zip(FILES)))
     file = yaml(f"{server.url}/a.zip", path=path)
     root = file.parent / path
     (root / "images" / "train").mkdir(parents=True)
@@ -175,32 +175,32 @@ def test_a_stop_at_any_step_leaves_no_half_set(serve, yaml, monkeypatch, step, p
     with pytest.raises(ValueError, match=r"interrupted, or is still running: --download finishes it, or remove \S+"):
         open_data(str(file))
     assert {k: v for k, v in files_in(open_data(str(file), download=True).root).items() if k != "data.yaml"} == FILES
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
     assert not (root / WORK).exists()
 
 
-def test_a_cut_download_goes_on_in_the_next_run(serve, yaml):
-    data = zipped(FILES)
-    server = serve(honest(data, only=100, ETag='"1"'), says(404))
+def test_download_resumes_in_next_run(serve, yaml):
+    data = make_zip(FILES)
+    server = serve(file_answer(data, only=100, ETag='"1"'), fixed_answer(404))
     file = yaml(f"{server.url}/a.zip")
     with pytest.raises(FaultError, match="answered 404"):
         open_data(str(file), download=True)
-    server.answers[:] = [honest(data, ETag='"1"')]
+    server.answers[:] = [file_answer(data, ETag='"1"')]
     assert files_in(open_data(str(file), download=True).root) == FILES
     assert server.ranges == [None, "bytes=100-", "bytes=100-"]
 
 
-def test_a_damaged_archive_is_fetched_again(serve, yaml):
-    data = zipped(FILES)
-    server = serve(honest(data[:-30]), honest(data))
+def test_damaged_archive_is_downloaded_again(serve, yaml):
+    data = make_zip(FILES)
+    server = serve(file_answer(data[:-30]), file_answer(data))
     file = yaml(f"{server.url}/a.zip")
     with pytest.raises(ValueError, match="was not unpacked: it is damaged or truncated"):
         open_data(str(file), download=True)
     assert files_in(open_data(str(file), download=True).root) == FILES
 
 
-def test_of_two_at_once_one_fetches(serve, yaml, capsys):
-    server = serve(slowly(zipped(FILES), 0.3))
+def test_concurrent_calls_download_only_once(serve, yaml, capsys):
+    server = serve(delayed_answer(make_zip(FILES), 0.3))
     file = yaml(f"{server.url}/a.zip")
     found = []
     threads = [
@@ -211,7 +211,7 @@ def test_of_two_at_once_one_fetches(serve, yaml, capsys):
     for thread in threads:
         thread.join(20)
     assert [files_in(root) for root in found] == [FILES] * 3
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
     assert capsys.readouterr().out.count("another process is working there") == 2
 
 
@@ -230,7 +230,7 @@ def no_network(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_network")
-def test_without_the_flag_nothing_is_asked(yaml):
+def test_no_network_access_without_download_flag(yaml):
     file = yaml("{url: https://a.org/sets/b.zip, sha256: " + "0" * 64 + "}")
     before = list(file.parent.iterdir())
     with pytest.raises(ValueError) as refusal:
@@ -270,7 +270,7 @@ def test_without_the_flag_nothing_is_asked(yaml):
         ("[]", "has no 'download'"),
     ],
 )
-def test_what_cannot_be_fetched_is_no_reason_to_refuse_data_that_are_there(yaml, entry, message):
+def test_bad_download_entry_is_an_error_only_if_data_is_missing(yaml, entry, message):
     file = yaml(entry)
     with pytest.raises(ValueError, match=re.escape(message)) as refusal:
         open_data(str(file), download=True)
@@ -281,15 +281,15 @@ def test_what_cannot_be_fetched_is_no_reason_to_refuse_data_that_are_there(yaml,
     assert open_data(str(file)).sources("train") == open_data(str(file), download=True).sources("train")
 
 
-def test_a_set_for_tests_alone(serve, tmp_path):
-    server = serve(honest(zipped({"images/a.jpg": b"1"})))
+def test_dataset_with_only_a_test_split_is_downloaded(serve, tmp_path):
+    server = serve(file_answer(make_zip({"images/a.jpg": b"1"})))
     file = tmp_path / "data.yaml"
     file.write_text(f"path: set\ntest: images\nnames: [a]\ndownload: {server.url}/a.zip\n")
     assert open_data(str(file), download=True).sources("test") == (tmp_path / "set" / "images",)
 
 
-def test_a_top_folder_that_the_yaml_means(serve, tmp_path):
-    server = serve(honest(zipped({"set/a.jpg": b"1"})))
+def test_archive_top_folder_is_kept_if_yaml_refers_to_it(serve, tmp_path):
+    server = serve(file_answer(make_zip({"set/a.jpg": b"1"})))
     file = tmp_path / "data.yaml"
     file.write_text(f"path: set\ntrain: set\nval: set\nnames: [a]\ndownload: {server.url}/a.zip\n")
     assert files_in(open_data(str(file), download=True).root) == {"set/a.jpg": b"1"}
@@ -302,19 +302,19 @@ def test_a_top_folder_that_the_yaml_means(serve, tmp_path):
 def tiny(serve, tiny_data, tmp_path):
     """Return a server of the tiny data set, and a YAML with its URL."""
     files = {f"tiny/{p.relative_to(tiny_data.parent)}": p.read_bytes() for p in tiny_data.parent.rglob("*.*")}
-    server, file = serve(honest(zipped(files))), tmp_path / "tiny.yaml"
+    server, file = serve(file_answer(make_zip(files))), tmp_path / "tiny.yaml"
     file.write_text(f"path: tiny\ntrain: images\nval: images\nnames: [a, b, c]\ndownload: {server.url}/tiny.zip\n")
     return server, file
 
 
-def test_train_and_val_fetch_what_they_need(tiny, tmp_path, tiny_model):
+def test_train_and_val_download_missing_data(tiny, tmp_path, tiny_model):
     server, file = tiny
-    flags, world = small(file, tiny_model, tmp_path / "runs"), World(torch.device("cpu"))
+    flags, world = small_run_flags(file, tiny_model, tmp_path / "runs"), World(torch.device("cpu"))
     with pytest.raises(ValueError, match=r"--download would fetch tiny\.zip from 127\.0\.0\.1"):
         train.main(train.parse_args(flags)[0], world)
-    assert server.asked == []
+    assert server.received == []
     train.main(train.parse_args([*flags, "--download"])[0], world)
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
 
     shutil.rmtree(tmp_path / "tiny")
     best = str(tmp_path / "runs" / "exp" / "weights" / "best.pt")
@@ -322,36 +322,38 @@ def test_train_and_val_fetch_what_they_need(tiny, tmp_path, tiny_model):
     with pytest.raises(ValueError, match="--download would fetch"):
         val.main(val.parse_args(again)[0], world)
     assert val.main(val.parse_args([*again, "--download"])[0], world).images == 8
-    assert len(server.asked) == 2
+    assert len(server.received) == 2
 
 
-def test_what_a_run_was_allowed_its_resumption_is_not(tiny, tmp_path, tiny_model):
+def test_resume_does_not_inherit_download_flag(tiny, tmp_path, tiny_model):
     server, file = tiny
-    flags, world = small(file, tiny_model, tmp_path / "runs", "--download"), World(torch.device("cpu"))
+    flags, world = small_run_flags(file, tiny_model, tmp_path / "runs", "--download"), World(torch.device("cpu"))
     train.main(train.parse_args(flags)[0], world)
     shutil.rmtree(tmp_path / "tiny")
     (tmp_path / "runs" / "exp" / "metrics.json").unlink()  # as if it had been interrupted
     resume = ["--resume", str(tmp_path / "runs" / "exp" / "weights" / "last.pt"), "--device", "cpu"]
     with pytest.raises(ValueError, match="--download would fetch"):
         train.main(train.parse_args(resume)[0], world)
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
     train.main(train.parse_args([*resume, "--download"])[0], world)
-    assert len(server.asked) == 2
+    assert len(server.received) == 2
 
 
-def test_of_two_processes_of_a_run_one_fetches(tiny, tmp_path, tiny_model):
+def test_only_one_process_of_a_run_downloads(tiny, tmp_path, tiny_model):
     server, file = tiny
     port = free_port()
-    environments = [by_hand(rank, 2, port) for rank in range(2)]
-    with forked(environments, small(file, tiny_model, tmp_path / "runs", "--download"), tmp_path / "io") as ranks:
+    environments = [rank_environment(rank, 2, port) for rank in range(2)]
+    with forked(
+        environments, small_run_flags(file, tiny_model, tmp_path / "runs", "--download"), tmp_path / "io"
+    ) as ranks:
         assert [rank.end(60) for rank in ranks] == [0, 0], ranks[0].err
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
     assert ["downloading tiny.zip" in rank.out for rank in ranks] == [True, False]
     assert "another process is working there" not in ranks[1].out
 
 
-def test_fetching_twice_is_fetching_once(serve, yaml):
-    spec = read_data_yaml(yaml(f"{serve(honest(zipped(FILES))).url}/a.zip"))
+def test_repeated_fetch_data_gives_the_same_files(serve, yaml):
+    spec = read_data_yaml(yaml(f"{serve(file_answer(make_zip(FILES))).url}/a.zip"))
     for _ in range(2):
         fetch_data(spec)
         assert files_in(spec.root) == FILES

@@ -15,7 +15,7 @@ from data.images import find_images
 from models import build_model
 from models.detector import Detector, check_shapes
 from models.table import load_model_table, read_table, resolve
-from tests.support.fuzzing import assert_presentable, line_of, mutated, outcome, unchanged
+from tests.support.fuzzing import assert_printable_line, assert_unchanged, line_number, mutate, result_or_error
 from utils.printable import printable
 from utils.training.hyperparameters import Hyp, read_hyp
 
@@ -39,7 +39,9 @@ DATA = (
     b"# a set\npath: ../set\ntrain: images/train\nval: [images/val, val.json]\ntest:\n\n"
     b"names:\n  0: person\n  1: traffic light\n  2: no\n  3: 'a: b'\nnc: 4\ndownload: https://example.org/a.zip\n"
 )
-LISTED = b"images/a.png\n./images/b b.png\r\n../x/images/a.png\n\nimages/none.png\nimages\nimages/a.png\n\xc3\xa9.png\n"
+IMAGE_LIST = (
+    b"images/a.png\n./images/b b.png\r\n../x/images/a.png\n\nimages/none.png\nimages\nimages/a.png\n\xc3\xa9.png\n"
+)
 BOMBS = {
     "aliases": "names: &a [x]\n" + "".join(f"k{i}: &b{i} [*a, *a]\n" for i in range(50)),
     "merges": "a: &a {k: 1}\n" + "".join(f"b{i}: &b{i} {{<<: [*a, *a]}}\n" for i in range(50)),
@@ -65,29 +67,29 @@ def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]
     return {
         "data": (DATA, folder / "data.yaml", read_data_yaml),
         "hyp": (hyp, folder / "hyp.yaml", read_hyp),
-        "model": (table, folder / "model.yaml", model_of),
-        "list": (LISTED, folder / "train.txt", find_images),
+        "model": (table, folder / "model.yaml", resolve_model),
+        "list": (IMAGE_LIST, folder / "train.txt", find_images),
     }
 
 
-def model_of(file: Path) -> dict[str, Any]:
+def resolve_model(file: Path) -> dict[str, Any]:
     """Return the resolved table for three classes, after building the model without allocating memory."""
     table = resolve(*load_model_table(file), 3)
     check_shapes(table)
     return table
 
 
-def by_another_reader(file: Path) -> Any:
+def read_with_pyyaml(file: Path) -> Any:
     """Return the file's contents as read by PyYAML's Python reader, with all values as text."""
     return yaml.load(file.read_bytes(), yaml.BaseLoader)  # noqa: S506
 
 
-def means_the_same(kind: str, value: Any, file: Path) -> bool:
+def matches_file(kind: str, value: Any, file: Path) -> bool:
     """Whether the values that were read are those in the file."""
     if kind == "list":
         return _listed_correctly(value, file)
     try:
-        written = by_another_reader(file)
+        written = read_with_pyyaml(file)
     except yaml.YAMLError:  # this reader allows tabs in fewer places
         return True
     if kind == "data":
@@ -116,9 +118,9 @@ def _listed_correctly(listing: Any, file: Path) -> bool:
     """Whether every non-empty line is either an existing image or a problem with its line number."""
     text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     numbers = {number for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    reported = {line_of(problem.where, file) for problem in listing.problems}
+    reported = {line_number(problem.where, file) for problem in listing.problems}
     for problem in listing.problems:
-        assert_presentable(str(problem))
+        assert_printable_line(str(problem))
     return len(listing.images) + len(reported) == len(numbers) and all(map(os.path.isfile, listing.images))
 
 
@@ -127,11 +129,11 @@ def try_mutated(kind: str, folder: Path, count: int, seed: int) -> int:
     seed_text, file, read = readers(folder)[kind]
     random, values = np.random.default_rng(seed), 0
     for _ in range(count):
-        file.write_bytes(mutated(seed_text, random, PIECES))
-        found = outcome(lambda: read(file), file)
+        file.write_bytes(mutate(seed_text, random, PIECES))
+        found = result_or_error(lambda: read(file), file)
         if isinstance(found, str):
             continue
-        assert means_the_same(kind, found, file), file.read_bytes()
+        assert matches_file(kind, found, file), file.read_bytes()
         values += 1
     return values
 
@@ -147,50 +149,50 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["data", "hyp", "model", "list"])
-def test_whole_files_are_read(kind: str, folder: Path) -> None:
+def test_unmodified_files_are_read_correctly(kind: str, folder: Path) -> None:
     text, file, read = readers(folder)[kind]
     file.write_bytes(text)
-    with unchanged(folder):
-        assert means_the_same(kind, outcome(lambda: read(file), file), file)
+    with assert_unchanged(folder):
+        assert matches_file(kind, result_or_error(lambda: read(file), file), file)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("data", 300), ("hyp", 150), ("model", 200), ("list", 200)])
-def test_mutated_files(kind: str, count: int, folder: Path) -> None:
+def test_mutated_files_are_read_as_written_or_rejected(kind: str, count: int, folder: Path) -> None:
     assert try_mutated(kind, folder, count, seed=0) > count // 20
 
 
 @pytest.mark.parametrize("kind", ["data", "hyp", "model"])
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs_are_refused_at_once(kind: str, bomb: str, folder: Path) -> None:
+def test_yaml_bombs_are_rejected_by_all_readers(kind: str, bomb: str, folder: Path) -> None:
     _, file, read = readers(folder)[kind]
     file.write_text(BOMBS[bomb])
-    found = outcome(lambda: read(file), file)
+    found = result_or_error(lambda: read(file), file)
     assert isinstance(found, str) or (kind, bomb) == ("data", "commas")
 
 
-def test_a_yaml_of_too_many_values_is_refused_before_it_fills_memory(folder: Path) -> None:
+def test_yaml_with_too_many_values_is_rejected_early(folder: Path) -> None:
     file = folder / "data.yaml"
     file.write_text("names:\n" + "- a\n" * 500_000)
-    assert "line 199998: more than 200,000 values" in outcome(lambda: read_data_yaml(file), file)
+    assert "line 199998: more than 200,000 values" in result_or_error(lambda: read_data_yaml(file), file)
 
 
-def test_a_built_model_of_a_mutated_table_has_what_its_table_says(folder: Path) -> None:
+def test_model_built_from_mutated_table_matches_it(folder: Path) -> None:
     text, file, _ = readers(folder)["model"]
     random, built = np.random.default_rng(9), 0
     while built < 5:
-        file.write_bytes(mutated(text, random, [b"16", b"8", b"2", b"True", b" "]))
-        model = outcome(lambda: build_model(file, 3), file)
+        file.write_bytes(mutate(text, random, [b"16", b"8", b"2", b"True", b" "]))
+        model = result_or_error(lambda: build_model(file, 3), file)
         if isinstance(model, Detector):
             built += 1
             assert model.table == resolve(read_table(file), None, 3)
 
 
-def test_files_of_odd_names(tmp_path: Path) -> None:
+def test_errors_name_files_with_odd_names_printably(tmp_path: Path) -> None:
     names = ("a\nb\x1b[2J.yaml", "'", "é漢.yaml", " ", "-x.yaml", os.fsdecode(b"\xff.yaml"), "%s{}")
     for number, name in enumerate(names):
         file = tmp_path / f"{number}" / name
         file.parent.mkdir()
         file.write_text("a: [1")
         for _, _, read in readers(tmp_path).values():
-            message = outcome(lambda: str(read(file)), file)  # noqa: B023
+            message = result_or_error(lambda: str(read(file)), file)  # noqa: B023
             assert printable(file) in message

@@ -10,12 +10,12 @@ import pytest
 
 from data.images import find_images, has_end, read_image
 from data.report import IMAGE_DROPPED, NOTE
-from tests.support.fuzzing import outcome
+from tests.support.fuzzing import result_or_error
 
 HEIGHT, WIDTH = 24, 40
 
 
-def picture() -> np.ndarray:
+def gradient_image() -> np.ndarray:
     """Return a smooth image, uint8 [24, 40, 3], different in all corners."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     return np.dstack([x * 6, y * 10, 255 - x * 3 - y * 5]).astype(np.uint8)
@@ -29,11 +29,11 @@ def save(path: Path, image: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".ppm"])
 def test_lossless_formats_give_the_same_pixels(tmp_path: Path, suffix: str) -> None:
-    assert np.array_equal(read_image(save(tmp_path / f"ä {suffix}", picture())), picture())
+    assert np.array_equal(read_image(save(tmp_path / f"ä {suffix}", gradient_image())), gradient_image())
 
 
-def test_grey_alpha_and_16_bits_become_three_bytes(tmp_path: Path) -> None:
-    image = picture()
+def test_grey_alpha_and_16_bit_images_become_8_bit_bgr(tmp_path: Path) -> None:
+    image = gradient_image()
     grey = read_image(save(tmp_path / "grey.png", image[..., 0]))
     assert np.array_equal(grey, np.dstack([image[..., 0]] * 3))
     alpha = np.dstack([image, np.zeros_like(image[..., 0])])  # fully transparent, but the colours are kept
@@ -54,13 +54,13 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     Image = pytest.importorskip("PIL.Image")
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate 90 degrees clockwise
-    Image.fromarray(picture()[..., ::-1]).save(tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0)
+    Image.fromarray(gradient_image()[..., ::-1]).save(tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0)
     turned = read_image(tmp_path / "turned.jpg")
     assert turned.shape == (WIDTH, HEIGHT, 3)
-    assert np.abs(turned.astype(int) - np.rot90(picture(), -1)).max() <= 8
+    assert np.abs(turned.astype(int) - np.rot90(gradient_image(), -1)).max() <= 8
 
 
-def test_jpeg_without_end_marker_is_whole_but_not_one_cut_shorter(tmp_path: Path) -> None:
+def test_jpeg_lacking_only_the_end_marker_is_read_but_shorter_is_rejected(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     file = save(tmp_path / "a.jpg", noise)
     data, expected = file.read_bytes(), read_image(file)
@@ -74,8 +74,8 @@ def test_jpeg_without_end_marker_is_whole_but_not_one_cut_shorter(tmp_path: Path
             read_image(file)
 
 
-def test_broken_images_are_refused_with_their_name(tmp_path: Path) -> None:
-    png = save(tmp_path / "a.png", picture())
+def test_invalid_images_are_rejected_with_file_name(tmp_path: Path) -> None:
+    png = save(tmp_path / "a.png", gradient_image())
     png.write_bytes(png.read_bytes()[:100])
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("hello")
@@ -91,7 +91,7 @@ def test_broken_images_are_refused_with_their_name(tmp_path: Path) -> None:
         read_image("a\0b.jpg")
 
 
-def test_a_jpeg_cut_inside_a_byte_or_filled_up_with_zeros_is_cut_short(tmp_path: Path) -> None:
+def test_jpeg_cut_in_stuffed_byte_or_padded_with_zeros_is_rejected(tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data, file = save(tmp_path / "a.jpg", noise).read_bytes(), tmp_path / "b.jpg"
     inside = [i + 1 for i in range(len(data) // 2, len(data) - 2) if data[i : i + 2] == b"\xff\x00"]
@@ -105,8 +105,8 @@ def test_a_jpeg_cut_inside_a_byte_or_filled_up_with_zeros_is_cut_short(tmp_path:
         assert np.array_equal(read_image(file), read_image(tmp_path / "a.jpg"))
 
 
-def test_a_progressive_jpeg_without_end_may_lack_scans_and_is_refused(tmp_path: Path) -> None:
-    progressive = cv2.imencode(".jpg", picture(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+def test_progressive_jpeg_without_end_marker_is_rejected(tmp_path: Path) -> None:
+    progressive = cv2.imencode(".jpg", gradient_image(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
     scans = [i for i in range(len(progressive)) if progressive[i : i + 2] == b"\xff\xda"]
     assert len(scans) > 3
     for cut in (progressive[: scans[-1]], progressive[:-2]):
@@ -115,8 +115,8 @@ def test_a_progressive_jpeg_without_end_may_lack_scans_and_is_refused(tmp_path: 
             read_image(tmp_path / "a.jpg")
 
 
-def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(tmp_path: Path) -> None:
-    data = bytearray(save(tmp_path / "a.jpg", picture()).read_bytes())
+def test_jpeg_claiming_too_many_pixels_is_rejected_quickly(tmp_path: Path) -> None:
+    data = bytearray(save(tmp_path / "a.jpg", gradient_image()).read_bytes())
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = (65500).to_bytes(2, "big") + (16000).to_bytes(2, "big")  # 3 GB of grey
     for coding in (0xC0, 0xC1, 0xC2, 0xC9):
@@ -130,21 +130,21 @@ def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_takes_no_memory(
     assert read_image(flat).shape == (4000, 4000, 3)
 
 
-def test_a_png_with_a_chunk_longer_than_the_file_takes_no_memory(tmp_path: Path) -> None:
-    data = save(tmp_path / "a.png", picture()).read_bytes()
+def test_png_chunk_longer_than_file_is_rejected_within_memory_limit(tmp_path: Path) -> None:
+    data = save(tmp_path / "a.png", gradient_image()).read_bytes()
     end = data.index(b"IEND") - 4
     for length in (1, 2**20, 2**30, 2**31 - 1, 2**32 - 1):
         (tmp_path / "a.png").write_bytes(data[:end] + length.to_bytes(4, "big") + data[end + 4 :])
-        assert isinstance(outcome(lambda: read_image(tmp_path / "a.png"), tmp_path / "a.png"), str)
+        assert isinstance(result_or_error(lambda: read_image(tmp_path / "a.png"), tmp_path / "a.png"), str)
 
 
-def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> None:
+def test_damaged_animated_png_is_rejected(tmp_path: Path) -> None:
     Image = pytest.importorskip("PIL.Image")
-    first = Image.fromarray(picture()[..., ::-1])
+    first = Image.fromarray(gradient_image()[..., ::-1])
     file = tmp_path / "a.png"
     first.save(file, save_all=True, append_images=[first.rotate(180)])
     data = file.read_bytes()
-    assert np.array_equal(read_image(file), picture())
+    assert np.array_equal(read_image(file), gradient_image())
     for offset in (data.index(b"IDAT") + 20, data.index(b"fdAT") + 20, data.index(b"acTL") + 5):
         file.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
         with pytest.raises(ValueError, match=r"a.png is damaged"):  # OpenCV would return uninitialised memory
@@ -156,15 +156,15 @@ def test_an_animated_png_with_a_wrong_check_sum_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", [".hdr", ".pfm"])
-def test_floating_point_values_are_refused_under_any_suffix(tmp_path: Path, suffix: str) -> None:
-    data = cv2.imencode(suffix, picture().astype(np.float32) / 255)[1].tobytes()
+def test_floating_point_images_are_rejected_under_any_suffix(tmp_path: Path, suffix: str) -> None:
+    data = cv2.imencode(suffix, gradient_image().astype(np.float32) / 255)[1].tobytes()
     (tmp_path / "a.png").write_bytes(data)
     with pytest.raises(ValueError, match=r"a.png has floating-point values"):
         read_image(tmp_path / "a.png")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
-def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_devices_as_images_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "endless.jpg").symlink_to("/dev/zero")
     (tmp_path / "broken.jpg").symlink_to("nowhere")
@@ -177,7 +177,7 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
 
 
-def test_folders_are_searched_through(tmp_path: Path) -> None:
+def test_find_images_searches_subfolders(tmp_path: Path) -> None:
     for name in ("b.JPG", "a.png", "sub/c d.jpeg", "._a.png", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -191,7 +191,7 @@ def test_folders_are_searched_through(tmp_path: Path) -> None:
     assert set(problem.reason.split("ignored: ")[1].split(", ")) == {"1 .txt", "1 .png"}
 
 
-def test_images_are_ordered_as_paths_are(tmp_path: Path) -> None:
+def test_find_images_sorts_like_paths(tmp_path: Path) -> None:
     names = ["a/b.png", "a/b/c.png", "a.png", "a-b/z.png", "a b.png", "B/1.png", "ä.png", "a/ä/1.png", "10.png"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -202,11 +202,11 @@ def test_images_are_ordered_as_paths_are(tmp_path: Path) -> None:
     assert expected != sorted(expected)
 
 
-def test_an_empty_folder_has_no_images(tmp_path: Path) -> None:
+def test_find_images_in_empty_folder_returns_nothing(tmp_path: Path) -> None:
     assert find_images(tmp_path) == ([], [])
 
 
-def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
+def test_image_list_paths_are_relative_to_the_list(tmp_path: Path) -> None:
     for name in ("lists/../x/a.jpg", "lists/b c.jpg"):
         path = Path(os.path.abspath(tmp_path / name))
         path.parent.mkdir(exist_ok=True)
@@ -223,12 +223,12 @@ def test_a_list_is_relative_to_its_own_folder(tmp_path: Path) -> None:
     assert {p.kind for p in problems} == {IMAGE_DROPPED}
 
 
-def test_one_image_is_a_source_too(tmp_path: Path) -> None:
-    file = save(tmp_path / "a.png", picture())
+def test_single_image_is_a_valid_source(tmp_path: Path) -> None:
+    file = save(tmp_path / "a.png", gradient_image())
     assert find_images(file) == ([str(file)], [])
 
 
-def test_other_sources_are_refused(tmp_path: Path) -> None:
+def test_invalid_image_sources_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
     (tmp_path / "b.txt").write_bytes(b"a.jpg\n\xff\n")
     with pytest.raises(ValueError, match="does not exist"):

@@ -23,14 +23,14 @@ def parse(text: str, classes: int = 3) -> tuple[list[LabelRow], list[tuple[str, 
     return rows, [(p.kind, f"{p.where.removeprefix('labels/0012.txt ')}: {p.reason}") for p in problems]
 
 
-def test_a_box() -> None:
+def test_parse_box_row() -> None:
     (row,), problems = parse("2 0.5 0.5 0.25 0.5\n")
     # x = (0.5 - 0.125) * 200 = 75, y = (0.5 - 0.25) * 100 = 25, w = 50, h = 50
     assert row == LabelRow(2, (75.0, 25.0, 50.0, 50.0), 2500.0, False, None, 1)
     assert problems == []
 
 
-def test_a_polygon() -> None:
+def test_parse_polygon_row() -> None:
     (row,), problems = parse("1 0.1 0.2 0.3 0.2 0.2 0.6\n")
     assert row.box_xywh == pytest.approx((20, 20, 40, 40))  # x 20..60, y 20..60
     assert row.points is not None
@@ -38,7 +38,7 @@ def test_a_polygon() -> None:
     assert problems == []
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_label_file_gives_no_rows() -> None:
     assert parse("") == ([], [])
     assert parse("\n  \r\n\t\n") == ([], [])
 
@@ -65,7 +65,7 @@ def test_nothing_in_nothing_out() -> None:
         ("0 0.1 0.1 0.2 0.1 0.3 0.1", "empty inside the image"),
     ],
 )
-def test_a_bad_row_goes_and_the_others_stay(line: str, reason: str) -> None:
+def test_invalid_label_row_is_dropped_and_others_are_kept(line: str, reason: str) -> None:
     rows, problems = parse(f"1 .5 .5 .1 .1\n{line}\n2 .5 .5 .1 .1\n")
     assert [row.class_index for row in rows] == [1, 2]
     ((kind, text),) = problems
@@ -74,7 +74,7 @@ def test_a_bad_row_goes_and_the_others_stay(line: str, reason: str) -> None:
     assert reason in text
 
 
-def test_what_reaches_past_the_edge_is_cut_and_reported() -> None:
+def test_rows_extending_outside_image_are_clipped_and_reported() -> None:
     rows, problems = parse("0 0.05 0.5 0.2 0.2\n0 1.005 0.5 0.2 0.2\n0 -0.01 0 1 0 1 0.5\n")
     assert rows[0].box_xywh == pytest.approx((0, 40, 30, 20))  # x -0.05..0.15 -> 0..0.15
     assert rows[1].box_xywh == pytest.approx((181, 40, 19, 20))  # x 0.905..1.105 -> 0.905..1
@@ -86,20 +86,20 @@ def test_what_reaches_past_the_edge_is_cut_and_reported() -> None:
     ]
 
 
-def test_rounding_at_the_edge_is_no_problem() -> None:
+def test_rounding_error_at_image_edge_is_not_reported() -> None:
     (row,), problems = parse("0 0.166667 0.5 0.333335 1")
     assert row.box_xywh[0] == pytest.approx((0.166667 - 0.333335 / 2) * 200)
     assert problems == []
 
 
-def test_duplicates_are_dropped() -> None:
+def test_duplicate_label_rows_are_dropped() -> None:
     rows, problems = parse("0 .5 .5 .1 .1\n1 .5 .5 .1 .1\n0 0.50 0.5 0.1 0.1\n")
     assert len(rows) == 2
     assert problems == [(ROW_DUPLICATE, "line 3: the same as line 1")]
 
 
 @pytest.mark.parametrize("written", ["80", "-1", "80.0"])
-def test_a_class_out_of_range_stops(written: str) -> None:
+def test_class_out_of_range_raises(written: str) -> None:
     number = written.removesuffix(".0")
     message = f"labels/0012.txt line 3: class {number}, but names has 80 classes (0-79)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -107,14 +107,14 @@ def test_a_class_out_of_range_stops(written: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe0\0 \0", b"\x00" * 50, bytes(range(256)), "0 ٠ 1 1 1".encode()])
-def test_bytes_that_are_no_text_are_bad_rows(data: bytes) -> None:
+def test_binary_data_in_label_file_is_reported_as_dropped_rows(data: bytes) -> None:
     rows, problems = parse_label_file(data, "a.txt", SIZE, 1)
     assert rows == []
     assert {p.kind for p in problems} == {ROW_DROPPED}
     assert all(p.reason.isprintable() for p in problems)
 
 
-def test_a_byte_order_mark_and_any_line_end() -> None:
+def test_byte_order_mark_and_all_line_endings_are_accepted() -> None:
     rows, problems = parse("\ufeff0 .5 .5 .1 .1\r\n1 .5 .5 .1 .1\r2 .5 .5 .1 .1")
     assert [(row.class_index, row.number) for row in rows] == [(0, 1), (1, 2), (2, 3)]
     assert problems == []
@@ -133,7 +133,7 @@ def annotation(number: int, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (base | changes).items() if value != "gone"}
 
 
-def coco(folder: Path, annotations: list, **changes: Any) -> Path:
+def write_coco_json(folder: Path, annotations: list, **changes: Any) -> Path:
     """Write a COCO JSON with one image in the same folder. changes: other values; "gone" removes a key."""
     file = folder / "instances_val.json"
     (folder / "a.jpg").touch()
@@ -146,9 +146,9 @@ def coco(folder: Path, annotations: list, **changes: Any) -> Path:
     return file
 
 
-def test_coco_values_are_kept_to_the_bit(tmp_path: Path) -> None:
+def test_coco_values_are_read_exactly(tmp_path: Path) -> None:
     crowd = annotation(2, category_id=9, iscrowd=1, segmentation={"counts": [1, 2], "size": [100, 200]})
-    part = read_coco_annotations(coco(tmp_path, [annotation(1), crowd]), ["cat", "dog", "cow"])
+    part = read_coco_annotations(write_coco_json(tmp_path, [annotation(1), crowd]), ["cat", "dog", "cow"])
     ((first, second),) = part.rows
     assert first == LabelRow(1, (10.0, 20.0, 30.5, 40.0), 600.25, False, None, 1)  # dog is class 1 in names
     assert second == LabelRow(0, (10.0, 20.0, 30.5, 40.0), 600.25, True, None, 2)
@@ -157,7 +157,7 @@ def test_coco_values_are_kept_to_the_bit(tmp_path: Path) -> None:
     assert part.problems == []
 
 
-def test_a_polygon_that_spans_its_box_is_kept(tmp_path: Path) -> None:
+def test_coco_polygon_is_kept_only_if_it_spans_its_box(tmp_path: Path) -> None:
     outline = [10, 20, 40.5, 20, 40.5, 60]
     entries = [
         annotation(1, segmentation=[outline]),
@@ -171,7 +171,7 @@ def test_a_polygon_that_spans_its_box_is_kept(tmp_path: Path) -> None:
         annotation(9, segmentation=[[str(value) for value in outline]]),
         annotation(10, segmentation=[[10, 20, [40.5], 20, 40.5, 60]]),
     ]
-    part = read_coco_annotations(coco(tmp_path, entries), ["cat", "dog"])
+    part = read_coco_annotations(write_coco_json(tmp_path, entries), ["cat", "dog"])
     assert part.rows[0][0].points is not None
     assert part.rows[0][0].points.tolist() == [[10, 20], [40.5, 20], [40.5, 60]]
     assert all(row.points is None for row in part.rows[0][1:])
@@ -198,8 +198,8 @@ def test_a_polygon_that_spans_its_box_is_kept(tmp_path: Path) -> None:
         ("text", "annotations[1]", "not an object"),
     ],
 )
-def test_a_bad_annotation_goes_and_the_others_stay(tmp_path: Path, entry: Any, where: str, reason: str) -> None:
-    file = coco(tmp_path, [annotation(1), entry, annotation(6, category_id=9)])
+def test_invalid_annotation_is_dropped_and_others_are_kept(tmp_path: Path, entry: Any, where: str, reason: str) -> None:
+    file = write_coco_json(tmp_path, [annotation(1), entry, annotation(6, category_id=9)])
     part = read_coco_annotations(file, ["dog", "cat"])
     assert [row.number for row in part.rows[0]] == [1, 6]
     (problem,) = part.problems
@@ -208,13 +208,15 @@ def test_a_bad_annotation_goes_and_the_others_stay(tmp_path: Path, entry: Any, w
     assert problem.reason.startswith(reason)
 
 
-def test_a_bad_area_is_replaced_and_told(tmp_path: Path) -> None:
-    part = read_coco_annotations(coco(tmp_path, [annotation(1, area=-1), annotation(2, area="gone")]), ["dog", "cat"])
+def test_invalid_area_is_replaced_and_reported(tmp_path: Path) -> None:
+    part = read_coco_annotations(
+        write_coco_json(tmp_path, [annotation(1, area=-1), annotation(2, area="gone")]), ["dog", "cat"]
+    )
     assert [row.area for row in part.rows[0]] == [1220.0, 1220.0]  # 30.5 * 40
     assert [(p.kind, p.where.split()[-1]) for p in part.problems] == [(NOTE, "1")]
 
 
-def test_bad_image_entries_are_left_out(tmp_path: Path) -> None:
+def test_invalid_image_entries_are_dropped(tmp_path: Path) -> None:
     images = [
         {"id": 7, "file_name": "a.jpg"},
         {"id": 7, "file_name": "b.jpg"},
@@ -225,7 +227,7 @@ def test_bad_image_entries_are_left_out(tmp_path: Path) -> None:
         3,
         {"id": 12, "file_name": "d.jpg", "width": "x", "height": -1},
     ]
-    part = read_coco_annotations(coco(tmp_path, [], images=images), ["dog", "cat"])
+    part = read_coco_annotations(write_coco_json(tmp_path, [], images=images), ["dog", "cat"])
     assert [(image.image_id, image.declared_size) for image in part.images] == [(7, None), (12, None)]
     assert [p.where.split()[-1] for p in part.problems] == [f"images[{i}]" for i in (1, 2, 3, 4, 5, 6)]
 
@@ -248,8 +250,8 @@ def test_bad_image_entries_are_left_out(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_json_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
-    file = coco(tmp_path, **({"annotations": []} | changes))
+def test_coco_json_with_invalid_structure_is_rejected(tmp_path: Path, changes: dict, message: str) -> None:
+    file = write_coco_json(tmp_path, **({"annotations": []} | changes))
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_coco_annotations(file, ["dog", "cat"])
     assert str(caught.value).startswith(str(file))
@@ -268,7 +270,7 @@ def test_a_broken_json_is_refused(tmp_path: Path, changes: dict, message: str) -
         (b'{"a": [{"id": 5, "b\\u001b[2J": 0, "b\\u001b[2J": 1}]}', r"id 5 has the key 'b\x1b[2J' twice"),
     ],
 )
-def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_invalid_json_is_rejected(tmp_path: Path, data: bytes, message: str) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(data)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
@@ -276,14 +278,14 @@ def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes, message: str) -
     assert str(caught.value).startswith(str(file))
 
 
-def test_only_categories_in_use_must_be_named(tmp_path: Path) -> None:
-    file = coco(tmp_path, [annotation(1)])
+def test_only_used_categories_must_be_in_names(tmp_path: Path) -> None:
+    file = write_coco_json(tmp_path, [annotation(1)])
     assert read_coco_annotations(file, ["dog"]).category_ids == [3]
     with pytest.raises(ValueError, match="annotation 1: category 3 is 'dog', which is not in 'names' of the data YAML"):
         read_coco_annotations(file, ["cat"])
 
 
-def test_boxes_outside_the_image_go() -> None:
+def test_boxes_outside_image_are_dropped() -> None:
     inside = LabelRow(0, (-5.0, 90.0, 10.0, 20.0), 1.0, False, None, 1)
     outside = [
         LabelRow(0, (200.0, 0.0, 5.0, 5.0), 1.0, False, None, 2),
@@ -294,7 +296,7 @@ def test_boxes_outside_the_image_go() -> None:
     assert [p.where for p in problems] == ["x.json annotation 2", "x.json annotation 3"]
 
 
-def test_images_root_is_where_the_images_are(tmp_path: Path) -> None:
+def test_images_root_finds_the_image_folder(tmp_path: Path) -> None:
     places = ("a", "images/a", "images/val/a", "val/a", "../images/a", "../images/val/a", "../val/a")
     for number, place in enumerate(places):
         base = tmp_path / str(number) / "annotations"
@@ -307,8 +309,8 @@ def test_images_root_is_where_the_images_are(tmp_path: Path) -> None:
     assert images_root(tmp_path / "x.json", []) == tmp_path
 
 
-def test_images_that_are_in_none_of_the_places_tried(tmp_path: Path) -> None:
-    file = coco(tmp_path, [annotation(1)], images=[{"id": 7, "file_name": "b.jpg"}])
+def test_missing_coco_images_are_reported_with_folders_tried(tmp_path: Path) -> None:
+    file = write_coco_json(tmp_path, [annotation(1)], images=[{"id": 7, "file_name": "b.jpg"}])
     (problem,) = read_coco_annotations(file, ["dog"]).problems
     places = "., images, images/val, val, ../images, ../images/val, ../val"
     assert str(problem) == (
@@ -317,13 +319,13 @@ def test_images_that_are_in_none_of_the_places_tried(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "b.jpg").touch()
     assert read_coco_annotations(file, ["dog"]).problems == []
-    assert read_coco_annotations(coco(tmp_path, [], images=[]), ["dog"]).problems == []
+    assert read_coco_annotations(write_coco_json(tmp_path, [], images=[]), ["dog"]).problems == []
 
 
 # --- the flat arrays ---
 
 
-def example() -> Labels:
+def example_labels() -> Labels:
     """Return labels of three images with 2, 0 and 1 rows; the last row is a triangle."""
     triangle = np.array([[0, 0], [4, 0], [4, 5]], np.float32)
     builder = LabelsBuilder()
@@ -338,8 +340,8 @@ def example() -> Labels:
     return builder.build([11, 22])
 
 
-def test_labels_by_image() -> None:
-    labels = example()
+def test_labels_are_looked_up_by_image_index() -> None:
+    labels = example_labels()
     assert len(labels) == 3
     assert [labels.path(i) for i in range(3)] == ["/x/ä b.jpg", "/x/\udcff.jpg", "/x/c.jpg"]
     assert [labels.rows(i) for i in (0, 1, 2, -1)] == [slice(0, 2), slice(2, 2), slice(2, 3), slice(2, 3)]
@@ -351,8 +353,8 @@ def test_labels_by_image() -> None:
 
 
 @pytest.mark.parametrize("indices", [[], [2], [2, 0], [1, 1, 2], [-1]])
-def test_subset_equals_building_it_anew(indices: list[int]) -> None:
-    labels = example()
+def test_subset_equals_newly_built_labels(indices: list[int]) -> None:
+    labels = example_labels()
     part = labels.subset(indices)
     builder = LabelsBuilder()
     for i in indices:
@@ -378,8 +380,8 @@ def assert_same(first: Labels, second: Labels) -> None:
         assert np.array_equal(array, other), name
 
 
-def test_a_digest_tells_what_was_read_and_not_where() -> None:
-    labels = example()
+def test_labels_digest_depends_on_contents_not_on_folder() -> None:
+    labels = example_labels()
     arrays = labels.arrays()
     assert labels.digest().startswith("3 images with 3 boxes, ")
     moved = Labels(
@@ -395,8 +397,8 @@ def test_a_digest_tells_what_was_read_and_not_where() -> None:
     assert len({part.digest() for part in (labels, other, named, *parts, labels.with_single_class())}) == 7
 
 
-def test_single_class_and_pickle() -> None:
-    single = example().with_single_class()
+def test_single_class_labels_survive_pickling() -> None:
+    single = example_labels().with_single_class()
     assert single.classes.tolist() == [0, 0, 0]
     assert single.category_ids.tolist() == [11]
     assert_same(pickle.loads(pickle.dumps(single)), single)  # noqa: S301
@@ -423,8 +425,8 @@ def test_empty_labels() -> None:
     assert_same(empty.subset([]), empty)
 
 
-def test_arrays_that_do_not_fit_are_refused() -> None:
-    arrays = example().arrays()
+def test_inconsistent_label_arrays_are_rejected() -> None:
+    arrays = example_labels().arrays()
     for name, wrong, message in (
         ("offsets", np.array([0, 2, 1, 3]), "offsets must increase from 0 to 3"),
         ("classes", np.array([0, 1, 2], np.int32), "classes must be in 0-1"),

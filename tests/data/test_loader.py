@@ -25,7 +25,7 @@ from tests.data.augment.test_plan import box, labels_of, polygon
 from utils.terminal import FaultError
 
 SIDE = 64
-EVERYTHING = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.5)
+ALL_AUGMENTATIONS = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.5)
 SIZES = [(80, 60), (60, 80), (200, 100), (64, 64), (33, 47), (1, 1), (2000, 4)]
 SHAPE = np.array([[2, 2], [28, 2], [28, 20], [15, 8]], np.float32)
 
@@ -43,11 +43,11 @@ def write_data(folder: Path, sizes: list[tuple[int, int]] = SIZES) -> Labels:
 
 
 def train_loader(labels: Labels, **changes: object) -> Loader:
-    values = {"batch_size": 3, "image_size": SIDE, "stride": 32, "augmentation": EVERYTHING, "seed": 0} | changes
+    values = {"batch_size": 3, "image_size": SIDE, "stride": 32, "augmentation": ALL_AUGMENTATIONS, "seed": 0} | changes
     return build_train_loader(labels, **values)  # type: ignore[arg-type]
 
 
-def weighted(labels: Labels, **changes: object) -> Loader:
+def weighted_loader(labels: Labels, **changes: object) -> Loader:
     """Return a loader with weights that draw the first images most often, some several times per epoch."""
     loader = train_loader(labels, **changes)
     loader.sampler.weights = 0.5 ** np.arange(len(labels))  # type: ignore[union-attr]
@@ -67,8 +67,8 @@ def contents(batch: Batch | Drawn) -> tuple[object, ...]:
     return tuple((part.dtype, part.shape, part.tobytes()) for part in arrays)
 
 
-@pytest.mark.parametrize(("make", "rect"), [(train_loader, False), (train_loader, True), (weighted, False)])
-def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, make: Callable[..., Loader], rect: bool) -> None:
+@pytest.mark.parametrize(("make", "rect"), [(train_loader, False), (train_loader, True), (weighted_loader, False)])
+def test_batches_do_not_depend_on_number_of_workers(tmp_path: Path, make: Callable[..., Loader], rect: bool) -> None:
     labels = write_data(tmp_path)
     runs = [epochs_of(make(labels, workers=workers, rect=rect), 2) for workers in (0, 1, 3)]
     alone, one, three = ([contents(batch) for batch in run] for run in runs)
@@ -76,7 +76,7 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path, make: Callable
     assert alone == one == three
 
 
-class NoImport:
+class KillOnImport:
     """An import hook that kills child processes which import anything except torch."""
 
     def __init__(self) -> None:
@@ -88,15 +88,17 @@ class NoImport:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked")
-def test_loader_processes_import_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_import_no_modules_except_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are forked while a thread imports matplotlib: importing a half-imported module would wait forever."""
-    monkeypatch.setattr(sys, "meta_path", [NoImport(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [KillOnImport(), *sys.meta_path])
     assert len(epochs_of(train_loader(write_data(tmp_path), workers=1), 2)) == 4
 
 
-@pytest.mark.parametrize("make", [train_loader, weighted])
+@pytest.mark.parametrize("make", [train_loader, weighted_loader])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_later_start_gives_the_epochs_last_batches(tmp_path: Path, make: Callable[..., Loader], workers: int) -> None:
+def test_starting_mid_epoch_gives_the_remaining_batches(
+    tmp_path: Path, make: Callable[..., Loader], workers: int
+) -> None:
     loader = make(write_data(tmp_path), batch_size=2, workers=workers)
     complete = [contents(batch) for batch in epochs_of(loader, 2)]
     assert len(complete) == 7  # 14 samples: 3 batches, then 4
@@ -107,7 +109,7 @@ def test_a_later_start_gives_the_epochs_last_batches(tmp_path: Path, make: Calla
     assert [contents(batch) for batch in epochs_of(loader, 2)] == complete  # the same workers start from the beginning
 
 
-def test_what_is_skipped_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_batches_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = train_loader(write_data(tmp_path), batch_size=1, mosaic_until=0)
     loader.sampler.set_epoch(0, 4)  # type: ignore[union-attr]
     read: list[str] = []
@@ -117,9 +119,9 @@ def test_what_is_skipped_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(indices) == 3
 
 
-def test_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
+def test_repeated_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
-    loader = weighted(labels, batch_size=7, mosaic_until=0)
+    loader = weighted_loader(labels, batch_size=7, mosaic_until=0)
     (batch,) = epochs_of(loader, 1)
     drawn = batch.indices.tolist()
     assert len(set(drawn)) < 7
@@ -132,7 +134,7 @@ def test_draws_of_an_image_differ_in_pixels(tmp_path: Path) -> None:
         assert (plain.pixels[0] == image.numpy()).all() == (key.repeat == 0)
 
 
-def test_a_sample_depends_on_its_key_alone(tmp_path: Path) -> None:
+def test_sample_depends_only_on_its_key(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     keys = [Key(epoch, index, SIDE, SIDE, True) for epoch in (0, 5) for index in range(7)]
     samples = train_loader(labels).samples
@@ -144,7 +146,7 @@ def test_a_sample_depends_on_its_key_alone(tmp_path: Path) -> None:
     assert contents(again.draw([keys[0]])) != forward[0]
 
 
-def test_ranks_hold_the_images_of_one_process(tmp_path: Path) -> None:
+def test_ranks_together_load_the_batches_of_one_process(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     alone = epochs_of(train_loader(labels, batch_size=4), 2)
     ranks = [epochs_of(train_loader(labels, batch_size=4, rank=rank, size=2), 2) for rank in (0, 1)]
@@ -155,7 +157,7 @@ def test_ranks_hold_the_images_of_one_process(tmp_path: Path) -> None:
         )
 
 
-def test_types_and_image_numbers(tmp_path: Path) -> None:
+def test_evaluation_batches_have_expected_shapes_types_and_targets(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     loader = build_evaluation_loader(labels, batch_size=7, image_size=SIDE, stride=32)
     batches = list(loader)
@@ -176,7 +178,7 @@ def test_types_and_image_numbers(tmp_path: Path) -> None:
         assert batch.targets[:, 0].tolist() == sorted(batch.targets[:, 0].tolist())
 
 
-def test_an_image_is_evaluated_alike_in_batches_of_any_size(tmp_path: Path) -> None:
+def test_evaluation_sample_does_not_depend_on_batch_size(tmp_path: Path) -> None:
     labels = write_data(tmp_path, [*SIZES, (90, 45), (64, 66), (400, 200)])
     seen = []
     for batch_size in (1, 2, 10):
@@ -190,7 +192,7 @@ def test_an_image_is_evaluated_alike_in_batches_of_any_size(tmp_path: Path) -> N
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_images_without_labels(tmp_path: Path) -> None:
+def test_images_without_labels_give_empty_targets(tmp_path: Path) -> None:
     labels = write_data(tmp_path).subset([0, 3])
     for batch in [
         *train_loader(labels, batch_size=2),
@@ -200,7 +202,7 @@ def test_images_without_labels(tmp_path: Path) -> None:
         assert batch.targets.dtype == torch.float32
 
 
-def test_one_image(tmp_path: Path) -> None:
+def test_dataset_of_one_image_can_be_loaded(tmp_path: Path) -> None:
     labels = write_data(tmp_path).subset([2])
     batches = epochs_of(train_loader(labels, batch_size=1), 3)
     assert [batch.indices.tolist() for batch in batches] == [[0]] * 3
@@ -234,7 +236,7 @@ def test_training_samples_have_no_placement(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_was_exchanged_is_named(tmp_path: Path, workers: int) -> None:
+def test_loader_reports_image_changed_since_scan(tmp_path: Path, workers: int) -> None:
     """Its boxes belong to the old image."""
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
@@ -248,18 +250,18 @@ def test_an_image_that_was_exchanged_is_named(tmp_path: Path, workers: int) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_missing_image_is_named_in_one_line(tmp_path: Path, workers: int) -> None:
+def test_missing_image_is_reported_in_one_line(tmp_path: Path, workers: int) -> None:
     labels = write_data(tmp_path)
     os.remove(labels.path(1))
     with pytest.raises(ValueError, match=r"^\S*1\.png cannot be read: No such file or directory$"):
         list(train_loader(labels, batch_size=7, workers=workers))
 
 
-def test_mosaic_closes(tmp_path: Path) -> None:
+def test_mosaic_is_disabled_from_mosaic_until(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     closed = epochs_of(train_loader(labels, mosaic_until=0), 2)
     single = epochs_of(
-        train_loader(labels, augmentation=Augmentation(**vars(EVERYTHING) | {"mosaic": 0.0}), mosaic_until=0), 2
+        train_loader(labels, augmentation=Augmentation(**vars(ALL_AUGMENTATIONS) | {"mosaic": 0.0}), mosaic_until=0), 2
     )
     assert [contents(batch) for batch in closed] == [contents(batch) for batch in single]
     late = epochs_of(train_loader(labels, mosaic_until=1), 2)
@@ -267,14 +269,14 @@ def test_mosaic_closes(tmp_path: Path) -> None:
     assert [contents(b) for b in late] == [contents(b) for b in full[:2] + closed[2:]]
 
 
-def test_loading_leaves_torchs_random_numbers_alone(tmp_path: Path) -> None:
+def test_loading_does_not_change_torch_random_state(tmp_path: Path) -> None:
     loader = train_loader(write_data(tmp_path))
     before = torch.get_rng_state()
     epochs_of(loader, 2)
     assert torch.get_rng_state().equal(before)
 
 
-def test_samples_travel_light() -> None:
+def test_pickled_samples_are_small() -> None:
     count = 20_000
     labels = labels_of([(640, 480)] * count, [[box(0, 1, 1, 9, 9)] * 5] * count)
     samples = train_loader(labels, batch_size=16).samples
@@ -307,7 +309,7 @@ kept = main(sys.argv[2])
 """
 
 
-def start(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
+def start_program(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
     """Start a program with two workers; return it and the process ids of the workers."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     root = Path(__file__).parents[2]
@@ -322,7 +324,7 @@ def start(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.P
     return program, [int(pid) for pid in program.stdout.readline().split()]
 
 
-def alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -332,50 +334,50 @@ def alive(pid: int) -> bool:
 
 def wait_for_end(pids: list[int], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < deadline:
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not any(map(alive, pids))
+    return not any(map(is_running, pids))
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-@linux
+@linux_only
 @pytest.mark.parametrize("ending", ["raise", "return"])
-def test_a_program_that_ends_with_its_loader_alive_ends(tmp_path: Path, ending: str) -> None:
-    program, workers = start(tmp_path, ending)
+def test_program_with_active_workers_exits(tmp_path: Path, ending: str) -> None:
+    program, workers = start_program(tmp_path, ending)
     assert len(workers) == 2
     assert program.wait(30) == (1 if ending == "raise" else 0)
     assert wait_for_end(workers, 5)
 
 
-@linux
+@linux_only
 @pytest.mark.parametrize("method", ["fork", "forkserver"])  # Python 3.14's default is the latter
-def test_workers_outlive_signals_but_not_their_parent(tmp_path: Path, method: str) -> None:
-    program, workers = start(tmp_path, "wait", method)
+def test_workers_ignore_signals_but_exit_with_parent(tmp_path: Path, method: str) -> None:
+    program, workers = start_program(tmp_path, "wait", method)
     for pid in workers:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
     time.sleep(0.3)
-    assert all(map(alive, workers))
+    assert all(map(is_running, workers))
     program.kill()
     program.wait(10)
     assert wait_for_end(workers, 5)
 
 
-def kill_one(loader: Loader, seconds: float = 0) -> None:
+def kill_worker(loader: Loader, seconds: float = 0) -> None:
     """Kill a worker, then do something else for `seconds`."""
     os.kill(loader._loader._iterator._workers[0].pid, signal.SIGKILL)
     for _ in range(round(seconds / 0.05)):
         time.sleep(0.05)
 
 
-DIED = "^a DataLoader worker died, probably out of memory: use fewer --workers; --resume continues the run$"
+WORKER_DIED = "^a DataLoader worker died, probably out of memory: use fewer --workers; --resume continues the run$"
 
 
-@linux
+@linux_only
 @pytest.mark.parametrize("another", [False, True])
-def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path, another: bool) -> None:
+def test_killed_worker_raises_while_main_thread_is_busy(tmp_path: Path, another: bool) -> None:
     """torch raises wherever the main thread is, also if another DataLoader has set torch's handler before."""
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal_handling._SIGCHLD_handler_set = False
@@ -384,27 +386,27 @@ def test_a_worker_that_is_killed_while_something_else_is_done(tmp_path: Path, an
             assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
         loader = train_loader(write_data(tmp_path), workers=2)
         next(iter(loader))
-        with pytest.raises(FaultError, match=DIED):
-            kill_one(loader, 5)
+        with pytest.raises(FaultError, match=WORKER_DIED):
+            kill_worker(loader, 5)
     finally:
         signal.signal(signal.SIGCHLD, handler)
 
 
-@linux
-def test_a_worker_that_is_killed_is_missed_when_its_batch_is_due(tmp_path: Path) -> None:
+@linux_only
+def test_killed_worker_raises_when_its_batch_is_due(tmp_path: Path) -> None:
     """As in Python 3.14, where workers are not children of this process, so nothing reports that they ended."""
     loader = train_loader(write_data(tmp_path), workers=2)
     next(iter(loader))
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        kill_one(loader)
-        with pytest.raises(FaultError, match=DIED):
+        kill_worker(loader)
+        with pytest.raises(FaultError, match=WORKER_DIED):
             list(loader)
     finally:
         signal.signal(signal.SIGCHLD, handler)
 
 
-def test_other_errors_of_a_worker_keep_their_words() -> None:
+def test_worker_death_is_explained_but_other_errors_are_not() -> None:
     assert explain_worker_death("CUDA error: out of memory") == ""
     assert explain_worker_death("Caught RuntimeError in DataLoader worker process 0.") == ""
     killed = "DataLoader worker (pid 7) is killed by signal: "

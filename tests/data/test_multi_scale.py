@@ -5,25 +5,25 @@ import torch
 from data.multi_scale import MultiScale
 
 
-def test_sizes_are_whole_strides_from_half_to_one_and_a_half():
+def test_sizes_are_all_stride_multiples_from_half_to_1_5_times():
     scale = MultiScale(0, 32)
     sizes = {scale.size(step, 640) for step in range(1000)}
     assert sizes == set(range(320, 961, 32))  # all 21 of them
 
 
-def test_a_size_belongs_to_seed_and_step():
+def test_size_depends_only_on_seed_and_step():
     sizes = [MultiScale(0, 32).size(step, 640) for step in range(20)]
     assert sizes == [MultiScale(0, 32).size(step, 640) for step in reversed(range(20))][::-1]
     assert sizes != [MultiScale(1, 32).size(step, 640) for step in range(20)]
 
 
-def test_never_less_than_two_strides():
+def test_size_is_at_least_two_strides():
     # Half of 64 px would be one cell at stride 32, from which BatchNorm cannot compute a variance.
     assert {MultiScale(0, 32).size(step, 64) for step in range(100)} == {64, 96}
     assert {MultiScale(0, 64).size(step, 128) for step in range(100)} == {128, 192}
 
 
-def test_boxes_go_with_the_pixels():
+def test_multi_scale_resizes_images_and_boxes():
     scale = MultiScale(0, 32)
     step = next(step for step in range(100) if scale.size(step, 128) == 64)
     images = torch.zeros(2, 3, 128, 128)
@@ -38,7 +38,7 @@ def test_boxes_go_with_the_pixels():
     assert targets.tolist() == [[1.0, 2.0, 16.0, 32.0, 32.0, 64.0]]
 
 
-def test_no_boxes():
+def test_multi_scale_accepts_empty_targets():
     images, targets = MultiScale(0, 32)(3, torch.rand(1, 3, 64, 64), torch.zeros(0, 6))
     assert targets.shape == (0, 6)
     assert images.shape[2] == images.shape[3]

@@ -11,8 +11,8 @@ import torch
 
 import train
 import val
-from tests.data.test_fuzz_images import KINDS, stored
-from tests.support.fuzzing import assert_presentable, unchanged
+from tests.data.test_fuzz_images import KINDS, encode_image
+from tests.support.fuzzing import assert_printable_line, assert_unchanged
 from utils.distributed.world import World
 from utils.terminal import exit_code_of
 
@@ -34,7 +34,7 @@ def odd_data(tmp_path: Path) -> Path:
     pictures = {f"{kind}.{'jpg' if 'jpeg' in kind else 'png'}": data for kind, data in KINDS.items()}
     pictures |= {f"{stem}.png": png(40, 60) for stem in STEMS}
     pictures |= {"flat.png": png(10, 20_000), "tall.png": png(20_000, 10), "least.png": png(2, 2), "dot.png": png(1, 1)}
-    pictures |= {"gif.jpg": stored("GIF"), "empty.jpg": b"", "cut.png": png(9, 9)[:60], "text.png": b"hello"}
+    pictures |= {"gif.jpg": encode_image("GIF"), "empty.jpg": b"", "cut.png": png(9, 9)[:60], "text.png": b"hello"}
     for folder in (images, labels):
         folder.mkdir(parents=True)
     for number, (name, data) in enumerate(pictures.items()):
@@ -77,8 +77,8 @@ def assert_printable(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_odd_pictures_and_names_train_and_are_measured(odd_data, tiny_model, tmp_path, capfd):
-    with unchanged(odd_data.parent):
+def test_unusual_images_and_names_can_be_trained_and_validated(odd_data, tiny_model, tmp_path, capfd):
+    with assert_unchanged(odd_data.parent):
         train.main(train.parse_args(flags(odd_data, tiny_model, tmp_path, "--hyp", "hyp.scratch-high.yaml"))[0], CPU)
     folder = tmp_path / "runs" / "exp"
     output = capfd.readouterr()
@@ -89,7 +89,7 @@ def test_odd_pictures_and_names_train_and_are_measured(odd_data, tiny_model, tmp
     lines = [f"{p['where']}: {p['reason']}" for p in report["problems"]]
     assert any("broken.png: is not a file, or is a broken symlink" in line for line in lines)
     for line in lines:
-        assert_presentable(line)
+        assert_printable_line(line)
     per_class = json.loads((folder / "metrics.json").read_text())["best"]["per_class"]
     assert set(per_class) <= set(CLASSES)
     drawn = ["labels.png", "results.png", "confusion_matrix.png", "PR_curve.png", "train_batch0.jpg"]
@@ -99,14 +99,14 @@ def test_odd_pictures_and_names_train_and_are_measured(odd_data, tiny_model, tmp
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0", "--verbose"]
     arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--save-txt"]
     arguments += ["--save-json", "--task", "train"]
-    with unchanged(odd_data.parent):
+    with assert_unchanged(odd_data.parent):
         val.main(val.parse_args(arguments)[0], CPU)
     assert_printable(capfd.readouterr().out)
     assert (tmp_path / "val" / "exp" / "labels" / "flat.txt").exists()
 
 
 @pytest.mark.slow
-def test_ten_thousand_classes_train(tmp_path, tiny_data, tiny_model, capsys):
+def test_training_runs_with_ten_thousand_classes(tmp_path, tiny_data, tiny_model, capsys):
     names = [f"class {k}" for k in range(10_000)]
     file = tmp_path / "many.yaml"
     file.write_text(f"path: {tiny_data.parent}\ntrain: images\nval: images\nnames: {json.dumps(names)}\n")
@@ -116,7 +116,7 @@ def test_ten_thousand_classes_train(tmp_path, tiny_data, tiny_model, capsys):
 
 
 @pytest.mark.parametrize("text", ["0 .5 .5 .1 .1\n99 .5 .5 .1 .1\n", "x\n", ""])
-def test_a_refusal_shows_no_name_raw(text, tmp_path, tiny_model, capfd):
+def test_error_messages_escape_control_characters_of_names(text, tmp_path, tiny_model, capfd):
     root = tmp_path / "set\nerror: no\x1b[2J"
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_refusal_shows_no_name_raw(text, tmp_path, tiny_model, capfd):
     (root / "labels" / "a\r\x1b[2J.txt").write_text(text)
     file = root / "data\n.yaml"
     file.write_text("train: images\nval: images\nnames: [a, b]\n")
-    with unchanged(root):
+    with assert_unchanged(root):
         assert exit_code_of(lambda: train.run(flags(file, tiny_model, tmp_path))) == 2
     output = capfd.readouterr()
     assert_printable(output.out)

@@ -44,7 +44,9 @@ each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @each_mode
 @pytest.mark.parametrize("first_batch", [0, 3])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_batches_are_the_same_for_any_number_of_processes(size: int, first_batch: int, mode: dict[str, object]) -> None:
+def test_global_batches_do_not_depend_on_number_of_processes(
+    size: int, first_batch: int, mode: dict[str, object]
+) -> None:
     alone = sampler(37, 8, **mode)
     ranks = [sampler(37, 8, **mode, rank=rank, size=size) for rank in range(size)]
     for epoch in range(4):
@@ -57,7 +59,7 @@ def test_batches_are_the_same_for_any_number_of_processes(size: int, first_batch
 
 
 @each_mode
-def test_a_later_start_leaves_batches_out_and_changes_none(mode: dict[str, object]) -> None:
+def test_first_batch_skips_batches_without_changing_the_rest(mode: dict[str, object]) -> None:
     made = sampler(37, 8, **mode)
     for epoch in range(3):
         complete = epoch_of(made, epoch)
@@ -69,7 +71,7 @@ def test_a_later_start_leaves_batches_out_and_changes_none(mode: dict[str, objec
 
 
 @pytest.mark.parametrize("first_batch", [-1, 5])
-def test_a_start_outside_of_the_epoch_is_refused_and_changes_nothing(first_batch: int) -> None:
+def test_first_batch_outside_epoch_is_rejected_without_side_effect(first_batch: int) -> None:
     made = sampler(37, 8)
     made.set_epoch(1, 2)
     with pytest.raises(ValueError, match=rf"^first batch {first_batch}: epoch 2 has 4 batches, choose 0 to 4$"):
@@ -77,7 +79,7 @@ def test_a_start_outside_of_the_epoch_is_refused_and_changes_nothing(first_batch
     assert (made.epoch, made.first_batch, len(made)) == (1, 2, 3)
 
 
-def test_the_stream_against_passes_written_out() -> None:
+def test_sample_stream_equals_concatenated_permutations() -> None:
     def shuffled(epoch: int) -> list[tuple[int, int]]:
         generator = np.random.Generator(np.random.Philox(key=[0, (epoch << 40) | ORDER]))
         return [(epoch, index) for index in generator.permutation(37).tolist()]
@@ -90,7 +92,7 @@ def test_the_stream_against_passes_written_out() -> None:
 
 @pytest.mark.parametrize("shapes", [None, RECT], ids=["square", "rect"])
 @pytest.mark.parametrize(("count", "batch_size"), [(37, 8), (8, 8), (5, 2), (9, 8), (16, 4), (3, 1)])
-def test_every_pass_holds_every_image_once(count: int, batch_size: int, shapes: CanvasShapes | None) -> None:
+def test_every_pass_contains_every_image_once(count: int, batch_size: int, shapes: CanvasShapes | None) -> None:
     made = sampler(count, batch_size, shapes=shapes)
     epochs = 9
     seen = [(key.epoch, key.index) for epoch in range(epochs) for batch in epoch_of(made, epoch) for key in batch]
@@ -110,7 +112,7 @@ def test_epoch_lengths() -> None:
     assert [key.epoch for key in epoch_of(made, 1)[0]] == [0] * 5 + [1] * 3
 
 
-def test_epochs_differ_and_repeat() -> None:
+def test_epoch_order_differs_by_epoch_and_is_reproducible() -> None:
     made = sampler(40, 8)
     orders = [[key.index for batch in epoch_of(made, epoch) for key in batch] for epoch in (0, 1, 2, 1)]
     assert orders[1] == orders[3]
@@ -119,7 +121,7 @@ def test_epochs_differ_and_repeat() -> None:
     assert [key.index for batch in sampler(40, 8, seed=1) for key in batch] != orders[0]
 
 
-def test_an_iteration_does_not_depend_on_those_before() -> None:
+def test_iteration_does_not_depend_on_earlier_iterations() -> None:
     made = sampler(37, 8)
     fresh = epoch_of(sampler(37, 8), 6)
     for epoch in range(4):
@@ -128,7 +130,7 @@ def test_an_iteration_does_not_depend_on_those_before() -> None:
     assert epoch_of(made, 6) == fresh
 
 
-def test_rect_batches_are_alike_and_shuffled() -> None:
+def test_rect_batches_group_similar_ratios_and_are_shuffled() -> None:
     made = sampler(200, 8, shapes=RECT)
     batches = epoch_of(made, 0)
     low = [made.ratios[[key.index for key in batch]].min() for batch in batches]
@@ -149,11 +151,11 @@ def test_rect_batches_are_alike_and_shuffled() -> None:
     assert second != [[key.index for key in batch] for batch in batches]
 
 
-def test_square_canvases() -> None:
+def test_canvases_are_square_by_default() -> None:
     assert {(key.height, key.width) for batch in sampler(37, 8) for key in batch} == {(320, 320)}
 
 
-def test_mosaic_closes_with_the_epoch_also_for_what_is_left_of_the_one_before() -> None:
+def test_mosaic_until_also_applies_to_samples_left_from_last_epoch() -> None:
     made = sampler(37, 8, mosaic_until=1)
     assert all(key.mosaic for batch in epoch_of(made, 0) for key in batch)
     last = epoch_of(made, 1)
@@ -175,7 +177,7 @@ def test_rect_has_no_mosaic() -> None:
         (0, {"batch_size": 1}, "batch size 1 is larger than the 0 training images"),
     ],
 )
-def test_refusals(count: int, values: dict[str, int], text: str) -> None:
+def test_train_sampler_rejects_invalid_batch_sizes(count: int, values: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
         sampler(count, **values)
 
@@ -183,7 +185,7 @@ def test_refusals(count: int, values: dict[str, int], text: str) -> None:
 # ---------------------------------------------------------------------- weights
 
 
-def test_images_are_drawn_as_often_as_they_weigh() -> None:
+def test_images_are_drawn_in_proportion_to_weights() -> None:
     made = sampler(40, 8, weighted=True)
     drawn = np.bincount([key.index for epoch in range(500) for batch in epoch_of(made, epoch) for key in batch])
     weights = some_weights(40)
@@ -194,7 +196,7 @@ def test_images_are_drawn_as_often_as_they_weigh() -> None:
     assert abs(squares.sum() - 31) < 24
 
 
-def test_weighted_epochs_have_as_many_batches_and_draw_anew() -> None:
+def test_weighted_epochs_keep_their_length_and_differ() -> None:
     made, without = sampler(37, 8, weighted=True), sampler(37, 8)
     epochs = [epoch_of(made, epoch) for epoch in range(4)]
     assert [len(epoch) for epoch in epochs] == [len(epoch_of(without, epoch)) for epoch in range(4)] == [4, 5, 4, 5]
@@ -207,7 +209,7 @@ def test_weighted_epochs_have_as_many_batches_and_draw_anew() -> None:
 
 
 @pytest.mark.parametrize("shapes", [None, RECT], ids=["square", "rect"])
-def test_draws_of_an_image_are_numbered(shapes: CanvasShapes | None) -> None:
+def test_repeated_draws_of_an_image_are_numbered(shapes: CanvasShapes | None) -> None:
     made = sampler(37, 8, weighted=True, shapes=shapes)
     keys = [key for batch in epoch_of(made, 3) for key in batch]
     assert len({key.index for key in keys}) < len(keys) == 40
@@ -216,13 +218,13 @@ def test_draws_of_an_image_are_numbered(shapes: CanvasShapes | None) -> None:
         assert numbers == list(range(len(numbers)))
 
 
-def test_repeats_against_counting() -> None:
+def test_repeats_equals_slow_counting() -> None:
     values = np.random.default_rng(0).integers(0, 6, 50)
     assert repeats(values).tolist() == [values[:i].tolist().count(value) for i, value in enumerate(values)]
     assert repeats(values[:0]).tolist() == []
 
 
-def test_all_the_weight_on_one_image() -> None:
+def test_image_with_all_the_weight_is_drawn_every_time() -> None:
     made = sampler(9, 3)
     for weight in (5e-324, 1.0, 1e308):  # the smallest float works, and the sum of the largest
         for index in (0, 4, 8):
@@ -232,7 +234,7 @@ def test_all_the_weight_on_one_image() -> None:
     assert len({key.index for batch in made for key in batch}) > 1
 
 
-def test_no_weight_is_never_drawn_at_an_edge_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_weight_images_are_never_drawn_at_interval_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     class Edges:
         """Random numbers at the boundaries between images, and the smallest and largest possible ones."""
 
@@ -245,7 +247,7 @@ def test_no_weight_is_never_drawn_at_an_edge_either(monkeypatch: pytest.MonkeyPa
     assert [key.index for batch in made for key in batch] == [1, 1, 3, 3, 3]
 
 
-def test_weights_are_a_copy() -> None:
+def test_sampler_copies_its_weights() -> None:
     given = np.ones(9)
     made = sampler(9, 3)
     made.weights = given
@@ -265,7 +267,7 @@ def test_weights_are_a_copy() -> None:
         ([0.0, 0.0, 0.0], "image weights are 0 to 0: they must be finite and at least 0, and not all 0"),
     ],
 )
-def test_weights_that_are_refused(weights: list[float], text: str) -> None:
+def test_invalid_image_weights_are_rejected(weights: list[float], text: str) -> None:
     made = sampler(3, 1, weighted=True)
     before = epoch_of(made, 0)
     with pytest.raises(ValueError, match=f"^{text}$"):
@@ -292,7 +294,7 @@ def test_evaluation_covers_every_image_once(count: int, size: int) -> None:
     assert sorted(key.index for batch in alone for key in batch) == list(range(count))
 
 
-def test_a_canvas_does_not_depend_on_what_else_is_in_the_batch() -> None:
+def test_evaluation_canvas_depends_only_on_the_image() -> None:
     ratios = np.random.default_rng(0).choice([0.5, 0.56, 0.66, 0.75, 1.0, 1.33, 1.5, 2.0], 60)
     for batch_size in (1, 2, 7, 100):
         batches = list(EvaluationSampler(ratios, batch_size=batch_size, shapes=VALIDATION))

@@ -23,7 +23,7 @@ DATASETS = Path(__file__).parents[3] / "shared" / "datasets"
 NAMES = ("cat", "dog")
 
 
-def make(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40, 20)) -> Path:
+def write_dataset(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40, 20)) -> Path:
     """Create a folder of images named as the keys, with label files of the given texts; None: no label file."""
     (root / "images").mkdir(parents=True, exist_ok=True)
     (root / "labels").mkdir(exist_ok=True)
@@ -35,19 +35,21 @@ def make(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40,
     return root / "images"
 
 
-def tree(root: Path) -> dict[str, tuple[str, int]]:
+def file_states(root: Path) -> dict[str, tuple[str, int]]:
     """Return the hash and modification time of every file."""
     files = [path for path in sorted(root.rglob("*")) if path.is_file()]
     return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files}
 
 
-def test_counts_problems_and_untouched_files(tmp_path: Path) -> None:
-    source = make(tmp_path, {"a": "0 .5 .5 .5 .5\n1 .1 .1 .3 .1 .2 .4\nx\n", "b": "", "c": None, "d": "0 .5 .5 1 1\n"})
+def test_scan_reports_counts_and_problems_and_changes_no_file(tmp_path: Path) -> None:
+    source = write_dataset(
+        tmp_path, {"a": "0 .5 .5 .5 .5\n1 .1 .1 .3 .1 .2 .4\nx\n", "b": "", "c": None, "d": "0 .5 .5 1 1\n"}
+    )
     (source / "e.jpg").write_text("no image")
     cv2.imwrite(str(source / "f.png"), np.zeros((1, 1, 3), np.uint8))
-    before = tree(tmp_path)
+    before = file_states(tmp_path)
     labels, report = scan([source], NAMES, threads=2)
-    assert tree(tmp_path) == before
+    assert file_states(tmp_path) == before
     assert [Path(labels.path(i)).name for i in range(len(labels))] == ["a.png", "b.png", "c.png", "d.png"]
     assert labels.image_ids.tolist() == [1, 2, 3, 4]
     assert labels.category_ids.tolist() == [1, 2]
@@ -71,19 +73,19 @@ def test_counts_problems_and_untouched_files(tmp_path: Path) -> None:
     assert report.summary().startswith("4 images (2 background), 3 boxes in 2 of 2 classes; ")
 
 
-def test_report_goes_through_json(tmp_path: Path) -> None:
-    _, report = scan([make(tmp_path, {"a": "0 .5 .5 .5 .5\n0\n"})], NAMES)
+def test_report_survives_json_round_trip(tmp_path: Path) -> None:
+    _, report = scan([write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5\n0\n"})], NAMES)
     assert report_from_dict(json.loads(json.dumps(report.as_dict()))) == report
 
 
-def test_the_listed_problems_are_bounded(tmp_path: Path) -> None:
-    _, report = scan([make(tmp_path, {"a": "0 .5 .5 .5 .5\n" + "bad\n" * 1500})], NAMES)
+def test_report_lists_at_most_1000_problems(tmp_path: Path) -> None:
+    _, report = scan([write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5\n" + "bad\n" * 1500})], NAMES)
     assert len(report.problems) == 1000
     assert report.problem_counts == (("row dropped", 1500),)
     assert report.as_dict()["not_listed"] == 500
 
 
-def test_millions_of_bad_rows_are_counted_and_not_kept(tmp_path: Path) -> None:
+def test_problem_log_counts_all_but_keeps_first_1000(tmp_path: Path) -> None:
     kept = ProblemLog()
     kept.extend(Problem("row dropped", str(number), "") for number in range(5000))
     kept.extend([Problem("note", "x", "")])
@@ -91,8 +93,8 @@ def test_millions_of_bad_rows_are_counted_and_not_kept(tmp_path: Path) -> None:
     assert kept.counts == {"row dropped": 5000, "note": 1}
 
 
-def test_two_images_with_one_label_file_are_told(tmp_path: Path) -> None:
-    source = make(tmp_path, {"a": "0 .5 .5 .5 .5"})
+def test_images_sharing_a_label_file_are_reported(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5"})
     cv2.imwrite(str(source / "a.bmp"), np.zeros((9, 9, 3), np.uint8))
     labels, report = scan([source], NAMES)
     assert len(labels) == 2
@@ -100,8 +102,8 @@ def test_two_images_with_one_label_file_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="named pipes")
-def test_pipes_for_labels_and_json_are_not_waited_for(tmp_path: Path) -> None:
-    source = make(tmp_path, {"a": "0 .5 .5 .5 .5", "b": None})
+def test_named_pipes_as_labels_or_json_do_not_block(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5", "b": None})
     os.mkfifo(tmp_path / "labels" / "b.txt")
     assert scan([source], NAMES)[1].unreadable == (f"{source}/b.png",)
     os.mkfifo(tmp_path / "all.json")
@@ -109,8 +111,8 @@ def test_pipes_for_labels_and_json_are_not_waited_for(tmp_path: Path) -> None:
         scan([tmp_path / "all.json"], NAMES)
 
 
-def test_folder_and_list_and_both_give_the_same_images_once(tmp_path: Path) -> None:
-    source = make(tmp_path, {"a": "0 .5 .5 .5 .5", "b": "1 .5 .5 .5 .5"})
+def test_folder_and_list_sources_give_the_same_images_without_duplicates(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5", "b": "1 .5 .5 .5 .5"})
     listed = tmp_path / "train.txt"
     listed.write_text("./images/b.png\nimages/a.png\n")
     one, _ = scan([source], NAMES)
@@ -122,22 +124,22 @@ def test_folder_and_list_and_both_give_the_same_images_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_change_nothing(tmp_path: Path, threads: int) -> None:
-    source = make(tmp_path, {f"{i:03}": f"{i % 2} .5 .5 .5 {(i + 1) / 200}" for i in range(150)})
+def test_scan_result_does_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
+    source = write_dataset(tmp_path, {f"{i:03}": f"{i % 2} .5 .5 .5 {(i + 1) / 200}" for i in range(150)})
     labels, _ = scan([source], NAMES, threads=threads)
     assert labels.classes.tolist() == [i % 2 for i in range(150)]
 
 
-def test_stops(tmp_path: Path) -> None:
+def test_scan_rejects_sources_without_images_or_labels_and_bad_classes(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images in .*empty"):
         scan([tmp_path / "empty"], NAMES)
-    source = make(tmp_path / "one", {"a": None, "b": None})
+    source = write_dataset(tmp_path / "one", {"a": None, "b": None})
     expected = tmp_path / "one" / "labels" / "a.txt"
     message = f"no labels for 2 images: those of the first image {source}/a.png should be in {expected}, which does"
     with pytest.raises(ValueError, match=message):
         scan([source], NAMES)
-    source = make(tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"})
+    source = write_dataset(tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"})
     with pytest.raises(ValueError, match=r"labels/b.txt line 2: class 2, but names has 2 classes \(0-1\)"):
         scan([source], NAMES)
     (source / "a.png").write_text("")
@@ -146,8 +148,8 @@ def test_stops(tmp_path: Path) -> None:
         scan([source], NAMES)
 
 
-def test_a_label_file_that_cannot_be_read_is_not_background(tmp_path: Path) -> None:
-    source = make(tmp_path, {"a": "0 .5 .5 .1 .1", "b": None})
+def test_image_with_unreadable_label_file_is_not_background(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path, {"a": "0 .5 .5 .1 .1", "b": None})
     (tmp_path / "labels" / "b.txt").mkdir()
     labels, report = scan([source], NAMES)
     assert len(labels) == 1
@@ -167,8 +169,8 @@ def write_coco(root: Path, width: int = 40) -> Path:
     return file
 
 
-def test_coco(tmp_path: Path) -> None:
-    make(tmp_path, {"a": None, "b": None})
+def test_scan_reads_coco_json(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": None, "b": None})
     labels, report = scan([write_coco(tmp_path)], NAMES)
     assert labels.image_ids.tolist() == [70, 8]
     assert labels.category_ids.tolist() == [5, 2]
@@ -180,7 +182,7 @@ def test_coco(tmp_path: Path) -> None:
     assert "annotation 2: bbox [50, 5, 20, 10] is outside its image of 40x20" in str(report.problems[0])
 
 
-def test_a_coco_json_far_from_its_images_names_the_places_tried(tmp_path: Path) -> None:
+def test_coco_json_without_images_lists_the_folders_tried(tmp_path: Path) -> None:
     (tmp_path / "json").mkdir()
     file = write_coco(tmp_path / "json")
     tried = (
@@ -189,23 +191,23 @@ def test_a_coco_json_far_from_its_images_names_the_places_tried(tmp_path: Path) 
     )
     with pytest.raises(ValueError, match=rf"none of 2 images can be used; the first problem is {file}: .*{tried}"):
         scan([file], NAMES)
-    source = make(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
+    source = write_dataset(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
     labels, report = scan([source, file], NAMES)  # another source has images: no error, only a problem in the report
     assert len(labels) == 1
     assert re.search(tried, str(report.problems[0]))
     assert dict(report.problem_counts) == {"COCO JSON whose images were not found": 1, "image left out": 2}
 
 
-def test_an_image_of_another_size_than_its_json_says_is_left_out(tmp_path: Path) -> None:
-    make(tmp_path, {"a": None, "b": None})
+def test_image_whose_size_differs_from_coco_json_is_dropped(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": None, "b": None})
     labels, report = scan([write_coco(tmp_path, width=41)], NAMES)
     assert labels.image_ids.tolist() == [8]
     assert "b.png: is 40x20 upright, but its JSON says 41x20" in str(report.problems[0])
 
 
-def test_ids_are_counted_anew_when_sources_are_mixed(tmp_path: Path) -> None:
-    source = make(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
-    make(tmp_path / "json", {"a": None, "b": None})
+def test_mixed_sources_get_new_ids(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
+    write_dataset(tmp_path / "json", {"a": None, "b": None})
     labels, _ = scan([source, write_coco(tmp_path / "json")], NAMES)
     assert labels.image_ids.tolist() == [1, 2, 3]
     assert labels.category_ids.tolist() == [1, 2]
@@ -214,8 +216,8 @@ def test_ids_are_counted_anew_when_sources_are_mixed(tmp_path: Path) -> None:
 # --- the cache ---
 
 
-def test_the_cache_gives_the_same_and_sees_every_change(tmp_path: Path) -> None:
-    source = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5", "b": None})
+def test_scan_cache_matches_fresh_scan_and_detects_changes(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5", "b": None})
     cache = tmp_path / "cache"
 
     def again(expected: str, names: tuple[str, ...] = NAMES) -> list[int]:
@@ -235,7 +237,7 @@ def test_the_cache_gives_the_same_and_sees_every_change(tmp_path: Path) -> None:
     assert again("files changed, cache rebuilt") == [1]
     (tmp_path / "set" / "labels" / "b.txt").write_text("0 .5 .5 .5 .5")
     assert again("files changed, cache rebuilt") == [1, 0]
-    make(tmp_path / "set", {"c": "0 .5 .5 .5 .5"})
+    write_dataset(tmp_path / "set", {"c": "0 .5 .5 .5 .5"})
     assert again("files changed, cache rebuilt") == [1, 0, 0]
     (source / "a.png").unlink()
     assert again("files changed, cache rebuilt") == [0, 0]
@@ -243,8 +245,8 @@ def test_the_cache_gives_the_same_and_sees_every_change(tmp_path: Path) -> None:
     assert all(file.suffix == ".npz" for file in cache.iterdir())
 
 
-def test_the_cache_of_a_coco_json_sees_its_images(tmp_path: Path) -> None:
-    make(tmp_path, {"a": None, "b": None})
+def test_coco_scan_cache_detects_removed_images(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": None, "b": None})
     file, cache = write_coco(tmp_path), tmp_path / "cache"
     assert scan([file], NAMES, cache_dir=cache)[1].cache == "cached now"
     assert scan([file], NAMES, cache_dir=cache)[1].cache == "from cache"
@@ -254,8 +256,8 @@ def test_the_cache_of_a_coco_json_sees_its_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, None])
-def test_a_damaged_cache_is_rebuilt(tmp_path: Path, damage: bytes | None) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_damaged_scan_cache_is_rebuilt(tmp_path: Path, damage: bytes | None) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     first, _ = scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     file.write_bytes(file.read_bytes()[:-50] if damage is None else damage)
@@ -265,8 +267,8 @@ def test_a_damaged_cache_is_rebuilt(tmp_path: Path, damage: bytes | None) -> Non
     assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
 
 
-def test_a_cache_that_holds_objects_is_not_opened(tmp_path: Path) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_scan_cache_with_pickled_objects_is_not_loaded(tmp_path: Path) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     np.savez(file, report=np.array([{"a": 1}], dtype=object))
@@ -277,39 +279,39 @@ def test_a_cache_that_holds_objects_is_not_opened(tmp_path: Path) -> None:
     )
 
 
-def sealed(data: bytes) -> bytes:
+def with_checksum(data: bytes) -> bytes:
     """Return the bytes of a stored scan with their correct checksum."""
     return data + hashlib.sha256(data).digest()
 
 
-def test_a_cache_that_would_unpack_to_more_than_it_holds_is_not_unpacked(tmp_path: Path) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_compressed_scan_cache_is_not_unpacked(tmp_path: Path) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     first, _ = scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     np.savez_compressed(file, report=np.zeros(10**8, np.uint8))
-    file.write_bytes(sealed(file.read_bytes()))
+    file.write_bytes(with_checksum(file.read_bytes()))
     labels, report = scan([source], NAMES, cache_dir=cache)
     assert_same(first, labels)
     assert report.cache == "damaged cache rebuilt: not a stored scan: it would unpack to more bytes than it has"
 
 
 @pytest.mark.parametrize("listed", ["5", "[5]", '{"a": 1}', "[", '"text"'])
-def test_a_cache_with_a_right_check_sum_but_wrong_contents_is_rebuilt(tmp_path: Path, listed: str) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_scan_cache_with_valid_checksum_but_bad_contents_is_rebuilt(tmp_path: Path, listed: str) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     first, _ = scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     with np.load(io.BytesIO(file.read_bytes()[:-32])) as archive:
         arrays = dict(archive)
     np.savez(file, **(arrays | {"listed": np.frombuffer(listed.encode(), np.uint8)}))
-    file.write_bytes(sealed(file.read_bytes()))
+    file.write_bytes(with_checksum(file.read_bytes()))
     labels, report = scan([source], NAMES, cache_dir=cache)
     assert_same(first, labels)
     assert report.cache.startswith("damaged cache rebuilt: not a stored scan: ")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="named pipes")
-def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_named_pipe_as_scan_cache_is_replaced(tmp_path: Path) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     file.unlink()
@@ -319,9 +321,9 @@ def test_a_pipe_in_the_place_of_a_cache_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
-def test_a_cache_can_be_read_by_all_who_may_read_files(tmp_path: Path) -> None:
+def test_scan_cache_file_mode_follows_umask(tmp_path: Path) -> None:
     """In a folder shared by a group, a file with mode 0600 would look damaged to all other members."""
-    source, before = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), os.umask(0o027)
+    source, before = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), os.umask(0o027)
     try:
         scan([source], NAMES, cache_dir=tmp_path / "cache")
     finally:
@@ -330,8 +332,8 @@ def test_a_cache_can_be_read_by_all_who_may_read_files(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-def test_of_many_who_write_a_cache_at_once_one_remains(tmp_path: Path) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_concurrent_scan_cache_writes_leave_one_valid_file(tmp_path: Path) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     stored = scan_cache.load(file)
@@ -342,8 +344,8 @@ def test_of_many_who_write_a_cache_at_once_one_remains(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == [file]
 
 
-def test_a_cache_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, cache = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+def test_failed_scan_cache_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
     file.write_bytes(b"")
@@ -356,8 +358,8 @@ def test_a_cache_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monke
     assert list(cache.iterdir()) == [file]
 
 
-def test_a_cache_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
-    source = make(tmp_path / "set", {"a": "0 .5 .5 .5 .5"})
+def test_scan_works_without_writable_cache_folder(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"})
     (tmp_path / "file").touch()
     labels, report = scan([source], NAMES, cache_dir=tmp_path / "file" / "cache")
     assert len(labels) == 1
@@ -368,7 +370,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["bccd", "chess_pieces", "coco128"])
-def test_txt_and_json_of_a_real_set_agree(name: str) -> None:
+def test_txt_and_json_labels_of_real_dataset_agree(name: str) -> None:
     root = DATASETS / name
     if not root.is_dir():
         pytest.skip(f"the data set {name} does not exist")

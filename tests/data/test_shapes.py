@@ -16,7 +16,7 @@ from data.shapes.generate import DEFAULT_ROOT, MARKER, generate, label_rows
 from data.shapes.outlines import outline_of
 from data.shapes.plan import NAMES, plan_shapes, unit_loops
 
-SMALL = {"train": 6, "val": 3, "size": 64}
+SMALL_SET = {"train": 6, "val": 3, "size": 64}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def digest(folder):
 # A slow oracle: 4 x 4 points per pixel, each tested against each edge.
 
 
-def covered(shape, size):
+def slow_mask(shape, size):
     """Whether a shape covers at least half of each pixel, bool [3 S, 3 S]: the image and one image size around it."""
     grid = np.arange(-size * 4, 2 * size * 4) / 4 + 0.125
     x, y = np.meshgrid(grid, grid)
@@ -61,7 +61,7 @@ def test_labels_agree_with_a_slow_oracle(index):
     size = 96
     drawing = draw_image(5, "val", index, size)
     planned = plan_shapes(image_generator(5, "val", index), size)
-    masks = [covered(shape, size) for shape in planned]
+    masks = [slow_mask(shape, size) for shape in planned]
     wanted = []
     for number, (shape, mask) in enumerate(zip(planned, masks, strict=True)):
         hidden = np.any(masks[number + 1 :], 0) if masks[number + 1 :] else np.zeros_like(mask)
@@ -84,7 +84,7 @@ def test_outline_has_the_extent_of_the_mask():
     assert abs(cv2.contourArea(outline.astype(np.float32))) == 66  # 11 x 6
 
 
-def test_outline_of_pieces_has_bridges_without_area():
+def test_outline_connects_mask_parts_without_adding_area():
     mask = np.zeros((30, 30), bool)
     mask[2:6, 2:6] = mask[10:20, 3:8] = mask[4:9, 20:29] = True
     outline = outline_of(mask)
@@ -96,26 +96,26 @@ def test_outline_of_pieces_has_bridges_without_area():
 
 
 @pytest.mark.parametrize("extent", [(1, 1), (1, 6), (6, 1), (2, 2)])
-def test_outline_of_a_speck(extent):
+def test_outline_of_tiny_mask_has_its_extent(extent):
     mask = np.zeros((12, 12), bool)
     mask[5 : 5 + extent[0], 4 : 4 + extent[1]] = True
     outline = outline_of(mask)
     assert [*outline.min(0), *outline.max(0)] == [4, 5, 4 + extent[1], 5 + extent[0]]
 
 
-def test_same_seed_same_pixels_and_labels():
+def test_same_seed_gives_same_pixels_and_labels():
     first, again = (draw_image(7, "train", 3, 128) for _ in range(2))
     assert np.array_equal(first.image, again.image)
     assert label_rows(first) == label_rows(again)
 
 
 @pytest.mark.parametrize("other", [(8, "train", 3), (7, "val", 3), (7, "train", 4)])
-def test_seed_split_and_index_each_make_another_image(other):
+def test_seed_split_and_index_each_change_the_image(other):
     first = draw_image(7, "train", 3, 128)
     assert not np.array_equal(first.image, draw_image(*other, 128).image)
 
 
-def test_labels_lie_inside_and_agree_with_their_file_rows(drawings):
+def test_generated_labels_are_inside_image_and_match_file_rows(drawings):
     for drawing in drawings:
         rows = [row.split() for row in label_rows(drawing).splitlines()]
         assert [int(row[0]) for row in rows] == list(drawing.labels)
@@ -127,7 +127,7 @@ def test_labels_lie_inside_and_agree_with_their_file_rows(drawings):
             np.testing.assert_allclose([*points.min(0) * 160, *points.max(0) * 160], box, atol=1e-3)
 
 
-def test_set_is_worth_detecting(drawings):
+def test_generated_set_is_varied_enough(drawings):
     labels = np.concatenate([drawing.labels for drawing in drawings]).astype(int)
     counts = np.bincount(labels, minlength=len(NAMES))
     boxes = [boxes_of(drawing) for drawing in drawings]
@@ -135,11 +135,11 @@ def test_set_is_worth_detecting(drawings):
     assert counts.min() >= 15, "a class is rare"
     assert 3 <= len(labels) / len(drawings) <= 6
     assert sum(len(found) == 0 for found in boxes) >= 2, "no empty images"
-    assert sum(overlap(found) for found in boxes) >= 30, "too few boxes overlap"
+    assert sum(any_overlap(found) for found in boxes) >= 30, "too few boxes overlap"
     assert min(drawing.image.std() for drawing in drawings) > 3, "an image without texture"
 
 
-def test_sizes_spread_over_one_to_twenty():
+def test_object_sizes_span_a_factor_of_twenty():
     planned = [plan_shapes(image_generator(0, "train", index), 320) for index in range(1, 501)]
     sides = [np.ptp(np.concatenate(shape.loops), axis=0).max() for image in planned for shape in image]
     assert max(sides) >= 20 * min(sides)
@@ -147,23 +147,23 @@ def test_sizes_spread_over_one_to_twenty():
     assert np.median(sides) > 40
 
 
-def overlap(boxes):
+def any_overlap(boxes):
     """Whether any two boxes [N, 4] overlap."""
     low = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
     return bool(np.triu((high - low > 0).all(-1), 1).any())
 
 
-def test_unit_loops_touch_the_unit_circle_and_no_more():
+def test_unit_loops_reach_the_unit_circle_and_not_beyond():
     for name in NAMES:
         outer = np.linalg.norm(unit_loops(name)[0], axis=1)
         assert outer.max() == pytest.approx(1, abs=0.02), name
 
 
-def test_layout_and_bytes(tmp_path):
-    first = generate(tmp_path / "a", **SMALL)
-    again = generate(tmp_path / "b", **SMALL)
-    other = generate(tmp_path / "c", **SMALL, seed=1)
+def test_generated_set_has_expected_layout_and_reproducible_bytes(tmp_path):
+    first = generate(tmp_path / "a", **SMALL_SET)
+    again = generate(tmp_path / "b", **SMALL_SET)
+    other = generate(tmp_path / "c", **SMALL_SET, seed=1)
     assert sorted(path.name for path in first.iterdir()) == ["images", "labels", "shapes.json", "shapes.yaml"]
     assert [path.name for path in sorted((first / "images/val").iterdir())] == [
         "000001.jpg",
@@ -177,31 +177,31 @@ def test_layout_and_bytes(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "a temporary folder remains"
 
 
-def test_a_shorter_set_is_the_beginning_of_a_longer_one(tmp_path):
+def test_smaller_set_is_a_prefix_of_larger_set(tmp_path):
     shorter = generate(tmp_path / "a", train=2, val=1, size=64)
-    longer = generate(tmp_path / "b", **SMALL)
+    longer = generate(tmp_path / "b", **SMALL_SET)
     for name in ("images/train/000002.jpg", "labels/train/000002.txt", "images/val/000001.jpg"):
         assert (shorter / name).read_bytes() == (longer / name).read_bytes()
 
 
-def test_written_once(tmp_path):
-    root = generate(tmp_path / "set", **SMALL)
+def test_generate_does_not_rewrite_existing_set(tmp_path):
+    root = generate(tmp_path / "set", **SMALL_SET)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
-    generate(root, **SMALL)
+    generate(root, **SMALL_SET)
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
-def test_an_empty_folder_is_filled(tmp_path):
+def test_generate_fills_an_empty_folder(tmp_path):
     (tmp_path / "set").mkdir()
-    assert (generate(tmp_path / "set", **SMALL) / MARKER).is_file()
+    assert (generate(tmp_path / "set", **SMALL_SET) / MARKER).is_file()
 
 
-def test_other_settings_and_other_folders_are_refused(tmp_path):
-    root = generate(tmp_path / "set", **SMALL)
+def test_generate_rejects_other_settings_and_unrelated_folders(tmp_path):
+    root = generate(tmp_path / "set", **SMALL_SET)
     with pytest.raises(ValueError, match="delete it or choose another folder"):
-        generate(root, **SMALL, seed=1)
+        generate(root, **SMALL_SET, seed=1)
     with pytest.raises(ValueError, match="exists but is not a generated data set"):
-        generate(root / "images", **SMALL)
+        generate(root / "images", **SMALL_SET)
     assert len(list((root / "images").iterdir())) == 2
 
 
@@ -209,26 +209,26 @@ def test_other_settings_and_other_folders_are_refused(tmp_path):
     ("wrong", "text"),
     [({"size": 32}, "size is 32, but must be 64 to 4096"), ({"train": 0}, "train is 0"), ({"seed": -1}, "seed is -1")],
 )
-def test_settings_out_of_range(tmp_path, wrong, text):
+def test_generate_rejects_settings_out_of_range(tmp_path, wrong, text):
     with pytest.raises(ValueError, match=text):
-        generate(tmp_path / "set", **(SMALL | wrong))
+        generate(tmp_path / "set", **(SMALL_SET | wrong))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+def test_failed_generation_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr("data.shapes.generate.label_rows", lambda drawing: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        generate(tmp_path / "set", **SMALL)
+        generate(tmp_path / "set", **SMALL_SET)
     assert not list(tmp_path.iterdir())
 
 
 def _generate_together(barrier, root):
     barrier.wait(30)
-    generate(root, **SMALL)
+    generate(root, **SMALL_SET)
 
 
-def test_processes_at_once_end_with_one_good_set(tmp_path):
-    alone = generate(tmp_path / "alone", **SMALL)
+def test_concurrent_generation_gives_one_valid_set(tmp_path):
+    alone = generate(tmp_path / "alone", **SMALL_SET)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(3)
     workers = [context.Process(target=_generate_together, args=(barrier, tmp_path / "set")) for _ in range(3)]
@@ -241,7 +241,7 @@ def test_processes_at_once_end_with_one_good_set(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "set"]
 
 
-def test_an_image_costs_less_than_six_of_blurred_noise(tmp_path):
+def test_image_generation_takes_less_than_six_times_blurred_noise(tmp_path):
     """An image takes 10 ms on an idle core, 3.3 times the noise; at six times, the whole data set would take 20 s.
 
     Both are measured in turn, in CPU time of this thread, because a busy machine makes both slower.
@@ -265,7 +265,7 @@ def test_bundled_yaml_names_the_classes_and_the_default_folder():
     assert (settings["train"], settings["val"]) == ("images/train", "images/val")
 
 
-def test_command_line(tmp_path, capsys):
+def test_shapes_command_line(tmp_path, capsys):
     flags = ["--root", str(tmp_path / "set"), "--train", "2", "--val", "1", "--size", "64"]
     assert main(flags) == 0
     assert "--data" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from data import splits
 
 
-def test_the_generated_set_is_drawn_and_no_other(tiny_data, monkeypatch):
+def test_open_data_generates_only_the_shapes_dataset(tiny_data, monkeypatch):
     drawn = []
     monkeypatch.setattr(splits, "generate", drawn.append)
     assert splits.open_data(str(tiny_data)).file == tiny_data
@@ -23,7 +23,7 @@ def test_the_generated_set_is_drawn_and_no_other(tiny_data, monkeypatch):
         ("val: [., nowhere.txt]", "'val' is {folder}/nowhere.txt, which does not exist"),
     ],
 )
-def test_all_splits_are_there_before_one_is_scanned(tmp_path, val, message):
+def test_open_data_requires_all_requested_splits(tmp_path, val, message):
     file = tmp_path / "data.yaml"
     file.write_text(f"train: .\n{val}\nnames: [a]\n")
     assert splits.open_data(str(file)) == splits.open_data(str(file), splits=("train",))
@@ -39,14 +39,14 @@ def test_all_splits_are_there_before_one_is_scanned(tmp_path, val, message):
         ({"XDG_CACHE_HOME": "", "HOME": "/home/a"}, "/home/a/.cache/kestrel"),
     ],
 )
-def test_the_users_cache(monkeypatch, variables, folder):
+def test_cache_folder_default_and_override(monkeypatch, variables, folder):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert splits.cache_folder("") == Path(folder)
     assert splits.cache_folder("here") == Path("here")
 
 
-def test_a_user_without_a_home_has_no_cache(tiny_data, monkeypatch):
+def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")  # as for a user id unknown to the system
 

@@ -28,7 +28,7 @@ def test_recall_equals_the_slow_loop():
     assert best_possible_recall(np.zeros((0, 2)), anchors, 4.0) == 1.0
 
 
-def test_the_limit_itself_is_out_of_reach():
+def test_box_at_ratio_limit_is_not_recalled():
     anchors = np.array([[16.0, 16]])
     assert best_possible_recall(np.array([[64.0, 16]]), anchors, 4.0) == 0
     assert best_possible_recall(np.array([[63.9, 16]]), anchors, 4.0) == 1
@@ -36,14 +36,14 @@ def test_the_limit_itself_is_out_of_reach():
     assert best_possible_recall(np.array([[4.1, 16]]), anchors, 4.0) == 1
 
 
-def test_table_anchors_reach_ordinary_sizes():
+def test_table_anchors_are_kept_for_common_box_sizes():
     # Sides about 20 to 300 px, as in COCO at 640.
     anchors, sentence = check_anchors(log_normal(70, 0.6), TABLE, 4.0)
     assert anchors is TABLE
     assert sentence.startswith("anchors reach ")
 
 
-def test_strange_sizes_get_anchors_that_reach_more():
+def test_unusual_box_sizes_get_fitted_anchors_with_higher_recall():
     sizes = log_normal(5, 0.3) * [1.0, 50.0]  # very narrow and tall
     before = best_possible_recall(sizes, TABLE.reshape(-1, 2), 4.0)
     anchors, sentence = check_anchors(sizes, TABLE, 4.0)
@@ -54,7 +54,7 @@ def test_strange_sizes_get_anchors_that_reach_more():
     assert sentence == f"anchors reached {before:.1%} of the boxes; fitted new ones, which reach {after:.1%}"
 
 
-def test_two_kinds_of_boxes_get_an_anchor_each():
+def test_two_box_clusters_get_one_anchor_each():
     sizes = np.concatenate([np.full((30, 2), (8.0, 8)), np.full((30, 2), (100.0, 50))])
     sizes *= 1 + 0.01 * np.random.default_rng(0).standard_normal(sizes.shape)
     for seed in range(5):  # for any initial boxes of k-means
@@ -62,7 +62,7 @@ def test_two_kinds_of_boxes_get_an_anchor_each():
         assert anchors == pytest.approx(np.array([[8.0, 8], [100, 50]]), rel=0.05)
 
 
-def test_fitting_is_deterministic_and_ordered():
+def test_anchor_fitting_is_deterministic_and_sorted_by_area():
     sizes = log_normal(40, 0.9)
     anchors = fit(sizes)
     assert np.array_equal(anchors, fit(sizes))
@@ -71,7 +71,7 @@ def test_fitting_is_deterministic_and_ordered():
     assert anchors.min() >= 2
 
 
-def test_mutation_does_not_make_them_worse():
+def test_anchor_mutation_never_lowers_fitness():
     sizes = log_normal(40, 0.9)
 
     def fitness(anchors: np.ndarray) -> float:
@@ -84,12 +84,12 @@ def test_mutation_does_not_make_them_worse():
     assert scores[0] < scores[-1]
 
 
-def test_boxes_of_one_size():
+def test_anchors_fitted_to_equal_boxes_have_their_size():
     anchors = fit(np.full((50, 2), (20.0, 10)), 3)
     assert anchors == pytest.approx(np.tile([[20.0, 10]], (3, 1)))
 
 
-def test_too_few_boxes():
+def test_anchors_cannot_be_fitted_to_too_few_boxes():
     with pytest.raises(ValueError, match="9 anchors cannot be fitted to 2 boxes of at least 2 px"):
         fit(np.array([[5.0, 5], [6, 6], [1, 9]]))
     anchors, sentence = check_anchors(np.array([[3.0, 300], [3, 310], [1, 1]]), TABLE, 4.0)
@@ -98,13 +98,13 @@ def test_too_few_boxes():
 
 
 @pytest.mark.parametrize("sizes", [np.zeros((0, 2)), np.zeros((5, 2)), np.full((5, 2), 1.9)])
-def test_no_boxes(sizes):
+def test_check_anchors_without_boxes_keeps_anchors(sizes):
     anchors, sentence = check_anchors(sizes, TABLE, 4.0)
     assert anchors is TABLE
     assert sentence == "no boxes to check the anchors with"
 
 
-def test_fitted_anchors_that_reach_no_more_are_not_taken():
+def test_fitted_anchors_without_higher_recall_are_not_used():
     # Six very different sizes and one anchor: any fitted anchor reaches one of the six, like the given one.
     sizes = np.array([[20.0 * 9**n, 20.0 * 9**n] for n in range(-1, 5)])
     given = np.array([[[20.0, 20]]])
@@ -113,7 +113,7 @@ def test_fitted_anchors_that_reach_no_more_are_not_taken():
     assert sentence == "anchors reach 16.7% of the boxes; kept, as fitted ones would reach 16.7%"
 
 
-def test_a_large_data_set_is_looked_at_in_part(monkeypatch):
+def test_anchor_fitting_samples_at_most_max_boxes(monkeypatch):
     monkeypatch.setattr("models.anchors.MAX_BOXES", 100)
     seen = []
     monkeypatch.setattr(
@@ -123,7 +123,7 @@ def test_a_large_data_set_is_looked_at_in_part(monkeypatch):
     assert seen == [100]
 
 
-def test_placeholders_are_replaced_though_they_reach_all_boxes():
+def test_placeholder_anchors_are_replaced_despite_full_recall():
     sizes = log_normal(70, 0.1)
     given = np.full((1, 3, 2), 70.0)
     kept, _ = check_anchors(sizes, given, 4.0)

@@ -51,7 +51,7 @@ def test_batch_norm_constants():
         (SPP(256, 256), 164608),  # the same two convolutions
     ],
 )
-def test_parameters(layer, parameters):
+def test_parameter_counts_of_blocks(layer, parameters):
     assert sum(parameter.numel() for parameter in layer.parameters()) == parameters
 
 
@@ -62,18 +62,18 @@ def test_bottleneck_shortcut(shortcut):
     torch.testing.assert_close(block(x), x + plain if shortcut else plain)
 
 
-def test_bottleneck_cannot_add_other_channels():
+def test_bottleneck_has_no_shortcut_if_channels_differ():
     assert Bottleneck(4, 8, True).eval()(torch.randn(1, 4, 3, 3)).shape == (1, 8, 3, 3)
 
 
-def test_c3_joins_the_bottleneck_branch_first():
+def test_c3_concatenates_the_bottleneck_branch_first():
     block, x = C3(8, 8, repeats=2).eval(), torch.randn(1, 8, 4, 4)
     first = block.m[1](block.m[0](block.cv1(x)))
     torch.testing.assert_close(block(x), block.cv3(torch.cat((first, block.cv2(x)), 1)))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_joined_maps_get_dense_gradients(layout):
+def test_join_equals_cat_and_gives_channels_last_gradients(layout):
     maps = [torch.randn(2, channels, 5, 4).to(memory_format=layout).requires_grad_() for channels in (3, 1, 8)]
     received = []
     copies = [x.clone() for x in maps]
@@ -93,7 +93,7 @@ def test_sppf_equals_spp():
     torch.testing.assert_close(fast(x), slow(x), rtol=0, atol=0)
 
 
-def test_small_layers():
+def test_upsample_maxpool_zeropad_and_concat_by_hand():
     x = torch.arange(4.0).view(1, 1, 2, 2)
     assert Upsample(1, None, 2)(x)[0, 0].tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
     assert MaxPool(1, 2)(x).tolist() == [[[[3.0]]]]
@@ -101,7 +101,7 @@ def test_small_layers():
     assert Concat([1, 1], strides=[Fraction(8)] * 2)([x, x]).shape == (1, 2, 2, 2)
 
 
-def test_reductions():
+def test_layers_report_their_reduction():
     assert Upsample(4, None, 2).reduction == Fraction(1, 2)
     assert MaxPool(4, 2).reduction == 2
     assert MaxPool(4, 2, 1).reduction == 1
@@ -110,11 +110,11 @@ def test_reductions():
 
 
 @pytest.mark.parametrize("layer", [Conv(4, 4, 3), C3(4, 4), SPP(4, 4), SPPF(4, 4), Upsample(4, None, 2), MaxPool(4, 2)])
-def test_empty_batch(layer):
+def test_blocks_accept_empty_batch(layer):
     assert layer.eval()(torch.empty(0, 4, 8, 8)).shape[:2] == (0, 4)
 
 
-def test_fuse_is_the_same_function_and_is_idempotent():
+def test_fused_conv_is_equivalent_and_fusing_is_idempotent():
     conv, x = Conv(3, 8, 3, 2), torch.randn(2, 3, 9, 9)
     randomise_statistics(conv)
     expected = conv.eval()(x)
@@ -126,16 +126,16 @@ def test_fuse_is_the_same_function_and_is_idempotent():
     torch.testing.assert_close(conv(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_concat_refuses_other_strides():
+def test_concat_rejects_different_strides():
     with pytest.raises(ValueError, match=r"maps of strides 16, 8 differ in size and cannot be concatenated"):
         Concat([1, 1], strides=[Fraction(16), Fraction(8)])
 
 
 @pytest.mark.parametrize("args", [(4, 2), (None, 1.5), (None, 0), (None, 2, "magic")])
-def test_upsample_refuses(args):
+def test_upsample_rejects_invalid_arguments(args):
     with pytest.raises(ValueError, match="None, a whole factor, and nearest or bilinear"):
         Upsample(4, *args)
 
 
-def test_registry_holds_layers_only():
+def test_registry_contains_only_layers():
     assert all(hasattr(kind, "multi_input") for kind in LAYERS.values())

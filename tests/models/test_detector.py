@@ -31,7 +31,7 @@ COUNTS = {  # total, head, fused, GFLOPs at 640
     "yolov5l": (46_563_709, 457_725, 46_533_693, 108.99),
     "yolov5x": (86_749_405, 571_965, 86_705_005, 205.45),
 }
-TRUNKS = {  # parameters of rows 0-9, then of the later rows that have parameters
+PARAMETERS_PER_ROW = {  # parameters of rows 0-9, then of the later rows that have parameters
     "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
     "33024 90880 8320 22912 36992 74496 147712 296448",
     "yolov5s": "3520 18560 18816 73984 115712 295424 625152 1180672 1182720 656896 "
@@ -51,7 +51,7 @@ def build_meta(name: str) -> Detector:
         return Detector(table_of(name))
 
 
-def randomise(model: nn.Module) -> nn.Module:
+def randomise_statistics(model: nn.Module) -> nn.Module:
     """Return `model` in eval mode, with random BatchNorm statistics as after training."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -65,7 +65,7 @@ def randomise(model: nn.Module) -> nn.Module:
 @pytest.fixture(scope="module")
 def nano() -> Detector:
     torch.manual_seed(0)
-    return randomise(build_model("yolov5n.yaml", 3))
+    return randomise_statistics(build_model("yolov5n.yaml", 3))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def small_table() -> dict:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts_to_the_digit(name):
+def test_parameter_counts_equal_published_values(name):
     total, head, fused, _ = COUNTS[name]
     model = build_meta(name)
     assert count_parameters(model) == total
@@ -98,16 +98,16 @@ def test_counts_to_the_digit(name):
 
 
 @pytest.mark.parametrize(("name", "total"), [("yolov5n6", 3_246_940), ("yolov5s6", 12_626_620)])
-def test_p6_counts_to_the_digit(name, total):
+def test_p6_parameter_counts_equal_published_values(name, total):
     model = build_meta(name)
     assert count_parameters(model) == total
     assert model.strides == (8, 16, 32, 64)
 
 
-@pytest.mark.parametrize("name", TRUNKS)
-def test_counts_per_layer(name):
+@pytest.mark.parametrize("name", PARAMETERS_PER_ROW)
+def test_parameter_counts_per_layer(name):
     counts = [line.parameters for line in build_meta(name).info()[:-1]]
-    assert [count for count in counts if count] == [int(count) for count in TRUNKS[name].split()]
+    assert [count for count in counts if count] == [int(count) for count in PARAMETERS_PER_ROW[name].split()]
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -126,7 +126,7 @@ def test_gflops_by_hand(small_table):
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_every_model_builds_with_the_strides_its_rows_say(name):
+def test_every_model_builds_with_expected_strides(name):
     table = table_of(name)
     check_shapes(table)
     assert list(build_meta(name).strides) == {"p2": [4, 8, 16, 32], "p6": [8, 16, 32, 64], "tiny": [16, 32]}.get(
@@ -137,12 +137,12 @@ def test_every_model_builds_with_the_strides_its_rows_say(name):
 @pytest.mark.parametrize(
     "name", ["yolov5s", "yolov5s.yaml", "models/yolov5s.yaml", "models/hub/yolov5s.yaml", "yolov5s.yml"]
 )
-def test_names_of_one_model(name):
+def test_model_can_be_named_in_several_ways(name):
     table, scale = load_model_table(name)
     assert (table["source"], scale) == ("models/yolov5.yaml", "s")
 
 
-def test_p6_is_a_family_of_its_own():
+def test_p6_models_use_their_own_table():
     table, scale = load_model_table("yolov5x6.yaml")
     assert (table["source"], scale) == ("models/yolov5-p6.yaml", "x6")
 
@@ -151,7 +151,7 @@ def test_p6_is_a_family_of_its_own():
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 64), (32, 160)])
-def test_raw_maps(nano, height, width):
+def test_raw_maps_and_decoded_shapes(nano, height, width):
     with torch.no_grad():
         maps = nano(torch.rand(2, 3, height, width))
     expected = [(2, 3, height // stride, width // stride, 8) for stride in (8, 16, 32)]
@@ -161,13 +161,13 @@ def test_raw_maps(nano, height, width):
     assert (tuple(boxes.shape), tuple(scores.shape)) == ((2, count, 4), (2, count, 3))
 
 
-def test_train_and_eval_give_the_same_form(nano):
+def test_train_and_eval_outputs_have_the_same_shapes(nano):
     images = torch.rand(2, 3, 64, 64)
     trained = copy.deepcopy(nano).train()(images)
     assert [raw.shape for raw in trained] == [raw.shape for raw in nano(images)]
 
 
-def test_empty_batch(nano):
+def test_detector_accepts_empty_batch(nano):
     boxes, scores = nano.decode(nano(torch.empty(0, 3, 64, 64)))
     assert (tuple(boxes.shape), tuple(scores.shape)) == ((0, 252, 4), (0, 252, 3))
 
@@ -180,14 +180,14 @@ def test_batched_equals_single(nano):
                 torch.testing.assert_close(raw, single[0], rtol=1e-4, atol=1e-5)
 
 
-def test_every_parameter_learns():
+def test_every_parameter_gets_a_gradient():
     model = build_model("yolov5n", 2).train()
     sum(raw.square().mean() for raw in model(torch.rand(2, 3, 64, 64))).backward()
     assert [name for name, value in model.named_parameters() if value.grad is None] == []
 
 
 @torch.no_grad()
-def test_channels_last(nano):
+def test_channels_last_is_kept_and_gives_the_same_maps(nano):
     images, seen = torch.rand(2, 3, 64, 96), []
     model = copy.deepcopy(nano).to(memory_format=torch.channels_last)
     for module in model.modules():
@@ -202,9 +202,9 @@ def test_channels_last(nano):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "side"), [("yolov5n", 64), ("yolov5n6", 128), ("yolov3-tiny", 64)])
-def test_fuse_is_the_same_function(name, side):
+def test_fused_model_gives_the_same_maps(name, side):
     torch.manual_seed(1)
-    model, images = randomise(build_model(name, 3)), torch.rand(2, 3, side, side)
+    model, images = randomise_statistics(build_model(name, 3)), torch.rand(2, 3, side, side)
     before = model(images)
     assert model.fuse() is model
     assert not any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -212,7 +212,7 @@ def test_fuse_is_the_same_function(name, side):
         torch.testing.assert_close(fused, raw, rtol=1e-4, atol=1e-4)
 
 
-def test_maps_are_freed_when_no_row_reads_them_any_more(small_table):
+def test_maps_are_freed_after_their_last_use(small_table):
     # Row 1 is read by row 4, row 2 by 3 and 5; Detect reads 4 and 2; the images are read by row 0 only.
     assert Detector(small_table)._freed_after == [[-1], [0], [], [], [1, 3], [2, 4]]
 
@@ -226,19 +226,19 @@ def some_targets(images: int) -> torch.Tensor:
     return torch.cat([torch.cat([torch.full((3, 1), float(image)), boxes], 1) for image in range(images)])
 
 
-def doubled(model: Detector) -> tuple[Detector, Loss]:
+def to_float64(model: Detector) -> tuple[Detector, Loss]:
     model = copy.deepcopy(model).double()
     return model, build_loss(model.head, LossGains()).double()
 
 
-def test_dtype(nano):
+def test_detector_dtype_is_that_of_its_parameters(nano):
     assert nano.dtype == torch.float32
     assert copy.deepcopy(nano).double().dtype == torch.float64
     assert copy.deepcopy(nano).bfloat16().dtype == torch.bfloat16
 
 
 def test_float64_agrees_with_float32(nano):
-    single, (double, criterion) = copy.deepcopy(nano).train(), doubled(nano)
+    single, (double, criterion) = copy.deepcopy(nano).train(), to_float64(nano)
     images, targets = torch.rand(2, 3, 64, 64), some_targets(2)
     wanted = build_loss(single.head, LossGains())(single(images), targets)
     terms = criterion(double.train()(images.double()), targets)
@@ -249,8 +249,8 @@ def test_float64_agrees_with_float32(nano):
     assert (boxes.dtype, scores.dtype) == (torch.float32, torch.float32)
 
 
-def test_float64_gradients_are_slopes(nano):
-    model, _ = doubled(nano)
+def test_float64_gradients_equal_finite_differences(nano):
+    model, _ = to_float64(nano)
     model.train()
     images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
     sum(raw.square().mean() for raw in model(images)).backward()
@@ -271,10 +271,10 @@ def test_float64_gradients_are_slopes(nano):
         assert values.grad.view(-1)[index].item() == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-6)
 
 
-def test_gradients_of_shares_are_those_of_the_batch(nano):
+def test_detector_gradients_of_shares_equal_batch_gradients(nano):
     # Eval mode: fixed BatchNorm statistics make the images independent of each other, so the batch can be divided.
     # In training, BatchNorm over all processes (--sync-bn) has the same effect.
-    model, criterion = doubled(nano)
+    model, criterion = to_float64(nano)
     images, targets = torch.rand(4, 3, 64, 64, dtype=torch.float64), some_targets(4)
     sum(criterion(model(images), targets).values()).backward()
     full_batch = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -290,21 +290,21 @@ def test_gradients_of_shares_are_those_of_the_batch(nano):
         torch.testing.assert_close(parameter.grad, full_batch[name], rtol=1e-12, atol=1e-12 * largest)
 
 
-def replica_of(module: nn.Module) -> nn.Module:
+def data_parallel_replica(module: nn.Module) -> nn.Module:
     """Return a module as torch's DataParallel runs it on each device: its parameters are plain attributes."""
     replica = module._replicate_for_data_parallel()
     for name, parameter in module._parameters.items():
         setattr(replica, name, None if parameter is None else parameter.view_as(parameter))
     for name, child in module.named_children():
-        setattr(replica, name, replica_of(child))
+        setattr(replica, name, data_parallel_replica(child))
     return replica
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_replicas_of_data_parallel(nano, recompute):
+def test_data_parallel_replicas_give_the_same_gradients(nano, recompute):
     model, images = copy.deepcopy(nano).train(), torch.rand(2, 3, 64, 64)
     model.recompute = recompute
-    replica = replica_of(model)
+    replica = data_parallel_replica(model)
     assert next(replica.parameters(), None) is None
     sum(raw.square().mean() for raw in replica(images)).backward()
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -316,7 +316,7 @@ def test_replicas_of_data_parallel(nano, recompute):
 # State
 
 
-def test_table_is_plain_and_builds_the_same_model(nano):
+def test_table_survives_json_and_builds_the_same_model(nano):
     again = Detector(json.loads(json.dumps(nano.table)))
     assert again.table == nano.table
     again.load_state_dict(nano.state_dict())
@@ -326,7 +326,7 @@ def test_table_is_plain_and_builds_the_same_model(nano):
             torch.testing.assert_close(raw, expected, rtol=0, atol=0)
 
 
-def test_state_is_named_row_by_row(nano):
+def test_state_dict_names_follow_table_rows(nano):
     names = set(nano.state_dict())
     assert {"layers.0.conv.weight", "layers.2.m.0.cv1.bn.running_mean", "layers.9.cv2.conv.weight"} <= names
     assert {"layers.24.m.0.bias", "layers.24.anchors_px"} <= names
@@ -343,7 +343,7 @@ def test_channels_and_anchors_can_be_given():
     ]
 
 
-def test_set_anchors_reaches_buffer_and_table(small_table):
+def test_set_anchors_updates_buffer_and_table(small_table):
     model = Detector(small_table)
     model.head.set_anchors(torch.tensor([[[9.0, 7.0]], [[2.0, 3.0]]]))  # large first: reversed
     model.update_table()
@@ -356,7 +356,7 @@ def test_set_anchors_reaches_buffer_and_table(small_table):
 # A user's own table
 
 
-def test_yolov5s_own_format(small_table, tmp_path):
+def test_yolov5_table_format_is_supported(small_table, tmp_path):
     family = read_table(ROOT / "models" / "yolov5.yaml")
     own = {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.25}
     own |= {key: family[key] for key in ("anchors", "backbone", "head")}
@@ -366,11 +366,11 @@ def test_yolov5s_own_format(small_table, tmp_path):
     assert build_model(path, 3).num_classes == 3
 
 
-def test_a_number_of_anchors(small_table):
+def test_anchors_can_be_a_count_per_level(small_table):
     assert build_model(small_table | {"anchors": 3}, 2).head.anchors_px.shape == (2, 3, 2)
 
 
-def test_repeated_rows_stack(small_table):
+def test_repeated_rows_become_a_stack(small_table):
     model = build_model(small_table, 2)
     assert "layers.1.1.conv.weight" in model.state_dict()
     assert [line.number for line in model.info()] == [1, 2, 1, 1, 1, 1]
@@ -425,7 +425,7 @@ def test_repeated_rows_stack(small_table):
         (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and only the last row, must be a head \(Detect\)"),
     ],
 )
-def test_bad_rows_are_named(small_table, position, row, message):
+def test_errors_name_the_invalid_row(small_table, position, row, message):
     rows = small_table["backbone"] + small_table["head"]
     rows[position] = row
     bad = small_table | {"backbone": rows[:3], "head": rows[3:]}
@@ -433,7 +433,7 @@ def test_bad_rows_are_named(small_table, position, row, message):
         build_model(bad, 2)
 
 
-def test_the_error_names_the_file(tmp_path, small_table):
+def test_model_table_error_names_the_file(tmp_path, small_table):
     small_table["head"][0] = [-1, 1, "nn.Upsample", [None, 1.5]]
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(small_table))
@@ -457,19 +457,19 @@ def test_the_error_names_the_file(tmp_path, small_table):
         ({"scales": 3}, "`scales` must be a mapping"),
     ],
 )
-def test_bad_tables(small_table, change, message):
+def test_invalid_model_tables_are_rejected(small_table, change, message):
     with pytest.raises(ValueError, match=message):
         build_model(small_table | change, 2)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
-def test_bad_numbers_of_classes(small_table, count):
+def test_invalid_class_counts_are_rejected(small_table, count):
     with pytest.raises(ValueError, match="a model needs 1 or more classes"):
         build_model(small_table, count)
 
 
 @pytest.mark.parametrize("name", ["yolov9000", "elsewhere/yolov5s.yaml", "yolov5"])
-def test_unknown_models(name):
+def test_unknown_model_names_are_rejected(name):
     with pytest.raises(
         ValueError, match=r"no model .* one of yolov3, .*yolov5s6|the table has the scales n, s, m, l, x"
     ):
@@ -489,7 +489,7 @@ def test_unknown_models(name):
         ("#" * (1 << 18) + "!", "larger than 262,144 bytes, the limit for a model table"),
     ],
 )
-def test_bad_files(tmp_path, text, message):
+def test_invalid_model_files_are_rejected(tmp_path, text, message):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"bad.yaml.*{message}"):
@@ -497,7 +497,7 @@ def test_bad_files(tmp_path, text, message):
 
 
 @pytest.mark.parametrize("unfold", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merged mappings"])
-def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path, unfold):
+def test_yaml_alias_bombs_are_rejected(tmp_path, unfold):
     lines = [f"{b}: &{b} {unfold.format(f'*{a}, *{a}')}" for a, b in pairwise(ascii_lowercase)]
     path = tmp_path / "bomb.yaml"
     path.write_text("\n".join(["a: &a {k: 1}", *lines]))
@@ -505,7 +505,7 @@ def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path, unfold):
         build_model(path, 80)
 
 
-def test_values_of_a_table_mean_what_is_written(tmp_path):
+def test_table_values_are_read_as_written(tmp_path):
     text = "ch: [3, -1, 1e-3, .5, True, no, None, null, ~, '5', 007, 0x10, 1_0, 1:30, 2024-13-45, .inf, 9e999, ٣]"
     path = tmp_path / "values.yaml"
     path.write_text(text)
@@ -531,14 +531,14 @@ def test_values_of_a_table_mean_what_is_written(tmp_path):
         ({"nc": "0x_"}, "`nc` is '0x_', but must be a whole number, 1 or more"),
     ],
 )
-def test_a_model_too_large_for_any_machine_is_refused_at_once(small_table, change, message):
+def test_oversized_models_are_rejected_quickly(small_table, change, message):
     began = time.thread_time()
     with pytest.raises(ValueError, match=message):
         build_model(small_table | change, 2)
     assert time.thread_time() - began < 5
 
 
-def test_a_head_of_too_many_classes_is_refused_before_it_takes_memory():
+def test_too_many_classes_are_rejected_before_allocating():
     with pytest.raises(ValueError, match=r"the model has [\d,]{13,} parameters, at most 1,000,000,000 are allowed"):
         build_model("yolov5x", 300_000)
 
@@ -546,20 +546,20 @@ def test_a_head_of_too_many_classes_is_refused_before_it_takes_memory():
 # The command
 
 
-def test_command_prints_the_table(capsys):
+def test_models_command_prints_the_table(capsys):
     assert main(["yolov5s.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[5].split()[:5] == ["4", "3", "2", "115,712", "C3"]
     assert lines[-1] == "7,235,389 parameters, 16.4 GFLOPs at 640"
 
 
-def test_command_refuses_in_one_sentence(capsys):
+def test_models_command_rejects_bad_image_size_in_one_line(capsys):
     assert main(["yolov5s.yaml", "--img", "100"]) == 2
     assert capsys.readouterr().err == "--img 100: must be a multiple of the stride, 32\n"
 
 
 @pytest.mark.slow
-def test_command_as_a_process():
+def test_models_command_runs_as_a_process():
     command = [sys.executable, "-m", "models", "yolov5n", "--nc", "3", "--img", "320"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     # 80 - 3 = 77 classes less: 3 anchors * (64 + 128 + 256 channels + 3 biases) * 77 = 104,181 parameters less

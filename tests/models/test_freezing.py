@@ -15,7 +15,7 @@ def model(tiny_model: str) -> Detector:
 
 
 @pytest.mark.parametrize(("layers", "chosen"), [([3], [0, 1, 2]), ([0, 2], [0, 2]), ([0], []), ([], []), ([5, 5], [5])])
-def test_one_number_is_the_first_layers_and_several_are_those(model, layers, chosen):
+def test_one_number_freezes_first_layers_and_several_freeze_those(model, layers, chosen):
     frozen = freeze(model, layers)
     assert {id(layer) for layer in frozen} == {id(model.layers[i]) for i in chosen}
     for number, layer in enumerate(model.layers):
@@ -41,6 +41,6 @@ def test_frozen_layers_keep_their_statistics(model):
         ([25], r"--freeze \[25\]: no parameter is left to train"),
     ],
 )
-def test_refused(model, layers, text):
+def test_freeze_rejects_invalid_layers(model, layers, text):
     with pytest.raises(ValueError, match=text):
         freeze(model, layers)

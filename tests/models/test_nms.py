@@ -42,7 +42,7 @@ def slow_suppress(boxes, scores, *, confidence, iou, multi_label=True, agnostic=
 @pytest.mark.parametrize("agnostic", [False, True])
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("iou", [0.3, 0.6])
-def test_equals_the_slow_loop(iou, multi_label, agnostic):
+def test_nms_equals_slow_loop(iou, multi_label, agnostic):
     boxes, scores = random_predictions()
     settings = {"confidence": 0.2, "iou": iou, "multi_label": multi_label, "agnostic": agnostic}
     for image, found in enumerate(non_max_suppression(boxes, scores, **settings)):
@@ -51,7 +51,7 @@ def test_equals_the_slow_loop(iou, multi_label, agnostic):
         assert found.equal(wanted)
 
 
-def test_many_classes_and_boxes_beyond_the_border():
+def test_nms_with_many_classes_and_negative_coordinates():
     # 80 classes of boxes with negative coordinates: the shift that separates the classes must neither let boxes of
     # different classes overlap nor be so large that digits are lost.
     boxes, scores = random_predictions(boxes=20, classes=80, images=1, seed=3)
@@ -61,7 +61,7 @@ def test_many_classes_and_boxes_beyond_the_border():
     assert found.equal(slow_suppress(boxes[0], scores[0], **settings, most=3000))
 
 
-def test_a_decision_at_the_threshold_does_not_depend_on_the_class():
+def test_nms_decision_at_threshold_does_not_depend_on_class():
     # A pair of boxes with IoU just below 0.6 and one just above it. Shifted as class 79, float32 has steps of 0.004 px.
     first = [100.0, 100.0, 120.0, 110.0]
     for shift, suppressed in ((5.001, False), (4.999, True)):  # 15 / 25 = 0.6 at 5 px
@@ -74,7 +74,7 @@ def test_a_decision_at_the_threshold_does_not_depend_on_the_class():
             assert (found[:, 5] == class_id).sum().item() == (1 if suppressed else 2) + (class_id == 0)
 
 
-def test_a_box_of_several_classes():
+def test_nms_of_a_box_with_several_classes():
     boxes = torch.tensor([[[0.0, 0, 10, 10]]])
     scores = torch.tensor([[[0.2, 0.9, 0.5]]])
     rows = non_max_suppression(boxes, scores, confidence=0.3)[0]
@@ -83,14 +83,14 @@ def test_a_box_of_several_classes():
     assert non_max_suppression(boxes, scores, confidence=0.3, agnostic=True)[0][:, 5].tolist() == [1]
 
 
-def test_equal_scores_go_to_the_lower_index():
+def test_nms_prefers_lower_index_for_equal_scores():
     boxes = torch.tensor([[[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 50, 60, 60], [51, 50, 61, 60]]])
     found = non_max_suppression(boxes, torch.full((1, 4, 1), 0.5), iou=0.5)[0]
     assert found[:, :4].tolist() == [[0, 0, 10, 10], [50, 50, 60, 60]]
     assert non_max_suppression(boxes, torch.full((1, 4, 1), 0.5), iou=0.5, max_candidates=1)[0][:, 0].tolist() == [0]
 
 
-def test_confidence_and_iou_exclude_their_own_value():
+def test_nms_confidence_and_iou_thresholds_by_hand():
     # 10 x 10 boxes shifted by 5 px: overlap 50, union 150, IoU exactly 1/3.
     boxes = torch.tensor([[[0.0, 0, 10, 10], [5, 0, 15, 10], [100, 0, 110, 10]]])
     scores = torch.tensor([[[0.75], [0.5], [0.25]]])
@@ -100,7 +100,7 @@ def test_confidence_and_iou_exclude_their_own_value():
 
 
 @pytest.mark.parametrize("most", [1, 7, 50, 359, 360, 10**6])
-def test_candidates_are_the_highest_scores(most):
+def test_nms_candidates_are_the_highest_scores(most):
     boxes, scores = random_predictions(images=1)
     scores = (scores * 20).round() / 20  # many ties, also at the top-k limit
     settings = {"confidence": 0.0, "iou": 0.5, "max_detections": 1000}
@@ -118,14 +118,14 @@ def test_max_detections_keeps_the_best():
         assert (found[:, 4].diff() <= 0).all()
 
 
-def test_images_do_not_touch_each_other():
+def test_nms_processes_images_independently():
     boxes, scores = random_predictions(images=3)
     for image, found in enumerate(non_max_suppression(boxes, scores)):
         assert found.equal(non_max_suppression(boxes[image : image + 1], scores[image : image + 1])[0])
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_empty(multi_label):
+def test_nms_with_no_images_boxes_or_scores(multi_label):
     for images, boxes in ((0, 5), (2, 0), (0, 0)):
         found = non_max_suppression(
             torch.zeros(images, boxes, 4), torch.zeros(images, boxes, 3), multi_label=multi_label
@@ -146,7 +146,7 @@ def test_empty(multi_label):
         ({"max_candidates": -1}, "max_candidates -1: choose 1 or more"),
     ],
 )
-def test_refusals(setting, sentence):
+def test_nms_rejects_invalid_settings(setting, sentence):
     with pytest.raises(ValueError) as caught:
         non_max_suppression(*random_predictions(), **setting)
     assert str(caught.value) == sentence

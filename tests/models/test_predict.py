@@ -48,7 +48,7 @@ class BrightSpot(torch.nn.Module):
         return boxes, scores
 
 
-def spot(size: tuple[int, int], box: tuple[int, int, int, int]) -> np.ndarray:
+def image_with_box(size: tuple[int, int], box: tuple[int, int, int, int]) -> np.ndarray:
     """Return a black image with a white box."""
     image = np.zeros((size[1], size[0], 3), np.uint8)
     image[box[1] : box[3], box[0] : box[2]] = 255
@@ -72,7 +72,7 @@ def model(tiny_model):
     return build_model(tiny_model, 3)
 
 
-def as_val_finds(model, labels: Labels, **settings) -> list[ImageDetections]:
+def detect_with_val(model, labels: Labels, **settings) -> list[ImageDetections]:
     loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=max(model.strides))
     found = val.detect(model, loader, CPU, active=False, **settings).detections
     images = []
@@ -83,7 +83,7 @@ def as_val_finds(model, labels: Labels, **settings) -> list[ImageDetections]:
     return images
 
 
-def assert_alike(found: list[ImageDetections], expected: list[ImageDetections], atol: float) -> None:
+def assert_detections_close(found: list[ImageDetections], expected: list[ImageDetections], atol: float) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.boxes_xyxy, other.boxes_xyxy, rtol=0, atol=atol)
@@ -93,49 +93,49 @@ def assert_alike(found: list[ImageDetections], expected: list[ImageDetections], 
 
 @pytest.mark.parametrize("data", ["drawn_data", "odd_data"])
 @pytest.mark.parametrize("views", [single_view, with_test_time_augmentation])
-def test_the_boxes_of_val(request, model, data, views):
+def test_predictor_boxes_equal_those_of_val(request, model, data, views):
     """For any image shape. val.py reads the images by another path: planner, drawing and loader."""
     labels = request.getfixturevalue(data)
     limits = {"confidence": 0.0, "iou": 0.6, "max_detections": 40}
-    expected = as_val_finds(model, labels, predict=views(model), **limits)
+    expected = detect_with_val(model, labels, predict=views(model), **limits)
     predictor = Predictor(model, image_size=96, multi_label=True, batch_size=1, predict=views(model), **limits)
     images = [read_image(labels.path(i)) for i in range(len(labels))]
     found = predictor(images, channel_order="bgr")
     assert sum(map(len, found)) > 10 * len(images)
-    assert_alike(found, expected, 1e-9)
-    assert_alike([predictor(image, channel_order="bgr") for image in images], expected, 1e-9)
+    assert_detections_close(found, expected, 1e-9)
+    assert_detections_close([predictor(image, channel_order="bgr") for image in images], expected, 1e-9)
     reversed_channels = [image[..., ::-1] for image in images]  # views with a negative stride
-    assert_alike(predictor(reversed_channels, channel_order="rgb"), expected, 1e-9)
+    assert_detections_close(predictor(reversed_channels, channel_order="rgb"), expected, 1e-9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_boxes_lie_where_the_spots_are(batch_size):
+def test_predicted_boxes_match_drawn_boxes(batch_size):
     """Resizing moves edges between pixels: the error is at most one pixel of the image or of the canvas."""
     boxes = [(round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]]
-    images = [spot(size, box) for size, box in zip(SIZES, boxes, strict=False)]
+    images = [image_with_box(size, box) for size, box in zip(SIZES, boxes, strict=False)]
     found = Predictor(BrightSpot(), image_size=320, batch_size=batch_size)(images, channel_order="rgb")
     for size, box, one in zip(SIZES, boxes, found, strict=False):
         assert (one.scores.tolist(), one.class_ids.tolist()) == ([0.75], [1])
         assert np.abs(one.boxes_xyxy[0] - box).max() <= max(1, max(size) / 320)
 
 
-def test_an_image_that_is_not_resized_is_found_to_the_pixel():
-    found = Predictor(BrightSpot(), image_size=128)(spot((128, 72), (10, 20, 30, 60)), channel_order="rgb")
+def test_predicted_boxes_are_exact_without_resizing():
+    found = Predictor(BrightSpot(), image_size=128)(image_with_box((128, 72), (10, 20, 30, 60)), channel_order="rgb")
     assert found.boxes_xyxy.tolist() == [[10, 20, 30, 60]]
     assert (found.boxes_xyxy.dtype, found.scores.dtype, found.class_ids.dtype) == (np.float64, np.float64, np.int64)
     assert len(found) == 1
 
 
-def test_images_share_a_forward_pass_if_they_share_a_canvas():
+def test_images_with_the_same_canvas_are_batched_together():
     model = BrightSpot()
-    images = [spot(size, (0, 0, 1, 1)) for size in [(64, 64), (64, 32), (64, 64), (60, 60), (64, 64)]]
+    images = [image_with_box(size, (0, 0, 1, 1)) for size in [(64, 64), (64, 32), (64, 64), (60, 60), (64, 64)]]
     found = Predictor(model, image_size=64, batch_size=3)(images, channel_order="rgb")
     # Square: ceil(2 + 0.5) = 3 strides; 64 x 32: ceil(1 + 0.5) = 2 strides high.
     assert model.seen == [(3, 3, 96, 96), (1, 3, 96, 96), (1, 3, 64, 96)]
     assert [one.boxes_xyxy.shape for one in found] == [(1, 4)] * 5
 
 
-def test_no_images_and_no_boxes():
+def test_predictor_with_no_images_and_no_detections():
     predictor = Predictor(BrightSpot(), image_size=64)
     assert predictor([], channel_order="rgb") == []
     found = predictor(np.zeros((50, 70, 3), np.uint8), channel_order="bgr")
@@ -143,7 +143,7 @@ def test_no_images_and_no_boxes():
     assert (found.scores.shape, found.class_ids.shape) == ((0,), (0,))
 
 
-def test_boxes_end_at_the_image(model, odd_data):
+def test_predicted_boxes_are_clipped_to_the_image(model, odd_data):
     predictor = Predictor(model, image_size=96, confidence=0.0, max_detections=300)
     images = [read_image(odd_data.path(i)) for i in range(len(odd_data))]
     for (width, height), one in zip(SIZES, predictor(images, channel_order="bgr"), strict=True):
@@ -153,15 +153,15 @@ def test_boxes_end_at_the_image(model, odd_data):
         assert (np.diff(one.scores) <= 0).all()
 
 
-def test_grey_images_get_three_equal_channels(model):
+def test_grey_images_are_predicted_like_rgb_images(model):
     grey = np.random.default_rng(0).integers(0, 256, (70, 90), dtype=np.uint8)
     predictor = Predictor(model, image_size=64, confidence=0.0, max_detections=20)
     expected = [predictor(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), channel_order="rgb")]
-    assert_alike([predictor(grey, channel_order="rgb")], expected, 0)
-    assert_alike([predictor(grey[..., None], channel_order="bgr")], expected, 0)
+    assert_detections_close([predictor(grey, channel_order="rgb")], expected, 0)
+    assert_detections_close([predictor(grey[..., None], channel_order="bgr")], expected, 0)
 
 
-def test_the_order_of_channels_matters():
+def test_predictor_respects_channel_order():
     """A model with one class per channel detects red or blue in a red image, depending on channel_order."""
 
     class Channels(BrightSpot):
@@ -195,24 +195,24 @@ def two_boxes(_) -> tuple[torch.Tensor, torch.Tensor]:
         ({"max_detections": 1}, [0]),
     ],
 )
-def test_settings(settings, class_ids):
+def test_predictor_settings_select_detections(settings, class_ids):
     predictor = Predictor(BrightSpot(), image_size=64, predict=two_boxes, **settings)
     assert predictor(np.zeros((64, 64, 3), np.uint8), channel_order="rgb").class_ids.tolist() == class_ids
 
 
-def test_several_models_and_their_stride():
+def test_predictor_uses_ensemble_and_given_stride():
     model = BrightSpot()
     predictor = Predictor(
         model, image_size=100, stride=64, predict=ensemble([single_view(model), single_view(model)]), iou=1.0
     )
     assert predictor.image_size == 128
-    found = predictor(spot((128, 128), (32, 32, 64, 64)), channel_order="rgb")
+    found = predictor(image_with_box((128, 128), (32, 32, 64, 64)), channel_order="rgb")
     assert found.boxes_xyxy.tolist() == [[32, 32, 64, 64]] * 2
     assert model.seen == [(1, 3, 192, 192)] * 2
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_precision(model, precision):
+def test_predictor_runs_in_given_precision(model, precision):
     types = set()
     hook = model.layers[0].conv.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -236,7 +236,7 @@ def test_precision(model, precision):
         (np.zeros((0, 8, 3), np.uint8), r"the image has shape \[0, 8, 3\], so it has no pixels"),
     ],
 )
-def test_what_is_no_image_is_refused(images, text):
+def test_predictor_rejects_invalid_images(images, text):
     model = BrightSpot()
     with pytest.raises(ValueError, match=text):
         Predictor(model)(images, channel_order="rgb")
@@ -255,17 +255,17 @@ def test_what_is_no_image_is_refused(images, text):
         ({"class_ids": [-1]}, r"class -1: the model has 3 classes \(0-2\)"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings, text):
+def test_predictor_rejects_settings_out_of_range(settings, text):
     with pytest.raises(ValueError, match=text):
         Predictor(BrightSpot(), **settings)
 
 
-def test_an_unknown_channel_order_is_refused():
+def test_predictor_rejects_unknown_channel_order():
     with pytest.raises(ValueError, match="channel_order is 'RGB': choose 'rgb' or 'bgr'"):
         Predictor(BrightSpot())([], channel_order="RGB")
 
 
-def test_to_device():
+def test_to_device_scales_and_permutes_images():
     pixels = torch.randint(0, 256, (2, 5, 7, 3), dtype=torch.uint8)
     images = to_device(pixels, torch.device("cpu"))
     assert images.shape == (2, 3, 5, 7)

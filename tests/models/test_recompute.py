@@ -19,7 +19,7 @@ SIDE = 64
 
 
 @pytest.fixture
-def pair(tiny_model) -> tuple[Detector, Detector]:
+def model_pair(tiny_model) -> tuple[Detector, Detector]:
     """A model that keeps activations and a copy that recomputes them, both in training mode."""
     torch.manual_seed(0)
     keeps = build_model(tiny_model, 3).train()
@@ -59,13 +59,13 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 @pytest.mark.parametrize("frozen", [(), (0, 1, 2), (5,), range(24)], ids=["all", "no prefix", "no row 5", "head only"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_three_steps_to_the_bit(pair, precision, frozen):
-    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in pair]
-    for model in pair:
+def test_recomputed_training_steps_are_bit_identical(model_pair, precision, frozen):
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in model_pair]
+    for model in model_pair:
         freeze(model, frozen)
-    keeps, recomputes = pair
+    keeps, recomputes = model_pair
     for step in range(3):
-        for model, optimizer in zip(pair, optimizers, strict=True):
+        for model, optimizer in zip(model_pair, optimizers, strict=True):
             optimizer.zero_grad()
             backward(model, images(seed=step), precision)
             optimizer.step()
@@ -76,36 +76,36 @@ def test_three_steps_to_the_bit(pair, precision, frozen):
         assert counts == ({step + 1} if len(frozen) < 24 else set())
 
 
-def test_float64_to_the_bit(pair):
-    keeps, recomputes = (model.double() for model in pair)
+def test_recomputed_float64_gradients_are_bit_identical(model_pair):
+    keeps, recomputes = (model.double() for model in model_pair)
     for model in (keeps, recomputes):
         backward(model, images().double())
     assert_same_bits(gradients(keeps), gradients(recomputes))
     assert_same_bits(keeps.state_dict(), recomputes.state_dict())
 
 
-def test_two_forward_passes_before_the_backward_pass(pair):
-    for model in pair:
+def test_recompute_supports_two_forward_passes_before_backward(model_pair):
+    for model in model_pair:
         maps = [*model(images(seed=1)), *model(images(seed=2))]
         sum(raw.square().mean() for raw in maps).backward()
-    keeps, recomputes = pair
+    keeps, recomputes = model_pair
     assert_same_bits(gradients(keeps), gradients(recomputes))
     assert_same_bits(keeps.state_dict(), recomputes.state_dict())
 
 
-def test_a_lost_graph_leaves_no_trace(pair):
-    for model in pair:
+def test_recompute_after_forward_without_backward_is_bit_identical(model_pair):
+    for model in model_pair:
         model(images(seed=1))  # as in a skipped step: no backward pass follows
         backward(model, images(seed=2))
-    keeps, recomputes = pair
+    keeps, recomputes = model_pair
     assert_same_bits(gradients(keeps), gradients(recomputes))
     assert_same_bits(keeps.state_dict(), recomputes.state_dict())
 
 
-def test_empty_batch(pair):
-    for model in pair:
+def test_recompute_accepts_empty_batch(model_pair):
+    for model in model_pair:
         backward(model, images(0))
-    keeps, recomputes = pair
+    keeps, recomputes = model_pair
     assert [tuple(raw.shape) for raw in recomputes(images(0))] == [(0, 3, side, side, 8) for side in (8, 4, 2)]
     assert [(name, value is None) for name, value in gradients(keeps).items()] == [
         (name, value is None) for name, value in gradients(recomputes).items()
@@ -129,12 +129,12 @@ def saved_bytes(model: Detector, batch: Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def test_less_is_saved(pair):
-    keeps, recomputes = pair
+def test_recompute_saves_fewer_activation_bytes(model_pair):
+    keeps, recomputes = model_pair
     assert 0 < saved_bytes(recomputes, images()) < 0.3 * saved_bytes(keeps, images())
 
 
-def test_every_row_of_one_input_with_parameters_but_the_head(pair, monkeypatch):
+def test_only_single_input_rows_with_parameters_are_recomputed(model_pair, monkeypatch):
     seen = []
 
     def record(layer: nn.Module, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def test_every_row_of_one_input_with_parameters_but_the_head(pair, monkeypatch):
         return layer(x)
 
     monkeypatch.setattr(models.detector, "recomputed", record)
-    keeps, recomputes = pair
+    keeps, recomputes = model_pair
     keeps(images())
     assert seen == []
     recomputes(images())
@@ -150,13 +150,13 @@ def test_every_row_of_one_input_with_parameters_but_the_head(pair, monkeypatch):
     assert [list(recomputes.layers).index(layer) for layer in seen] == [*range(11), 13, 14, 17, 18, 20, 21, 23]
 
 
-def refuse(layer: nn.Module, x: Tensor) -> Tensor:
+def fail_on_recompute(layer: nn.Module, x: Tensor) -> Tensor:
     raise RuntimeError("recomputed although no backward pass can follow")
 
 
-def test_evaluation_is_untouched(pair, monkeypatch):
-    monkeypatch.setattr(models.detector, "recomputed", refuse)
-    keeps, recomputes = pair
+def test_evaluation_does_not_recompute(model_pair, monkeypatch):
+    monkeypatch.setattr(models.detector, "recomputed", fail_on_recompute)
+    keeps, recomputes = model_pair
     with torch.no_grad():
         for one, other in zip(keeps(images()), recomputes(images()), strict=True):  # training mode updates statistics
             assert one.equal(other)
@@ -167,9 +167,9 @@ def test_evaluation_is_untouched(pair, monkeypatch):
         assert recomputes(images())[0].equal(keeps(images())[0])
 
 
-def test_copies_recompute_too(pair):
-    keeps, recomputes = pair
-    for model in pair:
+def test_copied_models_also_recompute(model_pair):
+    keeps, recomputes = model_pair
+    for model in model_pair:
         backward(model, images())
     average = EMA(recomputes).model
     assert average(images())[0].equal(copy.deepcopy(keeps).eval()(images())[0])
@@ -186,7 +186,7 @@ def test_copies_recompute_too(pair):
 # ---------------------------------------------------------------------- statistics
 
 
-def test_statistics_are_set_aside_and_come_back():
+def test_batchnorm_statistics_are_restored_after_block():
     layer = nn.Sequential(Conv(3, 4), Conv(4, 4)).train()
     layer[1].bn.eval()
     before = dict(layer.named_buffers())
@@ -201,7 +201,7 @@ def test_statistics_are_set_aside_and_come_back():
     assert inside["1.bn.running_mean"] is before["1.bn.running_mean"]  # frozen: it does not change
 
 
-def test_statistics_come_back_after_an_error():
+def test_batchnorm_statistics_are_restored_after_error():
     layer = Conv(3, 4).train()
     before = dict(layer.named_buffers())
     with pytest.raises(RuntimeError, match="expected input"), preserve_batchnorm_statistics(layer):
@@ -209,7 +209,7 @@ def test_statistics_come_back_after_an_error():
     assert dict(layer.named_buffers()) == before
 
 
-def test_a_norm_without_statistics():
+def test_recompute_accepts_norm_without_running_statistics():
     layer = nn.BatchNorm2d(3, track_running_stats=False)
     x = images().requires_grad_()
     recomputed(layer, x).square().sum().backward()

@@ -18,14 +18,14 @@ NAMES = ["disc", "square", "bar"]
 SIZES = np.random.default_rng(0).uniform(3, 60, (200, 2))  # the tiny model's anchors go from 10 to 373 px
 
 
-class Shared(World):
+class OtherRankWorld(World):
     """A world whose broadcast returns another value than this process's own, as on ranks other than 0."""
 
     def broadcast_object(self, value: Any) -> Any:
         return (np.array(value) + 1).tolist()
 
 
-def started(cfg: str, weights: str = "", **changed: Any) -> tuple[Detector, list[str]]:
+def start_with_log(cfg: str, weights: str = "", **changed: Any) -> tuple[Detector, list[str]]:
     log_lines: list[str] = []
     settings: dict[str, Any] = {
         "anchors_per_level": 0,
@@ -39,9 +39,11 @@ def started(cfg: str, weights: str = "", **changed: Any) -> tuple[Detector, list
     return start_model(cfg, weights, NAMES, **(settings | changed), say=log_lines.append), log_lines
 
 
-def test_from_scratch_with_fitted_anchors(tiny_model):
+def test_model_from_scratch_gets_fitted_anchors(tiny_model):
     strides: list[int] = []
-    model, log_lines = started(tiny_model, ratio_limit=2.0, box_sizes=lambda stride: strides.append(stride) or SIZES)
+    model, log_lines = start_with_log(
+        tiny_model, ratio_limit=2.0, box_sizes=lambda stride: strides.append(stride) or SIZES
+    )
     unfitted = build_model(tiny_model, 3)
     anchors, sentence = check_anchors(SIZES, unfitted.head.anchors_px.double().numpy(), 2.0, seed=5)
     assert log_lines == [f"{tiny_model}: {count_parameters(unfitted):,} parameters, 3 classes, from scratch", sentence]
@@ -53,22 +55,24 @@ def test_from_scratch_with_fitted_anchors(tiny_model):
     assert Detector(model.table).head.anchors_px.equal(fitted)
 
 
-def test_without_fitting_no_box_is_looked_at(tiny_model):
-    model, log_lines = started(tiny_model, fit=False, box_sizes=lambda stride: pytest.fail("box_sizes was called"))
+def test_boxes_are_not_read_without_anchor_fitting(tiny_model):
+    model, log_lines = start_with_log(
+        tiny_model, fit=False, box_sizes=lambda stride: pytest.fail("box_sizes was called")
+    )
     assert model.head.anchors_px.equal(build_model(tiny_model, 3).head.anchors_px)
     assert len(log_lines) == 1
 
 
-def test_a_number_of_anchors_is_always_fitted(tiny_model):
-    model, log_lines = started(tiny_model, fit=False, anchors_per_level=2)
+def test_anchors_given_as_count_are_always_fitted(tiny_model):
+    model, log_lines = start_with_log(tiny_model, fit=False, anchors_per_level=2)
     assert model.head.anchors_px.shape == (3, 2, 2)
     assert log_lines[1].startswith("anchors reached ")
     assert model.head.anchors_px.max() < 61  # the square placeholders go up to 181 px
 
 
-def test_anchors_are_those_of_rank_0(tiny_model):
-    alone, _ = started(tiny_model, ratio_limit=2.0)
-    received, _ = started(tiny_model, ratio_limit=2.0, world=Shared(torch.device("cpu"), size=2))
+def test_anchors_are_broadcast_from_rank_0(tiny_model):
+    alone, _ = start_with_log(tiny_model, ratio_limit=2.0)
+    received, _ = start_with_log(tiny_model, ratio_limit=2.0, world=OtherRankWorld(torch.device("cpu"), size=2))
     torch.testing.assert_close(received.head.anchors_px, alone.head.anchors_px + 1)
 
 
@@ -82,8 +86,8 @@ def weights(tiny_model: str, tmp_path: Path) -> str:
     return str(tmp_path / "a.pt")
 
 
-def test_weights_are_taken_over_with_their_table(weights):
-    model, log_lines = started("", weights, fit=False)
+def test_model_starts_from_weights_and_their_table(weights):
+    model, log_lines = start_with_log("", weights, fit=False)
     tensors = len(model.state_dict()) - 1  # without the anchors
     size = count_parameters(model)
     origin = f"{tensors} of {tensors} tensors copied from {weights}, which has 2 of the classes"
@@ -92,12 +96,12 @@ def test_weights_are_taken_over_with_their_table(weights):
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
 
 
-def test_weights_for_another_table(weights, tiny_model):
-    model, log_lines = started("yolov5n.yaml", weights, fit=False)
+def test_weights_can_be_used_with_another_table(weights, tiny_model):
+    model, log_lines = start_with_log("yolov5n.yaml", weights, fit=False)
     assert log_lines[0].startswith(f"yolov5n.yaml: {count_parameters(model):,} parameters, 3 classes, ")
     assert model.table["width_multiple"] == 0.25
 
 
-def test_no_checkpoint(tmp_path):
+def test_missing_weights_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="cannot be read as a checkpoint: No such file"):
-        started("", str(tmp_path / "none.pt"))
+        start_with_log("", str(tmp_path / "none.pt"))

@@ -22,7 +22,7 @@ def model(tiny_model: str) -> Detector:
     return build_model(tiny_model, 3)
 
 
-class Watched(Loss):
+class RecordingLoss(Loss):
     """The loss, with a record of its arguments."""
 
     terms = ("box", "obj", "cls")
@@ -32,7 +32,7 @@ class Watched(Loss):
         self.real, self.seen = real, []
 
     @classmethod
-    def from_head(cls, head: Any, gains: LossGains) -> "Watched":
+    def from_head(cls, head: Any, gains: LossGains) -> "RecordingLoss":
         return cls(build_loss(head, gains))
 
     def forward(self, raw: Any, targets: Tensor, total: Any = None) -> dict[str, Tensor]:
@@ -40,15 +40,15 @@ class Watched(Loss):
         return self.real(raw, targets, total)
 
 
-def step_of(model: Detector, criterion: Loss, **changed: Any) -> Any:
+def make_step(model: Detector, criterion: Loss, **changed: Any) -> Any:
     settings = {"optimizer": "AdamW", "lr": 0.1, "momentum": 0.9, "image_size": 64, "boxes_per_image": 5}
     return trial_step(model, criterion, FLOAT32, world=World(CPU), **(settings | changed))
 
 
-def test_a_step_is_of_copies_and_of_so_many_images_and_boxes(model):
-    criterion = Watched.from_head(model.head, LossGains())
+def test_trial_step_uses_copies_and_given_image_and_box_counts(model):
+    criterion = RecordingLoss.from_head(model.head, LossGains())
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    step = step_of(model, criterion)
+    step = make_step(model, criterion)
     random_state = torch.random.get_rng_state()
     step(3)
     step(1)
@@ -64,8 +64,8 @@ def test_a_step_is_of_copies_and_of_so_many_images_and_boxes(model):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_images_without_boxes(model):
-    criterion = Watched.from_head(model.head, LossGains())
-    step_of(model, criterion, boxes_per_image=0)(2)
+def test_trial_step_without_boxes_has_only_padding_targets(model):
+    criterion = RecordingLoss.from_head(model.head, LossGains())
+    make_step(model, criterion, boxes_per_image=0)(2)
     (_, targets), *_ = criterion.seen
     assert (targets[:, 1] < 0).all()

@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 MAX_SECONDS = 5.0  # for one input, on a busy machine
 MAX_GROWTH = 700 << 20  # bytes of additional memory
-LONGEST_SENTENCE = 10_000  # characters: two paths at most
+MAX_MESSAGE_CHARS = 10_000  # characters: two paths at most
 
 
 class HangError(BaseException):
     """Raised on a timeout. Not an Exception, so that no reader treats it as an invalid file."""
 
 
-def mutated(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = ()) -> bytes:
+def mutate(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = ()) -> bytes:
     """`data` after one to four changes: flip a bit, remove or double a range, cut off the end, insert a piece."""
     for _ in range(int(random.integers(1, 5))):
         at, length = (int(random.integers(0, len(data) + 1)), int(random.integers(1, 40)))
@@ -42,29 +42,29 @@ def mutated(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = 
     return data
 
 
-def outcome(read: Callable[[], T], file: Path) -> T | str:
+def result_or_error(read: Callable[[], T], file: Path) -> T | str:
     """The result of `read`, or the message of its ValueError, which must be one printable line that names `file`.
 
     Any other exception, a timeout or too much memory fails the test.
     """
-    with _in_time_and_memory():
+    with _limit_time_and_memory():
         try:
             return read()
         except ValueError as error:
             message = str(error)
     assert type(message) is str
     assert printable(file) in message, message
-    assert_presentable(message)
+    assert_printable_line(message)
     return message
 
 
-def assert_presentable(sentence: str) -> None:
+def assert_printable_line(sentence: str) -> None:
     """Check that a message is one line of limited length without control characters."""
     assert sentence.isprintable(), repr(sentence)
-    assert len(sentence) < LONGEST_SENTENCE
+    assert len(sentence) < MAX_MESSAGE_CHARS
 
 
-def line_of(place: str, file: Path | str) -> int:
+def line_number(place: str, file: Path | str) -> int:
     """The line number in a text such as `FILE line 7`."""
     found = re.fullmatch(re.escape(printable(file)) + r" line (\d+)", place)
     assert found, place
@@ -72,14 +72,14 @@ def line_of(place: str, file: Path | str) -> int:
 
 
 @contextmanager
-def unchanged(folder: Path) -> Iterator[None]:
+def assert_unchanged(folder: Path) -> Iterator[None]:
     """Check that the block changes no file in `folder`: names, bytes, and times of files and folders."""
-    before = _state(folder)
+    before = _file_states(folder)
     yield
-    assert _state(folder) == before
+    assert _file_states(folder) == before
 
 
-def _state(folder: Path) -> dict[bytes, tuple[int, bytes]]:
+def _file_states(folder: Path) -> dict[bytes, tuple[int, bytes]]:
     found = {}
     for parent, folders, files in os.walk(os.fsencode(folder)):
         for name in (b".", *folders, *files):
@@ -90,7 +90,7 @@ def _state(folder: Path) -> dict[bytes, tuple[int, bytes]]:
 
 
 @contextmanager
-def _in_time_and_memory() -> Iterator[None]:
+def _limit_time_and_memory() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return

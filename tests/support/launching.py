@@ -26,7 +26,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
 
 
-def small(data: Path, model: str, folder: Path, *flags: str) -> list[str]:
+def small_run_flags(data: Path, model: str, folder: Path, *flags: str) -> list[str]:
     """The arguments of a training run that takes a few seconds and writes to `folder`."""
     words = f"--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --cache-dir {folder}/cache --device cpu"
     return ["--data", str(data), "--cfg", model, "--project", str(folder), *words.split(), *flags]
@@ -38,7 +38,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
     """Wait until condition() is true. Raises AssertionError, which names `what`, after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -71,13 +71,13 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
-def alive(mark: str) -> list[int]:
+def running_pids(mark: str) -> list[int]:
     """The process ids of all processes with this mark, DataLoader workers included."""
     numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return [pid for pid in numbers if environment_of(pid).get(MARK) == mark]
 
 
-class Written:
+class ProcessOutput:
     """The files stdout and stderr of a folder."""
 
     folder: Path
@@ -92,19 +92,23 @@ class Written:
 
 
 @dataclass
-class Job(Written):
+class Job(ProcessOutput):
     """A launcher and all processes that it started."""
 
     process: subprocess.Popen[bytes]
     mark: str
     folder: Path
 
-    def alive(self) -> list[int]:
-        return alive(self.mark)
+    def running_pids(self) -> list[int]:
+        return running_pids(self.mark)
 
     def end(self, seconds: float) -> int:
         """Wait until all processes have ended; returns the launcher's exit code. Raises AssertionError on timeout."""
-        until(lambda: self.process.poll() is not None and not self.alive(), seconds, f"the end of {self.alive()}")
+        wait_until(
+            lambda: self.process.poll() is not None and not self.running_pids(),
+            seconds,
+            f"the end of {self.running_pids()}",
+        )
         return self.process.returncode
 
 
@@ -123,7 +127,7 @@ def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator
     try:
         yield job
     finally:
-        for pid in job.alive():
+        for pid in job.running_pids():
             os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait()
@@ -133,7 +137,7 @@ def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator
 
 
 @dataclass
-class Rank(Written):
+class Rank(ProcessOutput):
     """A forked process with the variables of a launch by hand."""
 
     process: multiprocessing.Process
@@ -147,7 +151,7 @@ class Rank(Written):
         return self.process.exitcode
 
 
-def by_hand(rank: int, size: int, port: int) -> dict[str, str]:
+def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
     """The environment variables of a launch by hand."""
     numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
@@ -166,7 +170,7 @@ def forked(
 
     delays: by index in `environments`, how many seconds the process starts late.
     """
-    context = _server()
+    context = _fork_server()
     folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     for number, environment in enumerate(environments):
@@ -186,7 +190,7 @@ def forked(
                 rank.process.join()
 
 
-def _server() -> Any:
+def _fork_server() -> Any:
     """A fork server that has imported what the forked processes need."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "val", "tests.support.launching"])

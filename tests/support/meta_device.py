@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
-SENT = "sent from the CPU"  # key in `calls`: tensors copied to the device
+COPIED_TO_DEVICE = "sent from the CPU"  # key in `calls`: tensors copied to the device
 
 
 class OneDevice(TorchDispatchMode):
@@ -40,7 +40,7 @@ class OneDevice(TorchDispatchMode):
             raise RuntimeError("numbers of the host are copied to the device implicitly")
         result = None if name == "_fused_sgd_" else function(*args, **(kwargs or {}))  # SGD has no meta kernel
         if name == "_to_copy" and devices_of(result) != devices:
-            name = SENT
+            name = COPIED_TO_DEVICE
         self.calls[name] += 1
         return result
 
@@ -50,7 +50,7 @@ def devices_of(values: Any) -> set[str]:
     return {leaf.device.type for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
 
 
-class NeverRead:
+class NeverReadyHostCopy:
     """Replaces AsyncHostCopy and never returns a value, as on a GPU before the first copy is ready."""
 
     def __init__(self, _: torch.device) -> None:

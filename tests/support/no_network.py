@@ -26,11 +26,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SUSPECTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "imaplib.", "poplib.", "nntplib.", "telnetlib.")
-PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "os.startfile")
-MAY_START = {"fc-list", "ldconfig", "gcc", "cc", "ld", "objdump"}  # for matplotlib's fonts, and ctypes' find_library
-UNSENT = "IpOutNoRoutes"  # packets without a route, and connections that could not start
-ELSEWHERE = ("192.0.2.1", 9)  # a reserved address that no host has (RFC 5737)
+NETWORK_EVENTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "imaplib.", "poplib.", "nntplib.", "telnetlib.")
+PROCESS_EVENTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "os.startfile")
+ALLOWED_PROGRAMS = {
+    "fc-list",
+    "ldconfig",
+    "gcc",
+    "cc",
+    "ld",
+    "objdump",
+}  # for matplotlib's fonts, and ctypes' find_library
+NO_ROUTE_COUNTER = "IpOutNoRoutes"  # packets without a route, and connections that could not start
+UNREACHABLE_ADDRESS = ("192.0.2.1", 9)  # a reserved address that no host has (RFC 5737)
 
 
 # ---------------------------------------------------------------------- the hook
@@ -41,16 +48,16 @@ def is_local(event: str, values: Sequence[Any]) -> bool:
     if event in ("socket.__new__", "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"):
         family = values[1] if event == "socket.__new__" else values[0].family
         return family == socket.AF_UNIX  # used by DataLoader workers
-    if event.startswith(PROGRAMS):
-        return os.path.basename(os.fsdecode(values[0] or values[1][0])) in MAY_START
+    if event.startswith(PROCESS_EVENTS):
+        return os.path.basename(os.fsdecode(values[0] or values[1][0])) in ALLOWED_PROGRAMS
     return event == "socket.gethostname"
 
 
-def refuse_network(notes: Path) -> None:
+def block_network(notes: Path) -> None:
     """Install an audit hook: every network access raises PermissionError and adds a line to the file `notes`."""
 
     def hook(event: str, values: tuple[Any, ...]) -> None:
-        if event.startswith((*SUSPECTS, *PROGRAMS)) and not is_local(event, values):
+        if event.startswith((*NETWORK_EVENTS, *PROCESS_EVENTS)) and not is_local(event, values):
             with notes.open("a") as file:
                 file.write(f"{event} {values[:2]!r}\n")  # without the environment, which may contain secrets
             raise PermissionError(f"no network here: {event}")
@@ -59,17 +66,17 @@ def refuse_network(notes: Path) -> None:
     sys.addaudithook(hook)
 
 
-def bitten(notes: Path) -> dict[str, bool]:
+def blocked_attempts(notes: Path) -> dict[str, bool]:
     """Whether the hook rejected and logged each way to access the network."""
     ways: dict[str, Callable[[], object]] = {
-        "socket": lambda: socket.socket().connect(ELSEWHERE),
+        "socket": lambda: socket.socket().connect(UNREACHABLE_ADDRESS),
         "bound": lambda: socket.create_server(("127.0.0.1", 0)),
         "name": lambda: socket.getaddrinfo("kestrel.example", 80),
         "name alone": lambda: socket.gethostbyname("kestrel.example"),
         "urllib": lambda: urllib.request.urlopen("http://192.0.2.1/"),
-        "http": lambda: http.client.HTTPConnection(*ELSEWHERE).connect(),
-        "ftp": lambda: ftplib.FTP(ELSEWHERE[0]),  # noqa: S321
-        "mail": lambda: smtplib.SMTP(*ELSEWHERE),
+        "http": lambda: http.client.HTTPConnection(*UNREACHABLE_ADDRESS).connect(),
+        "ftp": lambda: ftplib.FTP(UNREACHABLE_ADDRESS[0]),  # noqa: S321
+        "mail": lambda: smtplib.SMTP(*UNREACHABLE_ADDRESS),
         "program": lambda: subprocess.run(["true"]),
         "shell": lambda: os.system("true"),  # noqa: S605
     }
@@ -87,21 +94,21 @@ def bitten(notes: Path) -> dict[str, bool]:
 # ---------------------------------------------------------------------- the kernel's count
 
 
-def unsent() -> int:
+def unsent_packets() -> int:
     """How many packets of all processes in this network namespace the kernel could not send, having no route."""
     with suppress(OSError):
         lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines()]
         for names, values in zip(lines[::2], lines[1::2], strict=True):
             counts = {names[0][:-1] + name: int(value) for name, value in zip(names[1:], values[1:], strict=True)}
-            if UNSENT in counts:
-                return counts[UNSENT]
+            if NO_ROUTE_COUNTER in counts:
+                return counts[NO_ROUTE_COUNTER]
     return 0
 
 
 def connect_in_c() -> None:
     """Connect from C code, which no audit hook sees."""
     libc = ctypes.CDLL(None)
-    address = struct.pack("=HHI8x", socket.AF_INET, socket.htons(ELSEWHERE[1]), 0x010200C0)
+    address = struct.pack("=HHI8x", socket.AF_INET, socket.htons(UNREACHABLE_ADDRESS[1]), 0x010200C0)
     with suppress(OSError):
         descriptor = libc.socket(int(socket.AF_INET), int(socket.SOCK_DGRAM), 0)
         libc.connect(descriptor, address, len(address))
@@ -145,15 +152,15 @@ def run(words: list[str]) -> Any:
 
 def main(data: str, model: str, folder_name: str) -> None:
     folder = Path(folder_name)
-    notes, before = folder / "attempts.txt", unsent()
-    refuse_network(notes)
+    notes, before = folder / "attempts.txt", unsent_packets()
+    block_network(notes)
     sys.path.insert(0, str(ROOT))
     codes = {name: run(words) for name, words in commands(data, model, folder).items()}
-    found: dict[str, Any] = {"codes": codes, "attempts": notes.read_text(), "unsent": unsent() - before}
-    found["bitten"] = bitten(notes)
-    before = unsent()
+    found: dict[str, Any] = {"codes": codes, "attempts": notes.read_text(), "unsent": unsent_packets() - before}
+    found["blocked_attempts"] = blocked_attempts(notes)
+    before = unsent_packets()
     connect_in_c()
-    found["unsent from C"] = unsent() - before
+    found["unsent from C"] = unsent_packets() - before
     (folder / "found.json").write_text(json.dumps(found))
 
 

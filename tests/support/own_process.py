@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_own_process(function: Callable[..., T], *arguments: object) -> T:
+def run_in_new_process(function: Callable[..., T], *arguments: object) -> T:
     """Call a module-level function in a new process, which may start others, and return the result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

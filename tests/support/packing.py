@@ -5,7 +5,7 @@ import tarfile
 import zipfile
 
 
-def zipped(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile.ZIP_DEFLATED) -> bytes:
+def make_zip(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile.ZIP_DEFLATED) -> bytes:
     """A zip archive of these files. prepare: changes each header before it is written."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
@@ -17,8 +17,8 @@ def zipped(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile
     return buffer.getvalue()
 
 
-def tarred(files: dict[str, bytes], *, prepare=lambda info: None, form=tarfile.PAX_FORMAT) -> bytes:
-    """A tar archive of these files. prepare: as for `zipped`."""
+def make_tar(files: dict[str, bytes], *, prepare=lambda info: None, form=tarfile.PAX_FORMAT) -> bytes:
+    """A tar archive of these files. prepare: as for `make_zip`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
         for name, data in files.items():

@@ -35,7 +35,7 @@ from data.scan import scan
 from models import LossGains, build_loss
 from models.losses.anchor_based import AnchorBasedLoss
 from models.weights.kestrel import load_detector
-from tests.support.launching import ROOT, by_hand, forked
+from tests.support.launching import ROOT, forked, rank_environment
 from utils.distributed.launch import Launch
 from utils.distributed.replica import DistributedReplica, sync_buffers
 from utils.distributed.session import distributed_session
@@ -44,9 +44,9 @@ from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.plots.pictures import Pictures
 
-ALONE = World(torch.device("cpu"))
+SINGLE_PROCESS = World(torch.device("cpu"))
 Fault = Callable[[World], AbstractContextManager[object]]
-Found = dict[str, Any]  # tensors and plain values
+PlainDict = dict[str, Any]  # tensors and plain values
 
 
 # ---------------------------------------------------------------------- data
@@ -76,12 +76,14 @@ def draw_data(root: Path, count: int = 12) -> Path:
 # ---------------------------------------------------------------------- launching
 
 
-def launch(folder: Path, size: int, works: dict[str, Found], *, seconds: float = 300, **flags: Any) -> dict[str, list]:
-    """Run tasks in `size` processes; returns results by name and rank. works: name -> task of WORKS, its arguments."""
+def launch(
+    folder: Path, size: int, works: dict[str, PlainDict], *, seconds: float = 300, **flags: Any
+) -> dict[str, list]:
+    """Run tasks in `size` processes; returns results by name and rank. works: name -> task of TASKS, its arguments."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = {"launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags}, "works": works}
     (folder / "plan.json").write_text(json.dumps(plan))
-    environments = [by_hand(rank, size, 0) for rank in range(size)]
+    environments = [rank_environment(rank, size, 0) for rank in range(size)]
     with forked(environments, [str(folder / "plan.json")], folder, script="tests.support.processes") as ranks:
         for rank in ranks:
             code = rank.end(seconds)
@@ -98,23 +100,23 @@ def run(arguments: Sequence[str]) -> None:
     with distributed_session() as connect:
         world = connect(Launch(**plan["launch"]))
         for name, work in plan["works"].items():
-            found = WORKS[work.pop("work")](world, file.parent, name, **work)
+            found = TASKS[work.pop("work")](world, file.parent, name, **work)
             torch.save(checkpoint_file.to_plain(found), file.parent / f"{name}.{world.rank}.pt")
 
 
 # ---------------------------------------------------------------------- training
 
 
-def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault: str = "") -> Found:
+def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault: str = "") -> PlainDict:
     """Run train.py with the run folder folder/name; returns the COCO metrics of the best checkpoint."""
     run_flags = ["--project", str(folder), "--name", name]
     with FAULTS[fault](world) if fault else nullcontext():
         return train.main(train.parse_args([*flags, *run_flags])[0], world).coco.stats
 
 
-def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> Found:
+def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> PlainDict:
     """Train one epoch: each process's BatchNorm statistics before they are averaged, and the model it evaluates."""
-    found: Found = {}
+    found: PlainDict = {}
     real_epoch, real_detect = train.train_one_epoch, val.detect
 
     def train_one_epoch(state: train.TrainState, *arguments: Any, **keywords: Any) -> Any:
@@ -152,11 +154,11 @@ def seeded_by_rank(world: World) -> AbstractContextManager[object]:
     return mock.patch.object(data, "Planner", planner)
 
 
-def sized_by_rank(world: World) -> AbstractContextManager[object]:
+def image_size_by_rank(world: World) -> AbstractContextManager[object]:
     return mock.patch.object(train, "MultiScale", lambda seed, stride: MultiScale(seed + world.rank, stride))
 
 
-def padded(world: World) -> AbstractContextManager[object]:
+def duplicate_last_sample(world: World) -> AbstractContextManager[object]:
     """The last sample of an epoch repeats another one, as in a sampler that pads the shares of the processes."""
     real = TrainSampler.__iter__
 
@@ -173,7 +175,7 @@ def slow_writer(world: World) -> Iterator[None]:
     """Rank 0 is slow when it draws before training, saves last.pt, and draws after training."""
     real = checkpoint_file.save
 
-    def save(path: Path, state: Found) -> None:
+    def save(path: Path, state: PlainDict) -> None:
         time.sleep(SLOW_S if path.name == "last.pt" else 0)
         real(path, state)
 
@@ -191,8 +193,8 @@ FAULTS: dict[str, Fault] = {
     "rank-local normalisation": lambda world: scaled_loss(world, local=True),
     "gradients not multiplied by the number of processes": lambda world: scaled_loss(world, local=False),
     "rank-seeded augmentation": seeded_by_rank,
-    "rank-local image size": sized_by_rank,
-    "padding duplicates": padded,
+    "rank-local image size": image_size_by_rank,
+    "padding duplicates": duplicate_last_sample,
     "slow writer": slow_writer,
 }
 
@@ -211,12 +213,12 @@ def evaluates(
     batch: int = 1,
     confidence: float = 0.001,
     twice: bool = False,
-) -> Found:
+) -> PlainDict:
     """The results of `evaluate` on the images with these indices. twice: each process repeats its first batch."""
     spec = read_data_yaml(yaml)
     labels, _ = scan(spec.sources("val"), spec.names, threads=1)
     model, _ = load_detector(Path(weights))
-    shape: Found = {"batch_size": batch, "image_size": 64, "stride": 32}
+    shape: PlainDict = {"batch_size": batch, "image_size": 64, "stride": 32}
     loader = build_evaluation_loader(labels.subset(images), **shape, rank=world.rank, size=world.size)
     sampler = loader.sampler
     if twice:
@@ -235,7 +237,7 @@ def evaluates(
 # ---------------------------------------------------------------------- the operations of a world
 
 
-def operates(world: World, folder: Path, name: str) -> Found:
+def run_world_operations(world: World, folder: Path, name: str) -> PlainDict:
     """The results of all World operations, in a world of three, for inputs that depend on the rank."""
     rank, rows = world.rank, torch.arange(2.0)
     mine = [rows + rank, torch.tensor([[10.0 * rank]], dtype=torch.float64), torch.tensor(rank)]
@@ -259,7 +261,7 @@ def operates(world: World, folder: Path, name: str) -> Found:
     }
 
 
-def takes_turns(world: World, folder: Path, name: str) -> Found:
+def run_local_main_first(world: World, folder: Path, name: str) -> PlainDict:
     """Which ranks find the work of local rank 0 done in local_main_first; the last rank is alone on its machine."""
     local_world = dataclasses.replace(world, local_rank=0 if world.rank == world.size - 1 else world.rank)
     machine, first = int(world.rank == world.size - 1), local_world.local_rank == 0
@@ -271,7 +273,7 @@ def takes_turns(world: World, folder: Path, name: str) -> Found:
     return {"first": first, "found": found, "waited": time.monotonic() - began}
 
 
-def disagrees(world: World, folder: Path, name: str) -> Found:
+def run_require_same(world: World, folder: Path, name: str) -> PlainDict:
     """The error messages of require_same if the last process has a different value."""
     messages = []
     for value in (int(world.rank == world.size - 1), {"a": [1, 2], "b": world.rank // (world.size - 1), "c": 3}):
@@ -286,7 +288,7 @@ def disagrees(world: World, folder: Path, name: str) -> Found:
 # ---------------------------------------------------------------------- replicas
 
 
-class Norm(nn.Module):
+class SyncBatchNormModel(nn.Module):
     """SyncBatchNorm2d between two convolutions, and a buffer that is not a BatchNorm statistic."""
 
     def __init__(self) -> None:
@@ -301,14 +303,19 @@ class Norm(nn.Module):
         return self.layers(images)
 
 
-def images_of_a_step() -> Tensor:
+def images_of_one_step() -> Tensor:
     """[12, 2, 8, 8]: three batches of four."""
     return torch.randn(12, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def accumulates(world: World, folder: Path, name: str) -> Found:
+def accumulates(world: World, folder: Path, name: str) -> PlainDict:
     """Gradients of two optimizer steps of three batches each, and the number of all-reduces after each batch."""
-    replica, exchanges, counts, gradients = DistributedReplica(Norm(), world, accumulates=True), [], [], []
+    replica, exchanges, counts, gradients = (
+        DistributedReplica(SyncBatchNormModel(), world, accumulates=True),
+        [],
+        [],
+        [],
+    )
 
     def counted(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         exchanges.append(bucket.index())
@@ -316,7 +323,7 @@ def accumulates(world: World, folder: Path, name: str) -> Found:
 
     replica.wrapped.register_comm_hook(None, counted)
     for _ in range(2):
-        for number, batch in enumerate(images_of_a_step().split(4)):
+        for number, batch in enumerate(images_of_one_step().split(4)):
             with replica.gradients(last=number == 2):
                 share = replica(batch[world.rank :: world.size]).square().sum()
                 (share * world.size).backward()
@@ -328,11 +335,11 @@ def accumulates(world: World, folder: Path, name: str) -> Found:
     return {"exchanges": counts, "gradients": gradients}
 
 
-def aligns(world: World, folder: Path, name: str) -> Found:
+def run_sync_buffers(world: World, folder: Path, name: str) -> PlainDict:
     """The state of a model filled with the rank after sync_buffers, without and with synchronised BatchNorm."""
     found = {}
     for synchronised in (False, True):
-        model = Norm()
+        model = SyncBatchNormModel()
         for value in model.state_dict().values():
             value.fill_(world.rank)
         sync_buffers(model, world, synchronised=synchronised)
@@ -342,8 +349,18 @@ def aligns(world: World, folder: Path, name: str) -> Found:
     return found
 
 
-WORKS: dict[str, Callable[..., Found]] = {
-    work.__name__: work for work in (trains, averages, evaluates, operates, takes_turns, disagrees, accumulates, aligns)
+TASKS: dict[str, Callable[..., PlainDict]] = {
+    work.__name__: work
+    for work in (
+        trains,
+        averages,
+        evaluates,
+        run_world_operations,
+        run_local_main_first,
+        run_require_same,
+        accumulates,
+        run_sync_buffers,
+    )
 }
 
 

@@ -10,13 +10,13 @@ Answer = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Gives its answers in order and repeats the last one. asked: (path, headers) of each request."""
+    """Gives its answers in order and repeats the last one. received: (path, headers) of each request."""
 
     daemon_threads = True
 
     def __init__(self, *answers: Answer) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.answers, self.asked, self.over = list(answers), [], threading.Event()
+        self.answers, self.received, self.stopped = list(answers), [], threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
@@ -25,10 +25,10 @@ class Server(ThreadingHTTPServer):
 
     @property
     def ranges(self) -> list[str | None]:
-        return [headers.get("Range") for _, headers in self.asked]
+        return [headers.get("Range") for _, headers in self.received]
 
     def stop(self) -> None:
-        self.over.set()
+        self.stopped.set()
         self.shutdown()
         self.server_close()
 
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, dict(self.headers)))
+        self.server.received.append((self.path, dict(self.headers)))
         answers = self.server.answers
         (answers.pop(0) if len(answers) > 1 else answers[0])(self)
 
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def honest(data: bytes, *, only: int | None = None, then: str = "close", **headers: str) -> Answer:
+def file_answer(data: bytes, *, only: int | None = None, then: str = "close", **headers: str) -> Answer:
     """The file, or the requested range if the file is unchanged. only: send so many bytes. then: close or stall."""
 
     def answer(handler: Handler) -> None:
@@ -69,27 +69,27 @@ def honest(data: bytes, *, only: int | None = None, then: str = "close", **heade
         handler.send(status, body, Content_Length=str(len(data) - first), **headers, **extra)
         if then == "stall":
             handler.wfile.flush()
-            handler.server.over.wait(5)
+            handler.server.stopped.wait(5)
         return None
 
     return answer
 
 
-def says(status: int, body: bytes = b"", **headers: str) -> Answer:
+def fixed_answer(status: int, body: bytes = b"", **headers: str) -> Answer:
     """The same answer for every request."""
     return lambda handler: handler.send(status, body, **headers)
 
 
-def raw(data: bytes) -> Answer:
+def raw_answer(data: bytes) -> Answer:
     """Raw bytes, which need not be HTTP."""
     return lambda handler: handler.wfile.write(data) and None
 
 
-def slowly(data: bytes, seconds: float) -> Answer:
+def delayed_answer(data: bytes, seconds: float) -> Answer:
     """The file, sent after a delay of some seconds."""
 
     def answer(handler: Handler) -> None:
         time.sleep(seconds)
-        honest(data)(handler)
+        file_answer(data)(handler)
 
     return answer

@@ -34,11 +34,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
-DIFFERENCE = 0.5e-4  # relative, in results.csv: four significant digits
+MAX_DIFFERENCE = 0.5e-4  # relative, in results.csv: four significant digits
 TIMEOUT_S, MARGIN_S = 6, 15  # --dist-timeout of the scene `cut`, and the time allowed after it until the run has ended
 BLINK_S = 3
 UNSHARE = "--mount --net --pid --fork --kill-child --mount-proc"
-LAY_CABLE = """set -e
+CREATE_NETWORK = """set -e
 mount -t tmpfs none /run    # ip netns keeps its names there; this /run is private
 mkdir /run/netns
 ip netns add A
@@ -49,28 +49,30 @@ ip -n B addr add 10.99.0.2/24 dev cable
 for name in A B; do ip -n $name link set lo up; ip -n $name link set cable up; done
 """
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 1 --redirects 3 --log-dir ranks"
-LAUNCHES = {
+LAUNCHER_OPTIONS = {
     "c10d": "--nnodes 2",
     "static": "--nnodes 2",
     "restart": "--nnodes 2 --max-restarts 1",
     "elastic": "--nnodes 1:2 --max-restarts 3",
 }
-LAUNCHERS_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
-TINY = f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 --workers 0 --device cpu --noplots"
-ENDLESS = ("--epochs", "9999", "--amp", "fp32")
-Verdict = tuple[bool, str]  # whether a check passed, and what was observed
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
+TINY_RUN_FLAGS = (
+    f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 --workers 0 --device cpu --noplots"
+)
+ENDLESS_RUN_FLAGS = ("--epochs", "9999", "--amp", "fp32")
+CheckResult = tuple[bool, str]  # whether a check passed, and what was observed
 
 
 # ---------------------------------------------------------------------- namespaces
 
 
-def way_in() -> tuple[list[str], str]:
+def namespace_command() -> tuple[list[str], str]:
     """The command prefix that runs a command in new namespaces, and ""; or [] and the reason why it is impossible."""
     errors = []
     for user in ([], ["--user", "--map-root-user"]):
         command = ["unshare", *user, *UNSHARE.split()]
         try:
-            done = subprocess.run([*command, "sh", "-c", LAY_CABLE], capture_output=True, text=True)
+            done = subprocess.run([*command, "sh", "-c", CREATE_NETWORK], capture_output=True, text=True)
         except FileNotFoundError as error:
             return [], str(error)
         if done.returncode == 0:
@@ -89,18 +91,18 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def network_of(process: str) -> int:
+def network_namespace_id(process: str) -> int:
     """The id (inode) of the network namespace of a process; 0 if the process has ended."""
     with suppress(OSError):
         return os.stat(f"/proc/{process}/ns/net").st_ino
     return 0
 
 
-def inhabitants(machine: str) -> dict[int, list[bytes]]:
+def processes_on(machine: str) -> dict[int, list[bytes]]:
     """The processes in a machine's network namespace: process id -> command line."""
     network, found = os.stat(f"/run/netns/{machine}").st_ino, {}
     for folder in Path("/proc").glob("[0-9]*"):
-        if network_of(folder.name) == network:
+        if network_namespace_id(folder.name) == network:
             with suppress(OSError):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().split(b"\0")
     return found
@@ -114,7 +116,7 @@ class Machine:
 
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.name, self.folder = number, "AB"[number], folder
-        self.starter: subprocess.Popen[bytes]  # the launcher, or the training process if there is none
+        self.process: subprocess.Popen[bytes]  # the launcher, or the training process if there is none
         self.rank = 0  # process id of the last training process that was found
 
     def cable(self, state: str) -> None:
@@ -123,11 +125,11 @@ class Machine:
 
     def start(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start Python on this machine with these arguments."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS_VARIABLES)}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable", "PYTHONWARNINGS": "ignore", **variables}
         self.folder.mkdir(parents=True)
         with (self.folder / "stdout.log").open("wb") as out, (self.folder / "stderr.log").open("wb") as err:
-            self.starter = subprocess.Popen(
+            self.process = subprocess.Popen(
                 ["nsenter", f"--net=/run/netns/{self.name}", "timeout", "-k", "3", "300", sys.executable, *words],
                 cwd=self.folder,
                 env=inherited | own,
@@ -136,20 +138,20 @@ class Machine:
                 stderr=err,
             )
 
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
         """Whether a training process runs on this machine."""
-        for number, words in inhabitants(self.name).items():
+        for number, words in processes_on(self.name).items():
             if b"--data" in words and not {b"torch.distributed.run", b"timeout"} & set(words):
                 self.rank = number
                 return True
         return False
 
-    def rank_code(self) -> int | None:
+    def rank_exit_code(self) -> int | None:
         """The exit code of the training process of this machine; None if unknown."""
         with suppress(OSError):  # a launcher that hangs has not reaped it: the system still has the code
             return int(Path(f"/proc/{self.rank}/stat").read_text().split()[-1]) >> 8
         found = re.search(r"failed \(exitcode: (-?\d+)\)", (self.folder / "stderr.log").read_text(errors="replace"))
-        return int(found.group(1)) if found else self.starter.poll()
+        return int(found.group(1)) if found else self.process.poll()
 
     def words(self) -> str:
         """The stderr output of the training process, without torch's warnings."""
@@ -165,21 +167,21 @@ class Machine:
 
     def clear(self) -> None:
         """Kill all processes on this machine."""
-        while running := inhabitants(self.name):
+        while running := processes_on(self.name):
             for number in running:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
             time.sleep(0.05)
-        self.starter.wait()
+        self.process.wait()
 
 
-def meeting(number: int, way: str) -> tuple[list[str], dict[str, str]]:
+def rendezvous_arguments(number: int, way: str) -> tuple[list[str], dict[str, str]]:
     """The launcher arguments before train.py, and the variables, with which the processes find each other."""
     if way == "srun":
         shared = "SLURM_JOB_ID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=10.99.0.1,10.99.0.2"
         own = f"SLURM_PROCID={number} SLURM_NODEID={number} SLURM_LOCALID=0"
         return [], dict(word.split("=") for word in f"{shared} {own}".split())
-    words = f"{LAUNCHER} {LAUNCHES[way]}"
+    words = f"{LAUNCHER} {LAUNCHER_OPTIONS[way]}"
     if way == "static":
         words += f" --node-rank {number} --master-addr 10.99.0.1 --master-port 29400"
     else:
@@ -189,7 +191,7 @@ def meeting(number: int, way: str) -> tuple[list[str], dict[str, str]]:
 
 
 @dataclass
-class Stage:
+class ScenarioSetup:
     """The environment of the scenes: a data set, and a folder for each run."""
 
     folder: Path
@@ -200,7 +202,7 @@ class Stage:
         self.data = draw_tiny_data(self.folder / "data")
 
     def train(self, *flags: str) -> list[str]:
-        return [str(ROOT / "train.py"), "--data", str(self.data), *TINY.split(), *flags]
+        return [str(ROOT / "train.py"), "--data", str(self.data), *TINY_RUN_FLAGS.split(), *flags]
 
     @contextmanager
     def run(self, scene: str, way: str, *flags: str) -> Iterator[tuple[Machine, Machine]]:
@@ -208,7 +210,7 @@ class Stage:
         machines = Machine(0, self.folder / scene / "A"), Machine(1, self.folder / scene / "B")
         for machine in machines:
             machine.cable("up")
-            prefix, variables = meeting(machine.number, way)
+            prefix, variables = rendezvous_arguments(machine.number, way)
             machine.start([*prefix, *self.train("--sync-bn", *flags)], variables)
         try:
             yield machines
@@ -221,10 +223,10 @@ class Stage:
         machine = Machine(0, self.folder / name)
         if not machine.folder.exists():
             machine.start(self.train(*flags), {})
-            machine.starter.wait()
+            machine.process.wait()
         return machine
 
-    def lesson(self) -> list[str]:
+    def pretrained_flags(self) -> list[str]:
         """Flags of a run that starts from trained weights, so that its metrics are not zero.
 
         It uses float64, because in so small a run the rounding errors of float32 grow a hundredfold per epoch.
@@ -234,7 +236,7 @@ class Stage:
         return f"--weights {before.folder}/runs/train/exp/weights/best.pt --amp fp64 --epochs 3".split()
 
 
-def wait_until(condition: Callable[[], object], seconds: float) -> float:
+def seconds_until(condition: Callable[[], object], seconds: float) -> float:
     """Wait until condition() is true; returns how many seconds it took, infinity after the timeout."""
     start = time.monotonic()
     while not condition():
@@ -261,92 +263,92 @@ def largest_difference(one: list[dict[str, str]], other: list[dict[str, str]]) -
 # ---------------------------------------------------------------------- scenes
 
 
-def same(stage: Stage, scene: str, way: str) -> Iterator[Verdict]:
-    expected = stage.in_one_process("one", *stage.lesson()).rows()
-    with stage.run(scene, way, *stage.lesson()) as (a, b):
-        wait_until(lambda: None not in (a.starter.poll(), b.starter.poll()), 150)
-        codes = [a.starter.poll(), b.starter.poll()]
+def same(stage: ScenarioSetup, scene: str, way: str) -> Iterator[CheckResult]:
+    expected = stage.in_one_process("one", *stage.pretrained_flags()).rows()
+    with stage.run(scene, way, *stage.pretrained_flags()) as (a, b):
+        seconds_until(lambda: None not in (a.process.poll(), b.process.poll()), 150)
+        codes = [a.process.poll(), b.process.poll()]
         yield codes == [0, 0], f"exit codes {codes}"
-        yield compared(expected, a.rows())
+        yield compare_results(expected, a.rows())
         yield not list(b.folder.glob("runs/**/*")), "only the machine of rank 0 has a run folder"
 
 
-def compared(expected: list[dict[str, str]], rows: list[dict[str, str]]) -> Verdict:
+def compare_results(expected: list[dict[str, str]], rows: list[dict[str, str]]) -> CheckResult:
     worst = largest_difference(expected, rows)
     ap = [row["metrics/mAP_0.5:0.95"] for row in rows]
     found = any(float(value) > 0 for value in ap)  # else the comparison of the metrics proves nothing
     return (
-        found and worst < DIFFERENCE,
+        found and worst < MAX_DIFFERENCE,
         f"results.csv differs from one process's by at most {worst:.1e}; AP {', '.join(ap)}",
     )
 
 
-def cut(stage: Stage, scene: str, way: str) -> Iterator[Verdict]:
-    with stage.run(scene, way, *ENDLESS, "--dist-timeout", str(TIMEOUT_S)) as (a, b):
-        began = wait_until(lambda: len(a.rows()) > 1 and a.trains() and b.trains(), 100)
+def cut(stage: ScenarioSetup, scene: str, way: str) -> Iterator[CheckResult]:
+    with stage.run(scene, way, *ENDLESS_RUN_FLAGS, "--dist-timeout", str(TIMEOUT_S)) as (a, b):
+        began = seconds_until(lambda: len(a.rows()) > 1 and a.is_training() and b.is_training(), 100)
         yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is disconnected"
         a.cable("down")
-        ends = ends_after(a, b, TIMEOUT_S + MARGIN_S + 20)
+        ends = end_times(a, b, TIMEOUT_S + MARGIN_S + 20)
         for machine in (a, b):
             took = ends.get(machine.name, math.inf)
             yield took < TIMEOUT_S + MARGIN_S, f"{machine.name}'s training process ended after {took:.1f} s"
-            wait_until(lambda: machine.rank_code() is not None, 2)  # noqa: B023
-            code, words = machine.rank_code(), machine.words()
+            seconds_until(lambda: machine.rank_exit_code() is not None, 2)  # noqa: B023
+            code, words = machine.rank_exit_code(), machine.words()
             yield code == 1 and words.startswith("error: "), f"{machine.name}'s exit code is {code}, stderr: {words}"
         time.sleep(3)
-        left = [machine.name for machine in (a, b) if machine.starter.poll() is None]
+        left = [machine.name for machine in (a, b) if machine.process.poll() is None]
         yield True, f"launchers that still wait (torch's do) and are killed: {' '.join(left) or 'none'}"
 
 
-def ends_after(a: Machine, b: Machine, seconds: float) -> dict[str, float]:
+def end_times(a: Machine, b: Machine, seconds: float) -> dict[str, float]:
     """For each machine on which the training ended: after how many seconds."""
     start, ends = time.monotonic(), {}
     while len(ends) < 2 and time.monotonic() - start < seconds:
-        ends |= {m.name: time.monotonic() - start for m in (a, b) if m.name not in ends and not m.trains()}
+        ends |= {m.name: time.monotonic() - start for m in (a, b) if m.name not in ends and not m.is_training()}
         time.sleep(0.05)
     return ends
 
 
-def blink(stage: Stage) -> Iterator[Verdict]:
-    with stage.run("blink", "c10d", *ENDLESS, "--dist-timeout", "30") as (a, _):
-        began = wait_until(lambda: len(a.rows()) > 1, 100)
+def blink(stage: ScenarioSetup) -> Iterator[CheckResult]:
+    with stage.run("blink", "c10d", *ENDLESS_RUN_FLAGS, "--dist-timeout", "30") as (a, _):
+        began = seconds_until(lambda: len(a.rows()) > 1, 100)
         yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is disconnected for {BLINK_S} s"
         a.cable("down")
         time.sleep(BLINK_S)
         before = len(a.rows())
         a.cable("up")
-        took = wait_until(lambda: len(a.rows()) > before + 2, 25)
+        took = seconds_until(lambda: len(a.rows()) > before + 2, 25)
         yield took < math.inf, f"{before} epochs done when it is connected again, 3 more {took:.1f} s later"
 
 
-def restart(stage: Stage) -> Iterator[Verdict]:
+def restart(stage: ScenarioSetup) -> Iterator[CheckResult]:
     """Restart with a project folder that both machines share."""
-    flags = [*stage.lesson(), "--epochs", "8"]
+    flags = [*stage.pretrained_flags(), "--epochs", "8"]
     expected = stage.in_one_process("eight", *flags).rows()
     with stage.run("restart", "restart", *flags, "--project", str(stage.folder / "restart/A/runs/train")) as (a, b):
-        began = wait_until(lambda: len(a.rows()) > 2 and b.trains(), 100)
+        began = seconds_until(lambda: len(a.rows()) > 2 and b.is_training(), 100)
         yield began < math.inf, f"three epochs done after {began:.0f} s; then the process on B is killed"
         if b.rank:
             os.kill(b.rank, signal.SIGKILL)
-        took = wait_until(lambda: None not in (a.starter.poll(), b.starter.poll()), 100)
-        codes = [a.starter.poll(), b.starter.poll()]
+        took = seconds_until(lambda: None not in (a.process.poll(), b.process.poll()), 100)
+        codes = [a.process.poll(), b.process.poll()]
         yield codes == [0, 0], f"exit codes {codes}, {took:.0f} s later"
-        yield compared(expected, a.rows())
+        yield compare_results(expected, a.rows())
 
 
-def elastic(stage: Stage) -> Iterator[Verdict]:
-    with stage.run("elastic", "elastic", *ENDLESS) as (a, b):
-        began = wait_until(lambda: len(a.rows()) > 2 and b.trains(), 100)
+def elastic(stage: ScenarioSetup) -> Iterator[CheckResult]:
+    with stage.run("elastic", "elastic", *ENDLESS_RUN_FLAGS) as (a, b):
+        began = seconds_until(lambda: len(a.rows()) > 2 and b.is_training(), 100)
         yield began < math.inf, f"three epochs done after {began:.0f} s; then B is switched off"
         before = len(a.rows())
         b.clear()
-        took = wait_until(lambda: len(a.rows()) > before + 5, 120)
+        took = seconds_until(lambda: len(a.rows()) > before + 5, 120)
         yield took < math.inf, f"{before} epochs done then, six more {took:.0f} s later"
         epochs = [int(row["epoch"]) for row in a.rows()]
         yield epochs == list(range(1, len(epochs) + 1)), f"results.csv has the epochs {epochs}"
 
 
-SCENES: dict[str, Callable[[Stage], Iterator[Verdict]]] = {
+SCENARIOS: dict[str, Callable[[ScenarioSetup], Iterator[CheckResult]]] = {
     "same": partial(same, scene="same", way="c10d"),
     "static": partial(same, scene="static", way="static"),
     "srun": partial(same, scene="srun", way="srun"),
@@ -358,12 +360,12 @@ SCENES: dict[str, Callable[[Stage], Iterator[Verdict]]] = {
 }
 
 
-def play(names: Sequence[str], folder: Path) -> bool:
+def run_scenarios(names: Sequence[str], folder: Path) -> bool:
     """Run these scenes; returns whether all checks passed."""
-    stage, passed = Stage(folder), True
+    stage, passed = ScenarioSetup(folder), True
     for name in names:
         start = time.monotonic()
-        for good, seen in SCENES[name](stage):
+        for good, seen in SCENARIOS[name](stage):
             print(f"{name}: {'ok' if good else 'WRONG'}: {seen}", flush=True)
             passed &= good
         print(f"{name}: {time.monotonic() - start:.0f} s in total", flush=True)
@@ -372,23 +374,23 @@ def play(names: Sequence[str], folder: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENARIOS))
     parser.add_argument("--folder", type=Path, help="a new folder for the output, which is kept")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    names = args.scenes or list(SCENES)
-    if unknown := set(names) - SCENES.keys():
+    names = args.scenes or list(SCENARIOS)
+    if unknown := set(names) - SCENARIOS.keys():
         parser.error(f"no such scene: {', '.join(sorted(unknown))}")
     if not args.inside:
-        prefix, reason = way_in()
+        prefix, reason = namespace_command()
         if not prefix:
             print(f"namespaces cannot be created here: {reason}")
             return NOT_SUPPORTED
         return subprocess.Popen([*prefix, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE).wait()
     end_with_parent()
-    subprocess.run(["sh", "-c", LAY_CABLE], check=True)
+    subprocess.run(["sh", "-c", CREATE_NETWORK], check=True)
     with tempfile.TemporaryDirectory() as temporary:
-        return 0 if play(names, args.folder or Path(temporary)) else 1
+        return 0 if run_scenarios(names, args.folder or Path(temporary)) else 1
 
 
 if __name__ == "__main__":

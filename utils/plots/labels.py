@@ -24,7 +24,6 @@ from utils.plots.canvas import (
 )
 
 
-# labels.png
 def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequence[str], png_path: str | Path) -> None:
     """Draw the class counts, box positions and box sizes of a data set.
 

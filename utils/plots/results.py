@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from utils.plots.canvas import draw_no_data, hex_colour, picture
 
 
-# results.png
 def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
     """Draw every column of results.csv except epoch and time over the epochs; related columns share a panel."""
     columns = _read_results(Path(csv_path))

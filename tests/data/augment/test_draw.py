@@ -20,7 +20,7 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def whole(image: np.ndarray, **changes: object) -> tuple[Plan, Callable[[int], np.ndarray]]:
+def identity_plan(image: np.ndarray, **changes: object) -> tuple[Plan, Callable[[int], np.ndarray]]:
     """Return a plan that draws an image unchanged, and its reader."""
     height, width = image.shape[:2]
     tile = Tile(0, (0, 0, width, height), EYE, (0, 0, width, height))
@@ -28,18 +28,18 @@ def whole(image: np.ndarray, **changes: object) -> tuple[Plan, Callable[[int], n
     return Plan(**values), lambda _: image  # type: ignore[arg-type]
 
 
-def test_blue_green_red_becomes_red_green_blue() -> None:
+def test_drawing_converts_bgr_to_rgb() -> None:
     image = noise(5, 7)
-    assert (draw(*whole(image)) == image[:, :, ::-1]).all()
+    assert (draw(*identity_plan(image)) == image[:, :, ::-1]).all()
 
 
-def test_nothing_is_grey() -> None:
+def test_opencv_canvas_without_tiles_is_grey() -> None:
     plan = Plan((4, 6), (CanvasLayer(()),), NO_TARGETS)
     assert (draw(plan, lambda _: noise(1, 1)) == np.full((4, 6, 3), GREY)).all()
 
 
 @pytest.mark.parametrize("gains", [(1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.4, 1.0, 0.0), (0.0, 2.5, 1.5)])
-def test_a_matrix_scales_as_tables_do(gains: tuple[float, float, float]) -> None:
+def test_hsv_scaling_equals_colour_tables(gains: tuple[float, float, float]) -> None:
     hsv = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     scaled = _scaled(hsv, gains, np.empty_like(hsv)).astype(int)
     scaled[..., 0] %= 180
@@ -48,9 +48,9 @@ def test_a_matrix_scales_as_tables_do(gains: tuple[float, float, float]) -> None
 
 @pytest.mark.parametrize("up", [False, True])
 @pytest.mark.parametrize("left", [False, True])
-def test_flips(up: bool, left: bool) -> None:
+def test_flips_reverse_rows_and_columns(up: bool, left: bool) -> None:
     image = noise(5, 8)
-    drawn = draw(*whole(image, flip_up=up, flip_left=left))
+    drawn = draw(*identity_plan(image, flip_up=up, flip_left=left))
     assert (drawn == image[:: -1 if up else 1, :: -1 if left else 1, ::-1]).all()
     assert drawn.flags.c_contiguous
 
@@ -65,43 +65,43 @@ def slow_colours(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[i
 @pytest.mark.parametrize(
     "gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)]
 )
-def test_colours_pixel_by_pixel(gains: tuple[float, float, float]) -> None:
+def test_hsv_gains_equal_slow_per_pixel_computation(gains: tuple[float, float, float]) -> None:
     image = noise(17, 13, seed=2)
-    drawn = draw(*whole(image.copy(), hsv=gains))
+    drawn = draw(*identity_plan(image.copy(), hsv=gains))
     slow = np.array([[slow_colours(pixel, gains) for pixel in row] for row in image])
     assert np.abs(drawn.astype(int) - slow).max() <= 1  # OpenCV uses different instructions for one pixel and for many
 
 
-def test_gains_of_one_are_the_conversion_there_and_back() -> None:
+def test_hsv_gains_of_one_equal_conversion_to_hsv_and_back() -> None:
     image = noise(16, 16)
     converted = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_BGR2HSV), cv2.COLOR_HSV2RGB)
-    assert (draw(*whole(image.copy(), hsv=(1.0, 1.0, 1.0))) == converted).all()
+    assert (draw(*identity_plan(image.copy(), hsv=(1.0, 1.0, 1.0))) == converted).all()
 
 
-def test_hue_is_a_circle() -> None:
+def test_opencv_hue_wraps_around() -> None:
     # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little green.
     image = cv2.cvtColor(np.full((2, 2, 3), (178, 255, 255), np.uint8), cv2.COLOR_HSV2BGR)
-    red, green, blue = draw(*whole(image, hsv=(1.02, 1.0, 1.0)))[0, 0].tolist()
+    red, green, blue = draw(*identity_plan(image, hsv=(1.02, 1.0, 1.0)))[0, 0].tolist()
     assert red == 255
     assert 0 < green < 20
     assert blue == 0
 
 
-def test_the_reader_keeps_its_image() -> None:
+def test_drawing_does_not_change_source_image() -> None:
     image = noise(8, 8)
     before = image.copy()
-    draw(*whole(image, hsv=(0.9, 0.5, 0.5), flip_up=True))
+    draw(*identity_plan(image, hsv=(0.9, 0.5, 0.5), flip_up=True))
     assert (image == before).all()
 
 
-def test_mixing_is_a_weighted_mean() -> None:
+def test_opencv_mixup_is_a_weighted_mean() -> None:
     images = [noise(6, 6, seed) for seed in (1, 2)]
     layers = tuple(CanvasLayer((Tile(i, (0, 0, 6, 6), EYE, (0, 0, 6, 6)),)) for i in (0, 1))
     drawn = draw(Plan((6, 6), layers, NO_TARGETS, mix=0.3), lambda i: images[i])
     assert np.abs(drawn - (0.3 * images[0] + 0.7 * images[1])[:, :, ::-1]).max() <= 0.51
 
 
-def test_an_image_of_many_tiles_is_read_once() -> None:
+def test_image_used_by_many_tiles_is_read_once() -> None:
     reads: Counter[int] = Counter()
 
     def read(index: int) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_an_image_of_many_tiles_is_read_once() -> None:
     assert reads == {0: 1, 1: 1}
 
 
-def test_a_warp_by_whole_pixels_copies_them() -> None:
+def test_opencv_warp_by_whole_pixels_copies_pixels() -> None:
     image = noise(6, 6)
     for target in (None, (2, 1, 8, 7)):
         tile = Tile(0, (0, 0, 6, 6), translation(2, 1), target)
@@ -126,7 +126,7 @@ def test_a_warp_by_whole_pixels_copies_them() -> None:
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2.0, 3.0])
-def test_a_warp_and_a_resize_put_every_pixel_at_the_same_place(zoom: float) -> None:
+def test_opencv_warp_and_resize_agree(zoom: float) -> None:
     ramp = np.add.outer(np.arange(24) * 4, np.arange(24) * 6).astype(np.uint8)[:, :, None].repeat(3, 2)
     side = int(24 * zoom)
     drawn = []
@@ -137,7 +137,7 @@ def test_a_warp_and_a_resize_put_every_pixel_at_the_same_place(zoom: float) -> N
 
 
 @pytest.mark.parametrize("where", [(100, 0), (0, 100), (-100, 0), (0, -100), (99.9, 99.9)])
-def test_what_is_out_of_sight_is_not_drawn(where: tuple[float, float]) -> None:
+def test_tiles_and_pastes_outside_canvas_are_not_drawn(where: tuple[float, float]) -> None:
     outline = np.array([[0.0, 0], [8, 0], [8, 8]])
     layer = CanvasLayer(
         (Tile(0, (0, 0, 8, 8), translation(*where)),), (Paste(0, (0, 0, 8, 8), outline, translation(*where)),)
@@ -145,7 +145,7 @@ def test_what_is_out_of_sight_is_not_drawn(where: tuple[float, float]) -> None:
     assert (draw(Plan((20, 20), (layer,), NO_TARGETS), lambda _: noise(8, 8)) == GREY).all()
 
 
-def test_a_paste_is_cut_by_its_outline_and_its_region() -> None:
+def test_paste_is_clipped_to_its_outline_and_region() -> None:
     white = np.full((20, 20, 3), 255, np.uint8)
     u = np.array([[0.0, 0], [18, 0], [18, 4], [6, 4], [6, 14], [18, 14], [18, 18], [0, 18]])
     mirror = np.array([[-1.0, 0, 20], [0, 1, 0], [0, 0, 1]])
@@ -162,7 +162,7 @@ def test_a_paste_is_cut_by_its_outline_and_its_region() -> None:
     assert not shown[~around].any()
 
 
-def test_pastes_lie_over_tiles() -> None:
+def test_pastes_cover_tiles() -> None:
     images = [np.zeros((9, 9, 3), np.uint8), np.full((9, 9, 3), 200, np.uint8)]
     outline = np.array([[2.0, 2], [7, 2], [7, 7], [2, 7]])
     layer = CanvasLayer((Tile(0, (0, 0, 9, 9), EYE, (0, 0, 9, 9)),), (Paste(1, (0, 0, 9, 9), outline, EYE),))

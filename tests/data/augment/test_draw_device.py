@@ -18,12 +18,12 @@ from data.augment.geometry import transformed, translation
 from data.augment.plan import Planner
 from data.augment.records import Augmentation, CanvasLayer, Paste, Plan, Tile
 from data.labels import LabelsBuilder
-from tests.support.meta_device import META, SENT, OneDevice
+from tests.support.meta_device import COPIED_TO_DEVICE, META, OneDevice
 from utils.letterbox import GREY
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)
-BROWN = (0.985, 0.4, 0.7)  # gains
+HSV_GAINS = (0.985, 0.4, 0.7)  # gains
 
 
 def pool_of(images: Sequence[np.ndarray]) -> tuple[torch.Tensor, Locate]:
@@ -33,12 +33,12 @@ def pool_of(images: Sequence[np.ndarray]) -> tuple[torch.Tensor, Locate]:
     return torch.from_numpy(flat), lambda i: (int(starts[i]), *images[i].shape[:2])
 
 
-def drawn(plans: Sequence[Plan], images: Sequence[np.ndarray]) -> np.ndarray:
+def draw_on_device(plans: Sequence[Plan], images: Sequence[np.ndarray]) -> np.ndarray:
     pool, locate = pool_of(images)
     return draw_batch(pack(plans, locate), pool).numpy()
 
 
-def by_opencv(plans: Sequence[Plan], images: Sequence[np.ndarray]) -> np.ndarray:
+def draw_with_opencv(plans: Sequence[Plan], images: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([draw(plan, lambda i: images[i]) for plan in plans])
 
 
@@ -50,7 +50,7 @@ def grey(*rows: Sequence[int]) -> np.ndarray:
     return np.array(rows, np.uint8)[:, :, None].repeat(3, 2)
 
 
-def picture(height: int, width: int, seed: int) -> np.ndarray:
+def photo_like_image(height: int, width: int, seed: int) -> np.ndarray:
     """Return an image of smooth colours with some fine grain, similar to a photograph."""
     random, image = np.random.default_rng(seed), np.full((height, width, 3), 110.0)
     for step, strength in ((48, 80), (12, 40), (3, 15)):
@@ -59,7 +59,7 @@ def picture(height: int, width: int, seed: int) -> np.ndarray:
     return image.clip(0, 255).astype(np.uint8)
 
 
-def upright(index: int, region: tuple[int, int, int, int], target: tuple[int, int, int, int]) -> Tile:
+def upright_tile(index: int, region: tuple[int, int, int, int], target: tuple[int, int, int, int]) -> Tile:
     """Return a tile with the matrix that maps its region to its target."""
     scale = [(target[i + 2] - target[i]) / (region[i + 2] - region[i]) for i in (0, 1)]
     matrix = np.diag([*scale, 1.0])
@@ -71,10 +71,10 @@ def plan_of(size: tuple[int, int], *tiles: Tile, **changes: object) -> Plan:
     return replace(Plan(size, (CanvasLayer(tiles),), NO_TARGETS), **changes)  # type: ignore[arg-type]
 
 
-def whole(image: np.ndarray, **changes: object) -> Plan:
+def identity_plan(image: np.ndarray, **changes: object) -> Plan:
     """Return a plan that draws image 0 unchanged."""
     height, width = image.shape[:2]
-    return plan_of((height, width), upright(0, (0, 0, width, height), (0, 0, width, height)), **changes)
+    return plan_of((height, width), upright_tile(0, (0, 0, width, height), (0, 0, width, height)), **changes)
 
 
 # ---------------------------------------------------------------------- by hand
@@ -82,100 +82,100 @@ def whole(image: np.ndarray, **changes: object) -> Plan:
 
 @pytest.mark.parametrize("up", [False, True])
 @pytest.mark.parametrize("left", [False, True])
-def test_one_to_one_is_a_copy_red_first(up: bool, left: bool) -> None:
+def test_unscaled_image_is_copied_as_rgb(up: bool, left: bool) -> None:
     image = noise(5, 8)
-    batch = drawn([whole(image, flip_up=up, flip_left=left)], [image])
+    batch = draw_on_device([identity_plan(image, flip_up=up, flip_left=left)], [image])
     assert (batch[0] == image[:: -1 if up else 1, :: -1 if left else 1, ::-1]).all()
     assert batch.dtype == np.uint8
     assert batch.flags.c_contiguous
 
 
-def test_nothing_is_grey() -> None:
+def test_device_canvas_without_tiles_is_grey() -> None:
     image = noise(4, 6)
-    for plans in ([plan_of((4, 6))], [plan_of((4, 6)), whole(image)]):
-        assert (drawn(plans, [image])[0] == np.full((4, 6, 3), GREY)).all()
+    for plans in ([plan_of((4, 6))], [plan_of((4, 6)), identity_plan(image)]):
+        assert (draw_on_device(plans, [image])[0] == np.full((4, 6, 3), GREY)).all()
 
 
 @pytest.mark.parametrize("plans", [[], [plan_of((32, 64))] * 2])
-def test_no_tiles(plans: list[Plan]) -> None:
+def test_draw_batch_shape_without_plans_or_tiles(plans: list[Plan]) -> None:
     pool, locate = pool_of([noise(1, 1)])
     assert draw_batch(pack(plans, locate), pool).shape == (len(plans), 32 * bool(plans), 64 * bool(plans), 3)
 
 
-def test_growing_is_linear_between_pixel_centres() -> None:
+def test_upscaling_interpolates_linearly_between_pixel_centres() -> None:
     # Four pixels from two: (x + 0.5) / 2 - 0.5 is -0.25, 0.25, 0.75, 1.25, clipped to 0 and 1 at the borders. So the
     # row 0, 100 becomes 0, 25, 75, 100, and the column 0, 40 becomes 0, 10, 30, 40.
     image = grey([0, 100], [40, 140])
-    shown = drawn([plan_of((4, 4), upright(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
+    shown = draw_on_device([plan_of((4, 4), upright_tile(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
     assert (shown[0] == grey(*([a + b for b in (0, 25, 75, 100)] for a in (0, 10, 30, 40)))).all()
 
 
-def test_shrinking_takes_the_two_pixels_around() -> None:
+def test_downscaling_averages_the_two_nearest_pixels() -> None:
     # Two pixels from four: (x + 0.5) * 2 - 0.5 is 0.5 and 2.5.
     image = grey([10, 20, 90, 110], [10, 20, 90, 110])
-    shown = drawn([plan_of((2, 2), upright(0, (0, 0, 4, 2), (0, 0, 2, 2)))], [image])
+    shown = draw_on_device([plan_of((2, 2), upright_tile(0, (0, 0, 4, 2), (0, 0, 2, 2)))], [image])
     assert (shown[0] == grey([15, 100], [15, 100])).all()
 
 
-def test_a_crop_reads_nothing_beside_it() -> None:
+def test_crop_does_not_read_pixels_outside_it() -> None:
     # The crop 10, 20 of a white image, at double size in the centre of the canvas: 10, 12.5, 17.5, 20.
     image = grey([255] * 4, [255, 10, 20, 255], [255] * 4)
-    shown = drawn([plan_of((4, 8), upright(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
+    shown = draw_on_device([plan_of((4, 8), upright_tile(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
     row = [GREY, GREY, 10, 13, 18, 20, GREY, GREY]
     assert (shown[0] == grey([GREY] * 8, row, row, [GREY] * 8)).all()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1)])
 @pytest.mark.parametrize("warped", [False, True])
-def test_images_one_pixel_wide_or_high(shape: tuple[int, int], warped: bool) -> None:
+def test_images_one_pixel_wide_or_high_match_opencv(shape: tuple[int, int], warped: bool) -> None:
     image = noise(*shape, seed=3)
-    tile = upright(1, (0, 0, shape[1], shape[0]), (0, 0, shape[1] * 2, shape[0] * 2))
+    tile = upright_tile(1, (0, 0, shape[1], shape[0]), (0, 0, shape[1] * 2, shape[0] * 2))
     tile = replace(tile, target=None) if warped else tile
-    shown = drawn([plan_of((6, 6), tile)], [noise(2, 2), image])[0, : shape[0] * 2, : shape[1] * 2]
+    shown = draw_on_device([plan_of((6, 6), tile)], [noise(2, 2), image])[0, : shape[0] * 2, : shape[1] * 2]
     assert np.abs(shown - cv2.resize(image, None, fx=2, fy=2)[:, :, ::-1].astype(int)).max() <= 1
 
 
-def test_a_warp_by_whole_pixels_copies_them() -> None:
+def test_device_warp_by_whole_pixels_copies_pixels() -> None:
     image = noise(6, 6)
     expected = np.full((9, 10, 3), GREY)
     expected[1:7, 2:8] = image[:, :, ::-1]
-    assert (drawn([plan_of((9, 10), Tile(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0] == expected).all()
+    assert (draw_on_device([plan_of((9, 10), Tile(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0] == expected).all()
 
 
-def test_a_quarter_turn() -> None:
+def test_quarter_turn_equals_rot90() -> None:
     # x, y is mapped to 5 - y, x: the image is rotated clockwise.
     image = noise(5, 7)
     rotation = np.array([[0.0, -1, 5], [1, 0, 0], [0, 0, 1]])
-    shown = drawn([plan_of((7, 5), Tile(0, (0, 0, 7, 5), rotation))], [image])
+    shown = draw_on_device([plan_of((7, 5), Tile(0, (0, 0, 7, 5), rotation))], [image])
     assert (shown[0] == np.rot90(image, -1)[:, :, ::-1]).all()
 
 
 @pytest.mark.parametrize("warped", [False, True])
-def test_later_tiles_lie_over_earlier_ones(warped: bool) -> None:
+def test_later_tiles_cover_earlier_ones(warped: bool) -> None:
     images = [grey([level] * 8).repeat(8, 0) for level in (10, 20, 30, 40, 50)]
     targets = [(0, 0, 6, 6), (4, 0, 8, 8), (2, 2, 7, 7), (3, 3, 5, 5), (0, 6, 8, 8)]
-    tiles = [upright(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2)) for i, (x1, y1, x2, y2) in enumerate(targets)]
-    flat = by_opencv([plan_of((8, 8), *tiles)], images)
+    tiles = [upright_tile(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2)) for i, (x1, y1, x2, y2) in enumerate(targets)]
+    flat = draw_with_opencv([plan_of((8, 8), *tiles)], images)
     if warped:
         tiles = [replace(tile, target=None) for tile in tiles]
-    shown = drawn([plan_of((8, 8), *tiles)], images)
+    shown = draw_on_device([plan_of((8, 8), *tiles)], images)
     assert shown[0, [0, 0, 2, 4, 7], [0, 7, 5, 4, 2], 0].tolist() == [10, 20, 30, 40, 50]
     assert (shown == flat).all()
 
 
-def test_mixing_is_a_weighted_mean_of_the_mixed_samples_alone() -> None:
+def test_device_mixup_is_a_weighted_mean_of_mixed_samples_only() -> None:
     # 0.3 * 100 + 0.7 * 201 = 170.7
     images = [grey([100, 100]), grey([201, 201])]
-    first, second = (CanvasLayer((upright(i, (0, 0, 2, 1), (0, 0, 2, 1)),)) for i in (0, 1))
+    first, second = (CanvasLayer((upright_tile(i, (0, 0, 2, 1), (0, 0, 2, 1)),)) for i in (0, 1))
     plans = [Plan((1, 2), layers, NO_TARGETS, mix=0.3) for layers in ((first,), (first, second), (second,))]
-    assert drawn(plans, images)[:, 0, 0, 0].tolist() == [100, 171, 201]
-    assert drawn([plans[1]] * 2, images)[:, 0, 1, 2].tolist() == [171, 171]
+    assert draw_on_device(plans, images)[:, 0, 0, 0].tolist() == [100, 171, 201]
+    assert draw_on_device([plans[1]] * 2, images)[:, 0, 1, 2].tolist() == [171, 171]
 
 
-def test_the_hue_is_a_circle() -> None:
+def test_device_hue_wraps_around() -> None:
     # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little green.
     image = cv2.cvtColor(np.full((2, 2, 3), (178, 255, 255), np.uint8), cv2.COLOR_HSV2BGR)
-    red, green, blue = drawn([whole(image, hsv=(1.02, 1.0, 1.0))], [image])[0, 0, 0].tolist()
+    red, green, blue = draw_on_device([identity_plan(image, hsv=(1.02, 1.0, 1.0))], [image])[0, 0, 0].tolist()
     assert red == 255
     assert 0 < green < 20
     assert blue == 0
@@ -213,26 +213,26 @@ def slow_tile(tile: Tile, image: np.ndarray, size: tuple[int, int]) -> np.ndarra
     return canvas
 
 
-TURNED = np.array([[0.8, -0.5, 6.0], [0.6, 0.9, -2.0], [0.0, 0.0, 1.0]])
-TILTED = np.array([[1.1, 0.2, 1.0], [-0.1, 0.8, 3.0], [0.006, 0.004, 1.0]])
+ROTATED_MATRIX = np.array([[0.8, -0.5, 6.0], [0.6, 0.9, -2.0], [0.0, 0.0, 1.0]])
+PERSPECTIVE_MATRIX = np.array([[1.1, 0.2, 1.0], [-0.1, 0.8, 3.0], [0.006, 0.004, 1.0]])
 
 
 @pytest.mark.parametrize(
     "tile",
     [
-        upright(0, (2, 1, 11, 10), (3, 0, 16, 5)),
-        upright(0, (0, 0, 17, 13), (1, 2, 4, 18)),
-        upright(0, (5, 3, 6, 11), (0, 4, 20, 5)),
-        Tile(0, (2, 1, 15, 12), TURNED),
-        Tile(0, (0, 0, 17, 13), TILTED),
+        upright_tile(0, (2, 1, 11, 10), (3, 0, 16, 5)),
+        upright_tile(0, (0, 0, 17, 13), (1, 2, 4, 18)),
+        upright_tile(0, (5, 3, 6, 11), (0, 4, 20, 5)),
+        Tile(0, (2, 1, 15, 12), ROTATED_MATRIX),
+        Tile(0, (0, 0, 17, 13), PERSPECTIVE_MATRIX),
         Tile(0, (3, 2, 17, 13), np.diag([-1.0, 1, 1]) + translation(18, 2) - EYE),
     ],
     ids=["upright", "narrow", "thin", "turned", "tilted", "mirrored"],
 )
 @pytest.mark.parametrize("flipped", [False, True])
-def test_every_pixel_comes_from_its_place(tile: Tile, flipped: bool) -> None:
+def test_device_tiles_equal_slow_interpolation(tile: Tile, flipped: bool) -> None:
     image, size = noise(13, 17, seed=4), (19, 20)
-    shown = drawn([plan_of(size, tile, flip_up=flipped, flip_left=flipped)], [image])[0]
+    shown = draw_on_device([plan_of(size, tile, flip_up=flipped, flip_left=flipped)], [image])[0]
     slow = slow_tile(tile, image, size)[:: -1 if flipped else 1, :: -1 if flipped else 1]
     defined = ~np.isnan(slow)
     assert defined.mean() > 0.6
@@ -243,7 +243,7 @@ def test_every_pixel_comes_from_its_place(tile: Tile, flipped: bool) -> None:
 # ---------------------------------------------------------------------- against OpenCV
 
 
-def test_hue_saturation_and_value_are_those_of_opencv() -> None:
+def test_hsv_conversion_equals_opencv() -> None:
     image = noise(300, 300)
     image[::3] //= 40  # dark pixels, many of which are equal
     image[1::5] = image[1::5, :, :1]
@@ -251,16 +251,16 @@ def test_hue_saturation_and_value_are_those_of_opencv() -> None:
     assert (ours == cv2.cvtColor(image, cv2.COLOR_BGR2HSV)).all()
 
 
-@pytest.mark.parametrize("gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), BROWN, (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)])
-def test_equal_colours_become_equal_colours(gains: tuple[float, float, float]) -> None:
+@pytest.mark.parametrize("gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), HSV_GAINS, (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)])
+def test_hsv_gains_match_opencv(gains: tuple[float, float, float]) -> None:
     image = noise(128, 128, seed=1)
-    plans = [whole(image, hsv=gains)]
-    error = np.abs(drawn(plans, [image]) - by_opencv(plans, [image]).astype(int))
+    plans = [identity_plan(image, hsv=gains)]
+    error = np.abs(draw_on_device(plans, [image]) - draw_with_opencv(plans, [image]).astype(int))
     assert error.max() <= 1
     assert (error > 0).mean() < 0.01
 
 
-def planner(sizes: Sequence[tuple[int, int]], side: int, **strengths: float) -> Planner:
+def make_planner(sizes: Sequence[tuple[int, int]], side: int, **strengths: float) -> Planner:
     builder = LabelsBuilder()
     for i, size in enumerate(sizes):
         builder.add_image(f"{i}.png", size, i + 1, [])
@@ -268,79 +268,79 @@ def planner(sizes: Sequence[tuple[int, int]], side: int, **strengths: float) -> 
 
 
 SIZES = ((96, 72), (60, 96), (96, 96), (96, 20), (1, 96))
-PICTURES = [picture(height, width, i) for i, (width, height) in enumerate(SIZES)]
-USUAL = {"translate": 0.1, "scale": 0.5, "fliplr": 0.5, "flipud": 0.3}
-COLOURS = {"hsv_h": 0.015, "hsv_s": 0.7, "hsv_v": 0.4}
-WARP = {"degrees": 15.0, "shear": 5.0, "perspective": 0.0005}
+IMAGES = [photo_like_image(height, width, i) for i, (width, height) in enumerate(SIZES)]
+BASE_STRENGTHS = {"translate": 0.1, "scale": 0.5, "fliplr": 0.5, "flipud": 0.3}
+HSV_STRENGTHS = {"hsv_h": 0.015, "hsv_s": 0.7, "hsv_v": 0.4}
+WARP_STRENGTHS = {"degrees": 15.0, "shear": 5.0, "perspective": 0.0005}
 
 
 def random_plans(count: int, **strengths: float) -> list[Plan]:
-    made = planner(SIZES, 96, **USUAL, **strengths)
+    made = make_planner(SIZES, 96, **BASE_STRENGTHS, **strengths)
     return [made.plan(0, i % len(SIZES), (96, 96), mosaic=True, repeat=i // len(SIZES)) for i in range(count)]
 
 
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
-def test_upright_tiles_are_those_of_opencv(strengths: dict[str, float]) -> None:
+def test_upright_tiles_match_opencv(strengths: dict[str, float]) -> None:
     plans = random_plans(40, **strengths)
-    assert np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max() <= 1
+    assert np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max() <= 1
 
 
-def test_upright_tiles_with_gains_are_close_to_those_of_opencv() -> None:
-    plans = random_plans(40, mosaic=0.8, mixup=0.3, **COLOURS)
-    error = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES))
+def test_upright_tiles_with_hsv_gains_are_close_to_opencv() -> None:
+    plans = random_plans(40, mosaic=0.8, mixup=0.3, **HSV_STRENGTHS)
+    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES))
     assert error.mean() < 0.25
     assert (error > 8).mean() < 0.001
     assert error.max() <= 40
 
 
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
-def test_warped_tiles_are_those_of_opencv_but_at_their_edges(strengths: dict[str, float]) -> None:
-    plans = random_plans(40, **strengths, **WARP)
-    error = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max(-1)
+def test_warped_tiles_match_opencv_except_at_edges(strengths: dict[str, float]) -> None:
+    plans = random_plans(40, **strengths, **WARP_STRENGTHS)
+    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(-1)
     edges = 6 * 96  # total length of a mosaic's edges, of which a quarter may be drawn one pixel further in or out
     assert (error > 2).mean() < 0.25 * edges / 96**2
     assert np.median(error) <= 1
 
 
-def test_everything_at_once_is_close_to_opencv() -> None:
-    plans = random_plans(40, mosaic=0.8, mixup=0.5, **WARP, **COLOURS)
-    error = np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max(-1)
+def test_all_augmentations_combined_are_close_to_opencv() -> None:
+    plans = random_plans(40, mosaic=0.8, mixup=0.5, **WARP_STRENGTHS, **HSV_STRENGTHS)
+    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(-1)
     assert (error > 8).mean() < 0.02
     assert np.median(error) <= 1
 
 
 @pytest.mark.parametrize("size", [(96, 96), (64, 96), (128, 160), (32, 32)])
-def test_letterboxed_images_are_those_of_opencv(size: tuple[int, int]) -> None:
-    plans = [planner(SIZES, 96).plain(i, size) for i in range(len(SIZES))]
-    assert np.abs(drawn(plans, PICTURES).astype(int) - by_opencv(plans, PICTURES)).max() <= 1
+def test_letterboxed_images_match_opencv(size: tuple[int, int]) -> None:
+    plans = [make_planner(SIZES, 96).plain(i, size) for i in range(len(SIZES))]
+    assert np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max() <= 1
 
 
 # ---------------------------------------------------------------------- batches
 
 
-def all_kinds() -> list[Plan]:
+def plans_of_all_kinds() -> list[Plan]:
     """Return upright and warped plans, single and mosaic, mixed, flipped, with and without gains, and an empty one."""
-    plans = [*random_plans(3), *random_plans(3, mosaic=1.0, mixup=0.5), *random_plans(3, mosaic=1.0, **COLOURS)]
-    return [*plans, *random_plans(4, mosaic=0.5, mixup=1.0, **WARP, **COLOURS), plan_of((96, 96))]
+    plans = [*random_plans(3), *random_plans(3, mosaic=1.0, mixup=0.5), *random_plans(3, mosaic=1.0, **HSV_STRENGTHS)]
+    return [*plans, *random_plans(4, mosaic=0.5, mixup=1.0, **WARP_STRENGTHS, **HSV_STRENGTHS), plan_of((96, 96))]
 
 
-def test_a_sample_is_the_same_in_every_batch() -> None:
-    plans = all_kinds()
-    alone = np.concatenate([drawn([plan], PICTURES) for plan in plans])
-    assert (drawn(plans, PICTURES) == alone).all()
-    assert (drawn(plans[::-1], PICTURES) == alone[::-1]).all()
+def test_drawn_sample_does_not_depend_on_its_batch() -> None:
+    plans = plans_of_all_kinds()
+    alone = np.concatenate([draw_on_device([plan], IMAGES) for plan in plans])
+    assert (draw_on_device(plans, IMAGES) == alone).all()
+    assert (draw_on_device(plans[::-1], IMAGES) == alone[::-1]).all()
 
 
-def test_a_sample_without_gains_keeps_its_colours_among_others() -> None:
+def test_sample_without_hsv_gains_keeps_colours_in_mixed_batch() -> None:
     image = noise(16, 16)
-    shown = drawn([whole(image, hsv=BROWN), whole(image)], [image])
+    shown = draw_on_device([identity_plan(image, hsv=HSV_GAINS), identity_plan(image)], [image])
     assert (shown[1] == image[:, :, ::-1]).all()
     assert (shown[0] != shown[1]).any()
 
 
-def test_the_pool_is_left_as_it_is() -> None:
-    pool, locate = pool_of(PICTURES)
-    packed, before = pack(all_kinds(), locate), pool.clone()
+def test_draw_batch_does_not_change_its_inputs() -> None:
+    pool, locate = pool_of(IMAGES)
+    packed, before = pack(plans_of_all_kinds(), locate), pool.clone()
     parts = [part.clone() for part in packed[:4]]
     first = draw_batch(packed, pool)
     assert pool.equal(before)
@@ -348,15 +348,15 @@ def test_the_pool_is_left_as_it_is() -> None:
     assert draw_batch(packed, pool).equal(first)
 
 
-def test_a_pool_may_be_larger_than_32_bits_can_tell() -> None:
+def test_pool_offsets_beyond_32_bits_are_supported() -> None:
     pool = torch.tensor([77], dtype=torch.uint8).expand(2**33)
-    packed = pack([plan_of((4, 4), upright(0, (0, 0, 8, 8), (0, 0, 4, 4)))], lambda _: (2**33 - 195, 8, 8))
+    packed = pack([plan_of((4, 4), upright_tile(0, (0, 0, 8, 8), (0, 0, 4, 4)))], lambda _: (2**33 - 195, 8, 8))
     assert (draw_batch(packed, pool) == 77).all()
 
 
-def test_batches_come_from_a_loader_process() -> None:
-    _, locate = pool_of(PICTURES)
-    plans = all_kinds()
+def test_packed_plans_survive_transfer_from_loader_process() -> None:
+    _, locate = pool_of(IMAGES)
+    plans = plans_of_all_kinds()
     forked = {"num_workers": 1, "multiprocessing_context": "fork"}
     (sent,) = DataLoader(plans, len(plans), collate_fn=lambda some: pack(some, locate), **forked)  # type: ignore[arg-type]
     packed = pack(plans, locate)
@@ -365,7 +365,7 @@ def test_batches_come_from_a_loader_process() -> None:
     assert sent[4:] == packed[4:] == (96, 96, False)
 
 
-class Recorded(TorchDispatchMode):
+class OperatorCounter(TorchDispatchMode):
     """Counts the calls of each operator, with indexing by a mask counted separately."""
 
     def __init__(self) -> None:
@@ -379,33 +379,50 @@ class Recorded(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-WAITS = {"_local_scalar_dense", "item", "nonzero", "nonzero_static", "masked_select", "is_nonzero", "equal", "unique"}
-WAITS |= {"_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave", "index by mask", "allclose"}
+SYNCING_OPERATORS = {
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "nonzero_static",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "unique",
+}
+SYNCING_OPERATORS |= {
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+    "repeat_interleave",
+    "index by mask",
+    "allclose",
+}
 
 
-def test_nothing_waits_for_the_device() -> None:
-    pool, locate = pool_of(PICTURES)
-    packed = pack(all_kinds(), locate)
-    with Recorded() as record:
+def test_draw_batch_uses_no_syncing_operators() -> None:
+    pool, locate = pool_of(IMAGES)
+    packed = pack(plans_of_all_kinds(), locate)
+    with OperatorCounter() as record:
         draw_batch(packed, pool)
-    assert not WAITS & set(record.calls)
+    assert not SYNCING_OPERATORS & set(record.calls)
     assert record.calls["gather"] > 5
-    with Recorded() as record:  # the recorder does see such calls
+    with OperatorCounter() as record:  # the recorder does see such calls
         pool[pool > 200].sum().item()
     assert {"index by mask", "_local_scalar_dense"} <= set(record.calls)
 
 
 @pytest.mark.parametrize("kinds", ["upright", "all"])
-def test_drawing_keeps_to_the_device_and_no_shape_depends_on_what_is_drawn(kinds: str) -> None:
-    pool, locate = pool_of(PICTURES)
-    plans = random_plans(4, mosaic=1.0, **COLOURS) if kinds == "upright" else all_kinds()
+def test_draw_batch_stays_on_device_without_reading_values(kinds: str) -> None:
+    pool, locate = pool_of(IMAGES)
+    plans = random_plans(4, mosaic=1.0, **HSV_STRENGTHS) if kinds == "upright" else plans_of_all_kinds()
     packed, pool_on_device = pack(plans, locate), pool.to(META)
     on_device = packed.sent(lambda part: part.to(META))
     with OneDevice() as device:
         batch = draw_batch(on_device, pool_on_device)
     assert batch.shape == (len(plans), 96, 96, 3)
     assert batch.device == META
-    assert not device.calls[SENT]
+    assert not device.calls[COPIED_TO_DEVICE]
     for mixed in (packed._replace(tables=on_device.tables), on_device._replace(tables=packed.tables)):
         with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
             draw_batch(mixed, pool_on_device)
@@ -413,19 +430,19 @@ def test_drawing_keeps_to_the_device_and_no_shape_depends_on_what_is_drawn(kinds
         draw_batch(on_device, pool)
 
 
-def test_a_look_at_what_is_drawn_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, locate = pool_of(PICTURES)
-    on_device = pack(all_kinds(), locate).sent(lambda part: part.to(META))
+def test_meta_device_check_detects_reading_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, locate = pool_of(IMAGES)
+    on_device = pack(plans_of_all_kinds(), locate).sent(lambda part: part.to(META))
     monkeypatch.setattr(draw_device, "_mixed", lambda plane, mixes: plane[: int(mixes.sum())])
     with OneDevice(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         draw_batch(on_device, pool.to(META))
 
 
-def test_few_operators_draw_a_batch_of_any_size() -> None:
-    pool, locate = pool_of(PICTURES)
+def test_operator_count_does_not_depend_on_batch_size() -> None:
+    pool, locate = pool_of(IMAGES)
     counts = []
     for plans in (random_plans(4, mosaic=1.0), random_plans(20, mosaic=1.0)):
-        with Recorded() as record:
+        with OperatorCounter() as record:
             draw_batch(packed := pack(plans, locate), pool)
         counts.append(record.calls.total())
         assert packed.lines.shape[1] == 5
@@ -435,9 +452,9 @@ def test_few_operators_draw_a_batch_of_any_size() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_gpu_draws_like_the_cpu(compiled: bool) -> None:
-    pool, locate = pool_of(PICTURES)
-    packed, device = pack(all_kinds(), locate), torch.device("cuda", 0)
+def test_gpu_drawing_matches_cpu(compiled: bool) -> None:
+    pool, locate = pool_of(IMAGES)
+    packed, device = pack(plans_of_all_kinds(), locate), torch.device("cuda", 0)
     on_device, pool_on_device = packed.sent(lambda part: part.to(device)), pool.to(device)
     draw = torch.compile(draw_batch) if compiled else draw_batch
     draw(on_device, pool_on_device)
@@ -453,18 +470,18 @@ def test_a_gpu_draws_like_the_cpu(compiled: bool) -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-def test_copy_paste_is_refused() -> None:
+def test_copy_paste_on_device_is_rejected() -> None:
     paste = Paste(0, (0, 0, 8, 8), np.array([[1.0, 1], [5, 1], [5, 5]]), EYE)
     with pytest.raises(ValueError, match=r"^copy-paste cannot be drawn on the device, only by OpenCV$"):
         pack([Plan((8, 8), (CanvasLayer(()), CanvasLayer((), (paste,))), NO_TARGETS)], lambda _: (0, 8, 8))
 
 
-def test_plans_of_several_sizes_are_refused() -> None:
+def test_plans_of_different_sizes_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"^the plans of a batch must have one size, not \[\(4, 8\), \(8, 8\)\]$"):
         pack([plan_of((8, 8)), plan_of((4, 8))], lambda _: (0, 8, 8))
 
 
 @pytest.mark.parametrize("region", [(0, 0, 9, 8), (0, 0, 8, 9), (-1, 0, 8, 8), (0, 4, 8, 4)])
-def test_tiles_beyond_their_images_are_refused(region: tuple[int, int, int, int]) -> None:
+def test_tile_regions_outside_their_image_are_rejected(region: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"^a tile has region \(.*\) of image 5, which has 8 x 8 pixels$"):
         pack([plan_of((8, 8), Tile(5, region, EYE))], lambda _: (0, 8, 8))

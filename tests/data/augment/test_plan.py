@@ -9,8 +9,8 @@ import pytest
 
 from data.augment import polygons
 from data.augment.draw import draw
-from data.augment.geometry import area_scale as _stretch
-from data.augment.geometry import keep_mask as _worth_keeping
+from data.augment.geometry import area_scale as _area_scale
+from data.augment.geometry import keep_mask as _keep_mask
 from data.augment.geometry import transformed
 from data.augment.plan import IGNORE_CLASS, Planner, generator_for
 from data.augment.records import Augmentation, CanvasLayer, Plan, Tile
@@ -74,7 +74,7 @@ def hull_of_white(image: np.ndarray) -> np.ndarray | None:
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) if len(xs) else None
 
 
-def expected(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, float]]:
+def visible_objects(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, float]]:
     """Return (class, box, fraction of the object's box) of all visible objects, in the order of the targets.
 
     Each object is drawn separately, with the tile or paste that contains it.
@@ -107,7 +107,7 @@ def compare(plan: Plan, labels: Labels, slack: float = 1.5) -> int:
     targets = plan.targets.tolist()
     minimum = 0.02 if len(labels.points) else 0.2  # visible fraction that must be a target; slightly less may be one
     agreed = 0
-    for class_index, hull, fraction in expected(plan, labels):
+    for class_index, hull, fraction in visible_objects(plan, labels):
         if targets and targets[0][0] == class_index:
             excess = (np.array(targets[0][1:]) - hull) * [-1, -1, 1, 1]
             assert -1.5 <= excess.min() <= excess.max() <= slack, (class_index, targets[0], hull)
@@ -119,7 +119,7 @@ def compare(plan: Plan, labels: Labels, slack: float = 1.5) -> int:
     return agreed
 
 
-ALONE = {
+AUGMENTATIONS = {
     "nothing": Augmentation(),
     "translate": Augmentation(translate=0.3),
     "scale": Augmentation(scale=0.9),
@@ -138,11 +138,11 @@ ALONE = {
 
 
 @pytest.mark.parametrize("labels", [BOXES, POLYGONS], ids=["boxes", "polygons"])
-@pytest.mark.parametrize("name", ALONE)
-def test_targets_are_where_the_pixels_are(name: str, labels: Labels) -> None:
-    planner = Planner(labels, SIDE, ALONE[name], seed=3)
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_targets_match_drawn_pixels(name: str, labels: Labels) -> None:
+    planner = Planner(labels, SIDE, AUGMENTATIONS[name], seed=3)
     plans = [planner.plan(0, i, (SIDE, SIDE), mosaic=True) for i in range(12)]
-    slack = 1.5 if ALONE[name].axis_aligned else 3.0
+    slack = 1.5 if AUGMENTATIONS[name].axis_aligned else 3.0
     agreed = sum(compare(plan, labels, slack) for plan in plans)
     assert agreed >= 12
     if name == "copy-paste" and labels is POLYGONS:
@@ -150,7 +150,7 @@ def test_targets_are_where_the_pixels_are(name: str, labels: Labels) -> None:
 
 
 @pytest.mark.parametrize("size", [(128, 128), (96, 128), (160, 64), (64, 160), (33, 47)])
-def test_plain_and_rect_canvases(size: tuple[int, int]) -> None:
+def test_targets_match_pixels_on_canvases_of_any_shape(size: tuple[int, int]) -> None:
     moved = Planner(BOXES, SIDE, Augmentation(translate=0.2, scale=0.4, fliplr=0.5, flipud=0.5), seed=1)
     still = Planner(BOXES, SIDE, Augmentation(), seed=1)
     plans = [moved.plan(2, i, size, mosaic=False) for i in range(5)] + [still.plain(i, size) for i in range(5)]
@@ -160,7 +160,7 @@ def test_plain_and_rect_canvases(size: tuple[int, int]) -> None:
     assert sum(compare(plan, BOXES) for plan in plans) >= 10
 
 
-def test_strong_perspective_shows_nothing_from_behind_the_horizon() -> None:
+def test_strong_perspective_keeps_tiles_in_front_of_horizon() -> None:
     side = 1280
     labels = labels_of([(side, side)] * 4, [[box(i, 0, 0, 300, 300), box(i, 900, 900, 300, 300)] for i in range(4)])
     planner = Planner(labels, side, Augmentation(perspective=0.001, scale=0.9), seed=0)
@@ -175,7 +175,7 @@ def test_strong_perspective_shows_nothing_from_behind_the_horizon() -> None:
 # ---------------------------------------------------------------------- a warp against a crop and a resize
 
 
-def upright(augmentation: Augmentation) -> Augmentation:
+def always_warped(augmentation: Augmentation) -> Augmentation:
     """Return the same strengths, but always drawn with a warp."""
 
     class Warped(Augmentation):
@@ -184,24 +184,24 @@ def upright(augmentation: Augmentation) -> Augmentation:
     return Warped(*(getattr(augmentation, name) for name in Augmentation.__dataclass_fields__))
 
 
-def smooth(index: int) -> np.ndarray:
+def blurred_noise(index: int) -> np.ndarray:
     width, height = BOXES.sizes[index]
     noise = np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return cv2.GaussianBlur(noise, (0, 0), 4)
 
 
-def test_a_warp_draws_the_same_tile_as_a_crop_and_resize() -> None:
+def test_warp_draws_the_same_tile_as_crop_and_resize() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(translate=0.1, scale=0.5, mosaic=1), seed=0)
     for i in range(20):
         plan = planner.plan(0, i, (SIDE, SIDE), mosaic=True)
         warped = replace(
             plan, layers=tuple(CanvasLayer(tuple(replace(t, target=None) for t in x.tiles)) for x in plan.layers)
         )
-        difference = np.abs(draw(plan, smooth).astype(int) - draw(warped, smooth))
+        difference = np.abs(draw(plan, blurred_noise).astype(int) - draw(warped, blurred_noise))
         assert difference.mean() < 0.5  # of 256
 
 
-def test_upright_tiles_say_where_they_are_drawn() -> None:
+def test_upright_tile_target_equals_its_transformed_region() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(translate=0.1, scale=0.5, mosaic=1), seed=0)
     tiles = [t for i in range(20) for t in planner.plan(0, i, (SIDE, SIDE), mosaic=True).layers[0].tiles]
     for tile in tiles:
@@ -211,20 +211,20 @@ def test_upright_tiles_say_where_they_are_drawn() -> None:
         assert 0 <= min(tile.target) < max(tile.target) <= SIDE
 
 
-def test_whole_pixel_edges_move_boxes_by_less_than_a_pixel() -> None:
+def test_rounding_tile_edges_moves_boxes_by_at_most_one_pixel() -> None:
     strengths = Augmentation(translate=0.1, scale=0.5, mosaic=1)
     rounded = Planner(BOXES, SIDE, strengths, seed=0)
-    exact = Planner(BOXES, SIDE, upright(strengths), seed=0)
+    exact = Planner(BOXES, SIDE, always_warped(strengths), seed=0)
     for i in range(20):
         one, two = (p.plan(0, i, (SIDE, SIDE), mosaic=True) for p in (rounded, exact))
-        pixels = [draw(plan, smooth).astype(int) for plan in (one, two)]
+        pixels = [draw(plan, blurred_noise).astype(int) for plan in (one, two)]
         assert np.abs(pixels[0] - pixels[1]).mean() < 4
         both = set(one.targets[:, 0]) & set(two.targets[:, 0])
         if len(both) == len(one.targets) == len(two.targets):
             assert np.abs(one.targets - two.targets).max() < 1.01
 
 
-def test_tiles_meet_without_a_seam() -> None:
+def test_mosaic_tiles_have_no_gaps() -> None:
     turned = Planner(BOXES, SIDE, Augmentation(degrees=30, scale=0.2, mosaic=1), seed=0)
     square = labels_of([(SIDE, SIDE)] * 4, [[]] * 4)
     turned.labels = square
@@ -239,7 +239,7 @@ def test_tiles_meet_without_a_seam() -> None:
 # ---------------------------------------------------------------------- polygons
 
 
-def test_a_turned_polygon_has_a_tighter_box_than_a_turned_box() -> None:
+def test_rotated_polygon_has_tighter_box_than_rotated_box() -> None:
     diamond = np.array([[64, 24], [104, 64], [64, 104], [24, 64]], np.float32)
     both = labels_of([(128, 128)], [[polygon(0, diamond), box(1, 24, 24, 80, 80)]])
     sides = []
@@ -251,7 +251,7 @@ def test_a_turned_polygon_has_a_tighter_box_than_a_turned_box() -> None:
     assert all(s[0].max() <= 80.01 <= s[1].min() + 0.01 for s in sides)
 
 
-def test_a_plain_box_of_a_polygon_is_its_hull() -> None:
+def test_polygon_box_without_augmentation_is_its_bounding_box() -> None:
     labels = labels_of([(64, 32)], [[polygon(3, U * 0.5 + 4)]])
     # The base image is twice the source: 15 x 20 px at (4, 4) become 30 x 40 at (8, 8); the canvas adds 32 px above.
     (target,) = Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist()
@@ -276,26 +276,26 @@ def test_a_plain_box_of_a_polygon_is_its_hull() -> None:
         (10, 10, 10000, 0.01, False),
     ],
 )
-def test_what_is_worth_keeping(width: float, height: float, whole: float, share: float, kept: bool) -> None:
+def test_keep_mask_thresholds_by_hand(width: float, height: float, whole: float, share: float, kept: bool) -> None:
     boxes = np.array([[5, 5, 5 + width, 5 + height]])
-    assert _worth_keeping(np.array([whole]), boxes, np.array([share])).tolist() == [kept]
+    assert _keep_mask(np.array([whole]), boxes, np.array([share])).tolist() == [kept]
 
 
-def test_small_and_thin_boxes_go_and_crowds_stay() -> None:
+def test_small_and_thin_boxes_are_dropped_but_crowds_are_kept() -> None:
     rows = [box(0, 0, 0, 1.5, 50), box(1, 0, 0, 128, 1.2), box(2, 8, 8, 16, 16), box(3, 0, 0, 64, 1, crowd=True)]
     plan = Planner(labels_of([(128, 128)], [rows]), SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE))
     assert plan.targets.tolist() == [[2, 8, 8, 24, 24], [IGNORE_CLASS, 0, 0, 64, 1]]
 
 
-def test_the_stretch_of_areas_by_a_matrix() -> None:
+def test_area_scale_equals_measured_area_ratio() -> None:
     matrix = np.array([[1.2, 0.3, 5], [-0.2, 0.9, 7], [0.001, 0.002, 1.1]])
     small = np.array([[40.0, 60.0, 40.01, 60.01]])
     x, y = transformed(polygons.rectangle(*small[0]), matrix).T
     area = abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
-    assert _stretch(small, matrix) == pytest.approx(area / 0.01**2, rel=1e-4)
+    assert _area_scale(small, matrix) == pytest.approx(area / 0.01**2, rel=1e-4)
 
 
-def test_copies_hide_little_of_what_is_there_and_of_each_other() -> None:
+def test_pasted_objects_cover_less_than_30_percent_of_each_other() -> None:
     outline = np.array([[20, 20], [108, 20], [108, 108], [20, 108]], np.float32)
     labels = labels_of([(128, 128)] * 4, [[polygon(0, outline), polygon(1, outline - 15)], [], [], []])
     planner = Planner(labels, SIDE, Augmentation(mosaic=1, copy_paste=1), 0)
@@ -324,7 +324,7 @@ def test_crowds_are_ignore_regions_in_mosaics_and_never_pasted() -> None:
     assert not any(layer.pastes for plan in plans for layer in plan.layers)
 
 
-def test_boxes_larger_than_their_image_end_with_it() -> None:
+def test_boxes_larger_than_image_are_clipped_or_dropped() -> None:
     labels = labels_of([(128, 64)], [[box(0, -20, -20, 500, 500)]])
     assert Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist() == []  # most is outside
     labels = labels_of([(128, 64)], [[box(0, -20, -20, 160, 160)]])
@@ -337,7 +337,7 @@ def test_boxes_larger_than_their_image_end_with_it() -> None:
 
 @pytest.mark.parametrize("size", [(20000, 10), (10, 20000), (1, 1), (3, 2), (641, 479)])
 @pytest.mark.parametrize("degrees", [0, 30])
-def test_odd_sizes(size: tuple[int, int], degrees: float) -> None:
+def test_extreme_image_sizes_give_valid_plans(size: tuple[int, int], degrees: float) -> None:
     labels = labels_of([size, (128, 96)], [[box(0, 0, 0, *size)], [box(1, 9, 9, 50, 50)]])
     planner = Planner(labels, SIDE, Augmentation(degrees=degrees, translate=0.1, scale=0.9, mosaic=1, mixup=0.5), 0)
 
@@ -352,37 +352,37 @@ def test_odd_sizes(size: tuple[int, int], degrees: float) -> None:
         assert ((plan.targets[:, 1:] >= 0) & (plan.targets[:, 1:] <= SIDE)).all()
 
 
-def test_no_labels_at_all() -> None:
-    planner = Planner(labels_of([(128, 96)] * 2, [[], []]), SIDE, ALONE["all"], 0)
+def test_dataset_without_labels_gives_empty_targets() -> None:
+    planner = Planner(labels_of([(128, 96)] * 2, [[], []]), SIDE, AUGMENTATIONS["all"], 0)
     for i in range(10):
         plan = planner.plan(i, 0, (SIDE, SIDE), mosaic=True)
         assert plan.targets.shape == (0, 5)
-        draw(plan, smooth)
+        draw(plan, blurred_noise)
 
 
 # ---------------------------------------------------------------------- keys and distributions
 
 
-def same(one: Plan, two: Plan) -> bool:
-    images = [draw(plan, smooth).tobytes() for plan in (one, two)]
+def same_sample(one: Plan, two: Plan) -> bool:
+    images = [draw(plan, blurred_noise).tobytes() for plan in (one, two)]
     return images[0] == images[1] and one.targets.tobytes() == two.targets.tobytes()
 
 
-def test_a_plan_is_a_function_of_its_key() -> None:
+def test_plan_depends_only_on_its_key() -> None:
     def at(epoch: int, index: int, seed: int = 0) -> Plan:
-        return Planner(BOXES, SIDE, ALONE["all"], seed).plan(epoch, index, (SIDE, SIDE), mosaic=True)
+        return Planner(BOXES, SIDE, AUGMENTATIONS["all"], seed).plan(epoch, index, (SIDE, SIDE), mosaic=True)
 
-    planner = Planner(BOXES, SIDE, ALONE["all"], 0)
+    planner = Planner(BOXES, SIDE, AUGMENTATIONS["all"], 0)
     forward = {i: planner.plan(4, i, (SIDE, SIDE), mosaic=True) for i in range(8)}
     for i in reversed(range(8)):
-        assert same(forward[i], at(4, i))
-    assert not same(at(4, 1), at(5, 1))
-    assert not same(at(4, 1), at(4, 2))
-    assert not same(at(4, 1), at(4, 1, seed=1))
+        assert same_sample(forward[i], at(4, i))
+    assert not same_sample(at(4, 1), at(5, 1))
+    assert not same_sample(at(4, 1), at(4, 2))
+    assert not same_sample(at(4, 1), at(4, 1, seed=1))
     again = [planner.plan(4, 1, (SIDE, SIDE), mosaic=True, repeat=repeat) for repeat in (0, 1, 2)]
-    assert same(again[0], forward[1])
-    assert not same(again[0], again[1])
-    assert not same(again[1], again[2])
+    assert same_sample(again[0], forward[1])
+    assert not same_sample(again[0], again[1])
+    assert not same_sample(again[1], again[2])
 
 
 def test_generators_differ_by_every_part_of_the_key() -> None:
@@ -394,7 +394,7 @@ def test_generators_differ_by_every_part_of_the_key() -> None:
     assert (plain.random(100) == repeats[0]).all()  # the first draw is the one of an epoch without repeats
 
 
-def test_partners_cover_the_data_set_and_every_quadrant() -> None:
+def test_mosaic_partners_and_quadrants_are_uniformly_distributed() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(mosaic=1), 0)
     placed: list[list[int]] = []
     quadrant: Callable[..., Tile] = planner._quadrant
@@ -411,7 +411,7 @@ def test_partners_cover_the_data_set_and_every_quadrant() -> None:
     assert np.abs(np.bincount(pairs[pairs[:, 0] == 7, 1]) - 115).max() < 50
 
 
-def test_mixup_shares_are_beta_32_32() -> None:
+def test_mixup_ratios_follow_beta_32_32() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(mosaic=1, mixup=1), 0)
     mixes = np.array([planner.plan(e, 0, (SIDE, SIDE), mosaic=True).mix for e in range(400)])
     # Mean 1/2; variance 1 / (4 * 65), standard deviation 0.062.
@@ -419,7 +419,7 @@ def test_mixup_shares_are_beta_32_32() -> None:
     assert abs(mixes.std() - 0.062) < 0.008
 
 
-def test_probabilities() -> None:
+def test_augmentation_probabilities_are_respected() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(mosaic=0.5, mixup=0.25, fliplr=0.75, flipud=0.1), 0)
     plans = [planner.plan(e, 0, (SIDE, SIDE), mosaic=True) for e in range(400)]
     assert abs(np.mean([p.flip_left for p in plans]) - 0.75) < 0.08
@@ -436,15 +436,15 @@ def test_colour_gains_stay_within_their_strengths() -> None:
     assert Planner(BOXES, SIDE, Augmentation(), 0).plan(0, 0, (SIDE, SIDE), mosaic=True).hsv is None
 
 
-def test_planning_changes_nothing() -> None:
+def test_planning_does_not_change_labels() -> None:
     before = {name: array.copy() for name, array in POLYGONS.arrays().items()}
-    planner = Planner(POLYGONS, SIDE, ALONE["all"], 0)
+    planner = Planner(POLYGONS, SIDE, AUGMENTATIONS["all"], 0)
     for i in range(20):
         planner.plan(0, i, (SIDE, SIDE), mosaic=True)
     assert all((array == before[name]).all() for name, array in POLYGONS.arrays().items())
 
 
-def test_tiles_out_of_sight_are_not_read() -> None:
+def test_tiles_outside_canvas_are_left_out_of_plans() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(degrees=40, scale=0.3, translate=0.2, mosaic=1), 0)
     plans = [planner.plan(e, 0, (SIDE, SIDE), mosaic=True) for e in range(60)]
     tiles: list[Tile] = [t for plan in plans for t in plan.layers[0].tiles]

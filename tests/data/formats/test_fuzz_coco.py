@@ -15,7 +15,7 @@ from data.formats.coco_json import CocoFile, read_coco_annotations
 from data.report import IMAGE_DROPPED, ROW_DROPPED
 from data.scan import scan
 from tests.data.test_labels import assert_same
-from tests.support.fuzzing import assert_presentable, mutated, outcome, unchanged
+from tests.support.fuzzing import assert_printable_line, assert_unchanged, mutate, result_or_error
 from utils.printable import printable
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def entries_of(value: Any) -> list[tuple[Any, Any]]:
     return [entry for key in keys for entry in [(value, key), *entries_of(value[key])]]
 
 
-def altered(random: np.random.Generator) -> dict[str, Any]:
+def alter_document(random: np.random.Generator) -> dict[str, Any]:
     """Return the seed with one to three entries replaced, removed or duplicated."""
     document = copy.deepcopy(SEED)
     for _ in range(int(random.integers(1, 4))):
@@ -89,7 +89,7 @@ def altered(random: np.random.Generator) -> dict[str, Any]:
     return document
 
 
-def integer(value: Any) -> int | None:
+def exact_integer(value: Any) -> int | None:
     """Return a JSON value as an int if it is a integer number that is exact in every reader, otherwise None."""
     if type(value) not in (int, float) or value != value or abs(value) >= 2**53 or value != int(value):
         return None
@@ -99,14 +99,14 @@ def integer(value: Any) -> int | None:
 def kept_annotations(document: dict[str, Any]) -> dict[int, tuple[int, str, list[float], float, bool]]:
     """Return id -> (image id, category name, box, area, crowd) of the valid annotations, the first of each id."""
     images = kept_images(document)
-    names = {integer(entry["id"]): entry["name"] for entry in document["categories"]}
+    names = {exact_integer(entry["id"]): entry["name"] for entry in document["categories"]}
     kept, seen = {}, set()
     for entry in document["annotations"]:
-        number = integer(entry.get("id")) if isinstance(entry, dict) else None
+        number = exact_integer(entry.get("id")) if isinstance(entry, dict) else None
         if number is None or number in seen:
             continue
         seen.add(number)
-        image, category = integer(entry.get("image_id")), integer(entry.get("category_id"))
+        image, category = exact_integer(entry.get("image_id")), exact_integer(entry.get("category_id"))
         box, crowd, area = entry.get("bbox"), entry.get("iscrowd", 0), entry.get("area")
         if image not in images or category not in names or type(box) is not list or len(box) != 4:
             continue
@@ -123,7 +123,7 @@ def kept_images(document: dict[str, Any]) -> dict[int, str]:
     """Return id -> file name of the valid images, the first of each id and of each name."""
     kept: dict[int, str] = {}
     for entry in document["images"]:
-        number = integer(entry.get("id")) if isinstance(entry, dict) else None
+        number = exact_integer(entry.get("id")) if isinstance(entry, dict) else None
         name = entry.get("file_name") if isinstance(entry, dict) else None
         valid = isinstance(name, str) and name != "" and not re.search("[\ud800-\udc7f\udd00-\udfff]", name)
         if number is not None and valid and number not in kept and name not in kept.values():
@@ -131,10 +131,10 @@ def kept_images(document: dict[str, Any]) -> dict[int, str]:
     return kept
 
 
-def check(file: Path) -> bool:
+def compare_readers(file: Path) -> bool:
     """Compare the reader with the second reader on one JSON; return whether it was read without error."""
-    found = outcome(lambda: read_coco_annotations(file, NAMES), file)
-    assert str(outcome(lambda: read_coco_annotations(file, NAMES), file)) == str(found)
+    found = result_or_error(lambda: read_coco_annotations(file, NAMES), file)
+    assert str(result_or_error(lambda: read_coco_annotations(file, NAMES), file)) == str(found)
     if isinstance(found, str):
         return False
     document = json.loads(file.read_bytes())
@@ -155,7 +155,7 @@ def check(file: Path) -> bool:
 def _assert_reported(found: CocoFile, document: dict[str, Any], file: Path) -> None:
     """Check that there is one problem for each dropped entry, with the file and an id or a position."""
     for problem in found.problems:
-        assert_presentable(str(problem))
+        assert_printable_line(str(problem))
         entry = problem.where.removeprefix(printable(file))
         assert re.fullmatch(r" ((images|annotations)\[\d+\]|(image|annotation) -?\d+)", entry)
     kinds = [problem.kind for problem in found.problems]
@@ -168,8 +168,8 @@ def try_altered(folder: Path, count: int, seed: int) -> int:
     random, file = np.random.default_rng(seed), folder / "instances val.json"
     read = 0
     for _ in range(count):
-        file.write_text(json.dumps(altered(random)))
-        read += check(file)
+        file.write_text(json.dumps(alter_document(random)))
+        read += compare_readers(file)
     return read
 
 
@@ -179,8 +179,8 @@ def try_mutated(folder: Path, count: int, seed: int) -> int:
     text = json.dumps(SEED).encode()
     read = 0
     for _ in range(count):
-        file.write_bytes(mutated(text, random, PIECES))
-        read += check(file)
+        file.write_bytes(mutate(text, random, PIECES))
+        read += compare_readers(file)
     return read
 
 
@@ -194,31 +194,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "two\nlines"
 
 
-def test_the_seed_is_read_whole(folder: Path) -> None:
+def test_unmodified_coco_json_is_read_completely(folder: Path) -> None:
     file = folder / "a.json"
     file.write_text(json.dumps(SEED))
-    assert outcome(lambda: len(read_coco_annotations(file, NAMES).problems), file) == 1  # annotation 4's polygon
+    assert (
+        result_or_error(lambda: len(read_coco_annotations(file, NAMES).problems), file) == 1
+    )  # annotation 4's polygon
     assert list(kept_annotations(SEED)) == [1, 2, 5, 4, 6]
 
 
-def test_altered_documents(folder: Path) -> None:
+def test_altered_coco_documents_match_slow_reader(folder: Path) -> None:
     assert try_altered(folder, 300, seed=0) > 150
 
 
-def test_mutated_texts(folder: Path) -> None:
+def test_mutated_coco_texts_match_slow_reader(folder: Path) -> None:
     assert try_mutated(folder, 200, seed=0) > 10
 
 
-def test_scans_are_the_same_from_the_cache_and_touch_nothing(folder: Path, tmp_path: Path) -> None:
+def test_cached_coco_scans_equal_fresh_scans_and_change_no_file(folder: Path, tmp_path: Path) -> None:
     random, file = np.random.default_rng(5), folder / "a.json"
     scanned = 0
     for number in range(40):
-        file.write_text(json.dumps(altered(random)))
+        file.write_text(json.dumps(alter_document(random)))
         cache = tmp_path / str(number)
-        with unchanged(folder):
-            fresh = outcome(lambda: scan([file], NAMES), folder)
+        with assert_unchanged(folder):
+            fresh = result_or_error(lambda: scan([file], NAMES), folder)
             for _ in range(2):
-                again = outcome(lambda: scan([file], NAMES, cache_dir=cache), folder)  # noqa: B023
+                again = result_or_error(lambda: scan([file], NAMES, cache_dir=cache), folder)  # noqa: B023
                 if isinstance(fresh, str):
                     assert again == fresh
                 else:

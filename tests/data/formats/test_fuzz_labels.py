@@ -15,8 +15,8 @@ from data.labels import LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from data.scan import scan
 from tests.data.test_labels import assert_same
-from tests.data.test_scan import sealed
-from tests.support.fuzzing import assert_presentable, line_of, mutated, outcome, unchanged
+from tests.data.test_scan import with_checksum
+from tests.support.fuzzing import assert_printable_line, assert_unchanged, line_number, mutate, result_or_error
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ class Expected(NamedTuple):
     refused: int | None
 
 
-def expected(data: bytes) -> Expected:
+def read_slowly(data: bytes) -> Expected:
     """Read the documented format line by line and number by number."""
     if data[:3] == b"\xef\xbb\xbf":
         data = data[3:]
@@ -92,10 +92,10 @@ def _shape(values: tuple[float, ...]) -> tuple[list[float] | None, list[tuple[fl
     return (None if min(box[2:]) < 0.001 else box), points, excess
 
 
-def check(data: bytes, file: Path) -> None:
+def compare_readers(data: bytes, file: Path) -> None:
     """Compare the reader with the second reader on one label file."""
-    wanted = expected(data)
-    found = outcome(lambda: parse_label_file(data, str(file), SIZE, CLASSES), file)
+    wanted = read_slowly(data)
+    found = result_or_error(lambda: parse_label_file(data, str(file), SIZE, CLASSES), file)
     if isinstance(found, str):
         assert found.startswith(f"{file} line {wanted.refused}: class "), data
         return
@@ -109,8 +109,8 @@ def check(data: bytes, file: Path) -> None:
 
 def _kinds_by_line(problems: list[Problem], file: Path) -> dict[int, str]:
     for problem in problems:
-        assert_presentable(str(problem))
-    kinds = {line_of(problem.where, file): problem.kind for problem in problems}
+        assert_printable_line(str(problem))
+    kinds = {line_number(problem.where, file): problem.kind for problem in problems}
     assert len(kinds) == len(problems)
     return kinds
 
@@ -123,33 +123,33 @@ def _assert_row(row: LabelRow, kind: int, box: list[float], points: list[tuple[f
     assert drawn == pytest.approx(np.array(points).reshape(-1, 2), abs=1e-4)
 
 
-def many(count: int, seed: int) -> list[bytes]:
+def mutated_files(count: int, seed: int) -> list[bytes]:
     random = np.random.default_rng(seed)
-    return [mutated(SEED, random, PIECES) for _ in range(count)]
+    return [mutate(SEED, random, PIECES) for _ in range(count)]
 
 
-def test_the_second_reader_reads_the_seed() -> None:
-    wanted = expected(SEED)
+def test_slow_reader_reads_unmodified_label_file() -> None:
+    wanted = read_slowly(SEED)
     assert list(wanted.rows) == [1, 2, 3, 4, 6, 7, 8, 9, 10]
     assert wanted.rows[1][:2] == (0, [75.0, 25.0, 50.0, 50.0])
     assert (wanted.problems, wanted.refused) == ({9: ROW_CLIPPED}, None)
 
 
-def test_mutated_label_files() -> None:
-    for data in many(600, seed=0):
-        check(data, Path("labels/a.txt"))
+def test_mutated_label_files_match_slow_reader() -> None:
+    for data in mutated_files(600, seed=0):
+        compare_readers(data, Path("labels/a.txt"))
 
 
-def test_numbers_without_end() -> None:
+def test_very_long_numbers_and_rows_match_slow_reader() -> None:
     for token in (b"9" * 10**6, b"0." + b"1" * 10**6, b"1e" + b"9" * 10**6, b"-" * 10**6, b"1" * 10**6 + b".5e-999999"):
-        check(SEED + b"\n0 .5 .5 .1 " + token + b"\n1 .3 .3 .1 .1", Path("labels/a.txt"))
-    check(b"0 " * 10**6 + b"\n0 .5 .5 .1 .1", Path("labels/a.txt"))
-    check(b"\n" * 10**6, Path("labels/a.txt"))
+        compare_readers(SEED + b"\n0 .5 .5 .1 " + token + b"\n1 .3 .3 .1 .1", Path("labels/a.txt"))
+    compare_readers(b"0 " * 10**6 + b"\n0 .5 .5 .1 .1", Path("labels/a.txt"))
+    compare_readers(b"\n" * 10**6, Path("labels/a.txt"))
 
 
-def odd_set(root: Path, count: int) -> tuple[Path, list[bytes]]:
+def write_odd_dataset(root: Path, count: int) -> tuple[Path, list[bytes]]:
     """Create a folder of images of SIZE with odd names and mutated label files, none of which is rejected."""
-    texts = [data for data in many(3 * count, seed=1) if expected(data).refused is None][:count]
+    texts = [data for data in mutated_files(3 * count, seed=1) if read_slowly(data).refused is None][:count]
     oddities = ["a b", "'", '"', "two\nlines", "\x1b[2J", "é漢字🦖", "%s{x}$y", "#x", "-rf", "~", "a\\b", " ", "a..b"]
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
@@ -161,34 +161,34 @@ def odd_set(root: Path, count: int) -> tuple[Path, list[bytes]]:
     return root / "images", texts
 
 
-def test_a_scan_of_mutated_label_files_is_the_same_from_the_cache_and_touches_nothing(tmp_path: Path) -> None:
-    source, texts = odd_set(tmp_path / "odd\nset \x1b[2J", 60)
-    with unchanged(source.parent):
+def test_cached_scan_of_mutated_labels_equals_fresh_and_changes_no_file(tmp_path: Path) -> None:
+    source, texts = write_odd_dataset(tmp_path / "odd\nset \x1b[2J", 60)
+    with assert_unchanged(source.parent):
         fresh, report = scan([source], NAMES)
         for state in ("cached now", "from cache"):
             labels, again = scan([source], NAMES, cache_dir=tmp_path / "cache", threads=2)
             assert_same(labels, fresh)
             assert again == report.with_cache(state)
     assert len(fresh) == len(texts)
-    assert len(fresh.classes) == sum(len(expected(text).rows) for text in texts)
+    assert len(fresh.classes) == sum(len(read_slowly(text).rows) for text in texts)
     reported = sum(count for kind, count in report.problem_counts if kind != "note")
-    assert reported == sum(len(expected(text).problems) for text in texts)
+    assert reported == sum(len(read_slowly(text).problems) for text in texts)
     for problem in report.problems:
-        assert_presentable(str(problem))
+        assert_printable_line(str(problem))
 
 
-def test_a_damaged_cache_never_changes_the_result(tmp_path: Path) -> None:
-    source, _ = odd_set(tmp_path / "set", 8)
+def test_mutated_scan_cache_never_changes_the_result(tmp_path: Path) -> None:
+    source, _ = write_odd_dataset(tmp_path / "set", 8)
     fresh, _ = scan([source], NAMES, cache_dir=tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
     intact, random = file.read_bytes(), np.random.default_rng(3)
     for number in range(60):
-        damaged = mutated(intact, random)
+        damaged = mutate(intact, random)
         if number % 2:  # with the correct checksum of the damaged contents
-            damaged = sealed(mutated(intact[:-32], random))
+            damaged = with_checksum(mutate(intact[:-32], random))
         file.write_bytes(damaged)
-        labels, report = outcome(lambda: scan([source], NAMES, cache_dir=tmp_path / "cache"), file)
+        labels, report = result_or_error(lambda: scan([source], NAMES, cache_dir=tmp_path / "cache"), file)
         assert_same(labels, fresh)
-        assert_presentable(report.cache)
+        assert_printable_line(report.cache)
         assert report.cache.startswith("damaged cache rebuilt: ") or damaged == intact or number % 2
         assert os.listdir(file.parent) == [file.name]

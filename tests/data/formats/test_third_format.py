@@ -71,7 +71,7 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_first_format_that_accepts_reads() -> None:
+def test_first_accepting_format_is_used() -> None:
     kinds = {
         name: type(formats.format_of(Path(name))) for name in ("/a/b.json", "/a/B.JSON", "/a/b.txt", "/a", "/c.csv")
     }
@@ -84,18 +84,18 @@ def test_the_first_format_that_accepts_reads() -> None:
     }
 
 
-def test_a_folder_is_never_a_json(tmp_path: Path) -> None:
+def test_folder_with_json_suffix_is_not_a_coco_json(tmp_path: Path) -> None:
     (tmp_path / "set.json").mkdir()
     assert isinstance(formats.format_of(tmp_path / "set.json"), YoloText)
 
 
-def test_without_its_line_the_format_is_refused(data: Path) -> None:
+def test_unregistered_format_is_rejected(data: Path) -> None:
     with pytest.raises(ValueError, match=r"boxes.csv is not a folder, a .txt list or an image"):
         scan([data.parent / "boxes.csv"], ["disc", "square", "bar"])
 
 
 @pytest.mark.usefixtures("_csv_format")
-def test_scan_reads_it_as_it_reads_the_others(data: Path) -> None:
+def test_scan_of_new_format_equals_yolo_txt(data: Path) -> None:
     spec = read_data_yaml(data)
     text, _ = scan(spec.sources("train"), spec.names)
     boxes, report = scan([data.parent / "boxes.csv"], spec.names)
@@ -107,7 +107,7 @@ def test_scan_reads_it_as_it_reads_the_others(data: Path) -> None:
 
 
 @pytest.mark.usefixtures("_csv_format")
-def test_its_problems_and_images_listed_twice_are_reported(data: Path) -> None:
+def test_problems_and_duplicate_images_of_new_format_are_reported(data: Path) -> None:
     file = data.parent / "boxes.csv"
     with open(file, "a") as target:
         target.write("images/0.png,cat,1,1,9,9\n")
@@ -120,7 +120,7 @@ def test_its_problems_and_images_listed_twice_are_reported(data: Path) -> None:
 
 
 @pytest.mark.usefixtures("_csv_format")
-def test_the_cache_sees_what_changes(data: Path, tmp_path: Path) -> None:
+def test_scan_cache_detects_changes_of_new_format(data: Path, tmp_path: Path) -> None:
     file, names = data.parent / "boxes.csv", ["disc", "square", "bar"]
 
     def again(expected: str) -> int:
@@ -140,7 +140,7 @@ def test_the_cache_sees_what_changes(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_csv_format")
-def test_it_can_be_trained_on(data: Path, tiny_model: str, tmp_path: Path) -> None:
+def test_new_format_can_be_trained_on(data: Path, tiny_model: str, tmp_path: Path) -> None:
     yaml = data.with_name("csv.yaml")
     yaml.write_text("path: .\ntrain: boxes.csv\nval: boxes.csv\nnames: [disc, square, bar]\n")
     flags = ["--device", "cpu", "--amp", "fp32", "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4"]

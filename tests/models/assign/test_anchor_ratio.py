@@ -12,7 +12,7 @@ ANCHORS = torch.tensor([[10.0, 13], [16, 30], [33, 23]])
 IMAGES = 3
 
 
-def target(image: int, class_id: int, cx: float, cy: float, w: float, h: float) -> list[float]:
+def target_row(image: int, class_id: int, cx: float, cy: float, w: float, h: float) -> list[float]:
     return [image, class_id, cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
 
 
@@ -27,16 +27,16 @@ def random_targets(count: int, seed: int, images: int = IMAGES, side: float = 64
     return torch.cat([head, centers - sizes / 2, centers + sizes / 2], 1).float()
 
 
-def places(found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)) -> list[tuple[int, ...]]:
+def match_indices(found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)) -> list[tuple[int, ...]]:
     """Return image, row, column and anchor of each valid match."""
     indices = np.unravel_index(found.prediction[found.valid].numpy(), (IMAGES, *grid, anchors))
     return list(zip(*(axis.tolist() for axis in indices), strict=True))
 
 
-def listed(found: Matches, grid: tuple[int, int] = (8, 8)) -> list[tuple]:
+def sorted_matches(found: Matches, grid: tuple[int, int] = (8, 8)) -> list[tuple]:
     """Return the valid matches as sorted rows of (image, row, column, anchor), class, box, anchor size."""
     values = (v[found.valid].tolist() for v in (found.class_id, found.boxes, found.anchor_size))
-    return sorted(zip(places(found, grid), *values, strict=True))
+    return sorted(zip(match_indices(found, grid), *values, strict=True))
 
 
 def slow_matches(targets: torch.Tensor, anchors: torch.Tensor, stride: float, grid: tuple, limit: float) -> list[tuple]:
@@ -58,12 +58,12 @@ def slow_matches(targets: torch.Tensor, anchors: torch.Tensor, stride: float, gr
     return sorted(rows)
 
 
-def test_by_hand():
+def test_anchor_matches_by_hand():
     # Stride 8. Centre (20, 30) px is (2.5, 3.75) in cells; own cell column 2, row 3.
     # x: 2.5 - 2 = 0.5, not below: the next column 3. y: 0.75: the next row 4.
     # Size 40 x 26 px. Ratios to 10 x 13: 4 and 2; 4 is the limit, so no match. To 16 x 30: 2.5, 30/26. To 33 x 23:
     # 40/33, 26/23.
-    targets = torch.tensor([target(1, 2, 20, 30, 40, 26)])
+    targets = torch.tensor([target_row(1, 2, 20, 30, 40, 26)])
     found = match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0)
     sizes = [5.0, 3.25]
     cells = [(3, 2, [0.5, 0.75]), (3, 3, [-0.5, 0.75]), (4, 2, [0.5, -0.25])]  # row, column, centre in the cell
@@ -72,28 +72,28 @@ def test_by_hand():
         for a, (w, h) in ((1, (16, 30)), (2, (33, 23)))
         for row, column, center in cells
     ]
-    assert listed(found) == sorted(expected)
+    assert sorted_matches(found) == sorted(expected)
     assert len(found.valid) == 1 * 3 * 3
 
 
 @pytest.mark.parametrize("limit", [4.0, 2.9])
 @pytest.mark.parametrize("seed", range(4))
-def test_equals_the_slow_loops(seed, limit):
+def test_anchor_matches_equal_slow_loops(seed, limit):
     targets = random_targets(40, seed)
     found = match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), limit)
     expected = slow_matches(targets, ANCHORS, 8, (8, 8), limit)
     assert expected
-    assert [row[:2] for row in listed(found)] == [row[:2] for row in expected]
-    for ours, theirs in zip(listed(found), expected, strict=True):
+    assert [row[:2] for row in sorted_matches(found)] == [row[:2] for row in expected]
+    for ours, theirs in zip(sorted_matches(found), expected, strict=True):
         assert ours[2] == pytest.approx(theirs[2], abs=1e-5)
 
 
-def test_grid_that_is_not_square():
+def test_anchor_matches_on_non_square_grid_equal_slow_loops():
     targets = random_targets(60, 9)
     targets[:, [3, 5]] /= 2  # 32 px high
     found = match_anchors(targets, ANCHORS, 8, IMAGES, (4, 8), 4.0)
     expected = slow_matches(targets, ANCHORS, 8, (4, 8), 4.0)
-    assert [row[:2] for row in listed(found, (4, 8))] == [row[:2] for row in expected]
+    assert [row[:2] for row in sorted_matches(found, (4, 8))] == [row[:2] for row in expected]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_grid_that_is_not_square():
         ((37, 16), set()),  # 37 / 8 - 3 = 1.625 is not
     ],
 )
-def test_borders_and_centres(center, cells):
-    found = match_anchors(torch.tensor([target(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0)
-    got = {(column, row) for _, row, column, _ in places(found, (4, 4), 1)}
+def test_matched_cells_at_borders_and_cell_centres(center, cells):
+    found = match_anchors(torch.tensor([target_row(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0)
+    got = {(column, row) for _, row, column, _ in match_indices(found, (4, 4), 1)}
     assert got == cells
 
 
-def test_a_claimed_cell_can_reach_the_centre():
+def test_matched_cells_can_predict_the_box_centre():
     found = match_anchors(random_targets(200, 11), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     centers = found.boxes[found.valid, :2]
     assert centers.min() >= -0.5
@@ -123,7 +123,7 @@ def test_a_claimed_cell_can_reach_the_centre():
 
 
 def test_targets_outside_the_image_match_nothing():
-    far = [target(0, 0, -20, 30, 16, 30), target(0, 0, 30, 100, 16, 30), target(0, 0, 1e9, -1e9, 16, 30)]
+    far = [target_row(0, 0, -20, 30, 16, 30), target_row(0, 0, 30, 100, 16, 30), target_row(0, 0, 1e9, -1e9, 16, 30)]
     found = match_anchors(torch.tensor(far), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert not found.valid.any()
     assert found.prediction.tolist() == list(range(3 * 3 * 3))  # all valid indices, all different
@@ -131,15 +131,15 @@ def test_targets_outside_the_image_match_nothing():
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 30), (-16, -30), (16, -30), (float("nan"), 30)])
 def test_boxes_without_area_match_nothing(size):
-    found = match_anchors(torch.tensor([target(0, 0, 30, 30, *size)]), ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_anchors(torch.tensor([target_row(0, 0, 30, 30, *size)]), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert not found.valid.any()
 
 
-def test_ratio_limit_excludes_its_own_value():
+def test_ratio_at_the_limit_does_not_match():
     for ratio, matches in ((3.99, True), (4.0, False), (4.01, False)):
         for width in (16 * ratio, 16 / ratio):
             found = match_anchors(
-                torch.tensor([target(0, 0, 28, 28, width, 16)]), torch.tensor([[16.0, 16]]), 8, IMAGES, (8, 8), 4
+                torch.tensor([target_row(0, 0, 28, 28, width, 16)]), torch.tensor([[16.0, 16]]), 8, IMAGES, (8, 8), 4
             )
             assert found.valid.any().item() is matches, (ratio, width)
 
@@ -150,7 +150,7 @@ def test_ignore_regions_never_match():
     assert not match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0).valid.any()
 
 
-def test_no_targets():
+def test_no_targets_give_no_matches():
     found = match_anchors(torch.zeros(0, 6), ANCHORS, 8, IMAGES, (8, 8), 4.0)
-    assert listed(found) == []
+    assert sorted_matches(found) == []
     assert found.boxes.shape == (0, 4)

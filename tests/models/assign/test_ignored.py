@@ -43,5 +43,5 @@ def test_ignored_cells_equal_the_slow_loops(stride):
         assert ignored_cells(chosen, 3, stride, grid).equal(slow_ignored(chosen, 3, stride, grid))
 
 
-def test_no_targets():
+def test_no_targets_give_no_ignored_cells():
     assert not ignored_cells(torch.zeros(0, 6), 2, 8, (8, 8)).any()

@@ -20,7 +20,7 @@ def sigma(logit: float) -> float:
     return 1 / (1 + exp(-logit))
 
 
-def test_decode_by_hand():
+def test_anchor_based_decode_by_hand():
     # Cell (x 2, y 1), stride 8, anchor 10 x 20, raw (0, ln 3, ln 3, 0): sigmas 1/2, 3/4, 3/4, 1/2.
     # centre x = (2 * 1/2 - 0.5 + 2) * 8 = 20, y = (2 * 3/4 - 0.5 + 1) * 8 = 16
     # width = (2 * 3/4)^2 * 10 = 22.5, height = (2 * 1/2)^2 * 20 = 20
@@ -62,7 +62,7 @@ def test_decode_equals_slow_loop(num_classes):
     torch.testing.assert_close(scores[1], torch.tensor(slow_scores), rtol=1e-5, atol=1e-6)
 
 
-def test_decode_is_float32_whatever_the_maps_are():
+def test_decode_of_bfloat16_maps_is_float32():
     maps = [torch.randn(1, 3, 2, 2, 8), torch.randn(1, 3, 1, 1, 8)]
     low = [raw.bfloat16() for raw in maps]
     boxes, scores = make_head().decode(low)
@@ -87,14 +87,14 @@ def test_raw_maps_are_anchor_major():
     torch.testing.assert_close(maps[0][1, 2, 3, 4, 5], head.m[0](x[0])[1, 2 * 8 + 5, 3, 4])
 
 
-def test_empty_batch():
+def test_anchor_based_decode_accepts_empty_batch():
     head = make_head()
     boxes, scores = head.decode(head([torch.empty(0, 4, 4, 4), torch.empty(0, 6, 2, 2)]))
     assert boxes.shape == (0, 3 * 20, 4)
     assert scores.shape == (0, 3 * 20, 3)
 
 
-def test_biases_are_added_to_torchs_own():
+def test_init_biases_adds_to_torch_initialisation():
     head = make_head()
     before = [conv.bias.detach().clone() for conv in head.m]
     head.init_biases()
@@ -106,31 +106,31 @@ def test_biases_are_added_to_torchs_own():
         assert added[:, 5:].flatten().tolist() == pytest.approx([-1.203978] * 9, abs=1e-5)
 
 
-def test_anchors_are_state_in_pixels():
+def test_anchors_are_a_buffer_in_pixels():
     head = make_head()
     assert [name for name, _ in head.named_buffers()] == ["anchors_px"]
     assert head.anchors_px.shape == (2, 3, 2)
     assert head.anchors_px[1, 2].tolist() == [59, 119]
 
 
-def test_anchors_follow_the_strides():
+def test_anchors_are_ordered_by_stride():
     assert order_anchors(ANCHORS, (8, 16)) == ANCHORS
     assert order_anchors(ANCHORS[::-1], (8, 16)) == ANCHORS
     assert order_anchors(ANCHORS, (16, 8)) == ANCHORS[::-1]
     assert order_anchors(ANCHORS[:1], (8,)) == ANCHORS[:1]
 
 
-def test_anchor_levels_must_be_the_heads():
+def test_anchor_levels_must_match_head_levels():
     with pytest.raises(ValueError, match="anchors are given for 2 levels, but the head has 3"):
         AnchorBasedHead([4, 4, 4], 3, ANCHORS, strides=[Fraction(8), Fraction(16), Fraction(32)])
 
 
-def test_a_number_of_anchors_spreads_squares():
+def test_anchor_count_gives_square_anchors():
     # two per level: 2 * 4^(1/4) = 2.828 and 2 * 4^(3/4) = 5.657 strides
     assert square_anchors(2, (8,))[0] == pytest.approx([22.627, 22.627, 45.255, 45.255], abs=1e-3)
     assert AnchorBasedHead([4], 1, 2, strides=[Fraction(8)]).anchors_px.shape == (1, 2, 2)
 
 
-def test_strides_must_be_whole():
+def test_strides_must_be_whole_numbers():
     with pytest.raises(ValueError, match="strides must be whole numbers, got 1/2"):
         AnchorBasedHead([4], 1, 2, strides=[Fraction(1, 2)])

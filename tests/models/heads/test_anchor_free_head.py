@@ -55,7 +55,7 @@ def some_targets() -> Tensor:
 # ---------------------------------------------------------------------- the head, its assignment and its loss
 
 
-def test_decode_by_hand():
+def test_anchor_free_decode_by_hand():
     head, ln3 = make_head(), math.log(math.e - 1)  # softplus(ln(e - 1)) = 1
     far = math.log(math.e**2 - 1)  # softplus = 2
     raw = [
@@ -72,7 +72,7 @@ def test_decode_by_hand():
     assert boxes.dtype == scores.dtype == torch.float32
 
 
-def test_empty_batch():
+def test_anchor_free_decode_accepts_empty_batch():
     boxes, scores = make_head().decode(make_head()([torch.empty(0, 4, 4, 4), torch.empty(0, 6, 2, 2)]))
     assert (boxes.shape, scores.shape) == ((0, 20, 4), (0, 20, 3))
 
@@ -107,7 +107,7 @@ def test_assignment_equals_the_slow_loops(stride):
         assert classes[image, cell] == targets[number, 1]
 
 
-def test_no_targets_no_answers():
+def test_no_targets_assign_no_cells():
     assigned, boxes, classes = assign_cells(torch.zeros(0, 6), 8, 2, (4, 4))
     assert not assigned.any()
     assert (boxes.shape, classes.shape) == ((2, 16, 4), (2, 16))
@@ -157,7 +157,7 @@ def test_loss_equals_the_slow_loops(targets):
     assert list(terms) == list(loss.terms) == ["box", "cls"]
 
 
-def test_losses_of_shares_add_up_to_that_of_the_batch():
+def test_anchor_free_loss_shares_sum_to_batch_loss():
     head, targets, counts = make_head(), some_targets(), []
     raw, loss = raw_maps(head), AnchorFreeLoss(head.strides)
     full_batch = loss(raw, targets)
@@ -171,7 +171,7 @@ def test_losses_of_shares_add_up_to_that_of_the_batch():
         assert sum(share[term] for share in shares).item() == pytest.approx(full_batch[term].item(), rel=1e-12)
 
 
-def test_the_device_is_never_waited_for():
+def test_anchor_free_loss_never_syncs_with_device():
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")
         raw = [(torch.empty(2, 4, s, s, device=device), torch.empty(2, 3, s, s, device=device)) for s in (8, 4)]
@@ -182,7 +182,7 @@ def test_the_device_is_never_waited_for():
 # ---------------------------------------------------------------------- what must work with any head
 
 
-def test_a_table_without_anchors(model):
+def test_table_without_anchors_ignores_given_anchor_count(model):
     assert "anchors" not in model.table
     assert model.strides == (8, 16, 32)
     assert Detector(model.table).state_dict().keys() == model.state_dict().keys()
@@ -190,7 +190,7 @@ def test_a_table_without_anchors(model):
     assert with_anchors.table == model.table
 
 
-def test_a_loss_for_each_head(model, tiny_model):
+def test_build_loss_selects_the_loss_of_the_head(model, tiny_model):
     loss = build_loss(model.head, LossGains(box=3.0, cls=2.0, obj=9.0))
     assert isinstance(loss, AnchorFreeLoss)
     assert (loss.strides, loss.box_gain, loss.cls_gain) == ((8, 16, 32), 3.0, 2.0)
@@ -199,20 +199,20 @@ def test_a_loss_for_each_head(model, tiny_model):
     assert (other.box_gain, other.obj_gain, other.cls_gain) == (3.0, 9.0, 2.0 * 3 / 80)
 
 
-def test_fully_sharded_heads_keep_their_loss(model):
+def test_build_loss_supports_fully_sharded_heads(model):
     """fully_shard changes the class of a layer to a subclass."""
     model.head.__class__ = type("FSDPAnchorFreeHead", (AnchorFreeHead,), {})
     assert isinstance(build_loss(model.head, LossGains()), AnchorFreeLoss)
 
 
-def test_nothing_to_fit(model, tmp_path):
+def test_anchor_free_model_fits_no_anchors(model, tmp_path):
     sizes = torch.rand(50, 2).double().numpy() * 50
     settings = {"ratio_limit": 4.0, "seed": 0, "placeholders": False}
     assert model.fit_to_boxes(sizes, **settings, broadcast=lambda value: pytest.fail("nothing to broadcast")) is None
     assert "anchors" not in model.table
 
 
-def test_transfer_to_other_classes_goes_by_name(model):
+def test_anchor_free_transfer_matches_classes_by_name(model):
     other = build_model(TABLE, 4)
     fresh = other.head.classes[1].weight.detach().clone()
     copied, total, common = transfer(other, ["c", "new", "a", "newer"], model, ABC)
@@ -227,7 +227,7 @@ def test_transfer_to_other_classes_goes_by_name(model):
     assert other.head.classes[1].weight[[1, 3]].equal(fresh[[1, 3]])
 
 
-def test_transfer_without_a_class_in_common(model):
+def test_transfer_without_common_classes_keeps_class_weights(model):
     other = build_model(TABLE, 2)
     before = {key: value.clone() for key, value in other.head.classes.state_dict().items()}
     copied, total, common = transfer(other, ["x", "y"], model, ABC)
@@ -236,7 +236,7 @@ def test_transfer_without_a_class_in_common(model):
 
 
 @pytest.mark.parametrize("to_anchor_free", [True, False])
-def test_transfer_between_kinds_of_heads_leaves_the_head(model, tiny_model, to_anchor_free):
+def test_transfer_between_head_kinds_does_not_change_the_head(model, tiny_model, to_anchor_free):
     given, other = build_model(tiny_model, 3), build_model(TABLE, 3)
     given, other = (given, other) if to_anchor_free else (other, given)
     before = {key: value.clone() for key, value in other.head.state_dict().items()}
@@ -247,7 +247,7 @@ def test_transfer_between_kinds_of_heads_leaves_the_head(model, tiny_model, to_a
 
 
 @torch.no_grad()
-def test_classes_in_another_order_give_the_same_scores(model):
+def test_anchor_free_reordered_classes_give_the_same_scores(model):
     image = torch.rand(1, 3, 64, 64)
     boxes, scores = model.eval().decode(model(image))
     reorder_classes(model, ABC, ["c", "a", "b"])
@@ -257,7 +257,7 @@ def test_classes_in_another_order_give_the_same_scores(model):
     assert not other_scores.equal(scores)
 
 
-def test_a_row_that_names_anchors_needs_them(tiny_model):
+def test_row_that_refers_to_anchors_requires_anchors(tiny_model):
     table = dict(build_model(tiny_model, 3).table)
     del table["anchors"]
     with pytest.raises(

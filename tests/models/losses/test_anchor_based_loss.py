@@ -95,7 +95,7 @@ def slow_loss(
                         w, h = (2 * sigma(values[2])) ** 2 * anchor[0], (2 * sigma(values[3])) ** 2 * anchor[1]
                         best = None
                         for class_id, *corners in image_targets:
-                            truth = claims(corners, class_id, anchor, stride, row, column, ratio_limit)
+                            truth = matched_box(corners, class_id, anchor, stride, row, column, ratio_limit)
                             if truth is None:
                                 continue
                             iou = slow_iou([x, y, w, h], truth)
@@ -121,7 +121,7 @@ def slow_loss(
     }
 
 
-def claims(corners, class_id, anchor, stride, row, column, limit):
+def matched_box(corners, class_id, anchor, stride, row, column, limit):
     """Return the target's box in cells if it matches this anchor at this cell, else None."""
     x1, y1, x2, y2 = (v / stride for v in corners)
     cx, cy, w, h = (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1
@@ -149,7 +149,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("num_classes", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
-def test_equals_the_slow_loops(settings, num_classes):
+def test_anchor_based_loss_equals_slow_loops(settings, num_classes):
     maps, targets = random_maps(2, num_classes), random_targets(8, 2, num_classes)
     found = values(make_loss(num_classes, **settings)(maps, targets))
     assert found == pytest.approx(slow_loss(maps, targets, num_classes=num_classes, **settings), rel=2e-5, abs=1e-7)
@@ -158,13 +158,13 @@ def test_equals_the_slow_loops(settings, num_classes):
 
 
 @pytest.mark.parametrize("levels", [1, 2, 4])
-def test_other_numbers_of_levels_equal_the_slow_loops(levels):
+def test_loss_with_other_level_counts_equals_slow_loops(levels):
     maps, targets = random_maps(2, levels=levels), random_targets(8, 2)
     found = values(make_loss(levels=levels)(maps, targets))
     assert found == pytest.approx(slow_loss(maps, targets), rel=2e-5)
 
 
-def test_ignore_regions_equal_the_slow_loops():
+def test_loss_with_ignore_regions_equals_slow_loops():
     maps, targets = random_maps(2), random_targets(8, 2)
     regions = torch.tensor([[0.0, -1, 5, 5, 40, 64], [1, -1, 0, 0, 20, 20], [1, -1, 10, 10, 30, 30]])
     mixed = torch.cat([targets[:3], regions, targets[3:]])
@@ -173,12 +173,12 @@ def test_ignore_regions_equal_the_slow_loops():
     assert found["obj"] < values(make_loss()(maps, targets))["obj"]
 
 
-def test_more_levels_than_weights_are_refused():
+def test_loss_rejects_more_than_five_levels():
     with pytest.raises(ValueError, match="the loss supports 1 to 5 levels, got 6"):
         AnchorBasedLoss(torch.ones(6, 3, 2), (4, 8, 16, 32, 64, 128), 3)
 
 
-def test_by_hand():
+def test_anchor_based_loss_by_hand():
     # One image of 64 px, one level of stride 8, one anchor 16 x 16, all logits 0, one class.
     # Target 16 x 16 px at centre (28, 28), in cells (3.5, 3.5): the middle of a cell, so the neighbours are the next
     # column and the next row.
@@ -192,7 +192,7 @@ def test_by_hand():
     assert terms == pytest.approx({"box": 0.0743590, "obj": 0.0831777, "cls": 0.0}, rel=1e-5)
 
 
-def test_no_targets_train_objectness_alone():
+def test_batch_without_targets_trains_only_objectness():
     maps = [raw.requires_grad_() for raw in random_maps(2)]
     terms = make_loss()(maps, torch.zeros(0, 6))
     assert values(terms) == pytest.approx(slow_loss(maps, torch.zeros(0, 6)), rel=2e-5)
@@ -203,7 +203,7 @@ def test_no_targets_train_objectness_alone():
         assert raw.grad[..., :4].abs().max() == raw.grad[..., 5:].abs().max() == 0
 
 
-def test_a_cell_in_an_ignore_region_learns_only_what_it_matches():
+def test_ignored_cells_train_objectness_only_where_matched():
     maps = [raw.requires_grad_() for raw in random_maps(1)]
     # Predicted boxes of almost no size: their CIoU with the target is 0 or below, but they are still matches.
     with torch.no_grad():
@@ -217,7 +217,7 @@ def test_a_cell_in_an_ignore_region_learns_only_what_it_matches():
     }
 
 
-def test_order_and_repetition_of_targets():
+def test_loss_does_not_depend_on_target_order_or_repetition():
     maps, targets = random_maps(2), random_targets(12, 2)
     targets[6:, 2:] = targets[:6, 2:]  # pairs of equal boxes, so that several targets match the same cells
     targets[6:, 0] = targets[:6, 0]
@@ -230,7 +230,7 @@ def test_order_and_repetition_of_targets():
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
-def test_crowds_equal_the_slow_loops(settings):
+def test_loss_with_many_targets_equals_slow_loops(settings):
     maps, targets = random_maps(1), random_targets(50, 1)
     assert 50 * 9 > 3 * 8 * 8  # more candidates than the finest level has predictions
     found = values(make_loss(**settings)(maps, targets))
@@ -238,7 +238,7 @@ def test_crowds_equal_the_slow_loops(settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
-def test_gradients_of_repeated_targets_are_those_of_the_targets(settings):
+def test_repeated_targets_do_not_change_gradients(settings):
     loss, few = make_loss(**settings).double(), random_targets(6, 2)
     gradients = []
     for targets in (few, few.repeat(30, 1)):  # 54 and 1620 candidates; 384, 96 and 24 predictions
@@ -252,14 +252,14 @@ def test_gradients_of_repeated_targets_are_those_of_the_targets(settings):
 # ---------------------------------------------------------------------- shares of a global batch
 
 
-def split(maps: list[Tensor], targets: Tensor, at: int) -> list[tuple[list[Tensor], Tensor]]:
+def split_batch(maps: list[Tensor], targets: Tensor, at: int) -> list[tuple[list[Tensor], Tensor]]:
     """Split a batch into the first `at` images and the others, each numbered from 0."""
     first, second = targets[targets[:, 0] < at], targets[targets[:, 0] >= at].clone()
     second[:, 0] -= at
     return [([raw[:at] for raw in maps], first), ([raw[at:] for raw in maps], second)]
 
 
-def counted_by(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Tensor:
+def loss_counts(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Tensor:
     """Return the counts that a process passes to `total`, to be summed over all processes."""
     seen = []
     loss(*part, lambda counts: seen.append(counts.clone()) or counts)
@@ -267,21 +267,21 @@ def counted_by(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Tens
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_shares_add_up_to_the_whole_batch(at):
+def test_anchor_based_loss_shares_sum_to_batch_loss(at):
     loss, maps = make_loss().double(), [raw.double() for raw in random_maps(4)]
     targets = random_targets(15, 4)
     targets = targets[targets[:, 0] != 0]  # with at = 1, one process has no targets; with at = 0, no images
     targets[0, 1] = -1
-    parts = split(maps, targets, at)
-    counts = sum(counted_by(loss, part) for part in parts)
+    parts = split_batch(maps, targets, at)
+    counts = sum(loss_counts(loss, part) for part in parts)
     shares = [values(loss(*part, lambda _: counts)) for part in parts]
     full_batch = values(loss(maps, targets))
     assert {name: sum(share[name] for share in shares) for name in full_batch} == pytest.approx(full_batch, rel=1e-12)
 
 
-def test_means_of_shares_are_another_loss():
+def test_mean_of_local_losses_differs_from_batch_loss():
     loss, maps, targets = make_loss(), random_maps(4), random_targets(15, 4)
-    local = [values(loss(*part)) for part in split(maps, targets, 1)]  # each normalised by its own counts
+    local = [values(loss(*part)) for part in split_batch(maps, targets, 1)]  # each normalised by its own counts
     full_batch = values(loss(maps, targets))
     for name in ("box", "cls"):
         assert abs(sum(share[name] for share in local) / 2 - full_batch[name]) > 1e-3 * full_batch[name]
@@ -289,14 +289,14 @@ def test_means_of_shares_are_another_loss():
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
-def test_gradients_of_shares_are_those_of_the_whole_batch(settings, at):
+def test_loss_gradients_of_shares_equal_batch_gradients(settings, at):
     loss, targets = make_loss(**settings).double(), random_targets(15, 4)
     targets[:2, 1] = -1
     full_batch = [raw.double().requires_grad_() for raw in random_maps(4)]
     sum(loss(full_batch, targets).values()).backward()
     divided = [raw.double().requires_grad_() for raw in random_maps(4)]
-    parts = split(divided, targets, at)
-    counts = sum(counted_by(loss, part) for part in parts)
+    parts = split_batch(divided, targets, at)
+    counts = sum(loss_counts(loss, part) for part in parts)
     for part in parts:
         sum(loss(*part, lambda _: counts).values()).backward()
     for ours, theirs in zip(full_batch, divided, strict=True):
@@ -304,8 +304,8 @@ def test_gradients_of_shares_are_those_of_the_whole_batch(settings, at):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12 * ours.grad.abs().max().item())
 
 
-def test_counts_are_whole_numbers():
-    counts = counted_by(make_loss(), (random_maps(4), random_targets(15, 4)))
+def test_loss_counts_are_integers():
+    counts = loss_counts(make_loss(), (random_maps(4), random_targets(15, 4)))
     assert counts.dtype == torch.int64
     assert counts.shape == (4,)
     assert counts[-1] == 4
@@ -361,12 +361,12 @@ def test_float64_without_targets():
     assert (terms["box"].item(), terms["cls"].item()) == (0, 0)
 
 
-def test_anchors_are_kept_in_float32_at_least():
+def test_loss_anchors_are_at_least_float32():
     losses = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3) for dtype in (torch.float16, torch.float64)]
     assert [loss.anchors_px.dtype for loss in losses] == [torch.float32, torch.float64]
 
 
-def test_float64_anchors_match_as_float32_ones():
+def test_float64_anchors_match_like_float32_anchors():
     # Widths around 2.91 times an anchor's, in steps of one float32: in float64 the limit would be at another step.
     steps = torch.arange(-20, 21, dtype=torch.int32)
     for anchors in ANCHORS / 3:
@@ -382,7 +382,7 @@ def test_float64_anchors_match_as_float32_ones():
             assert getattr(single, name).equal(getattr(double, name)), name
 
 
-def slope(
+def finite_difference(
     loss: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, index: tuple[int, ...], names: Sequence[str]
 ) -> float:
     """Return the central difference of the named terms with respect to one number of the first level."""
@@ -397,7 +397,7 @@ def slope(
 
 
 @pytest.mark.parametrize("focal_gamma", [0.0, 1.5])
-def test_gradients_are_slopes(focal_gamma):
+def test_loss_gradients_equal_finite_differences(focal_gamma):
     # No gradient flows through the CIoU as the target of objectness, nor through CIoU's weight of the aspect term. So
     # box numbers are compared with slopes of the box term alone, for a box with the target's aspect ratio, where that
     # weight is 0.
@@ -411,13 +411,15 @@ def test_gradients_are_slopes(focal_gamma):
     (logits,) = torch.autograd.grad(terms["obj"] + terms["cls"], maps[0])
     for number in range(4):
         index = (*own, number)
-        assert box[index].item() == pytest.approx(slope(loss, maps, targets, index, ["box"]), rel=1e-7)
+        assert box[index].item() == pytest.approx(finite_difference(loss, maps, targets, index, ["box"]), rel=1e-7)
     for index in [(*own, number) for number in range(4, 8)] + [(0, 0, 0, 0, 4), (0, 2, 7, 3, 4)]:
-        assert logits[index].item() == pytest.approx(slope(loss, maps, targets, index, ["obj", "cls"]), rel=1e-7)
+        assert logits[index].item() == pytest.approx(
+            finite_difference(loss, maps, targets, index, ["obj", "cls"]), rel=1e-7
+        )
         assert logits[index] != 0
 
 
-def test_box_numbers_learn_from_the_box_term_alone():
+def test_box_outputs_get_gradients_only_from_box_term():
     loss, targets = make_loss(2).double(), random_targets(4, 1, 2)
     maps = [raw[:1].double().requires_grad_() for raw in random_maps(1, 2)]
     terms = loss(maps, targets)
@@ -443,7 +445,7 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_device_is_never_waited_for():
+def test_anchor_based_loss_never_syncs_with_device():
     # A fake CUDA device raises an error for what needs a tensor's value on the host: item, nonzero, boolean indexing.
     # It does not for a tensor made from a list, which is copied to the device while the host waits: that calls
     # lift_fresh.
@@ -456,7 +458,7 @@ def test_the_device_is_never_waited_for():
     assert not [name for name in recorder.names if "lift" in name]
 
 
-def test_rows_that_stand_for_nothing_change_nothing():
+def test_padding_rows_do_not_change_the_loss():
     for count in (0, 3, 17, 40):
         maps, targets = random_maps(4), random_targets(count, 4)
         if count:

@@ -18,27 +18,27 @@ def model(tiny_model: str) -> Detector:
     return build_model(tiny_model, 3)
 
 
-def saved_as(path: Path, detector: Detector, **changes: object) -> Path:
+def save_detector(path: Path, detector: Detector, **changes: object) -> Path:
     state = {"model": detector.state_dict(), "table": detector.table, "names": ["a", "b", "c"]}
     checkpoint_file.save(path, state | changes)
     return path
 
 
-def test_round_trip(model, tmp_path):
-    loaded, saved = load_detector(saved_as(tmp_path / "a.pt", model))
+def test_detector_checkpoint_round_trip(model, tmp_path):
+    loaded, saved = load_detector(save_detector(tmp_path / "a.pt", model))
     image = torch.rand(1, 3, 64, 64)
     for ours, theirs in zip(model.eval()(image), loaded.eval()(image), strict=True):
         assert ours.equal(theirs)
     assert saved["names"] == ["a", "b", "c"]
 
 
-def test_averaged_weights_come_first(model, tmp_path):
+def test_load_detector_prefers_ema_weights(model, tmp_path):
     averaged = {key: torch.full_like(value, 2) for key, value in model.state_dict().items()}
-    loaded, _ = load_detector(saved_as(tmp_path / "a.pt", model, ema=averaged))
+    loaded, _ = load_detector(save_detector(tmp_path / "a.pt", model, ema=averaged))
     assert all((value == 2).all() for value in loaded.state_dict().values())
 
 
-def test_a_digest_tells_weights_apart(model):
+def test_model_digest_depends_on_weights(model):
     before = digest(model)
     assert before == digest(copy.deepcopy(model)) != digest(copy.deepcopy(model).half())
     next(model.buffers()).add_(1)
@@ -46,31 +46,31 @@ def test_a_digest_tells_weights_apart(model):
     assert digest(torch.nn.Identity()) == "e3b0c442"  # the SHA-256 of no data
 
 
-def test_fitted_anchors_survive(model, tmp_path):
+def test_fitted_anchors_survive_saving(model, tmp_path):
     model.head.set_anchors(model.head.anchors_px * 1.2345)
-    loaded, _ = load_detector(saved_as(tmp_path / "a.pt", model))
+    loaded, _ = load_detector(save_detector(tmp_path / "a.pt", model))
     assert loaded.head.anchors_px.equal(model.head.anchors_px)
 
 
 @pytest.mark.parametrize("table", [None, 7, [], {}, {"nc": 3}, "yolov5n.yaml"])
-def test_a_table_that_is_none_is_one_sentence(model, tmp_path, table):
+def test_load_detector_rejects_invalid_table(model, tmp_path, table):
     with pytest.raises(ValueError, match=r"a\.pt: its weights do not fit its table \("):
-        load_detector(saved_as(tmp_path / "a.pt", model, table=table))
+        load_detector(save_detector(tmp_path / "a.pt", model, table=table))
 
 
 @pytest.mark.parametrize("weights", [None, {}, {"x": 1}])
-def test_weights_that_do_not_fit_are_one_sentence(model, tmp_path, weights):
+def test_load_detector_rejects_mismatched_weights(model, tmp_path, weights):
     with pytest.raises(ValueError, match=r"a\.pt: its weights do not fit its table \("):
-        load_detector(saved_as(tmp_path / "a.pt", model, model=weights))
+        load_detector(save_detector(tmp_path / "a.pt", model, model=weights))
 
 
 @pytest.mark.parametrize("names", [None, 3, ["a", "b"], ["a", "b", 3], {"0": "a"}])
-def test_names_that_do_not_fit_are_one_sentence(model, tmp_path, names):
+def test_load_detector_rejects_mismatched_names(model, tmp_path, names):
     with pytest.raises(ValueError, match="`names` must be a list of 3 names, one per class of its table"):
-        load_detector(saved_as(tmp_path / "a.pt", model, names=names))
+        load_detector(save_detector(tmp_path / "a.pt", model, names=names))
 
 
-def test_weights_that_are_not_there(tmp_path):
+def test_load_detector_explains_missing_file(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_detector(tmp_path / "yolov5s.pt")
     assert str(caught.value) == (

@@ -25,7 +25,7 @@ def outputs(detector: Detector, level: int = 0) -> torch.Tensor:
     return weight.view(3, -1, *weight.shape[1:])
 
 
-def test_transfer_between_equals_carries_all_but_anchors(model, tiny_model):
+def test_transfer_between_equal_models_copies_all_but_anchors(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.head.set_anchors(other.head.anchors_px * 2)
     assert transfer(other, ABC, model, ABC) == (len(model.state_dict()) - 1, len(model.state_dict()) - 1, 3)
@@ -34,7 +34,7 @@ def test_transfer_between_equals_carries_all_but_anchors(model, tiny_model):
         assert value.equal(model.state_dict()[key] * factor)
 
 
-def test_transfer_to_other_classes_goes_by_name(model, tiny_model):
+def test_anchor_based_transfer_matches_classes_by_name(model, tiny_model):
     other = build_model(tiny_model, 4)
     fresh = [outputs(other, level).clone() for level in range(3)]
     copied, total, classes = transfer(other, ["c", "new", "a", "newer"], model, ABC)
@@ -50,7 +50,7 @@ def test_transfer_to_other_classes_goes_by_name(model, tiny_model):
     assert other.layers[0].state_dict()["conv.weight"].equal(model.layers[0].state_dict()["conv.weight"])
 
 
-def test_transfer_to_a_head_of_other_anchors_leaves_it(model, tiny_model):
+def test_transfer_to_different_anchor_count_leaves_head_unchanged(model, tiny_model):
     other = build_model(tiny_model, 3, anchors=2)
     head = {key: value.clone() for key, value in other.head.state_dict().items()}
     copied, total, classes = transfer(other, ABC, model, ABC)
@@ -58,7 +58,7 @@ def test_transfer_to_a_head_of_other_anchors_leaves_it(model, tiny_model):
     assert all(value.equal(head[key]) for key, value in other.head.state_dict().items())
 
 
-def test_transfer_to_another_model_takes_what_fits(model, tiny_model):
+def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.layers[0] = nn.Identity()
     model.layers[1] = nn.Identity()
@@ -68,7 +68,7 @@ def test_transfer_to_another_model_takes_what_fits(model, tiny_model):
 
 
 @torch.no_grad()
-def test_classes_in_another_order_give_the_same_scores(model):
+def test_anchor_based_reordered_classes_give_the_same_scores(model):
     image = torch.rand(1, 3, 64, 64)
     boxes, scores = model.eval().decode(model(image))
     reorder_classes(model, ABC, ["c", "a", "b"])
@@ -82,7 +82,7 @@ def test_classes_in_another_order_give_the_same_scores(model):
 @pytest.mark.parametrize(
     ("names", "wanted"), [(ABC, ["a", "b", "d"]), (ABC, ["a", "b"]), (ABC, []), (["a", "a", "b"], ["a", "b", "a"])]
 )
-def test_other_classes_are_no_order(model, names, wanted):
+def test_reorder_classes_rejects_different_classes(model, names, wanted):
     before = digest(model)
     message = f"the model's classes are {', '.join(names)}, but {', '.join(wanted)} are wanted"
     with pytest.raises(ValueError, match=message):
@@ -90,5 +90,5 @@ def test_other_classes_are_no_order(model, names, wanted):
     assert digest(model) == before
 
 
-def test_classes_that_share_a_name_keep_their_order(model):
+def test_reorder_classes_accepts_duplicate_names_in_same_order(model):
     reorder_classes(model, ["a", "a", "b"], ["a", "a", "b"])

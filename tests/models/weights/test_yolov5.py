@@ -44,7 +44,7 @@ def model(tiny_model: str) -> Detector:
     return detector.eval()
 
 
-def as_theirs(detector: Detector) -> nn.Module:
+def to_yolov5_module(detector: Detector) -> nn.Module:
     """Return a module with YOLOv5's layout of state, attributes and pickle, made of torch's and Kestrel's classes."""
     theirs = nn.Module()
     theirs.model = nn.Sequential(*deepcopy(detector).layers)
@@ -58,7 +58,7 @@ def as_theirs(detector: Detector) -> nn.Module:
     return theirs
 
 
-def saved(path: Path, module: Any, **others: Any) -> Path:
+def save_external(path: Path, module: Any, **others: Any) -> Path:
     torch.save({"epoch": 3, "ema": None, "model": module, "best_fitness": np.array([0.5])} | others, path)
     return path
 
@@ -67,7 +67,7 @@ def saved(path: Path, module: Any, **others: Any) -> Path:
 
 
 @needs_fixture
-def test_a_checkpoint_of_yolov5_gives_its_numbers():
+def test_converted_yolov5_checkpoint_reproduces_its_outputs():
     loaded, names = load_external(FIXTURE / "yolov5n_bccd.pt")
     assert names == ["WBC", "RBC", "Platelets"]
     assert not loaded.training
@@ -89,8 +89,8 @@ def test_a_checkpoint_of_yolov5_gives_its_numbers():
     assert (scores - theirs[..., 4:5] * theirs[..., 5:]).abs().max() < 1e-5
 
 
-def test_round_trip_of_a_module(model, tmp_path):
-    found, names = load_external(saved(tmp_path / "a.pt", as_theirs(model)))
+def test_external_module_round_trip(model, tmp_path):
+    found, names = load_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     assert names == NAMES
     assert found.state_dict().keys() == model.state_dict().keys()
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
@@ -103,8 +103,8 @@ def test_round_trip_of_a_module(model, tmp_path):
         assert all(a.equal(b) for a, b in zip(found(image), model(image), strict=True))
 
 
-def test_a_detector_taken_over_can_be_saved_and_trained(model, tmp_path):
-    found, names = load_external(saved(tmp_path / "a.pt", as_theirs(model)))
+def test_converted_detector_can_be_saved_and_trained(model, tmp_path):
+    found, names = load_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     checkpoint_file.save(tmp_path / "b.pt", {"model": found.state_dict(), "table": found.table, "names": names})
     again = Detector(checkpoint_file.load(tmp_path / "b.pt")["table"])
     again.load_state_dict(found.state_dict())
@@ -113,60 +113,66 @@ def test_a_detector_taken_over_can_be_saved_and_trained(model, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_floats_of_any_length_become_float32(model, tmp_path, dtype):
-    found = read_external(saved(tmp_path / "a.pt", as_theirs(model).to(dtype)))
-    for key, value in as_theirs(model).to(dtype).state_dict().items():
+def test_external_floats_are_converted_to_float32(model, tmp_path, dtype):
+    found = read_external(save_external(tmp_path / "a.pt", to_yolov5_module(model).to(dtype)))
+    for key, value in to_yolov5_module(model).to(dtype).state_dict().items():
         assert found.state[key].equal(value.float() if value.is_floating_point() else value)
     assert {value.dtype for value in found.state.values()} == {torch.float32, torch.int64}
 
 
-def test_all_that_is_read(model, tmp_path):
-    found = read_external(saved(tmp_path / "a.pt", as_theirs(model)))
+def test_read_external_returns_all_fields(model, tmp_path):
+    found = read_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     assert (found.names, found.strides, found.averaged) == (NAMES, [8, 16, 32], False)
     assert found.head == "models.heads.anchor_based.AnchorBasedHead"
     assert found.activations == {"SiLU"}
     assert found.bn_eps == {1e-3}
-    assert found.table == as_theirs(model).yaml
+    assert found.table == to_yolov5_module(model).yaml
     assert found.anchors_px is not None
     assert found.anchors_px.equal(model.head.anchors_px)
-    assert found.state.keys() == as_theirs(model).state_dict().keys()
+    assert found.state.keys() == to_yolov5_module(model).state_dict().keys()
 
 
-def test_the_averaged_model_comes_first(model, tmp_path):
+def test_external_checkpoint_prefers_ema_model(model, tmp_path):
     averaged = deepcopy(model)
     averaged.head.set_anchors(averaged.head.anchors_px * 2)
-    path = saved(tmp_path / "a.pt", as_theirs(model), ema=as_theirs(averaged))
+    path = save_external(tmp_path / "a.pt", to_yolov5_module(model), ema=to_yolov5_module(averaged))
     assert read_external(path).averaged
     assert load_external(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
-    assert load_external(saved(path, None, ema=as_theirs(averaged)))[0].head.anchors_px.equal(averaged.head.anchors_px)
+    assert load_external(save_external(path, None, ema=to_yolov5_module(averaged)))[0].head.anchors_px.equal(
+        averaged.head.anchors_px
+    )
 
 
-def test_a_module_saved_by_itself_and_any_protocol(model, tmp_path):
+def test_bare_module_of_any_pickle_protocol_is_read(model, tmp_path):
     for protocol in (2, 3, 4, 5):
-        torch.save(as_theirs(model), tmp_path / "a.pt", pickle_protocol=protocol)
+        torch.save(to_yolov5_module(model), tmp_path / "a.pt", pickle_protocol=protocol)
         found, _ = load_external(tmp_path / "a.pt")
         assert found.layers[0].conv.weight.equal(model.layers[0].conv.weight)
 
 
-def test_modules_of_older_releases_of_torch(model, tmp_path):
+def test_modules_saved_by_old_torch_versions_are_read(model, tmp_path):
     """They have OrderedDicts, and before 1.5 no set of non-persistent buffers; YOLOv5 before 6.0 has anchor_grid."""
-    theirs = as_theirs(model)
+    theirs = to_yolov5_module(model)
     theirs.model[-1].register_buffer("anchor_grid", model.head.anchors_px.clone())
     for module in theirs.modules():
         del module._non_persistent_buffers_set
         for key in ("_modules", "_parameters", "_buffers"):
             module.__dict__[key] = OrderedDict(module.__dict__[key])
     theirs.yaml = OrderedDict(theirs.yaml)
-    found, names = load_external(saved(tmp_path / "a.pt", theirs))
+    found, names = load_external(save_external(tmp_path / "a.pt", theirs))
     assert names == NAMES
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
 
 
-def test_views_and_buffers_that_pass(model, tmp_path):
-    theirs = as_theirs(model)
+def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
+    theirs = to_yolov5_module(model)
     theirs.register_buffer("passing", torch.ones(3), persistent=False)
     theirs.model[0].conv.weight.data = theirs.model[0].conv.weight.data.to(memory_format=torch.channels_last)
-    assert load_external(saved(tmp_path / "a.pt", theirs))[0].layers[0].conv.weight.equal(model.layers[0].conv.weight)
+    assert (
+        load_external(save_external(tmp_path / "a.pt", theirs))[0]
+        .layers[0]
+        .conv.weight.equal(model.layers[0].conv.weight)
+    )
     store = torch.arange(100.0)
     for view in (store[10:16].view(2, 3), store[::7], store.view(10, 10).T[2:5], store[:0], torch.tensor(3)):
         root = nn.Module()
@@ -176,8 +182,8 @@ def test_views_and_buffers_that_pass(model, tmp_path):
         assert read_external(tmp_path / "b.pt").state["x"].equal(view)
 
 
-def test_whose_a_file_is(model, tmp_path):
-    assert is_external(saved(tmp_path / "a.pt", as_theirs(model)))
+def test_is_external_detects_only_external_checkpoints(model, tmp_path):
+    assert is_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     checkpoint_file.save(tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES})
     torch.save(model.state_dict(), tmp_path / "c.pt")
     (tmp_path / "d.pt").write_text("")
@@ -187,7 +193,7 @@ def test_whose_a_file_is(model, tmp_path):
 # ---------------------------------------------------------------------- models that cannot be converted
 
 
-def refusal(path: Path, read: Callable[[Path], object] = load_external) -> str:
+def error_message(path: Path, read: Callable[[Path], object] = load_external) -> str:
     """Return the error message for a file without the file's name, after checking that it is one short line."""
     with pytest.raises(ValueError) as caught:
         read(path)
@@ -198,10 +204,10 @@ def refusal(path: Path, read: Callable[[Path], object] = load_external) -> str:
     return text.removeprefix(f"{path}: ")
 
 
-def changed(model: Detector, tmp_path: Path, change: Callable[[Any], object]) -> str:
-    theirs = as_theirs(model)
+def error_after_change(model: Detector, tmp_path: Path, change: Callable[[Any], object]) -> str:
+    theirs = to_yolov5_module(model)
     change(theirs)
-    return refusal(saved(tmp_path / "a.pt", theirs))
+    return error_message(save_external(tmp_path / "a.pt", theirs))
 
 
 def set_table(**values: Any) -> Callable[[Any], object]:
@@ -231,16 +237,16 @@ def set_table(**values: Any) -> Callable[[Any], object]:
         (set_table(head=None), "`head` must be a list of rows"),
     ],
 )
-def test_models_of_another_kind(model, tmp_path, change, text):
-    message = changed(model, tmp_path, change)
+def test_unsupported_external_models_are_rejected(model, tmp_path, change, text):
+    message = error_after_change(model, tmp_path, change)
     assert message.startswith("its model cannot be converted (")
     assert text in message
 
 
-def test_what_cannot_be_taken_over_can_still_be_read(model, tmp_path):
-    theirs = as_theirs(model)
+def test_unconvertible_external_model_can_still_be_read(model, tmp_path):
+    theirs = to_yolov5_module(model)
     del theirs.model[-1].anchors
-    found = read_external(saved(tmp_path / "a.pt", theirs))
+    found = read_external(save_external(tmp_path / "a.pt", theirs))
     assert found.anchors_px is None
     assert (found.names, found.strides, len(found.state)) == (NAMES, [8, 16, 32], len(theirs.state_dict()))
 
@@ -263,8 +269,8 @@ def test_what_cannot_be_taken_over_can_still_be_read(model, tmp_path):
         (lambda m: m._buffers.update({str(i): None for i in range(5001)}), "it has more than 5000 tensors"),
     ],
 )
-def test_modules_that_are_damaged(model, tmp_path, change, text):
-    message = changed(model, tmp_path, change)
+def test_damaged_external_modules_are_rejected(model, tmp_path, change, text):
+    message = error_after_change(model, tmp_path, change)
     assert message.startswith("is not a checkpoint that can be read without running it (")
     assert text in message
 
@@ -282,14 +288,14 @@ class Calls:
         return self.call
 
 
-def written(path: Path, pickled: bytes, entries: dict[str, bytes] | None = None, compression: int = 0) -> Path:
+def write_archive(path: Path, pickled: bytes, entries: dict[str, bytes] | None = None, compression: int = 0) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in {"data.pkl": pickled, "version": b"3\n", **(entries or {})}.items():
             archive.writestr(f"a/{name}", content)
     return path
 
 
-def text_global(module: str, name: str) -> bytes:
+def global_opcode(module: str, name: str) -> bytes:
     return f"c{module}\n{name}\n".encode()
 
 
@@ -301,31 +307,31 @@ def call(function: bytes, *words: str) -> bytes:
 
 START = b"\x80\x02"
 TOUCH = "open({!r}, 'w').close()"
-TENSOR = text_global("torch._utils", "_rebuild_tensor_v2")
+TENSOR = global_opcode("torch._utils", "_rebuild_tensor_v2")
 
 
-def program(steps: bytes) -> Callable[[str], bytes]:
+def pickle_of(steps: bytes) -> Callable[[str], bytes]:
     return lambda stamp: START + steps + b"."
 
 
-def python(*line: Any) -> Callable[[str], bytes]:
+def python_call(*line: Any) -> Callable[[str], bytes]:
     """Make the pickle of a call whose last argument is a line of Python that creates the stamp file."""
     return lambda stamp: pickle.dumps(Calls(*line, TOUCH.format(stamp)), 2)
 
 
 def chain(stamp: str) -> bytes:
     """getattr(__import__("os"), "system")("touch stamp")."""
-    found = call(text_global("builtins", "__import__"), "os")
-    attribute = text_global("builtins", "getattr") + b"(" + found + b"X\x06\x00\x00\x00systemtR"
+    found = call(global_opcode("builtins", "__import__"), "os")
+    attribute = global_opcode("builtins", "getattr") + b"(" + found + b"X\x06\x00\x00\x00systemtR"
     return START + call(attribute, f"touch {stamp}") + b"."
 
 
-def builtins_by_attributes(stamp: str) -> bytes:
+def dotted_name(stamp: str) -> bytes:
     """torch.serialization.os.system: a dotted name that starts at a harmless module and leads to another one."""
-    return START + call(text_global("torch.serialization", "os.system"), f"touch {stamp}") + b"."
+    return START + call(global_opcode("torch.serialization", "os.system"), f"touch {stamp}") + b"."
 
 
-def in_a_module(stamp: str) -> bytes:
+def hidden_in_module(stamp: str) -> bytes:
     """A checkpoint with a call hidden in an attribute of its model."""
     root = nn.Module()
     root.yaml = {"nc": Calls(os.system, f"touch {stamp}")}
@@ -338,54 +344,63 @@ def stack_global(stamp: str) -> bytes:
 
 HOSTILE: dict[str, tuple[Callable[[str], bytes], str]] = {
     "os.system": (lambda s: pickle.dumps({"model": Calls(os.system, f"touch {s}")}, 2), f"names {os.name}.system"),
-    "os.popen": (lambda s: START + call(text_global("os", "popen"), f"touch {s}") + b".", "names os.popen"),
+    "os.popen": (lambda s: START + call(global_opcode("os", "popen"), f"touch {s}") + b".", "names os.popen"),
     "protocol 4": (stack_global, f"names {os.name}.system"),
     "protocol 0": (lambda s: pickle.dumps(Calls(os.system, f"touch {s}"), 0), "names"),
-    "eval": (lambda s: START + call(text_global("__builtin__", "eval"), TOUCH.format(s)) + b".", "names builtins.eval"),
-    "exec": (python(exec), "names builtins.exec"),
-    "subprocess": (lambda s: START + call(text_global("subprocess", "getoutput"), f"touch {s}") + b".", "subprocess.g"),
-    "runpy": (lambda s: START + call(text_global("runpy", "_run_code"), TOUCH.format(s)) + b".", "names runpy._run"),
+    "eval": (
+        lambda s: START + call(global_opcode("__builtin__", "eval"), TOUCH.format(s)) + b".",
+        "names builtins.eval",
+    ),
+    "exec": (python_call(exec), "names builtins.exec"),
+    "subprocess": (
+        lambda s: START + call(global_opcode("subprocess", "getoutput"), f"touch {s}") + b".",
+        "subprocess.g",
+    ),
+    "runpy": (lambda s: START + call(global_opcode("runpy", "_run_code"), TOUCH.format(s)) + b".", "names runpy._run"),
     "attribute chain": (chain, "names builtins.getattr"),
-    "dotted name": (builtins_by_attributes, "it holds no module"),
+    "dotted name": (dotted_name, "it holds no module"),
     "numpy's eval": (
-        lambda s: START + call(text_global("numpy.f2py.crackfortran", "myeval"), TOUCH.format(s)) + b".",
+        lambda s: START + call(global_opcode("numpy.f2py.crackfortran", "myeval"), TOUCH.format(s)) + b".",
         "it holds no module",
     ),
-    "torch.hub": (lambda s: START + call(text_global("torch.hub", "load"), s, s) + b".", "it holds no module"),
-    "torch.load": (lambda s: START + call(text_global("torch", "load"), s) + b".", "it holds no module"),
-    "in a module": (in_a_module, f"names {os.name}.system"),
-    "import by name": (program(text_global("no_such_module_of_anyone", "x")), "its pickle|it holds no module"),
+    "torch.hub": (lambda s: START + call(global_opcode("torch.hub", "load"), s, s) + b".", "it holds no module"),
+    "torch.load": (lambda s: START + call(global_opcode("torch", "load"), s) + b".", "it holds no module"),
+    "in a module": (hidden_in_module, f"names {os.name}.system"),
+    "import by name": (pickle_of(global_opcode("no_such_module_of_anyone", "x")), "its pickle|it holds no module"),
     "INST": (lambda s: START + b"(X\x01\x00\x00\x00xios\nsystem\n.", "its pickle has an opcode INST"),
-    "OBJ": (program(b"(" + text_global("a", "b") + b"o"), "its pickle has an opcode OBJ"),
-    "extension": (program(b"\x82\x01"), "its pickle has an opcode EXT1"),
-    "PERSID": (program(b"Pstorage\n"), "its pickle has an opcode PERSID"),
-    "tower of calls": (program(text_global("a", "b") + b")R" * 100), "its pickle calls a value that is not callable"),
+    "OBJ": (pickle_of(b"(" + global_opcode("a", "b") + b"o"), "its pickle has an opcode OBJ"),
+    "extension": (pickle_of(b"\x82\x01"), "its pickle has an opcode EXT1"),
+    "PERSID": (pickle_of(b"Pstorage\n"), "its pickle has an opcode PERSID"),
+    "tower of calls": (
+        pickle_of(global_opcode("a", "b") + b")R" * 100),
+        "its pickle calls a value that is not callable",
+    ),
     "deep tower of calls": (
-        program(text_global("a", "b") * 20_000 + b")R" + b"\x85R" * 19_999),
+        pickle_of(global_opcode("a", "b") * 20_000 + b")R" + b"\x85R" * 19_999),
         "it holds no module",
     ),
-    "deep tuples": (program(b")" + b"\x85" * 100_000), "it holds no module"),
-    "hash for ever": (program(b"})" + b"q\x00h\x00\x86" * 60 + b"Ns"), "it holds no module"),
+    "deep tuples": (pickle_of(b")" + b"\x85" * 100_000), "it holds no module"),
+    "hash for ever": (pickle_of(b"})" + b"q\x00h\x00\x86" * 60 + b"Ns"), "it holds no module"),
     "set of hashes for ever": (
-        program(text_global("builtins", "set") + b"])" + b"q\x00h\x00\x86" * 60 + b"a\x85R"),
+        pickle_of(global_opcode("builtins", "set") + b"])" + b"q\x00h\x00\x86" * 60 + b"a\x85R"),
         "it holds no module",
     ),
     "terabyte of bytes": (
-        program(text_global("builtins", "bytearray") + b"\x8a\x06" + b"\xff" * 5 + b"\0\x85R"),
+        pickle_of(global_opcode("builtins", "bytearray") + b"\x8a\x06" + b"\xff" * 5 + b"\0\x85R"),
         "holds no m",
     ),
     "terabyte of tensor": (
-        program(text_global("torch", "Tensor") + b"\x8a\x06" + b"\xff" * 5 + b"\0\x85R"),
+        pickle_of(global_opcode("torch", "Tensor") + b"\x8a\x06" + b"\xff" * 5 + b"\0\x85R"),
         "holds no m",
     ),
-    "no storage": (program(b"X\x01\x00\x00\x00xQ"), "it has an invalid storage reference"),
-    "made-up name": (program(b")]\x93"), "it builds a class name from values that are not text"),
-    "nothing on the stack": (program(b"R"), "its pickle is damaged"),
-    "no mark": (program(b"t"), "its pickle is damaged"),
-    "memo of nothing": (program(b"h\x07"), "its pickle is damaged"),
-    "odd items": (program(b"}(Nu"), "its pickle is damaged"),
-    "fill a number": (program(b"K\x01K\x02a"), "its pickle adds items or state to a value that has none"),
-    "state of a number": (program(b"K\x01}b"), "its pickle adds items or state to a value that has none"),
+    "no storage": (pickle_of(b"X\x01\x00\x00\x00xQ"), "it has an invalid storage reference"),
+    "made-up name": (pickle_of(b")]\x93"), "it builds a class name from values that are not text"),
+    "nothing on the stack": (pickle_of(b"R"), "its pickle is damaged"),
+    "no mark": (pickle_of(b"t"), "its pickle is damaged"),
+    "memo of nothing": (pickle_of(b"h\x07"), "its pickle is damaged"),
+    "odd items": (pickle_of(b"}(Nu"), "its pickle is damaged"),
+    "fill a number": (pickle_of(b"K\x01K\x02a"), "its pickle adds items or state to a value that has none"),
+    "state of a number": (pickle_of(b"K\x01}b"), "its pickle adds items or state to a value that has none"),
     "no end": (lambda s: START + b"N", "pickle exhausted before seeing STOP"),
     "no pickle": (lambda s: b"\xff" * 99, "opcode"),
     "nothing": (lambda s: b"", "pickle exhausted before seeing STOP"),
@@ -414,7 +429,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     """Created after torch and numpy have imported the modules that they import only on first use."""
     np.random.default_rng(0).integers(9)
     detector = build_model(str(ROOT / "tests" / "tables" / "tiny.yaml"), 3)
-    load_external(saved(tmp_path_factory.mktemp("first") / "a.pt", as_theirs(detector)))
+    load_external(save_external(tmp_path_factory.mktemp("first") / "a.pt", to_yolov5_module(detector)))
     return Watch()
 
 
@@ -432,14 +447,14 @@ def watch(audit: Watch, tmp_path: Path) -> Iterator[Path]:
     assert audit.seen == []
 
 
-def test_the_hostile_pickles_would_work(tmp_path, audit):
+def test_hostile_pickles_run_code_under_pickle_loads(tmp_path, audit):
     """The hostile pickles are effective: pickle.loads runs them and they create the stamp file."""
     for name in ("os.system", "protocol 4", "protocol 0", "eval", "exec", "attribute chain", "dotted name"):
         stamp = tmp_path / name.replace(" ", "")
         audit.on = True
         content = HOSTILE[name][0](str(stamp))
         if name == "dotted name":
-            content = START + call(text_global("os", "system"), f"touch {stamp}") + b"."
+            content = START + call(global_opcode("os", "system"), f"touch {stamp}") + b"."
         pickle.loads(content)  # noqa: S301
         audit.on = False
         assert stamp.exists()
@@ -447,11 +462,11 @@ def test_the_hostile_pickles_would_work(tmp_path, audit):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_pickles(watch, tmp_path, name):
+def test_hostile_pickles_are_rejected_without_running_code(watch, tmp_path, name):
     make, text = HOSTILE[name]
-    path = written(tmp_path / "a.pt", make(str(watch)))
+    path = write_archive(tmp_path / "a.pt", make(str(watch)))
     for read in (read_external, load_external):
-        message = refusal(path, read)
+        message = error_message(path, read)
         assert message.startswith("is not a checkpoint that can be read without running it (")
         assert any(part in message for part in text.split("|"))
     assert not is_external(path)
@@ -459,21 +474,21 @@ def test_hostile_pickles(watch, tmp_path, name):
         load_detector(path)  # the reader of --weights
 
 
-def test_a_class_is_never_more_than_a_name(watch, model, tmp_path):
+def test_classes_named_in_a_pickle_are_never_imported(watch, model, tmp_path):
     """A valid module whose pickle names classes that do not exist is still read."""
-    theirs = as_theirs(model)
+    theirs = to_yolov5_module(model)
     theirs.model[0].hook = Calls(nn.Module)
     torch.save({"model": theirs}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     pickled = entries.pop("data.pkl").replace(b"torch.nn.modules.module\nModule", b"no.such.module\nModule")
-    found, _ = load_external(written(tmp_path / "b.pt", pickled, entries))
+    found, _ = load_external(write_archive(tmp_path / "b.pt", pickled, entries))
     assert found.head.anchors_px.equal(model.head.anchors_px)
 
 
-def test_every_step_is_data():
+def test_pickle_reader_returns_plain_data_and_records():
     """Hand-written opcodes: a call becomes a Record, and so does an object with its state."""
-    steps = START + text_global("a.b", "C") + b"K\x01\x85R}X\x01\x00\x00\x00xNsb."
+    steps = START + global_opcode("a.b", "C") + b"K\x01\x85R}X\x01\x00\x00\x00xNsb."
     found = PickleReader().run(steps)
     assert isinstance(found, Record)
     assert (found.kind, found.args, found.state) == ("a.b.C", (1,), {"x": None})
@@ -487,7 +502,7 @@ def test_every_step_is_data():
 
 
 @pytest.fixture
-def frugal() -> Iterator[None]:
+def memory_limit() -> Iterator[None]:
     """The test's peak of Python memory must stay below 24 MiB."""
     tracemalloc.start()
     yield
@@ -496,7 +511,7 @@ def frugal() -> Iterator[None]:
     assert peak < 24 * MEGABYTE
 
 
-def sparse(path: Path, size: int, start: bytes = b"", end: bytes = b"") -> Path:
+def write_sparse_file(path: Path, size: int, start: bytes = b"", end: bytes = b"") -> Path:
     with path.open("wb") as file:
         file.write(start)
         file.seek(size - len(end))
@@ -505,57 +520,62 @@ def sparse(path: Path, size: int, start: bytes = b"", end: bytes = b"") -> Path:
     return path
 
 
-def one_buffer(size: bytes, strides: bytes, count: bytes, offset: bytes = b"K\0") -> bytes:
+def one_buffer_pickle(size: bytes, strides: bytes, count: bytes, offset: bytes = b"K\0") -> bytes:
     """Return the pickle of a module with one float buffer `x` on storage 0."""
-    storage = b"(X\x07\0\0\0storage" + text_global("torch", "FloatStorage") + b"X\x01\0\0\x000X\x03\0\0\0cpu" + count
+    storage = b"(X\x07\0\0\0storage" + global_opcode("torch", "FloatStorage") + b"X\x01\0\0\x000X\x03\0\0\0cpu" + count
     tensor = TENSOR + b"(" + storage + b"tQ" + offset + size + strides + b"\x89NtR"
     state = b"}(X\x08\0\0\0_modules}X\x08\0\0\0_buffers}X\x01\0\0\0x" + tensor + b"sX\x04\0\0\0yaml}u"
-    return START + text_global("a", "B") + b")\x81" + state + b"b."
+    return START + global_opcode("a", "B") + b")\x81" + state + b"b."
 
 
-def test_the_hand_made_module_is_read(tmp_path, watch):
+def test_handwritten_module_pickle_is_read(tmp_path, watch):
     content = np.arange(4, dtype=np.float32).tobytes()
-    path = written(tmp_path / "a.pt", one_buffer(b"K\x04\x85", b"K\x01\x85", b"K\x04"), {"data/0": content})
+    path = write_archive(
+        tmp_path / "a.pt", one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"K\x04"), {"data/0": content}
+    )
     assert read_external(path).state["x"].tolist() == [0, 1, 2, 3]
 
 
-THOUSANDS = b"M\xff\xffM\xff\xff\x86"  # (65535, 65535)
+SHAPE_65535_BY_65535 = b"M\xff\xffM\xff\xff\x86"  # (65535, 65535)
 
 
 @pytest.mark.parametrize(
     ("pickled", "text"),
     [
-        (one_buffer(THOUSANDS, b"K\0K\0\x86", b"K\x04"), "reaches outside its storage"),
-        (one_buffer(b"K\x05\x85", b"K\x01\x85", b"K\x04"), "reaches outside its storage"),
-        (one_buffer(b"K\x04\x85", b"K\x02\x85", b"K\x04"), "reaches outside its storage"),
-        (one_buffer(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x04"), "reaches outside its storage"),
-        (one_buffer(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"K\x03"), "reaches outside its storage"),
-        (one_buffer(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"J\xff\xff\xff\xff"), "reaches outside its storage"),
-        (one_buffer(b"K\x02\x85", b"K\x01K\x01\x86", b"K\x04"), "reaches outside its storage"),
-        (one_buffer(b"N", b"N", b"K\x04"), "reaches outside its storage"),
-        (one_buffer(THOUSANDS, b"M\xff\xffK\x01\x86", b"\x8a\x05" + b"\xff" * 4 + b"\0"), "larger than the file"),
-        (one_buffer(b"K\x05\x85", b"K\x01\x85", b"K\x05"), "its data/0 has 16 bytes for 5 torch.float32"),
-        (one_buffer(b"K\x04\x85", b"K\x01\x85", b"N"), "it has an invalid storage reference"),
-        (one_buffer(b"K\x04\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"), "it has an invalid storage reference"),
+        (one_buffer_pickle(SHAPE_65535_BY_65535, b"K\0K\0\x86", b"K\x04"), "reaches outside its storage"),
+        (one_buffer_pickle(b"K\x05\x85", b"K\x01\x85", b"K\x04"), "reaches outside its storage"),
+        (one_buffer_pickle(b"K\x04\x85", b"K\x02\x85", b"K\x04"), "reaches outside its storage"),
+        (one_buffer_pickle(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x04"), "reaches outside its storage"),
+        (one_buffer_pickle(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"K\x03"), "reaches outside its storage"),
+        (one_buffer_pickle(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"J\xff\xff\xff\xff"), "reaches outside its storage"),
+        (one_buffer_pickle(b"K\x02\x85", b"K\x01K\x01\x86", b"K\x04"), "reaches outside its storage"),
+        (one_buffer_pickle(b"N", b"N", b"K\x04"), "reaches outside its storage"),
+        (
+            one_buffer_pickle(SHAPE_65535_BY_65535, b"M\xff\xffK\x01\x86", b"\x8a\x05" + b"\xff" * 4 + b"\0"),
+            "larger than the file",
+        ),
+        (one_buffer_pickle(b"K\x05\x85", b"K\x01\x85", b"K\x05"), "its data/0 has 16 bytes for 5 torch.float32"),
+        (one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"N"), "it has an invalid storage reference"),
+        (one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"), "it has an invalid storage reference"),
     ],
 )
-def test_tensors_that_reach_too_far(watch, frugal, tmp_path, pickled, text):
-    assert text in refusal(written(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_external)
+def test_tensors_outside_their_storage_are_rejected(watch, memory_limit, tmp_path, pickled, text):
+    assert text in error_message(write_archive(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_external)
 
 
-def test_entries_that_are_missing(watch, tmp_path):
-    pickled = one_buffer(b"K\x04\x85", b"K\x01\x85", b"K\x04")
-    assert "it has no entry data/0" in refusal(written(tmp_path / "a.pt", pickled))
+def test_missing_archive_entries_are_rejected(watch, tmp_path):
+    pickled = one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"K\x04")
+    assert "it has no entry data/0" in error_message(write_archive(tmp_path / "a.pt", pickled))
     no_pickle = tmp_path / "b.pt"
     for names in ([], ["x"], ["data.pkl"], ["a/b/data.pkl"], ["a/data.pkl", "b/data.pkl"]):
         with zipfile.ZipFile(no_pickle, "w") as archive:
             archive.writestr("first", "")
             for name in names:
                 archive.writestr(name, pickled)
-        assert "it has no data.pkl as torch.save writes it" in refusal(no_pickle)
+        assert "it has no data.pkl as torch.save writes it" in error_message(no_pickle)
 
 
-def test_one_storage_shown_many_times(watch, frugal, tmp_path):
+def test_storage_shared_by_many_tensors_is_rejected(watch, memory_limit, tmp_path):
     """4 MB in a file, as 64 buffers of 4 MB each."""
     root = nn.Module()
     store = torch.zeros(MEGABYTE)
@@ -563,38 +583,38 @@ def test_one_storage_shown_many_times(watch, frugal, tmp_path):
         root.register_buffer(f"x{number}", store)
     root.yaml = {}
     torch.save(root, tmp_path / "a.pt")
-    assert "its tensors are larger than the file" in refusal(tmp_path / "a.pt")
+    assert "its tensors are larger than the file" in error_message(tmp_path / "a.pt")
 
 
-def test_lists_that_repeat_each_other(watch, frugal, model, tmp_path):
+def test_nested_shared_lists_and_modules_are_rejected(watch, memory_limit, model, tmp_path):
     nested: list[Any] = [1] * 10
     for _ in range(30):
         nested = [nested] * 10
-    theirs = as_theirs(model)
+    theirs = to_yolov5_module(model)
     theirs.yaml["head"] = nested
-    assert "its table or names are too large" in refusal(saved(tmp_path / "a.pt", theirs))
+    assert "its table or names are too large" in error_message(save_external(tmp_path / "a.pt", theirs))
     twins = nn.Module()
     for _ in range(30):
         twins, inner = nn.Module(), twins
         twins.a = twins.b = inner
-    assert "it has more than 20000 modules" in refusal(saved(tmp_path / "b.pt", twins))
+    assert "it has more than 20000 modules" in error_message(save_external(tmp_path / "b.pt", twins))
 
 
-def test_a_pickle_of_too_many_steps(watch, frugal, tmp_path, monkeypatch):
+def test_huge_pickle_opcode_counts_are_rejected(watch, memory_limit, tmp_path, monkeypatch):
     monkeypatch.setattr(pickled, "MAX_STEPS", 10_000)
     for step in (b"N", b"}", b"]", b"(", b"K\x01q\x01"):
-        message = refusal(written(tmp_path / "a.pt", START + b"N" + step * MEGABYTE + b"."))
+        message = error_message(write_archive(tmp_path / "a.pt", START + b"N" + step * MEGABYTE + b"."))
         assert "its pickle has more than 10000 opcodes" in message
 
 
-def test_a_long_text_in_many_names(watch, frugal, tmp_path):
+def test_very_long_names_in_a_pickle_are_rejected(watch, memory_limit, tmp_path):
     """4 MB of text, and 10,000 names made from it."""
     text = b"X" + struct.pack("<I", 4 * MEGABYTE) + b"y" * (4 * MEGABYTE) + b"q\0"
-    message = refusal(written(tmp_path / "a.pt", START + text + b"h\0\x93h\0" * 10_000 + b"."))
+    message = error_message(write_archive(tmp_path / "a.pt", START + text + b"h\0\x93h\0" * 10_000 + b"."))
     assert "it has names of more than 500 letters" in message
 
 
-def test_zip_bombs(watch, frugal, tmp_path, monkeypatch):
+def test_compressed_checkpoint_entries_are_rejected(watch, memory_limit, tmp_path, monkeypatch):
     zeros = START + b"N" * (64 * MEGABYTE)
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a/data.pkl", "w") as f:
         for start in range(0, len(zeros), MEGABYTE):
@@ -602,65 +622,65 @@ def test_zip_bombs(watch, frugal, tmp_path, monkeypatch):
     del zeros
     tracemalloc.reset_peak()
     assert (tmp_path / "a.pt").stat().st_size < MEGABYTE
-    assert "its entries are compressed" in refusal(tmp_path / "a.pt")
+    assert "its entries are compressed" in error_message(tmp_path / "a.pt")
 
 
-def test_a_pickle_that_is_too_large(watch, frugal, tmp_path):
+def test_too_large_pickle_is_rejected(watch, memory_limit, tmp_path):
     path = tmp_path / "a.pt"
     with zipfile.ZipFile(path, "w") as archive, archive.open("a/data.pkl", "w") as file:
         for _ in range(65):
             file.write(bytes(MEGABYTE))
-    assert f"its data.pkl has more than {64 * MEGABYTE} bytes" in refusal(path)
+    assert f"its data.pkl has more than {64 * MEGABYTE} bytes" in error_message(path)
 
 
-def test_entries_that_share_their_bytes(watch, tmp_path):
+def test_checkpoint_with_overlapping_zip_entries_is_rejected(watch, tmp_path):
     """A zip directory that lists one entry's bytes twice: 2 MB of tensors in a file of 1 MB."""
-    written(tmp_path / "a.pt", START + b"N.", {"data/0": bytes(MEGABYTE), "data/1": b""})
+    write_archive(tmp_path / "a.pt", START + b"N.", {"data/0": bytes(MEGABYTE), "data/1": b""})
     content = bytearray((tmp_path / "a.pt").read_bytes())
     directory = content.rindex(b"PK\x05\x06")
     offsets = [at for at in range(MEGABYTE, directory) if content[at : at + 4] == b"PK\x01\x02"]
     content[offsets[3] + 16 : offsets[3] + 28] = content[offsets[2] + 16 : offsets[2] + 28]
     content[offsets[3] + 42 : offsets[3] + 46] = content[offsets[2] + 42 : offsets[2] + 46]
     (tmp_path / "b.pt").write_bytes(content)
-    assert "its entries are larger than the file" in refusal(tmp_path / "b.pt")
+    assert "its entries are larger than the file" in error_message(tmp_path / "b.pt")
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_other_zips(watch, tmp_path):
+def test_other_invalid_checkpoint_zips_are_rejected(watch, tmp_path):
     twice = tmp_path / "a.pt"
     with zipfile.ZipFile(twice, "w") as archive:
         archive.writestr("a/data.pkl", START + b"N.")
         archive.writestr("a/data.pkl", START + b"}.")
-    assert "it has two entries with the same name" in refusal(twice)
-    assert "it holds no module" in refusal(written(twice, START + b"N."))
-    assert "not little-endian" in refusal(written(twice, START + b"N.", {"byteorder": b"big"}))
-    content = bytearray(written(twice, START + b"N" * 99 + b"0.").read_bytes())
+    assert "it has two entries with the same name" in error_message(twice)
+    assert "it holds no module" in error_message(write_archive(twice, START + b"N."))
+    assert "not little-endian" in error_message(write_archive(twice, START + b"N.", {"byteorder": b"big"}))
+    content = bytearray(write_archive(twice, START + b"N" * 99 + b"0.").read_bytes())
     content[content.index(b"NNNN")] ^= 1
     twice.write_bytes(content)
-    assert "Bad CRC-32" in refusal(twice)
+    assert "Bad CRC-32" in error_message(twice)
 
 
-def test_a_gigabyte_of_nothing(watch, frugal, tmp_path):
+def test_huge_sparse_files_are_rejected_within_memory_limit(watch, memory_limit, tmp_path):
     """Sparse files of 1 GiB: all zeros, a zip without an end, and a zip whose directory fills the file."""
     size = 1 << 30
-    assert "it is not a zip file of torch.save" in refusal(sparse(tmp_path / "a.pt", size))
-    assert "is not a zip file" in refusal(sparse(tmp_path / "b.pt", size, b"PK\x03\x04"))
+    assert "it is not a zip file of torch.save" in error_message(write_sparse_file(tmp_path / "a.pt", size))
+    assert "is not a zip file" in error_message(write_sparse_file(tmp_path / "b.pt", size, b"PK\x03\x04"))
     end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, size - 26, 4, 0)
-    message = refusal(sparse(tmp_path / "c.pt", size, b"PK\x03\x04", end))
+    message = error_message(write_sparse_file(tmp_path / "c.pt", size, b"PK\x03\x04", end))
     assert "its directory has more than 4194304 bytes" in message
-    assert "it has more than 17179869184 bytes" in refusal(sparse(tmp_path / "d.pt", 17 << 30))
+    assert "it has more than 17179869184 bytes" in error_message(write_sparse_file(tmp_path / "d.pt", 17 << 30))
 
 
-def test_no_file_at_all(watch, tmp_path):
-    assert refusal(tmp_path / "none.pt") == "cannot be read as a checkpoint: No such file or directory"
-    assert "it is not a regular file" in refusal(tmp_path)
+def test_missing_empty_or_non_zip_files_are_rejected(watch, tmp_path):
+    assert error_message(tmp_path / "none.pt") == "cannot be read as a checkpoint: No such file or directory"
+    assert "it is not a regular file" in error_message(tmp_path)
     (tmp_path / "empty.pt").touch()
-    assert "it is empty" in refusal(tmp_path / "empty.pt")
+    assert "it is empty" in error_message(tmp_path / "empty.pt")
     (tmp_path / "text.pt").write_text("import os\n")
-    assert "it is not a zip file of torch.save (torch 1.6 or later)" in refusal(tmp_path / "text.pt")
+    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(tmp_path / "text.pt")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.pt")  # reading it would block
-        assert "it is not a regular file" in refusal(tmp_path / "pipe.pt")
+        assert "it is not a regular file" in error_message(tmp_path / "pipe.pt")
 
 
 @pytest.fixture
@@ -669,24 +689,24 @@ def old_file(tmp_path: Path) -> Path:
     return tmp_path / "a.pt"
 
 
-def test_old_files_are_refused(old_file, watch, tmp_path):
-    assert "it is not a zip file of torch.save (torch 1.6 or later)" in refusal(old_file)
+def test_legacy_torch_files_are_rejected(old_file, watch, tmp_path):
+    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(old_file)
     (tmp_path / "b.pt").write_bytes(pickle.dumps(Calls(os.system, f"touch {watch}")))
-    assert "it is not a zip file of torch.save (torch 1.6 or later)" in refusal(tmp_path / "b.pt")
+    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(tmp_path / "b.pt")
 
 
-def test_files_cut_anywhere(watch, tmp_path):
+def test_truncated_checkpoints_are_rejected(watch, tmp_path):
     root = nn.Module()
     root.model, root.yaml = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), {}
     torch.save(root, tmp_path / "a.pt")
     content = (tmp_path / "a.pt").read_bytes()
     for length in range(0, len(content), 41):
         (tmp_path / "b.pt").write_bytes(content[:length])
-        assert refusal(tmp_path / "b.pt", read_external)
+        assert error_message(tmp_path / "b.pt", read_external)
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
-def test_files_with_changed_bytes(watch, tmp_path):
+def test_random_pickle_bytes_raise_only_value_error(watch, tmp_path):
     """Random bytes in the pickle, with a valid checksum: it is read, or raises ValueError, but no other error."""
     random = np.random.default_rng(0)
     root = nn.Module()
@@ -699,7 +719,7 @@ def test_files_with_changed_bytes(watch, tmp_path):
         noisy = bytearray(pickled)
         for index in random.integers(0, len(noisy), random.integers(1, 4)):
             noisy[index] = random.integers(256)
-        path = written(tmp_path / "b.pt", bytes(noisy), entries)
+        path = write_archive(tmp_path / "b.pt", bytes(noisy), entries)
         try:
             read_external(path)
         except ValueError as error:
@@ -708,8 +728,8 @@ def test_files_with_changed_bytes(watch, tmp_path):
     assert len(messages) > 100
 
 
-def test_what_a_sentence_shows_of_a_file(watch, tmp_path):
+def test_error_message_escapes_and_shortens_names(watch, tmp_path):
     name = "x\x1b[2J" + "y" * 400
-    message = refusal(written(tmp_path / "a.pt", START + text_global("os", name) + b"."))
+    message = error_message(write_archive(tmp_path / "a.pt", START + global_opcode("os", name) + b"."))
     assert r"names os.x\x1b[2Jyy" in message
     assert "..." in message[-10:]

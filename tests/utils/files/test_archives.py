@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.support.packing import tarred, zipped
+from tests.support.packing import make_tar, make_zip
 from utils.files import archives
 from utils.files.archives import ArchiveError, Limits, safe_path, unpack
 from utils.terminal import FaultError
@@ -23,7 +23,7 @@ KINDS = ["zip", *(f"tar{suffix}" for suffix in PACKERS)]
 
 
 def packed(kind: str, files: dict[str, bytes]) -> bytes:
-    return zipped(files) if kind == "zip" else PACKERS[kind.removeprefix("tar")](tarred(files))
+    return make_zip(files) if kind == "zip" else PACKERS[kind.removeprefix("tar")](make_tar(files))
 
 
 @pytest.fixture
@@ -67,31 +67,31 @@ def test_unpacked_files_equal_packed_files(unpacked, kind):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_zip_compression_methods_are_supported(unpacked, method):
-    assert unpacked(zipped(FILES, method=method)) == FILES
+    assert unpacked(make_zip(FILES, method=method)) == FILES
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tar_formats_are_supported(unpacked, form):
     files = {"images/" + "long" * 40 + "/" + "é" * 50 + ".jpg": b"x"} if form != tarfile.USTAR_FORMAT else FILES
-    assert unpacked(tarred(files, form=form)) == files
+    assert unpacked(make_tar(files, form=form)) == files
 
 
 def test_paths_are_normalized_and_unwanted_files_skipped(unpacked):
-    data = tarred({"./images/a.jpg": b"1", "images//b.jpg": b"2", "./run.py": b"3", "__MACOSX/._a.jpg": b"4"})
+    data = make_tar({"./images/a.jpg": b"1", "images//b.jpg": b"2", "./run.py": b"3", "__MACOSX/._a.jpg": b"4"})
     assert unpacked(data, wanted=lambda path: path[-1][0] in "ab") == {"images/a.jpg": b"1", "images/b.jpg": b"2"}
 
 
 def test_skipped_files_are_counted_by_suffix(tmp_path):
-    (tmp_path / "a").write_bytes(zipped({"a.jpg": b"", "b.py": b"", "c.py": b"", "LICENSE": b""}))
+    (tmp_path / "a").write_bytes(make_zip({"a.jpg": b"", "b.py": b"", "c.py": b"", "LICENSE": b""}))
     (tmp_path / "out").mkdir()
     assert unpack(tmp_path / "a", tmp_path / "out", wanted=lambda path: path[-1] == "a.jpg") == {".py": 2, "": 1}
 
 
 def test_single_top_folder_is_removed_from_paths(unpacked, tmp_path):
-    assert unpacked(zipped({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {"a.txt": b"1", "b/c.txt": b"2"}
+    assert unpacked(make_zip({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {"a.txt": b"1", "b/c.txt": b"2"}
     for files in ({"set/a.txt": b"3", "other/b.txt": b"4"}, {"set": b"5"}):
         clear(unpacked)
-        assert unpacked(zipped(files), top="set") == files
+        assert unpacked(make_zip(files), top="set") == files
 
 
 def test_unpacked_files_get_default_permissions_and_owner(unpacked, tmp_path):
@@ -103,7 +103,7 @@ def test_unpacked_files_get_default_permissions_and_owner(unpacked, tmp_path):
 
     plain = tmp_path / "plain"
     plain.touch()
-    for data in (zipped({"a.jpg": b"1"}, prepare=prepare), tarred({"b.jpg": b"2"}, prepare=prepare)):
+    for data in (make_zip({"a.jpg": b"1"}, prepare=prepare), make_tar({"b.jpg": b"2"}, prepare=prepare)):
         plain.unlink(missing_ok=True)
         unpacked(data)
     plain.touch()
@@ -142,13 +142,13 @@ def test_safe_path_splits_valid_names():
     ],
 )
 def test_unsafe_archive_names_are_refused(refused, name, sentence):
-    for pack in (zipped, tarred):
+    for pack in (make_zip, make_tar):
         refused(pack({"images/a.jpg": b"1", name: b"2"}), sentence)
 
 
 def test_nul_in_zip_name_is_refused(refused):
     """zipfile itself would cut the name at the NUL: a.txt\\0.jpg."""
-    data = zipped({"images/a.txt#.jpg": b"1"}).replace(b"a.txt#.jpg", b"a.txt\0.jpg")
+    data = make_zip({"images/a.txt#.jpg": b"1"}).replace(b"a.txt#.jpg", b"a.txt\0.jpg")
     refused(data, "'images/a.txt\\x00.jpg' contains a backslash or a control character")
 
 
@@ -183,7 +183,7 @@ def test_links_and_special_files_in_tar_are_refused(refused, kind, word, goal):
         if info.name == "images/x":
             info.type, info.linkname, info.size = kind, goal, 0
 
-    refused(tarred({"images/a.jpg": b"1", "images/x": b""}, prepare=prepare), f"'images/x' is a {word}")
+    refused(make_tar({"images/a.jpg": b"1", "images/x": b""}, prepare=prepare), f"'images/x' is a {word}")
 
 
 def test_sparse_file_in_tar_is_refused(refused):
@@ -192,7 +192,7 @@ def test_sparse_file_in_tar_is_refused(refused):
     def prepare(info):
         info.pax_headers = sparse
 
-    refused(tarred({"x": b"1\n0\n1\n".ljust(512, b"\0") + b"a"}, prepare=prepare), "sparse or other special file")
+    refused(make_tar({"x": b"1\n0\n1\n".ljust(512, b"\0") + b"a"}, prepare=prepare), "sparse or other special file")
 
 
 @pytest.mark.parametrize(
@@ -202,17 +202,17 @@ def test_links_and_special_files_in_zip_are_refused(refused, kind, word):
     def prepare(info):
         info.external_attr = (kind | 0o777) << 16
 
-    refused(zipped({"x": b"/etc/passwd"}, prepare=prepare), f"'x' is a {word}")
+    refused(make_zip({"x": b"/etc/passwd"}, prepare=prepare), f"'x' is a {word}")
 
 
 def test_encrypted_zip_is_refused(refused):
-    data = bytearray(zipped({"a.jpg": b"1"}))
+    data = bytearray(make_zip({"a.jpg": b"1"}))
     data[6] |= 1  # in the file's own header, and in the list at the end
     data[data.index(b"PK\1\2") + 8] |= 1
     refused(bytes(data), "'a.jpg' is encrypted")
 
 
-@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("pack", [make_zip, make_tar])
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
@@ -255,7 +255,7 @@ def test_tar_announcing_too_much_is_refused_at_its_header(refused):
 
 def test_zip_with_more_data_than_stated_is_refused(unpacked, refused, tmp_path):
     """The list at the end states 10 bytes instead of 10,000."""
-    data = zipped({"a.jpg": bytes(10_000)})
+    data = make_zip({"a.jpg": bytes(10_000)})
     at = data.index(b"PK\1\2") + 24
     with pytest.raises(ArchiveError, match="damaged or truncated"):
         unpacked(data[:at] + (10).to_bytes(4, "little") + data[at + 4 :])
@@ -263,7 +263,7 @@ def test_zip_with_more_data_than_stated_is_refused(unpacked, refused, tmp_path):
 
 
 def test_zip_with_less_data_than_stated_is_refused(unpacked):
-    data = zipped({"a.jpg": bytes(10)})
+    data = make_zip({"a.jpg": bytes(10)})
     at = data.index(b"PK\1\2") + 24
     with pytest.raises(ArchiveError, match=r"does not have the size that the archive states|damaged or truncated"):
         unpacked(data[:at] + (1000).to_bytes(4, "little") + data[at + 4 :])
@@ -286,7 +286,7 @@ def test_unpack_requires_free_space_for_total_size(unpacked, monkeypatch):
         archives, "require_free_space", lambda folder, size: (_ for _ in ()).throw(FaultError(f"{size}"))
     )
     with pytest.raises(FaultError, match=r"^6014$"):  # 2 * 3000 + 0 + 14
-        unpacked(zipped(FILES))
+        unpacked(make_zip(FILES))
 
 
 # ---------------------------------------------------------------------- damage
@@ -329,14 +329,14 @@ def clear(unpacked) -> None:
 @pytest.mark.parametrize("at", [512 + 1024, 2 * 512 + 2 * 1024])
 def test_damaged_tar_header_is_refused(refused, at):
     """tarfile treats it as the end, and the files after it would be missing."""
-    data = bytearray(tarred({name: bytes(1000) for name in "abcd"}))
+    data = bytearray(make_tar({name: bytes(1000) for name in "abcd"}))
     data[at + 10] ^= 1
     refused(bytes(data), "it is truncated, or one of its headers is damaged")
 
 
 def test_data_after_end_of_tar_is_refused(refused):
-    data = tarred({"a": b"1"})
-    refused(data + tarred({"b": b"2"}), "it has data after its end")
+    data = make_tar({"a": b"1"})
+    refused(data + make_tar({"b": b"2"}), "it has data after its end")
     refused(gzip.compress(data) + gzip.compress(bytes(2**23)), "it has data after its end")
 
 
@@ -348,24 +348,24 @@ def test_files_that_are_not_archives_are_refused(unpacked, data):
         unpacked(data)
 
 
-@pytest.mark.parametrize("data", [zipped({}), tarred({}), zipped({"a/": b""}), bytes(10_240)])
+@pytest.mark.parametrize("data", [make_zip({}), make_tar({}), make_zip({"a/": b""}), bytes(10_240)])
 def test_archive_without_wanted_files_is_refused(refused, data):
     refused(data, "it contains no wanted file")
 
 
 def test_zip64_with_65536_files_is_counted_and_unpacked(unpacked):
     """A zip states a count of 65,535 or more in another record (zip64)."""
-    data = zipped({f"{i}.txt": b"" for i in range(65_536)})
+    data = make_zip({f"{i}.txt": b"" for i in range(65_536)})
     with pytest.raises(ArchiveError, match="it contains more than 65,535 files"):
         unpacked(data, limits=Limits(entries=65_535))
     assert unpacked(data, wanted=lambda path: path == ("9.txt",)) == {"9.txt": b""}
 
 
 def test_file_of_another_archive_is_not_overwritten(unpacked, tmp_path):
-    unpacked(zipped({"a.jpg": b"1"}))
+    unpacked(make_zip({"a.jpg": b"1"}))
     for files in ({"a.jpg": b"2"}, {"a.jpg/b.jpg": b"2"}):
         with pytest.raises(ArchiveError, match="it contains a file that another archive also contains"):
-            unpacked(zipped(files))
+            unpacked(make_zip(files))
     assert (tmp_path / "deep/down/here/a.jpg").read_bytes() == b"1"
 
 
@@ -375,4 +375,4 @@ def test_disk_error_is_not_reported_as_archive_damage(unpacked, monkeypatch):
 
     monkeypatch.setattr(archives, "_write", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        unpacked(zipped(FILES))
+        unpacked(make_zip(FILES))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train
-from tests.support.launching import small
+from tests.support.launching import small_run_flags
 from utils.files import checkpoint_file
 from utils.files.atomic import atomic_write, name_os_errors
 from utils.files.folders import remove_partial_files
@@ -154,7 +154,9 @@ def test_disk_failure_ends_run_with_one_line_and_old_checkpoint(
     monkeypatch.setattr(
         "utils.training.run.lock_folder", lambda folder: None
     )  # an open lock file would prevent remounting the disk
-    flags = small(tiny_data, tiny_model, small_disk, "--epochs", "9", "--noval", "--cache-dir", str(tmp_path / "cache"))
+    flags = small_run_flags(
+        tiny_data, tiny_model, small_disk, "--epochs", "9", "--noval", "--cache-dir", str(tmp_path / "cache")
+    )
     assert exit_code_of(lambda: train.run(flags)) == 1
     assert re.fullmatch(sentence, capsys.readouterr().err)
     if has_checkpoints:

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.support.scripted_server import Server, honest, raw, says
+from tests.support.scripted_server import Server, file_answer, fixed_answer, raw_answer
 from utils.files import download
 from utils.files.download import Source, check_url, fetch, host_of
 from utils.terminal import FaultError
@@ -39,51 +39,55 @@ def get(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"x", DATA])
 @pytest.mark.parametrize("headers", [{}, {"ETag": '"1"'}])
 def test_downloaded_file_equals_served_file(serve, get, data, headers):
-    server = serve(honest(data, **headers))
+    server = serve(file_answer(data, **headers))
     assert get(server) == data
     assert get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data  # replaces the old file
-    assert [(path, asked["Accept-Encoding"]) for path, asked in server.asked] == [("/a.zip", "identity")] * 2
+    assert [(path, received["Accept-Encoding"]) for path, received in server.received] == [("/a.zip", "identity")] * 2
 
 
 def test_download_without_content_length(serve, get):
     chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:1000], DATA[1000:])) + b"0\r\n\r\n"
-    assert get(serve(says(200, DATA))) == DATA  # the end of the connection is the end of the file
-    assert get(serve(raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked))) == DATA
-    assert get(serve(says(200, DATA, Content_Length="many"))) == DATA
+    assert get(serve(fixed_answer(200, DATA))) == DATA  # the end of the connection is the end of the file
+    assert get(serve(raw_answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked))) == DATA
+    assert get(serve(fixed_answer(200, DATA, Content_Length="many"))) == DATA
 
 
 @pytest.mark.parametrize("headers", [{"ETag": '"1"'}, {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
 def test_interrupted_download_resumes_with_range_request(serve, get, headers):
-    server = serve(honest(DATA, only=30_000, **headers), honest(DATA, only=50_000, **headers), honest(DATA, **headers))
+    server = serve(
+        file_answer(DATA, only=30_000, **headers),
+        file_answer(DATA, only=50_000, **headers),
+        file_answer(DATA, **headers),
+    )
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", "bytes=80000-"]
-    assert [asked.get("If-Range") for _, asked in server.asked] == [None, *headers.values(), *headers.values()]
+    assert [received.get("If-Range") for _, received in server.received] == [None, *headers.values(), *headers.values()]
 
 
 def test_weak_etag_is_not_used_for_if_range(serve, get):
     marks = {"ETag": 'W/"1"', "Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
-    server = serve(honest(DATA, only=9, **marks), honest(DATA, **marks))
+    server = serve(file_answer(DATA, only=9, **marks), file_answer(DATA, **marks))
     assert get(server) == DATA
-    assert server.asked[1][1]["If-Range"] == marks["Last_Modified"]
+    assert server.received[1][1]["If-Range"] == marks["Last_Modified"]
 
 
 def test_download_without_version_header_resumes_only_with_digest(serve, get):
-    blind = serve(honest(DATA, only=30_000), honest(DATA))
+    blind = serve(file_answer(DATA, only=30_000), file_answer(DATA))
     assert get(blind) == DATA
     assert blind.ranges == [None, None]
-    checked = serve(honest(DATA, only=30_000), honest(DATA))
+    checked = serve(file_answer(DATA, only=30_000), file_answer(DATA))
     assert get(checked, sha256=DIGEST) == DATA
     assert checked.ranges == [None, "bytes=30000-"]
 
 
 def test_later_fetch_resumes_partial_download(serve, get, tmp_path):
-    server = serve(honest(DATA, only=30_000, ETag='"1"'), says(503))
+    server = serve(file_answer(DATA, only=30_000, ETag='"1"'), fixed_answer(503))
     with pytest.raises(
         FaultError, match=r"answered 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB are kept"
     ):
         get(server)
     assert sorted(os.listdir(tmp_path)) == ["a.zip.part", "a.zip.part.json"]
-    server.answers[:] = [honest(DATA, ETag='"1"')]
+    server.answers[:] = [file_answer(DATA, ETag='"1"')]
     assert get(server) == DATA
     assert server.ranges[-1] == "bytes=30000-"
 
@@ -95,31 +99,33 @@ def test_partial_file_of_unknown_origin_is_discarded(serve, get, tmp_path, note)
     (tmp_path / "a.zip.part").write_bytes(OTHER_DATA[:50_000])
     if note is not None:
         (tmp_path / "a.zip.part.json").write_text(note)
-    server = serve(honest(DATA, ETag='"1"'))
+    server = serve(file_answer(DATA, ETag='"1"'))
     assert get(server) == DATA
     assert server.ranges == [None]
 
 
 def test_download_retries_while_each_try_makes_progress(serve, get, monkeypatch):
     monkeypatch.setattr(download, "PROGRESS_BYTES", 10_000)
-    server = serve(honest(DATA, only=10_000, ETag='"1"'))
+    server = serve(file_answer(DATA, only=10_000, ETag='"1"'))
     assert get(server) == DATA  # 11 responses, with 2 pauses
-    assert len(server.asked) == 11
+    assert len(server.received) == 11
     with pytest.raises(FaultError, match="gave up after 3 tries"):
-        get(serve(honest(DATA, only=9_999, ETag='"1"')))
+        get(serve(file_answer(DATA, only=9_999, ETag='"1"')))
 
 
 # ---------------------------------------------------------------------- wrong ranges and versions
 
 
 def test_server_without_range_support_sends_whole_file_again(serve, get):
-    server = serve(honest(DATA, only=30_000, ETag='"1"'), says(200, DATA, Content_Length=str(len(DATA)), ETag='"1"'))
+    server = serve(
+        file_answer(DATA, only=30_000, ETag='"1"'), fixed_answer(200, DATA, Content_Length=str(len(DATA)), ETag='"1"')
+    )
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-"]
 
 
 def test_file_changed_during_download_is_fetched_again(serve, get):
-    server = serve(honest(DATA, only=30_000, ETag='"1"'), honest(OTHER_DATA, ETag='"2"'))
+    server = serve(file_answer(DATA, only=30_000, ETag='"1"'), file_answer(OTHER_DATA, ETag='"2"'))
     assert get(server) == OTHER_DATA  # If-Range: the server sends all of it
 
 
@@ -136,20 +142,22 @@ def test_file_changed_during_download_is_fetched_again(serve, get):
     ],
 )
 def test_wrong_content_range_restarts_download(serve, get, given, headers):
-    wrong = says(206, OTHER_DATA[30_000:], Content_Range=given, Content_Length="72400", **headers)
-    server = serve(honest(DATA, only=30_000, ETag='"1"'), wrong, honest(DATA, ETag='"1"'))
+    wrong = fixed_answer(206, OTHER_DATA[30_000:], Content_Range=given, Content_Length="72400", **headers)
+    server = serve(file_answer(DATA, only=30_000, ETag='"1"'), wrong, file_answer(DATA, ETag='"1"'))
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", None]
 
 
 def test_file_that_became_shorter_is_fetched_again(serve, get):
-    server = serve(honest(DATA, only=30_000), honest(DATA[:20_000]))  # 416 for the range: no version header was sent
+    server = serve(
+        file_answer(DATA, only=30_000), file_answer(DATA[:20_000])
+    )  # 416 for the range: no version header was sent
     assert get(server, sha256=hashlib.sha256(DATA[:20_000]).hexdigest()) == DATA[:20_000]
     assert server.ranges == [None, "bytes=30000-", None]
 
 
 def test_mixed_file_versions_are_detected_by_digest(serve, get):
-    server = serve(honest(OTHER_DATA, only=30_000), honest(DATA))
+    server = serve(file_answer(OTHER_DATA, only=30_000), file_answer(DATA))
     assert get(server, sha256=DIGEST) == DATA
     assert server.ranges == [None, "bytes=30000-", None]
 
@@ -164,27 +172,31 @@ def unterminated_chunk(handler) -> None:
 @pytest.mark.parametrize(
     ("answer", "sentence", "tries"),
     [
-        (says(404), "answered 404 Not Found", 1),
-        (says(403), "answered 403 Forbidden", 1),
-        (says(204), "answered 204 No Content", 1),
-        (says(206, DATA), "answered 206 Partial Content", 1),
-        (says(799), "answered 799", 1),
-        (says(500), "answered 500 Internal Server Error; gave up after 3 tries in a row", 3),
-        (says(429), "answered 429 Too Many Requests; gave up", 3),
-        (raw(b""), "closed the connection; gave up", 3),
-        (raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "sent a response that is not HTTP; gave up", 3),
-        (raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n"), "sent a response that is not HTTP; gave up", 3),
+        (fixed_answer(404), "answered 404 Not Found", 1),
+        (fixed_answer(403), "answered 403 Forbidden", 1),
+        (fixed_answer(204), "answered 204 No Content", 1),
+        (fixed_answer(206, DATA), "answered 206 Partial Content", 1),
+        (fixed_answer(799), "answered 799", 1),
+        (fixed_answer(500), "answered 500 Internal Server Error; gave up after 3 tries in a row", 3),
+        (fixed_answer(429), "answered 429 Too Many Requests; gave up", 3),
+        (raw_answer(b""), "closed the connection; gave up", 3),
+        (raw_answer(b"SSH-2.0-OpenSSH_9.6\r\n"), "sent a response that is not HTTP; gave up", 3),
+        (
+            raw_answer(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n"),
+            "sent a response that is not HTTP; gave up",
+            3,
+        ),
         (unterminated_chunk, "closed the connection; gave up", 3),
-        (honest(DATA, only=100), "closed the connection after 100 bytes of 102 kB; gave up", 3),
-        (honest(DATA, only=100, then="stall"), "sent nothing for 0.3 s; gave up", 3),
-        (says(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are allowed", 1),
-        (says(302), "redirected to a URL that is not allowed: it is not an https:// or file:// URL", 1),
-        (says(302, Location="/a.zip"), "redirected more than 10 times", 1),
-        (says(302, Location="file:///etc/passwd"), "not allowed: http:// must not redirect to file://", 1),
-        (says(302, Location="ftp://a.org/b"), "not allowed: it is not an https:// or file:// URL", 1),
-        (says(307, Location="http://a.org/b"), "not allowed: http:// can be read and changed", 1),
-        (says(308, Location="//a.org/b"), "not allowed: http:// can be read and changed", 1),
-        (says(303, Location="https://me:secret@a.org/b"), "not allowed: it contains a user name", 1),
+        (file_answer(DATA, only=100), "closed the connection after 100 bytes of 102 kB; gave up", 3),
+        (file_answer(DATA, only=100, then="stall"), "sent nothing for 0.3 s; gave up", 3),
+        (fixed_answer(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are allowed", 1),
+        (fixed_answer(302), "redirected to a URL that is not allowed: it is not an https:// or file:// URL", 1),
+        (fixed_answer(302, Location="/a.zip"), "redirected more than 10 times", 1),
+        (fixed_answer(302, Location="file:///etc/passwd"), "not allowed: http:// must not redirect to file://", 1),
+        (fixed_answer(302, Location="ftp://a.org/b"), "not allowed: it is not an https:// or file:// URL", 1),
+        (fixed_answer(307, Location="http://a.org/b"), "not allowed: http:// can be read and changed", 1),
+        (fixed_answer(308, Location="//a.org/b"), "not allowed: http:// can be read and changed", 1),
+        (fixed_answer(303, Location="https://me:secret@a.org/b"), "not allowed: it contains a user name", 1),
     ],
 )
 def test_download_errors_are_one_line_and_name_the_host(serve, get, tmp_path, answer, sentence, tries):
@@ -195,16 +207,16 @@ def test_download_errors_are_one_line_and_name_the_host(serve, get, tmp_path, an
     assert host_of(server.url) in text
     assert "secret" not in text
     assert text.isprintable()
-    assert len(server.asked) in (tries, 11)
+    assert len(server.received) in (tries, 11)
     assert "a.zip" not in os.listdir(tmp_path)
 
 
 def test_redirects_are_followed(serve, get):
-    target = serve(honest(DATA))
-    server = serve(says(301, Location="b%20c.zip?d"), says(302, Location=target.url + "/e\xe9"))
+    target = serve(file_answer(DATA))
+    server = serve(fixed_answer(301, Location="b%20c.zip?d"), fixed_answer(302, Location=target.url + "/e\xe9"))
     assert get(server, path="/x/a.zip") == DATA
-    assert [path for path, _ in server.asked] == ["/x/a.zip", "/x/b%20c.zip?d"]
-    assert [path for path, _ in target.asked] == ["/e%E9"]
+    assert [path for path, _ in server.received] == ["/x/a.zip", "/x/b%20c.zip?d"]
+    assert [path for path, _ in target.received] == ["/e%E9"]
 
 
 def test_redirect_from_https_to_http_is_refused():
@@ -216,33 +228,33 @@ def test_redirect_from_https_to_http_is_refused():
 
 
 def test_download_with_wrong_digest_is_removed(serve, get, tmp_path):
-    server = serve(honest(OTHER_DATA, ETag='"1"'))
+    server = serve(file_answer(OTHER_DATA, ETag='"1"'))
     wrong = hashlib.sha256(OTHER_DATA).hexdigest()
     with pytest.raises(
         FaultError, match=rf"the SHA-256 of a.zip from 127\S+ is {wrong}, expected {DIGEST}: .* removed"
     ):
         get(server, sha256=DIGEST)
     assert os.listdir(tmp_path) == []
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
 
 
 def test_excess_response_bytes_are_ignored_or_refused(serve, get, tmp_path):
     """Bytes after the announced length are never read; without a length, or after a range, they are counted."""
-    assert get(serve(says(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"'))) == DATA
+    assert get(serve(fixed_answer(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"'))) == DATA
     (tmp_path / "a.zip").unlink()
-    for answer in (says(200, DATA), says(200, DATA, Content_Length=str(len(DATA)))):
+    for answer in (fixed_answer(200, DATA), fixed_answer(200, DATA, Content_Length=str(len(DATA)))):
         with pytest.raises(FaultError, match=r"sent more than the allowed 1.00 kB|has 102 kB; at most"):
             get(serve(answer), limit=1000)
-    long = says(206, DATA, Content_Range="bytes 30000-102399/102400", ETag='"1"')
+    long = fixed_answer(206, DATA, Content_Range="bytes 30000-102399/102400", ETag='"1"')
     with pytest.raises(FaultError, match="sent more than the announced 102 kB"):
-        get(serve(honest(DATA, only=30_000, ETag='"1"'), long))
+        get(serve(file_answer(DATA, only=30_000, ETag='"1"'), long))
     assert (tmp_path / "a.zip.part").stat().st_size == 0
 
 
 def test_download_requires_free_disk_space(serve, get, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**5))
     with pytest.raises(FaultError, match=r"the disk has 100 kB free, but 102 kB are needed"):
-        get(serve(honest(DATA)))
+        get(serve(file_answer(DATA)))
 
 
 def test_refused_connection_is_reported(tmp_path):
@@ -254,18 +266,18 @@ def test_refused_connection_is_reported(tmp_path):
 
 
 def test_proxy_is_not_used_for_localhost(serve, get, tmp_path, monkeypatch):
-    proxy = serve(says(403))
+    proxy = serve(fixed_answer(403))
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, proxy.url)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    assert get(serve(honest(DATA))) == DATA
-    assert proxy.asked == []
+    assert get(serve(file_answer(DATA))) == DATA
+    assert proxy.received == []
     with pytest.raises(
         FaultError, match=r"somewhere\.invalid cannot be reached: Tunnel connection failed: 403 Forbidden"
     ):
         fetch(Source("https://somewhere.invalid/a.zip"), tmp_path / "b.zip", pauses_s=())
-    assert [path for path, _ in proxy.asked] == ["somewhere.invalid:443"]
+    assert [path for path, _ in proxy.received] == ["somewhere.invalid:443"]
 
 
 # ---------------------------------------------------------------------- URLs and files

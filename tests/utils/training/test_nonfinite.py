@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import train
 from models.losses.anchor_based import AnchorBasedLoss
-from tests.support.launching import by_hand, forked, free_port, small
+from tests.support.launching import forked, free_port, rank_environment, small_run_flags
 from tests.support.meta_device import use_fused
 from utils.distributed.replica import running_statistics
 from utils.files import checkpoint_file
@@ -135,7 +135,7 @@ def rank_1_corrupts_all_losses() -> None:
 
 @pytest.fixture
 def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return small(tiny_data, tiny_model, tmp_path, "--epochs", "12", "--batch", "4")
+    return small_run_flags(tiny_data, tiny_model, tmp_path, "--epochs", "12", "--batch", "4")
 
 
 def all_finite(file: Path) -> bool:
@@ -181,7 +181,7 @@ def test_run_stops_after_10_nonfinite_steps_and_names_images(flags, tmp_path):
 def test_two_processes_skip_nonfinite_steps_together(flags, tmp_path, fault):
     port = free_port()
     faults = {"KESTREL_FAULT": f"tests.utils.training.test_nonfinite:{fault}"}
-    with forked([by_hand(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io") as ranks:
+    with forked([rank_environment(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io") as ranks:
         codes = [rank.end(60) for rank in ranks]
         out, errors = ranks[0].out, ranks[0].err + ranks[1].err
     assert all_finite(tmp_path / "exp" / "weights" / "last.pt")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import train
-from tests.support.launching import ROOT, TORCHRUN, by_hand, forked, free_port, launched, small
+from tests.support.launching import ROOT, TORCHRUN, forked, free_port, launched, rank_environment, small_run_flags
 from tests.support.processes import draw_data
 from utils.files import checkpoint_file
 from utils.training.checkpoints.restart import MARKS, find_own_run, launcher_mark
@@ -124,7 +124,7 @@ def dies_after_last_write() -> None:
 
 @pytest.fixture
 def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return [*small(tiny_data, tiny_model, tmp_path), "--epochs", "3", "--sync-bn"]
+    return [*small_run_flags(tiny_data, tiny_model, tmp_path), "--epochs", "3", "--sync-bn"]
 
 
 Attempt = Callable[..., list[int]]
@@ -138,7 +138,7 @@ def attempt(flags: list[str], tmp_path: Path) -> Attempt:
         elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"} if launcher else {}
         faults = {"KESTREL_FAULT": f"tests.utils.training.checkpoints.test_restart:{fault}"} if fault else {}
         port = free_port()
-        environments = [by_hand(rank, size, port) | elastic | faults for rank in range(size)]
+        environments = [rank_environment(rank, size, port) | elastic | faults for rank in range(size)]
         with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
             return [rank.end(60) for rank in ranks]
 
