@@ -94,6 +94,7 @@ def test_run_folder_contains_documented_files(start):
     assert report["train"]["images"] == 8
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_unless_disabled(start):
     _, folder = start("--epochs", "1", pictures=True)
     curves = [f"{name}_curve.png" for name in ("P", "R", "F1", "PR")]
@@ -141,6 +142,7 @@ def test_fine_tuning_copies_weights(start, capsys):
     assert re.search(r"(\d+) of (\d+) tensors copied from", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_frozen_layers_keep_their_initial_bits(start, tiny_model):
     _, folder = start("--epochs", "2", "--freeze", "3")
     last = checkpoint_file.load(folder / "weights" / "last.pt")["model"]
@@ -250,6 +252,7 @@ def test_resume_from_checkpoint_outside_its_run_is_refused(start, tmp_path):
         train.main(train.parse_args(["--resume", str(last)])[0], CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
 def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
     small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4", "--noplots"]
@@ -271,6 +274,7 @@ def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_pa
 # ---------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken_in", ["between steps", "after the epoch"])
 def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypatch, taken_in):
     """Only the time at which the result is known changes."""
@@ -392,6 +396,7 @@ def test_invalid_train_input_gives_one_line_error_and_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "sentence"), [REFUSALS[0], REFUSALS[10]], ids=["epochs", "data"])
 def test_train_script_exits_2_on_invalid_input(flags, sentence, tmp_path):
     command = [sys.executable, str(ROOT / "train.py"), *flags]

@@ -147,6 +147,7 @@ def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     assert all(len(row) == 6 and 0 <= float(v) <= 1 for row in rows for v in row[1:])
 
 
+@pytest.mark.slow
 def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
     alone, _ = measure()
     twice, _ = measure(weights=(trained, trained))
@@ -177,6 +178,7 @@ def test_invalid_val_settings_are_refused(measure, flags, sentence):
     assert sentence in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "val.py"), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)

@@ -428,6 +428,7 @@ def growth_over_epochs(folder: Path) -> list[int]:
     return [after - then for after, then in zip(private_kb(), before, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     growth = run_in_new_process(growth_over_epochs, tmp_path)

@@ -339,6 +339,7 @@ def test_resume_does_not_inherit_download_flag(tiny, tmp_path, tiny_model):
     assert len(server.received) == 2
 
 
+@pytest.mark.slow
 def test_only_one_process_of_a_run_downloads(tiny, tmp_path, tiny_model):
     server, file = tiny
     port = free_port()

@@ -342,6 +342,7 @@ def wait_for_end(pids: list[int], seconds: float) -> bool:
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.slow
 @linux_only
 @pytest.mark.parametrize("ending", ["raise", "return"])
 def test_program_with_active_workers_exits(tmp_path: Path, ending: str) -> None:
@@ -351,6 +352,7 @@ def test_program_with_active_workers_exits(tmp_path: Path, ending: str) -> None:
     assert wait_for_end(workers, 5)
 
 
+@pytest.mark.slow
 @linux_only
 @pytest.mark.parametrize("method", ["fork", "forkserver"])  # Python 3.14's default is the latter
 def test_workers_ignore_signals_but_exit_with_parent(tmp_path: Path, method: str) -> None:

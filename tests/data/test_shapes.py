@@ -227,6 +227,7 @@ def _generate_together(barrier, root):
     generate(root, **SMALL_SET)
 
 
+@pytest.mark.slow
 def test_concurrent_generation_gives_one_valid_set(tmp_path):
     alone = generate(tmp_path / "alone", **SMALL_SET)
     context = multiprocessing.get_context("spawn")

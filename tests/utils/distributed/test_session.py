@@ -62,6 +62,7 @@ def test_single_process_session_reraises_errors(error):
     assert caught.value is error
 
 
+@pytest.mark.slow
 def test_failure_of_peer_ends_process_silently(monkeypatch):
     connection, store = Connection(), torch.distributed.HashStore()
     connection.rendezvous = Rendezvous(store, 1, rank=1, size=2)

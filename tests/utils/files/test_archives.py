@@ -353,6 +353,7 @@ def test_archive_without_wanted_files_is_refused(refused, data):
     refused(data, "it contains no wanted file")
 
 
+@pytest.mark.slow
 def test_zip64_with_65536_files_is_counted_and_unpacked(unpacked):
     """A zip states a count of 65,535 or more in another record (zip64)."""
     data = make_zip({f"{i}.txt": b"" for i in range(65_536)})

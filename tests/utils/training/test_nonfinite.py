@@ -151,6 +151,7 @@ def _restored(monkeypatch):
     monkeypatch.setattr(AnchorBasedLoss, "forward", AnchorBasedLoss.forward)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_run_skips_and_counts_nonfinite_step(flags, tmp_path, capsys, value):
@@ -165,6 +166,7 @@ def test_run_skips_and_counts_nonfinite_step(flags, tmp_path, capsys, value):
     assert "nan" not in "".join(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_restored")
 def test_run_stops_after_10_nonfinite_steps_and_names_images(flags, tmp_path):
     corrupt_losses(3, 10**6)
