@@ -165,6 +165,8 @@ def detect(
     predict: replaces the forward pass and decoding. max_detections: kept per image, over all classes.
     Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
     """
+    if criterion is not None and predict is not None:
+        raise ValueError("`predict` gives no raw predictions, which `criterion` needs: choose one of them")
     model.eval()
     rows = [np.zeros((0, 7))]
     clock = {"load": 0.0, "model": 0.0, "nms": 0.0}

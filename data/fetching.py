@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from data.dataset_yaml import DataSpec
+from data.formats import FORMATS
 from data.images import IMAGE_SUFFIXES
 from utils.files.archives import ArchiveError, unpack
 from utils.files.disk import exclusive_access
@@ -18,7 +19,7 @@ from utils.terminal import FaultError, print_lines
 
 WORK = ".kestrel-download"  # in the data set's folder during the download; never holds files of the user
 UNPACKED = "unpacked"
-DATA_SUFFIXES = IMAGE_SUFFIXES | {".txt", ".json"}
+DATA_SUFFIXES = IMAGE_SUFFIXES.union(*(reader.suffixes for reader in FORMATS))
 UNFINISHED = "unfinished"  # an empty file in WORK until all archives are unpacked and checked
 MOVING = "placing"  # UNFINISHED is renamed to this until all files are moved into the data set's folder
 

@@ -62,5 +62,6 @@ def start_model(
 def place_model(model: Detector, dtype: torch.dtype, world: World) -> None:
     """Move the model to this process's device, with rank 0's weights. Raises ValueError if the models differ."""
     model.to(dtype).to(memory_format=torch.channels_last).to(world.device)
-    world.require_same("the model", {k: v for k, v in model.table.items() if k not in ("source", "anchors")})
+    fitted = {"source", *model.head.table_entries()}  # rank 0's are broadcast
+    world.require_same("the model", {k: v for k, v in model.table.items() if k not in fitted})
     world.broadcast_([*model.parameters(), *model.buffers()])

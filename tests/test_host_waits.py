@@ -15,6 +15,7 @@ import train
 import utils.training.checkpoints.preemption
 import utils.training.nonfinite
 import utils.training.state
+import val
 from data import Loader
 from data.loader import Batch
 from tests.support.launching import small_run_flags
@@ -106,3 +107,29 @@ def test_training_steps_never_make_host_wait(
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert watch.operations > 1000
     assert not watch.waits
+
+
+def test_detection_reads_device_values_only_in_nms(
+    tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses of a validation are fetched once, after the last batch, and not for each batch and term."""
+    calls = []
+    real_nms, real_detect = val.detections_in_images, val.detect
+
+    def nms(*args: Any, **kwargs: Any) -> Any:
+        watch.paused = True
+        calls.append(watch.waits.total())
+        found = real_nms(*args, **kwargs)
+        watch.paused = False
+        return found
+
+    def detect(*args: Any, **kwargs: Any) -> Any:
+        with watch:
+            return real_detect(*args, **kwargs)
+
+    arguments = small_run_flags(tiny_data, tiny_model, tmp_path, "--batch", "1", "--workers", "0")
+    with simulate_gpu(monkeypatch) as watch:
+        monkeypatch.setattr(val, "detections_in_images", nms)
+        monkeypatch.setattr(train, "detect", detect)
+        train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
+    assert calls[:8] == [0] * 8  # one call per image of the epoch's validation

@@ -21,9 +21,9 @@ def run_in_background(work: Callable[[], T], after: "Future[Any] | None" = None)
     future: Future[T] = Future()
 
     def run() -> None:
-        if after is not None:
-            after.exception()
         try:
+            if after is not None:
+                after.exception()
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)

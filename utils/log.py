@@ -100,7 +100,7 @@ class RunLog:
     def __init__(self, *, active: bool, sinks: Sequence[Sink] | None = None) -> None:
         self.active = active
         self.sinks: list[Sink] = [TerminalSink(), CsvSink()] if sinks is None else list(sinks)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a sink may log, too
 
     def send(self, event: Event) -> None:
         """Send an event to all sinks. Thread-safe."""

@@ -61,6 +61,7 @@ class CocoJson:
     """Reads COCO JSON files as sources of a data set."""
 
     lists_images = True
+    suffixes = frozenset({".json"})
 
     def accepts(self, source: Path) -> bool:
         return source.suffix.lower() == ".json" and not os.path.isdir(source)

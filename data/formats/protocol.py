@@ -43,10 +43,12 @@ class LabelFormat(Protocol):
 
     lists_images: whether a source is one file that lists its images and contains their labels. Such a file takes
     seconds to read, so the cache stores the paths in it, and it is read again only after a change. The images of other
-    sources are found by listing their folder on every run.
+    sources are found by listing their folder on every run. suffixes: of its label files, and of its lists of images,
+    in lower case; downloads keep no other files than these and images.
     """
 
     lists_images: bool
+    suffixes: frozenset[str]
 
     def accepts(self, source: Path) -> bool:
         """Whether `source`, an absolute path, has this format."""

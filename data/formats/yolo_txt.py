@@ -22,6 +22,7 @@ class YoloText:
     """Reads folders, .txt lists and single images as sources of a data set; each image has its own label file."""
 
     lists_images = False
+    suffixes = frozenset({".txt"})
 
     def accepts(self, _: Path) -> bool:
         return True

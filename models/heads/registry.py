@@ -24,8 +24,10 @@ HEADS: dict[str, HeadFamily] = {
 def build_loss(head: Head, gains: LossGains) -> Loss:
     """Return the loss that trains `head`, which must be of a class in HEADS.
 
-    Raises: ValueError if the loss does not support the head, for example because it has too many levels.
+    Raises: ValueError if there is no such loss, or it does not support the head, for example because of its levels.
     """
     losses = {family.head: family.loss for family in HEADS.values()}
-    kind = next(kind for kind in type(head).__mro__ if kind in losses)  # fully_shard changes the class to a subclass
+    kind = next((kind for kind in type(head).__mro__ if kind in losses), None)  # fully_shard makes a subclass of it
+    if kind is None:
+        raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
     return losses[kind].from_head(head, gains)

@@ -216,3 +216,15 @@ def test_sink_error_is_raised(tmp_path):
 
     with pytest.raises(OSError, match="full"):
         RunLog(active=True, sinks=[Full()]).say("a")
+
+
+def test_sink_can_log(tmp_path):
+    class Chatty(EventRecorder):
+        def handle(self, event: Event) -> None:
+            super().handle(event)
+            if isinstance(event, RunEnded):
+                log.say("uploaded")
+
+    log = RunLog(active=True, sinks=[sink := Chatty()])
+    log.send(RunEnded(tmp_path, {}))
+    assert sink.events == [RunEnded(tmp_path, {}), Message("uploaded")]

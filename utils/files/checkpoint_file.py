@@ -1,6 +1,8 @@
 """Checkpoint files: tensors and plain values only, written atomically, read without executing anything."""
 
+import hashlib
 import os
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -87,6 +89,13 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"model", "table", "names"} <= state.keys():
         raise ValueError(f"{path}: is not a checkpoint of Kestrel (model, table or names are missing)")
     return state
+
+
+def fingerprint(path: Path) -> str:
+    """Text that differs between checkpoint files with different contents: their checksums, which the file stores."""
+    with zipfile.ZipFile(path) as archive:
+        entries = sorted((entry.filename.partition("/")[2], entry.CRC) for entry in archive.infolist())
+    return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def newest(folder: Path, pattern: str) -> Path:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 IMPLEMENTATION = ("fused", "foreach", "capturable")  # settings that change how a step is computed, on some devices only
 Groups = list[dict[str, Any]]
+OTHER_STATE = "the optimizer's state is of another model or optimizer"
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ OPTIMIZERS = {
     "AdamW": OptimizerKind(torch.optim.AdamW, _adamw, momentum_key="betas"),
 }
 
-# Settings of a group that the schedule sets at each step.
-SCHEDULED = {"lr", *(kind.momentum_key for kind in OPTIMIZERS.values())}
+# Entries of a group that depend on this run's flags and device, not on its training so far.
+OWN_ENTRIES = ("params", "name", "weight_decay", *IMPLEMENTATION)
 
 
 def build_optimizer(
@@ -94,16 +95,42 @@ def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:
     raise TypeError(f"{type(optimizer).__name__} is not declared in OPTIMIZERS")
 
 
+def restored_group(own: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group of a resumed run: `saved`, with the OWN_ENTRIES and the new entries of `own`.
+
+    Besides settings, an optimizer may keep numbers in its groups that change with each step (schedule-free's `k`).
+    Raises ValueError if an entry is of another type.
+
+    >>> restored_group({"params": [0], "lr": 0.1, "fused": None}, {"params": [5], "lr": 0.2, "fused": True, "k": 3})
+    {'params': [0], 'lr': 0.2, 'fused': None, 'k': 3}
+    """
+    restored = dict(own)
+    for name, value in saved.items():
+        if name in OWN_ENTRIES:
+            continue
+        if name in own and _kind_of_value(value) is not _kind_of_value(own[name]):
+            raise ValueError(f"{OTHER_STATE}: {name} is {value!r}, expected a value like {own[name]!r}")
+        restored[name] = tuple(value) if isinstance(own.get(name), tuple) else value
+    return restored
+
+
+def _kind_of_value(value: Any) -> type:
+    """The type of an entry. A checkpoint holds tuples as lists, and the schedule may set a float where an int was."""
+    if isinstance(value, (list, tuple)):
+        return list
+    return float if type(value) is int else type(value)
+
+
 def check_state(optimizer: torch.optim.Optimizer) -> None:
     """Raises ValueError if an optimizer has the state of another model or of another kind of optimizer.
 
     A parameter's state must have the entries and shapes that a first step creates. It may have more entries, such as
     the momentum of a warm-up that ends at momentum 0, or none, as before the first step.
     """
-    mismatch = ValueError("the optimizer's state is of another model or optimizer")
+    mismatch = ValueError(OTHER_STATE)
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if any(id(key) not in parameters for key in optimizer.state):
-        raise mismatch
+    if any(isinstance(key, (int, torch.Tensor)) and id(key) not in parameters for key in optimizer.state):
+        raise mismatch  # other keys, such as texts, are the optimizer's own
     for group in optimizer.param_groups:
         expected: dict[torch.Size, dict[str, torch.Size | None]] = {}
         for parameter in group["params"]:

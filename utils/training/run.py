@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from utils.distributed.world import World
+from utils.files.checkpoint_file import fingerprint
 from utils.files.disk import lock_folder
 from utils.files.folders import new_run_folder, remove_partial_files
 from utils.files.writers import write_json, write_yaml
@@ -134,8 +135,7 @@ def open_run(
     elif cfg.resume:
         cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
     saved = read_checkpoint(cfg.resume) if cfg.resume else None
-    seen = str([saved.epoch, saved.batch, saved.results]) if saved else ""
-    if len(set(world.all_gather_object(seen))) > 1:
+    if len(set(world.all_gather_object(fingerprint(Path(cfg.resume)) if saved else ""))) > 1:
         raise ValueError(f"{cfg.resume}: differs between the processes; all machines must read the same file")
     if saved is None:
         return Run(cfg, read_hyp(find_hyp(cfg.hyp)), None, attempt, world)

@@ -23,7 +23,7 @@ from utils.training.checkpoints.contents import Checkpoint, Description
 from utils.training.early_stopping import EarlyStopping
 from utils.training.ema import EMA, ema_constants
 from utils.training.nonfinite import NonFiniteGuard
-from utils.training.optimizers import SCHEDULED, build_optimizer, check_state
+from utils.training.optimizers import build_optimizer, check_state, restored_group
 from utils.training.progress import EpochLosses, RunProgress
 from utils.training.schedule import Schedule
 
@@ -72,16 +72,13 @@ class TrainState(Generic[Model]):
     def load(self, saved: Checkpoint) -> None:
         """Restore a checkpoint. Raises ValueError if it is of another model.
 
-        Optimizer settings stay this run's own, except those that the schedule sets at each step.
+        Of the optimizer, only the settings that depend on this run's flags or device stay this run's own.
         """
         self.replica.load_state_dict(saved.model)
         self.ema.model.load_state_dict(saved.ema)
         self.ema.updates = saved.ema_updates
         own_groups, groups = self.optimizer.state_dict()["param_groups"], saved.optimizer["param_groups"]
-        groups = [
-            own | {name: group[name] for name in SCHEDULED & own.keys()}
-            for own, group in zip(own_groups, groups, strict=True)
-        ]
+        groups = [restored_group(own, group) for own, group in zip(own_groups, groups, strict=True)]
         self.replica.load_optimizer_state(self.optimizer, saved.optimizer | {"param_groups": groups})
         check_state(self.optimizer)
         if saved.scaler:  # empty unless the run trains in float16

@@ -22,7 +22,7 @@ class Evaluated(Protocol):
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]: ...
 
 
-class Predictions(Protocol):
+class PendingEvaluation(Protocol):
     """The detections of a validation."""
 
     def evaluate(self) -> Evaluated: ...
@@ -38,7 +38,7 @@ class EpochValidation:
     def __init__(
         self,
         checkpoints: CheckpointManager,
-        detector: Callable[..., Predictions],
+        detector: Callable[..., PendingEvaluation],
         log: RunLog,
         names: Sequence[str],
         *,
@@ -57,7 +57,7 @@ class EpochValidation:
         """Whether the result of an epoch's validation decides if the run continues."""
         return epoch == self.epochs - 1 or self.checkpoints.progress.early_stopping.stops_if_not_better(epoch)
 
-    def start(self, predictions: Predictions | None) -> None:
+    def start(self, predictions: PendingEvaluation | None) -> None:
         """Start to evaluate the pending epoch's detections in the background; None if it was not validated."""
         self.checkpoints.background.start(predictions.evaluate if predictions else lambda: None, self.record)
 
@@ -65,7 +65,7 @@ class EpochValidation:
         """Wait until the pending epoch is recorded, if there is one."""
         self.checkpoints.background.wait()
 
-    def detect(self) -> Predictions:
+    def detect(self) -> PendingEvaluation:
         """The detections of the averaged weights. If a signal interrupts it, saves the run and raises PreemptedExit."""
         model, interrupted = self.checkpoints.state.ema.model, self.checkpoints.trigger.signal_received
         with self.checkpoints.interruptible():

@@ -28,6 +28,7 @@ class BoxCsv:
     """Reads rows of `file,class,x1,y1,x2,y2`: files relative to the CSV, classes by name, corners in pixels."""
 
     lists_images = True
+    suffixes = frozenset({".csv"})
 
     def accepts(self, source: Path) -> bool:
         return source.suffix == ".csv"

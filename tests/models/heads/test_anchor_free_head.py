@@ -205,6 +205,11 @@ def test_build_loss_supports_fully_sharded_heads(model):
     assert isinstance(build_loss(model.head, LossGains()), AnchorFreeLoss)
 
 
+def test_build_loss_of_undeclared_head_is_refused():
+    with pytest.raises(ValueError, match="no loss is declared in HEADS for a head of class Identity"):
+        build_loss(torch.nn.Identity(), LossGains())
+
+
 def test_anchor_free_model_fits_no_anchors(model, tmp_path):
     sizes = torch.rand(50, 2).double().numpy() * 50
     settings = {"ratio_limit": 4.0, "seed": 0, "placeholders": False}

@@ -280,6 +280,15 @@ def test_newest_without_any_checkpoint_is_refused(tmp_path, folder):
     assert str(caught.value) == f"no */weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
 
 
+def test_fingerprint_depends_on_values_and_not_on_path(tmp_path):
+    first, copy, other = (tmp_path / name for name in ("first.pt", "copy.pt", "other.pt"))
+    checkpoint_file.save(first, REQUIRED_ENTRIES | {"x": torch.zeros(3)})
+    checkpoint_file.save(copy, REQUIRED_ENTRIES | {"x": torch.zeros(3)})
+    checkpoint_file.save(other, REQUIRED_ENTRIES | {"x": torch.tensor([0.0, 0.0, 1e-30])})
+    prints = [checkpoint_file.fingerprint(path) for path in (first, copy, other)]
+    assert prints[0] == prints[1] != prints[2]
+
+
 def test_checkpoints_requesting_huge_memory_are_refused_early(tmp_path):
     """A zip bomb, a pickle that would allocate a gigabyte of zeros, and a file that claims more tensors than it has."""
     bomb, empty, claim = tmp_path / "bomb.pt", tmp_path / "empty.pt", tmp_path / "claim.pt"

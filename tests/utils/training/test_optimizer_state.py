@@ -23,6 +23,24 @@ from utils.training.schedule import Schedule
 from utils.training.state import TrainState
 
 CPU = torch.device("cpu")
+
+
+class CountingSGD(torch.optim.Optimizer):
+    """Keeps numbers outside of its parameters' states, as schedule-free optimizers do; they change the next step."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        for group in self.param_groups:
+            group["k"] += 1
+            group["peak"] = max(group.get("peak", 0.0), group["lr"] / group["k"])
+            for parameter in group["params"]:
+                parameter -= group["peak"] / group["k"] / self.state["steps"] * parameter.grad
+
+
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("SGD", {}),
     "SGD with momentum": ("SGD", {"momentum": 0.9, "nesterov": True}),
@@ -36,6 +54,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ASGD": ("ASGD", {}),
     "Adafactor": ("Adafactor", {}),
     "Muon": ("Muon", {}),
+    "CountingSGD": ("CountingSGD", {}),
 }
 
 
@@ -49,7 +68,7 @@ def state_of(name: str) -> TrainState[nn.Sequential]:
     model = nn.Sequential(*layers)
     first, *others = model.parameters()
     groups = [{"params": [first], "lr": 0.01}, {"params": others, "lr": 0.02}]
-    optimizer = getattr(torch.optim, kind)(groups, **settings)
+    optimizer = (CountingSGD if kind == "CountingSGD" else getattr(torch.optim, kind))(groups, **settings)
     world = World(CPU)
     return TrainState(
         replica=Replica(model, world),
@@ -89,7 +108,7 @@ def parameter_states(state: TrainState[nn.Sequential]) -> list[dict[str, Tensor]
 
 @pytest.fixture(params=KINDS)
 def name(request: pytest.FixtureRequest) -> str:
-    if not hasattr(torch.optim, KINDS[request.param][0]):
+    if request.param != "CountingSGD" and not hasattr(torch.optim, KINDS[request.param][0]):
         pytest.skip("this torch does not have it")
     return request.param
 
@@ -143,7 +162,7 @@ def test_optimizer_state_of_wrong_shape_is_refused(name: str, tmp_path: Path, fa
     state = state_of(name)
     train(state, 0, 2)
     keys = [key for key, value in parameter_states(state)[0].items() if value.ndim > 0]
-    assert keys or name == "SGD"
+    assert keys or name in ("SGD", "CountingSGD")
     for key in keys:
         saved = saved_and_loaded(state, tmp_path)
         fault(saved.optimizer["state"][0], key)
@@ -170,6 +189,23 @@ def test_state_of_another_optimizer_is_refused(tmp_path: Path, saved_by: str, lo
     train(state, 0, 1)
     with pytest.raises(ValueError, match="of another model"):
         state_of(loaded_by).load(saved_and_loaded(state, tmp_path))
+
+
+def test_group_setting_of_another_type_is_refused(tmp_path: Path) -> None:
+    saved = saved_and_loaded(state_of("AdamW"), tmp_path)
+    saved.optimizer["param_groups"][0]["eps"] = "x"
+    with pytest.raises(ValueError, match=r"of another model or optimizer: eps is 'x', expected a value like 1e-08"):
+        state_of("AdamW").load(saved)
+
+
+def test_settings_from_flags_and_device_stay_those_of_the_run(tmp_path: Path) -> None:
+    """--batch-size may change on --resume, and with it the weight decay; `fused` depends on the device."""
+    saved = saved_and_loaded(state_of("AdamW"), tmp_path)
+    saved.optimizer["param_groups"][0] |= {"weight_decay": 7.0, "fused": True, "eps": 1e-6}
+    resumed = state_of("AdamW")
+    resumed.load(saved)
+    group = resumed.optimizer.param_groups[0]
+    assert (group["weight_decay"], group["fused"], group["eps"]) == (0.01, None, 1e-6)
 
 
 def test_state_of_unknown_parameter_is_refused(tmp_path: Path) -> None:

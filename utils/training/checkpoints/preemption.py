@@ -44,6 +44,7 @@ class SaveTrigger:
         self._saved = time.monotonic()
         # Since the last step, over all processes: requests to save, and processes whose background task was running.
         self._counts = torch.zeros(2, dtype=torch.int64, device=world.device)
+        self._reduced = False  # whether that sum was formed since the last step
         self._host_counts = AsyncHostCopy(world.device)
         self._previous_handlers: dict[int, Any] = {}
 
@@ -72,14 +73,19 @@ class SaveTrigger:
             return counts
         own = [counts.new_full((1,), flag) for flag in (self._save_requested(), self.background.busy)]
         sums = self.world.all_reduce_sum(torch.cat([counts, *own]))
-        self._counts = self._counts + sums[-2:]
+        self._counts, self._reduced = self._counts + sums[-2:], True
         return sums[:-2]
 
     def check(self) -> tuple[bool, bool]:
-        """After a step: whether to save, and whether no background task is running; the same on all processes."""
+        """After a step: whether to save, and whether no background task is running; the same on all processes.
+
+        Raises RuntimeError if the loss did not all-reduce its counts: no process would learn of another one's request.
+        """
         if self.world.size == 1:
             return self._save_requested(), not self.background.busy
-        counts, self._counts = self._counts, torch.zeros_like(self._counts)
+        if not self._reduced:
+            raise RuntimeError("the loss did not call `total`, as Loss.forward must once in each forward pass")
+        counts, self._counts, self._reduced = self._counts, torch.zeros_like(self._counts), False
         arrived = [one.tolist() for one in self._host_counts.push(counts)]
         return any(requests for requests, _ in arrived), any(not busy for _, busy in arrived)
 
