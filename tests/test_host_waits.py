@@ -22,7 +22,16 @@ from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from utils.distributed.world import World
 
-BLOCKING_OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "bincount")
+BLOCKING_OPERATIONS = (
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "unique",
+    "bincount",
+)
 
 
 class HostWaitCounter(TorchDispatchMode):
@@ -57,9 +66,10 @@ class HostWaitCounter(TorchDispatchMode):
     ],
 )
 def test_host_wait_counter_counts_blocking_operations(function: Callable[[Tensor], object], waits: int) -> None:
-    with HostWaitCounter() as watch:
-        function(torch.ones(3))
-    assert sum(watch.waits.values()) == waits
+    for inference in (False, True):
+        with HostWaitCounter() as watch, torch.inference_mode(inference):
+            function(torch.ones(3))
+        assert sum(watch.waits.values()) == waits
 
 
 @contextmanager
