@@ -99,7 +99,7 @@ from models.heads.registry import build_loss
 from models.losses import Loss, LossGains
 from models.start import place_model, start_model
 from models.trial_step import measure_batch
-from models.weights.kestrel import detector_from_state
+from models.weights.kestrel import detector_for_state
 from utils.distributed.devices import processes_for, tuned_convolutions
 from utils.distributed.host_copies import AsyncHostCopy, to_device
 from utils.distributed.memory import memory_gib
@@ -306,10 +306,10 @@ def compile_training(
 
 
 def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say: Say) -> Detector:
-    """The model that a new run starts from, or the model in the checkpoint of a resumed run."""
+    """The model of a new run, or of a resumed one, whose weights `run.restore` loads."""
     cfg, hyp = run.config, run.hyp
     if run.saved:
-        return detector_from_state(Path(cfg.resume), run.saved.description.table, run.saved.model)
+        return detector_for_state(Path(cfg.resume), run.saved.description.table, run.saved.model, load=False)
     return start_model(
         cfg.cfg,
         cfg.weights,

@@ -33,23 +33,25 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
             raise
         model, class_names = load_external(path)
         return model, {"names": class_names}
-    model = detector_from_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"])
+    model = detector_for_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"], load=True)
     names = saved["names"]
     if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
         raise ValueError(f"{path}: `names` must be a list of {model.num_classes} names, one per class of its table")
     return model, saved
 
 
-def detector_from_state(path: Path, table: Any, state: Any) -> Detector:
-    """Return the detector of a checkpoint's table with this state. Raises ValueError if they do not fit.
+def detector_for_state(path: Path, table: Any, state: Any, *, load: bool) -> Detector:
+    """Return the detector of a checkpoint's table, into which this state fits. Raises ValueError if it does not.
 
-    Memory for the model is allocated only after its shapes are known to equal those of the state.
+    Memory for the model is allocated only after its shapes are known to equal those of the state. load: whether to load
+    the state; a resumed run does so later, together with its optimizer.
     """
     try:
         if unfit := mismatched_tensors(check_shapes(table), state):
             raise ValueError(f"{len(unfit)} tensors are missing, unexpected or of another shape, such as {unfit[0]}")
         model = Detector(table)
-        model.load_state_dict(state)
+        if load:
+            model.load_state_dict(state)
     except (ValueError, RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise ValueError(f"{path}: its weights do not fit its table ({one_line(error)})") from error
     return model
