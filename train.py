@@ -184,7 +184,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     log.say(*describe_mode(world, shard=cfg.shard))
     log.say(
         f"{data.file}, {len(train_labels)} train and {len(data.labels['val'])} val images at {image_size} px; "
-        f"{state.describe(len(loaders.train))}; {loaders.train.workers} DataLoader workers; writing to {run.folder}"
+        f"{state.describe(len(loaders.train))}; DataLoader workers: {loaders.train.workers}; writing to {run.folder}"
     )
     world.wait_for_main()
 

@@ -68,6 +68,8 @@ def check_flags(args: Namespace) -> None:
             raise ValueError(f"{flag} {value}: choose {low} or more")
     if args.imgsz and not 32 <= args.imgsz <= 8192:
         raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
+    if args.save_conf and not args.save_txt:
+        raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
     for flag, threshold in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
         if not 0 <= threshold <= 1:
             raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
@@ -169,7 +171,7 @@ def detect(
         raise ValueError("`predict` gives no raw predictions, which `criterion` needs: choose one of them")
     model.eval()
     rows = [np.zeros((0, 7))]
-    clock = {"load": 0.0, "model": 0.0, "nms": 0.0}
+    clock: list[list[float]] = []  # a row per batch: images, seconds of the model, seconds of the rest
     terms = criterion.terms if criterion else ()
     losses, sizes = [torch.zeros(0, len(terms), device=world.device)], [torch.zeros(0, 2, dtype=torch.float64)]
     batches = Progress(loader, total=len(loader), title=title, active=active)
@@ -197,9 +199,7 @@ def detect(
             max_detections=max_detections,
         )
         rows += [_as_rows(index, found) for index, found in zip(batch.indices.tolist(), in_images, strict=True)]
-        clock["model"] += forward_done - started
-        clock["nms"] += time.perf_counter() - forward_done
-    clock["load"] = batches.waited
+        clock.append([len(images), forward_done - started, time.perf_counter() - forward_done])
     if interrupted is not None and world.all_gather_rows(torch.tensor([interrupted()])).any():
         raise InterruptedRunError
 
@@ -207,12 +207,14 @@ def detect(
     numbers, images_in = torch.cat(sizes).split(1, 1)
     by_batch = world.all_gather_rows(torch.cat([numbers, torch.cat(losses).cpu().double() * images_in], 1))
     sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # same order for any number of ranks
-    seconds = world.all_gather_rows(torch.tensor([list(clock.values())])).sum(0)
+    warm = torch.tensor(clock[1:] or clock, dtype=torch.float64).view(-1, 3)  # the first batch is a warm-up
+    timed, *seconds = world.all_gather_rows(warm).sum(0).tolist()
+    waited = world.all_gather_rows(torch.tensor([[batches.waited]])).sum().item() / len(loader.labels)
     return Predictions(
         loader.labels,
         detections,
         dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
-        dict(zip(clock, (seconds / len(loader.labels) * 1000).tolist(), strict=True)),
+        {"load": waited * 1000} | {part: 1000 * s / timed for part, s in zip(("model", "nms"), seconds, strict=True)},
     )
 
 
@@ -343,7 +345,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         data, (split,), world, log.say, download=args.download, single_class=single, cache_dir=args.cache_dir
     )
     prepare_members(paths, loaded, dataset, world.device)
-    labels = dataset.read(split)
+    labels = dataset.read(split, log.say)
 
     created = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
     folder = Path(world.broadcast_object(created))
@@ -354,10 +356,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
     process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
     loader = build_evaluation_loader(labels, batch_size=args.batch_size, image_size=size, stride=stride, **process)
-    log.say(
-        f"{', '.join(paths)} on {data} ({split}: {dataset.reports[split].summary()}), {size} px, "
-        f"{describe(world.device)}"
-    )
+    log.say(f"{', '.join(paths)} on {data}, {split} split, {size} px, {describe(world.device)}")
 
     predict = ensemble([(with_test_time_augmentation if args.augment else single_view)(model) for model, _ in loaded])
     precision = choose_precision("auto" if args.half else "fp32", world.device)

@@ -61,6 +61,8 @@ def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
     for candidate in (given, inside):
         if os.path.isfile(candidate):
             return candidate
+    if os.path.isdir(given):
+        raise ValueError(f"{printable(given)} is a folder: give a {what} YAML file")
     tried = [printable(path) for path in dict.fromkeys(os.path.abspath(path) for path in (given, inside))]
     missing = f"neither {tried[0]} nor {tried[1]} exists" if len(tried) > 1 else f"{tried[0]} does not exist"
     raise ValueError(f"no {what} {excerpt(str(name), 300)}: {missing}")

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from utils.printable import excerpt
+
 LISTED_PROBLEMS = 1000  # further ones are only counted: a faulty export can have one per box
 ROW_DROPPED = "row dropped"
 ROW_CLIPPED = "row clipped to the image"
@@ -57,16 +59,21 @@ class Report:
 
     def summary(self) -> str:
         """Return one line for the log."""
+        missing = self.without_label_file
+        unlabelled = f", {missing:,} of them without a label file" if missing else ""
         used = sum(count > 0 for _, count in self.instances_per_class)
         line = (
-            f"{self.images:,} images ({self.background:,} background), "
+            f"{self.images:,} images ({self.background:,} background{unlabelled}), "
             f"{self.instances:,} boxes in {used:,} of {len(self.instances_per_class):,} classes"
         )
         if self.crowd:
             line += f", {self.crowd:,} crowd regions"
-        if self.problem_counts:
-            line += "; " + ", ".join(f"{kind}: {count:,}" for kind, count in self.problem_counts)
-        return f"{line} [{self.cache}]"
+        counts = ", ".join(f"{kind}: {count:,}" for kind, count in self.problem_counts if kind != NOTE)
+        return f"{line}{'; ' if counts else ''}{counts} [{self.cache}]"
+
+    def first_problem(self) -> str:
+        """Return the first problem that is not a note, with its file and line; "" if there is none."""
+        return next((excerpt(str(problem), 600) for problem in self.problems if problem.kind != NOTE), "")
 
     def with_cache(self, state: str) -> "Report":
         """Return the same report with the state of the label cache, such as "from cache"."""

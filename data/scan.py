@@ -235,8 +235,10 @@ def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem])
         raise ValueError(f"none of {len(listed.items)} images can be used{first_problem}")
     if labels.crowd.all():  # true also for no rows at all
         first = listed.items[0].image
-        place = f"{printable(first.label_file)}{'' if os.path.exists(first.label_file) else ', which does not exist'}"
-        reason = f"those of the first image {printable(first.path)} should be in {place}"
+        state = "" if os.path.exists(first.label_file) else ", which does not exist"
+        if not state and os.path.getsize(first.label_file) == 0:
+            state = ", which is empty"
+        reason = f"those of the first image {printable(first.path)} should be in {printable(first.label_file)}{state}"
         raise ValueError(f"no labels for {len(labels)} images: {reason}{first_problem}")
 
 

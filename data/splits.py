@@ -81,6 +81,8 @@ class Dataset:
                 progress=self.world.is_main,
             )
         say(f"{split}: {report.summary()}")
+        if problem := report.first_problem():
+            say(f"{split}: the first problem is {problem}")
         self.labels[split], self.reports[split], self.digests[split] = labels, report, labels.digest()
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
         return labels

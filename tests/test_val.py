@@ -158,6 +158,7 @@ def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
 def test_val_runs_with_flags(measure, flags):
     found, folder = measure(*flags)
     assert set(found.milliseconds) == {"load", "model", "nms"}
+    assert min(found.milliseconds.values()) > 0
     assert (folder / "PR_curve.png").exists()
 
 
@@ -167,6 +168,8 @@ def test_val_runs_with_flags(measure, flags):
         (["--conf-thres", "2"], "--conf-thres 2.0: choose a threshold from 0 to 1"),
         (["--batch-size", "0"], "--batch-size 0: choose 1 or more"),
         (["--imgsz", "8"], "--imgsz 8: choose 32 to 8192 pixels"),
+        (["--save-conf"], "--save-conf adds the confidences to the files of --save-txt: give both"),
+        (["--name", ""], "--name: must not be empty"),
         (["--task", "test"], "test"),
         (["--data", "shapes.yaml"], "the model's classes are disc, square, bar, but circle"),
     ],

@@ -134,6 +134,9 @@ def test_find_yaml_tries_given_path_then_folder(tmp_path: Path) -> None:
     assert find_yaml(file, tmp_path / "other") == file
     with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml exists"):
         find_yaml("none.yaml", tmp_path)
+    with pytest.raises(ValueError) as refusal:
+        find_yaml(tmp_path, tmp_path / "other", "data set")
+    assert str(refusal.value) == f"{tmp_path} is a folder: give a data set YAML file"
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "{folder}/none.yaml", "../{folder.name}/none.yaml"])

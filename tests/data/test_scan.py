@@ -70,7 +70,11 @@ def test_scan_reports_counts_and_problems_and_changes_no_file(tmp_path: Path) ->
         f"{source}/c.png: no label file {tmp_path}/labels/c.txt, so the image counts as background; "
         "images without label file: 1" in texts
     )
-    assert report.summary().startswith("4 images (2 background), 3 boxes in 2 of 2 classes; ")
+    assert report.summary().startswith(
+        "4 images (2 background, 1 of them without a label file), 3 boxes in 2 of 2 classes; "
+    )
+    assert report.first_problem() == str(report.problems[0])
+    assert "note" not in report.summary()
 
 
 def test_report_survives_json_round_trip(tmp_path: Path) -> None:
@@ -138,6 +142,9 @@ def test_scan_rejects_sources_without_images_or_labels_and_bad_classes(tmp_path:
     expected = tmp_path / "one" / "labels" / "a.txt"
     message = f"no labels for 2 images: those of the first image {source}/a.png should be in {expected}, which does"
     with pytest.raises(ValueError, match=message):
+        scan([source], NAMES)
+    source = write_dataset(tmp_path / "blank", {"a": "", "b": ""})
+    with pytest.raises(ValueError, match=f"should be in {tmp_path}/blank/labels/a.txt, which is empty"):
         scan([source], NAMES)
     source = write_dataset(tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"})
     with pytest.raises(ValueError, match=r"labels/b.txt line 2: class 2, but names has 2 classes \(0-1\)"):

@@ -18,7 +18,7 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
     named = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if wanted in named:
         if wanted == "fp16" and device.type == "cpu":
-            raise ValueError("--amp fp16: not supported on a CPU; choose auto, bf16 or fp32")
+            raise ValueError("--amp fp16: not supported on a CPU; choose auto, bf16, fp32 or fp64")
         if wanted == "fp64" and device.type == "mps":
             raise ValueError("--amp fp64: Metal does not support float64; choose auto or fp32")
         return named[wanted]

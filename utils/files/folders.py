@@ -11,6 +11,8 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 
     exist_ok: use project/name even if it exists. Raises ValueError if the folder cannot be created.
     """
+    if not name:
+        raise ValueError("--name: must not be empty")
     first = project / name
     try:
         first.parent.mkdir(parents=True, exist_ok=True)

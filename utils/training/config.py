@@ -89,7 +89,7 @@ class TrainConfig:
         require(0 <= self.save_minutes < float("inf"), minutes)
         require(self.val_period >= 1, f"--val-period {self.val_period}: choose a number of epochs, 1 or more")
         require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
-        require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 or more")
+        require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 to {2**63 - 1}")
         require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")

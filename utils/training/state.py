@@ -97,7 +97,7 @@ class TrainState(Generic[Model]):
         """Device, precision, batch size and learning rate as text. batches: in an epoch."""
         batch, size, precision = self.batch, self.world.size, str(self.precision).removeprefix("torch.")
         each = f" ({batch.per_process} in each of {size} processes)" if size > 1 else ""
-        steps = f"{min(batch.accumulate, batches)} batches per optimizer step, learning rate {self.schedule.lr0:g}"
+        steps = f"batches per optimizer step: {min(batch.accumulate, batches)}, learning rate {self.schedule.lr0:g}"
         return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}"
 
     def sync_buffers(self) -> None:

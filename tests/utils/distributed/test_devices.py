@@ -181,7 +181,7 @@ def test_auto_precision_of_cpus_and_metal(monkeypatch, flags, precision):
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        ("fp16", "--amp fp16: not supported on a CPU; choose auto, bf16 or fp32"),
+        ("fp16", "--amp fp16: not supported on a CPU; choose auto, bf16, fp32 or fp64"),
         ("fp8", "--amp fp8: choose auto, fp64, fp32, bf16 or fp16"),
     ],
 )

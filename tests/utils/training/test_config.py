@@ -28,7 +28,7 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
         ({"label_smoothing": float("nan")}, "--label-smoothing nan: choose a number from 0 to below 1"),
         ({"freeze": (3, -1)}, "--freeze [3, -1]: layer numbers start at 0"),
         ({"close_mosaic": -1}, "--close-mosaic -1: choose a number of epochs, or 0"),
-        ({"seed": -1}, "--seed -1: choose 0 or more"),
+        ({"seed": -1}, "--seed -1: choose 0 to 9223372036854775807"),
         ({"optimizer": "sgd"}, "--optimizer sgd: choose SGD, Adam or AdamW"),
         ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
