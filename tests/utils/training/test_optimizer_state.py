@@ -128,6 +128,22 @@ def test_resumed_optimizer_continues_with_same_bits(name: str, tmp_path: Path, b
         assert all(torch.equal(torch.as_tensor(own[key]), torch.as_tensor(others[key])) for key in own)
 
 
+def test_resumed_run_restores_averaged_weights_and_their_update_count(tmp_path: Path) -> None:
+    """They continue with the same bits as in a run that was not stopped; the count sets the rate of the average."""
+    straight, stopped, resumed = (state_of("SGD") for _ in range(3))
+    train(straight, 0, 5)
+    train(stopped, 0, 3)
+    resumed.load(saved_and_loaded(stopped, tmp_path))
+    assert resumed.ema.updates == 3
+    for key, value in resumed.ema.state_dict().items():
+        assert value.equal(stopped.ema.state_dict()[key])
+        assert not value.equal(resumed.replica.state_dict()[key])
+    train(resumed, 3, 5)
+    assert resumed.ema.updates == straight.ema.updates == 5
+    for key, value in resumed.ema.state_dict().items():
+        assert value.equal(straight.ema.state_dict()[key])
+
+
 @pytest.mark.parametrize(
     ("name", "number", "shapes"),
     [

@@ -1,0 +1,92 @@
+"""The training state of a linear layer, and its run folder, for tests that need no detector."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.distributed.precision import autocast_for
+from utils.distributed.replica import Replica
+from utils.distributed.world import World
+from utils.training.batch_size import GlobalBatch
+from utils.training.checkpoints.contents import Description
+from utils.training.config import TrainConfig
+from utils.training.early_stopping import EarlyStopping
+from utils.training.ema import EMA
+from utils.training.hyperparameters import Hyp
+from utils.training.nonfinite import NonFiniteGuard
+from utils.training.progress import EpochLosses, RunProgress
+from utils.training.results import results_row
+from utils.training.schedule import Schedule
+from utils.training.state import TrainState
+
+CPU = torch.device("cpu")
+NAMES = ["disc", "square"]
+
+
+def small_state(world: World | None = None, *, patience: int = 0, batch_size: int = 16) -> TrainState[nn.Linear]:
+    """The state of a new run of a linear layer whose weights are 0."""
+    world = world or World(CPU)
+    model = nn.Linear(2, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return TrainState(
+        replica=Replica(model, world),
+        ema=EMA(model),
+        optimizer=optimizer,
+        schedule=Schedule(total=9, epochs=1, batch_size=64),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        guard=NonFiniteGuard(optimizer, [], CPU),
+        autocast=autocast_for(torch.float32, CPU),
+        batch=GlobalBatch(batch_size),
+        progress=RunProgress(EarlyStopping(patience), EpochLosses(["box"], world)),
+        world=world,
+        precision=torch.float32,
+        synchronised=False,
+    )
+
+
+def small_description(**config: Any) -> Description:
+    """The description of a run with these settings."""
+    settings = TrainConfig(**config).as_dict()
+    hyp = Hyp().as_dict()
+    return Description(table={}, names=NAMES, data="shapes.yaml", images="abc", config=settings, hyp=hyp, versions={})
+
+
+def run_folder(folder: Path) -> Path:
+    """Create a run folder without files."""
+    (folder / "weights").mkdir(parents=True)
+    return folder
+
+
+def files_of(folder: Path) -> set[str]:
+    """The paths of all files in a folder."""
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
+def set_averaged_weight(state: TrainState[nn.Linear], value: float) -> None:
+    """Fill the averaged weights with a number, to see which epoch a checkpoint is from."""
+    nn.init.constant_(state.ema.model.weight, value)
+
+
+def end_epoch(state: TrainState[nn.Linear]) -> None:
+    """Train an epoch: its number, counted from 1, is the averaged weight. It is pending afterwards."""
+    state.progress.losses.add({"box": torch.tensor(0.5)})
+    set_averaged_weight(state, state.progress.epoch + 1)
+    state.progress.end_epoch("9 images/s", 0.01)
+
+
+def complete_epoch(state: TrainState[nn.Linear], fitness: float | None) -> None:
+    """Record the pending epoch with this fitness; None: it was not validated."""
+    progress = state.progress
+    if fitness is not None:
+        progress.metrics = {"fitness": fitness}
+        progress.early_stopping.update(progress.epoch - 1, fitness)
+
+    def columns(losses: Mapping[str, float]) -> dict[str, float]:
+        return results_row(losses, {}, {})
+
+    progress.complete_epoch(columns)
