@@ -290,6 +290,18 @@ def test_slow_writes_of_rank_0_do_not_time_out_other_ranks(folder, flags):
     assert (folder / "slow" / "slow" / "metrics.json").exists()
 
 
+def test_two_processes_stop_early_at_the_same_epoch_as_one(folder, flags):
+    """Both leave the training loop there: a rank that trained on would wait for the other until the time is up."""
+    words = flags("--epochs 20 --patience 1 --batch 6 --sync-bn --amp fp64 --noplots --nosave")
+    train.main(train.parse_args([*words, "--project", str(folder), "--name", "stopped early"])[0], SINGLE_PROCESS)
+    work = {"stopped early": {"work": "trains", "flags": words}}
+    found = launch(folder / "2 stop", 2, work, seconds=60, dist_timeout=30)["stopped early"]
+    assert found[0] == found[1]
+    one, two = state(folder / "stopped early"), state(folder / "2 stop" / "stopped early")
+    assert one["epoch"] < 20
+    assert (one["epoch"], one["best"]["epoch"]) == (two["epoch"], two["best"]["epoch"])
+
+
 # ---------------------------------------------------------------------- evaluation
 
 
