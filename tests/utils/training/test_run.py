@@ -24,6 +24,7 @@ from tests.support.small_run import (
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.training import run as run_module
 from utils.training.checkpoints.restart import MARKS, launcher_mark
 from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp
@@ -116,7 +117,9 @@ def saved_run(folder, *, epochs=1, batch=0, hyp=None, **config):
 
 def resume_flags(last, project, /, **given):
     """The settings of a command line with --resume, and with the flags `given`."""
-    return TrainConfig(**{"project": str(project)} | given, resume=str(last), given=frozenset(given))
+    return TrainConfig(
+        **{"project": str(project)} | given, resume=str(last), given=frozenset({*given, "resume", "project"})
+    )
 
 
 def resumed_run(last, world=None, **given):
@@ -397,8 +400,13 @@ def test_launcher_is_recorded_in_the_folder(tmp_path, monkeypatch):
     run.close_folder({})
 
 
-def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path):
-    worlds = thread_worlds(2)
+def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monkeypatch):
+    worlds, written = thread_worlds(2), []
+    for name in ("write_yaml", "write_json"):
+        real = getattr(run_module, name)
+        monkeypatch.setattr(
+            run_module, name, lambda path, values, real=real: (written.append(path), real(path, values))
+        )
 
     def run(world):
         own = new_run(tmp_path / str(world.rank), world)
@@ -406,7 +414,7 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path):
         assert own.close_folder({"best": 0.5}) == {"best": 0.5}
         return own.folder
 
-    assert run_ranks([partial(run, world) for world in worlds], worlds) == [tmp_path / "0" / "exp"] * 2
+    folder = tmp_path / "0" / "exp"
+    assert run_ranks([partial(run, world) for world in worlds], worlds) == [folder] * 2
+    assert written == [folder / name for name in ("args.yaml", "hyp.yaml", "data_report.json", "metrics.json")]
     assert not (tmp_path / "1").exists()
-    settings = {"args.yaml", "hyp.yaml", "data_report.json"}
-    assert files_of(tmp_path / "0" / "exp") - {"lock"} == settings | {"metrics.json"}
