@@ -4,7 +4,7 @@ Claim: a run of the old commit and a run of this tree, with the same flags on th
 the weights, the averaged weights, the optimizer state and results.csv (except times), and this tree can resume the old
 commit's last.pt.
 
-    python benchmarks/same_bits.py OLD_COMMIT [--runs one two killed carried] [--epochs 3]
+    python benchmarks/same_bits.py OLD_COMMIT [--runs one adamw two killed carried] [--epochs 3]
 
 one      one process, float32, every augmentation, multi-scale, image weights
 adamw    one process, float32, AdamW, no mosaic, cosine learning rate

@@ -237,7 +237,7 @@ def test_restarted_run_that_is_done_exits(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- several processes
 
 
-@pytest.mark.parametrize("other", [{"epochs": 2}, {"epochs": 1, "batch": 3}])
+@pytest.mark.parametrize("other", [{"epochs": 2}, {"epochs": 1, "batch": 3}, {"seed": 1}])
 def test_ranks_that_read_different_checkpoints_are_refused(tmp_path, other):
     lasts, worlds = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", **other)], thread_worlds(2)
 

@@ -201,3 +201,18 @@ def test_background_task_of_a_single_process_makes_it_busy():
     release.set()
     task.wait()
     assert trigger.check() == (False, True)
+
+
+def test_loss_that_sums_no_counts_is_refused():
+    """Else a signal of one rank would never reach the others."""
+    worlds = thread_worlds(2)
+    triggers = [SaveTrigger(world, 0, idle()) for world in worlds]
+
+    def refused(trigger):
+        with pytest.raises(RuntimeError, match=r"the loss did not call `total`, as Loss\.forward must"):
+            trigger.check()
+        return True
+
+    assert run_ranks([lambda one=one: refused(one) for one in triggers], worlds) == [True, True]
+    step_of(triggers)
+    assert run_ranks([lambda one=one: refused(one) for one in triggers], worlds) == [True, True]
