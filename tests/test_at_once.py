@@ -133,7 +133,7 @@ def test_simultaneous_validations_rebuild_damaged_cache(folders, data, project):
     content = cache.read_bytes()
     cache.write_bytes(content[:1000] + b"damaged" + content[1007:])
     runs = run_simultaneously(val_arguments(folders[0], data, project), project.parent / "val-io", "val")
-    logged = [re.search(r"\[(.*)\]\)", run.out).group(1) for run in runs]
+    logged = [re.search(r"^val: .*\[(.*)\]$", run.out, re.MULTILINE).group(1) for run in runs]
     assert set(logged) <= {"damaged cache rebuilt: the checksum is wrong", "from cache"}
     assert logged.count("from cache") < NUM_RUNS
     assert cache.read_bytes() != content[:1000] + b"damaged" + content[1007:]

@@ -140,7 +140,12 @@ def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
     real = AnchorBasedLoss.forward
 
     def forward(self: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, total: Any = None) -> dict[str, Tensor]:
-        losses = real(self, maps, targets, None if local else total)
+        def own_counts(counts: Tensor) -> Tensor:
+            if total is not None:
+                total(counts)  # carries the requests to save, too
+            return counts
+
+        losses = real(self, maps, targets, own_counts if local else total)
         return {term: value / world.size for term, value in losses.items()}
 
     with mock.patch.object(AnchorBasedLoss, "forward", forward):
