@@ -14,12 +14,12 @@ def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     """
     chosen = list(range(layers[0])) if len(layers) == 1 else list(layers)
     if chosen and max(chosen) >= len(model.layers):
-        raise ValueError(f"--freeze {list(layers)}: the model has layers 0 to {len(model.layers) - 1}")
+        raise ValueError(f"--freeze {' '.join(map(str, layers))}: the model has layers 0 to {len(model.layers) - 1}")
     frozen = [model.layers[i] for i in chosen]
     for layer in frozen:
         layer.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(f"--freeze {list(layers)}: no parameter is left to train")
+        raise ValueError(f"--freeze {' '.join(map(str, layers))}: no parameter is left to train")
     return frozen
 
 

@@ -264,7 +264,9 @@ def test_flags_in_inline_code_exist(monkeypatch):
 @pytest.fixture(scope="module")
 def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Flags that are appended to a command's and override them: tiny data, a tiny model, small images, a CPU."""
-    both = ["--data", str(tiny_data), "--img", "64", "--batch", "4", "--workers", "0", "--device", "cpu"]
+    with_test = tiny_data.with_name("with-test-split.yaml")
+    with_test.write_text(re.sub(r"^val: (.*)$", r"val: \1\ntest: \1", tiny_data.read_text(), flags=re.MULTILINE))
+    both = ["--data", str(with_test), "--img", "64", "--batch", "4", "--workers", "0", "--device", "cpu"]
     both += ["--cache-dir", str(tmp_path_factory.mktemp("cache"))]
     return {"train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"], "val.py": both}
 
@@ -294,6 +296,43 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
     ]
     rows = [len(Path(f"runs/train/{run}/results.csv").read_text().splitlines()) for run in ("exp", "exp2", "exp3")]
     assert rows == [2, 2, 3]  # a header and an epoch; the resumed run has two
+
+
+SINGLE_PROCESS = [
+    command.words
+    for command in PYTHON_COMMANDS
+    if command.words[0] == "python" and command.words[1] in ("train.py", "val.py") and "--help" not in command.words
+]
+MODES = {"--spawn", "--compile", "--dist-url"}  # started, compiled and connected by tests of their own
+
+
+def write_named_files(words: list[str], finished: Path) -> None:
+    """Create the checkpoints and the run that a command names, as copies of those of a finished run."""
+    for word in words:
+        if word.endswith(".pt") and not Path(word).exists():
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(finished / "weights" / ("last.pt" if "--resume" in words else "best.pt"), word)
+    if "--resume" in words and not Path("runs/train/exp/results.csv").exists():
+        shutil.copytree(finished, "runs/train/exp", dirs_exist_ok=True)
+
+
+@pytest.mark.slow
+def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
+    """All trainings and validations of the pages, on tiny data: modes of several devices run on one CPU here."""
+    monkeypatch.chdir(tmp_path)
+    run_in_process(["python", "train.py", "--project", "finished"], small)
+    commands = [words for words in SINGLE_PROCESS if not MODES & {*words}]
+    assert len(commands) > 20
+    for number, words in enumerate(commands):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        if words[1] == "val.py" or "--resume" in words:
+            shutil.copytree(tmp_path / "finished/exp", folder / "runs/train/exp")
+        write_named_files(list(words), tmp_path / "finished/exp")
+        run_in_process(list(words), small)
+        script = words[1].removesuffix(".py")
+        assert list(folder.glob(f"runs/{script}/*/metrics.json")), f"{shlex.join(words)} wrote no metrics"
 
 
 @pytest.mark.slow

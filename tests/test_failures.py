@@ -509,7 +509,7 @@ REFUSALS = {
 
 
 DATA_REFUSALS = {
-    "nothing to train": (two_environments(None), ["--freeze", "25"], "--freeze [25]: no parameter is left to train"),
+    "nothing to train": (two_environments(None), ["--freeze", "25"], "--freeze 25: no parameter is left to train"),
     "other data": (
         two_environments(None, **fault("rank_1_reads_other_images")),
         [],

@@ -371,7 +371,7 @@ REFUSALS = [
     (["--cfg", "yolov5q.yaml"], "yolov5q"),
     (["--device", "99"], "--device 99: this machine has"),
     (["--weights", "nowhere.pt"], "nowhere.pt"),
-    (["--freeze", "99"], "--freeze [99]: the model has layers 0 to"),
+    (["--freeze", "99"], "--freeze 99: the model has layers 0 to"),
     (["--freeze", "25"], "no parameter is left to train"),
     (["--hyp", "nowhere.yaml"], "nowhere.yaml"),
     (["--resume", "nowhere.pt"], "nowhere.pt"),

@@ -61,7 +61,7 @@ def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> t
     """Parse a command line into the flags of Launch, which every script has, and the other flags of the parser."""
     add = parser.add_argument
     add("--device", help="cpu, mps, a GPU number, or several (0,1): DataParallel, or one per process")
-    add("--spawn", nargs="?", type=int, const=0, help="start N training processes (default: one per --device)")
+    add("--spawn", nargs="?", type=int, const=0, help="start N processes (default: one per --device)")
     add("--dist-url", help="rendezvous address of the processes: env://, tcp://HOST:PORT or file:///PATH")
     add("--dist-backend", help="auto (nccl on GPUs, gloo on CPUs), nccl or gloo")
     add("--dist-timeout", type=float, help="timeout in seconds for a process that does not answer")
