@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from data.augment.plan import generator_for
 from utils.letterbox import CanvasShapes
+from utils.training.batch_size import GlobalBatch
 
 # Used in place of a sample's index, so that each has its own random numbers.
 ORDER, SHUFFLE, DRAWS = 2**40 - 1, 2**40 - 2, 2**40 - 3
@@ -54,10 +55,9 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         shapes: CanvasShapes | None = None,
         mosaic_until: int = 2**31,
     ) -> None:
-        if batch_size < 1 or batch_size % size:
-            raise ValueError(f"batch size {batch_size} is not a positive multiple of the {size} processes")
-        if batch_size > len(ratios):
-            raise ValueError(f"batch size {batch_size} is larger than the {len(ratios)} training images")
+        if not 1 <= batch_size <= len(ratios):
+            raise ValueError(f"batch size {batch_size}: choose 1 to {len(ratios)}, the number of training images")
+        self._per_process = GlobalBatch(batch_size, size).per_process
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
         self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
         self.shapes, self.mosaic_until, self.first_batch = shapes, mosaic_until, 0
@@ -67,7 +67,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     def largest(self) -> int:
         """The maximum number of bytes of the pixels of this process's share of a batch."""
         height, width = self.shapes.largest if self.shapes else (self.image_size, self.image_size)
-        return self.batch_size // self.num_replicas * height * width * 3
+        return self._per_process * height * width * 3
 
     @property
     def weights(self) -> NDArray[np.float64] | None:

@@ -171,10 +171,10 @@ def test_rect_has_no_mosaic() -> None:
 @pytest.mark.parametrize(
     ("count", "values", "text"),
     [
-        (3, {"batch_size": 8}, "batch size 8 is larger than the 3 training images"),
-        (30, {"batch_size": 8, "size": 3}, "batch size 8 is not a positive multiple of the 3 processes"),
-        (30, {"batch_size": 0}, "batch size 0 is not a positive multiple of the 1 processes"),
-        (0, {"batch_size": 1}, "batch size 1 is larger than the 0 training images"),
+        (3, {"batch_size": 8}, "batch size 8: choose 1 to 3, the number of training images"),
+        (30, {"batch_size": 8, "size": 3}, "--batch-size 8 is the total over all processes: choose a multiple of WORLD_SIZE, 3"),
+        (30, {"batch_size": 0}, "batch size 0: choose 1 to 30, the number of training images"),
+        (0, {"batch_size": 1}, "batch size 1: choose 1 to 0, the number of training images"),
     ],
 )
 def test_train_sampler_rejects_invalid_batch_sizes(count: int, values: dict[str, int], text: str) -> None:
