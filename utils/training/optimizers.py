@@ -17,12 +17,14 @@ OTHER_STATE = "the optimizer's state is of another model or optimizer"
 class OptimizerKind:
     """An optimizer's class, the function that builds it from (groups, lr, momentum, fused), and its momentum setting.
 
-    momentum_key: the name of that setting in a group; of "betas" it is the first; "" if there is none.
+    momentum_key: the name of that setting in a group; of "betas" it is the first; "" if there is none. bias_warmup:
+    whether the learning rate of biases falls from warmup_bias_lr during warm-up, or rises from 0 like the others.
     """
 
     cls: type[torch.optim.Optimizer]
     build: Callable[[Groups, float, float, bool], torch.optim.Optimizer]
     momentum_key: str
+    bias_warmup: bool = True
 
     def set_momentum(self, group: dict[str, Any], momentum: float) -> None:
         """Set a group's momentum from the next step on."""

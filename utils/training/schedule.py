@@ -61,7 +61,7 @@ class Schedule:
         momentum = self._ramp(step, self.warmup_momentum, self.momentum)
         kind = kind_of(optimizer)
         for group in optimizer.param_groups:
-            group["lr"] = self.lr(step, group["name"])
+            group["lr"] = self.lr(step, group["name"] if kind.bias_warmup else "weight")
             kind.set_momentum(group, momentum)
 
     def _group_size(self, step: int) -> int:

@@ -1,6 +1,7 @@
 """Optimizer groups, schedules by hand, and the batches after which the optimizer steps."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -224,3 +225,19 @@ def test_remainder_in_warmup_can_form_its_own_group():
 
 def test_empty_batch_range_has_no_step_batches():
     assert schedule().step_batches(5, 5) == set()
+
+
+def test_bias_warmup_of_an_optimizer_is_declared(monkeypatch):
+    """At batch 5 of 10 of the warm-up; lr0 0.2 falls linearly to 0 over 40 batches: 0.2 * 35 / 40 = 0.175."""
+    kind = OptimizerKind(torch.optim.Adafactor, lambda groups, lr, _, __: torch.optim.Adafactor(groups, lr=lr), "")
+    schedule = Schedule(total=40, epochs=4, batch_size=64, lr0=0.2, lrf=0.0, warmup_epochs=1, warmup_bias_lr=0.1)
+    assert schedule.warmup == 10
+    rates = {}
+    for bias_warmup in (True, False):
+        monkeypatch.setitem(OPTIMIZERS, "Adafactor", replace(kind, bias_warmup=bias_warmup))
+        optimizer = build(Net(), "Adafactor")
+        schedule.apply(optimizer, 5)
+        rates[bias_warmup] = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    half = pytest.approx(0.5 * 0.175)
+    assert rates[True] == {"bias": pytest.approx((0.1 + 0.175) / 2), "norm": half, "weight": half}
+    assert rates[False] == {"bias": half, "norm": half, "weight": half}
