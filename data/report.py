@@ -73,11 +73,20 @@ class Report:
 
     def first_problem(self) -> str:
         """Return the first problem that is not a note, with its file and line; "" if there is none."""
-        return next((excerpt(str(problem), 600) for problem in self.problems if problem.kind != NOTE), "")
+        return first_of(self.problems)
 
     def with_cache(self, state: str) -> "Report":
         """Return the same report with the state of the label cache, such as "from cache"."""
         return replace(self, cache=state)
+
+
+def first_of(problems: Iterable[Problem]) -> str:
+    """Return the first problem that is not a note, as text of at most 600 characters; "" if there is none.
+
+    >>> first_of([Problem(NOTE, "a.jpg", "no label file"), Problem(ROW_DROPPED, "b.txt line 2", "4 values")])
+    'b.txt line 2: 4 values'
+    """
+    return next((excerpt(str(problem), 600) for problem in problems if problem.kind != NOTE), "")
 
 
 def report_from_dict(values: dict[str, Any]) -> Report:

@@ -14,8 +14,8 @@ from data.formats import format_of
 from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
 from data.images import decode_bgr, has_end, quiet_decoder, read_bytes
 from data.labels import Labels, LabelsBuilder
-from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report
-from utils.printable import excerpt, printable
+from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, first_of
+from utils.printable import printable
 from utils.threads import map_in_threads
 
 MIN_SIDE = 2  # pixels; smaller images are left out
@@ -229,8 +229,8 @@ def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
 
 def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> None:
     """Raise ValueError, with the first image and its label file, if no image or no box to learn from is left."""
-    serious = [problem for problem in problems if problem.kind != NOTE]
-    first_problem = f"; the first problem is {excerpt(str(serious[0]), 600)}" if serious else ""
+    serious = first_of(problems)
+    first_problem = f"; the first problem is {serious}" if serious else ""
     if not len(labels):
         raise ValueError(f"none of {len(listed.items)} images can be used{first_problem}")
     if labels.crowd.all():  # true also for no rows at all

@@ -18,6 +18,7 @@ from utils.training.autobatch import choose_batch, initialize_state
 from utils.training.batch_size import GlobalBatch
 from utils.training.ema import EMA
 from utils.training.optimizers import build_optimizer
+from utils.training.state import MAX_GRADIENT_NORM
 
 
 def trial_step(
@@ -53,7 +54,7 @@ def trial_step(
         with autocast:
             raw = replica(to_device(pixels, world.device, model.dtype))
         sum(criterion(raw, targets).values()).backward()
-        nn.utils.clip_grad_norm_(replica.model.parameters(), max_norm=10.0)
+        nn.utils.clip_grad_norm_(replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
         trial_optimizer.step()
         ema.update(replica.state_dict())
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from utils.distributed.precision import autocast_for
-from utils.distributed.replica import Replica
+from utils.distributed.replica import Model, Replica
 from utils.distributed.world import World
 from utils.training.batch_size import GlobalBatch
 from utils.training.checkpoints.contents import Description
@@ -26,13 +26,10 @@ CPU = torch.device("cpu")
 NAMES = ["disc", "square"]
 
 
-def small_state(world: World | None = None, *, patience: int = 0, batch_size: int = 16) -> TrainState[nn.Linear]:
-    """The state of a new run of a linear layer whose weights are 0."""
-    world = world or World(CPU)
-    model = nn.Linear(2, 1)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def state_with(
+    model: Model, optimizer: torch.optim.Optimizer, world: World, *, patience: int = 0, batch_size: int = 64
+) -> TrainState[Model]:
+    """The state of a new run of a model with this optimizer, in float32, without BatchNorm."""
     return TrainState(
         replica=Replica(model, world),
         ema=EMA(model),
@@ -47,6 +44,16 @@ def small_state(world: World | None = None, *, patience: int = 0, batch_size: in
         precision=torch.float32,
         synchronised=False,
     )
+
+
+def small_state(world: World | None = None, *, patience: int = 0, batch_size: int = 16) -> TrainState[nn.Linear]:
+    """The state of a new run of a linear layer whose weights are 0."""
+    world = world or World(CPU)
+    model = nn.Linear(2, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return state_with(model, optimizer, world, patience=patience, batch_size=batch_size)
 
 
 def small_description(**config: Any) -> Description:

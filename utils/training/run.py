@@ -15,13 +15,13 @@ from utils.files.writers import write_json, write_yaml
 from utils.log import Say
 from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint, refuse_damaged
 from utils.training.checkpoints.manager import PREEMPTED
-from utils.training.checkpoints.restart import MARKS, PreviousAttempt, find_previous_attempt
+from utils.training.checkpoints.restart import MARKS, METRICS, PreviousAttempt, find_previous_attempt
 from utils.training.checkpoints.resume import batch_after_resize, find_last, resumed_config, run_folder
 from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp
 from utils.training.state import TrainState
 
-FINISHED = ("metrics.json", PREEMPTED)  # files that say how a run ended
+FINISHED = (METRICS, PREEMPTED)  # files that say how a run ended
 
 
 class TrainingData(Protocol):
@@ -106,7 +106,7 @@ class Run:
     def close_folder(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Write metrics.json, which marks the run as done, unlock the folder, and return the metrics."""
         if self.world.is_main:
-            write_json(self.folder / "metrics.json", metrics)
+            write_json(self.folder / METRICS, metrics)
             self._lock.release()
         return metrics
 

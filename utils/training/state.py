@@ -27,6 +27,8 @@ from utils.training.optimizers import build_optimizer, check_state, restored_gro
 from utils.training.progress import EpochLosses, RunProgress
 from utils.training.schedule import Schedule
 
+MAX_GRADIENT_NORM = 10.0
+
 
 @dataclass
 class TrainState(Generic[Model]):
@@ -45,7 +47,7 @@ class TrainState(Generic[Model]):
     precision: torch.dtype  # of the forward pass
     synchronised: bool  # whether BatchNorm is synchronised
 
-    def step(self, max_norm: float = 10.0) -> None:
+    def step(self, max_norm: float = MAX_GRADIENT_NORM) -> None:
         """Clip the gradients and step the optimizer; all processes skip the step if the gradients are not finite."""
         self.scaler.unscale_(self.optimizer)
         self.guard.step(self.replica.clip_gradients(max_norm))

@@ -1,13 +1,19 @@
 """Copying weights between models, and reordering classes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from models import build_model
 from models.detector import Detector
+from models.heads.registry import HEADS
 from models.weights.kestrel import digest
 from models.weights.transfer import reorder_classes, transfer
+from tests.support.anchor_free import FAMILY
+
+TABLES = Path(__file__).parents[2] / "tables"
 
 
 @pytest.fixture
@@ -68,13 +74,18 @@ def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
 
 
 @torch.no_grad()
-def test_anchor_based_reordered_classes_give_the_same_scores(model):
+@pytest.mark.parametrize("table", ["tiny.yaml", "anchor_free.yaml"])
+def test_reordered_classes_give_the_same_scores(monkeypatch, table):
+    monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
+    torch.manual_seed(0)
+    model = build_model(str(TABLES / table), 3)
     image = torch.rand(1, 3, 64, 64)
     boxes, scores = model.eval().decode(model(image))
     reorder_classes(model, ABC, ["c", "a", "b"])
     other_boxes, other_scores = model.decode(model(image))
     assert other_boxes.equal(boxes)
     assert other_scores.equal(scores[..., [2, 0, 1]])
+    assert not other_scores.equal(scores)
     reorder_classes(model, ["c", "a", "b"], ABC)
     assert model.decode(model(image))[1].equal(scores)
 

@@ -8,18 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from utils.distributed.precision import autocast_for
-from utils.distributed.replica import Replica
+from tests.support.small_run import state_with
 from utils.distributed.world import World
 from utils.files import checkpoint_file
-from utils.training.batch_size import GlobalBatch
 from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint
-from utils.training.early_stopping import EarlyStopping
-from utils.training.ema import EMA
-from utils.training.nonfinite import NonFiniteGuard
 from utils.training.optimizers import check_state
-from utils.training.progress import EpochLosses, RunProgress
-from utils.training.schedule import Schedule
 from utils.training.state import TrainState
 
 CPU = torch.device("cpu")
@@ -69,21 +62,7 @@ def state_of(name: str) -> TrainState[nn.Sequential]:
     first, *others = model.parameters()
     groups = [{"params": [first], "lr": 0.01}, {"params": others, "lr": 0.02}]
     optimizer = (CountingSGD if kind == "CountingSGD" else getattr(torch.optim, kind))(groups, **settings)
-    world = World(CPU)
-    return TrainState(
-        replica=Replica(model, world),
-        ema=EMA(model),
-        optimizer=optimizer,
-        schedule=Schedule(total=9, epochs=1, batch_size=64),
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        guard=NonFiniteGuard(optimizer, [], CPU),
-        autocast=autocast_for(torch.float32, CPU),
-        batch=GlobalBatch(64),
-        progress=RunProgress(EarlyStopping(0), EpochLosses(["box"], world)),
-        world=world,
-        precision=torch.float32,
-        synchronised=False,
-    )
+    return state_with(model, optimizer, World(CPU))
 
 
 def train(state: TrainState[nn.Sequential], first: int, last: int) -> None:

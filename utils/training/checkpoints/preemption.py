@@ -43,8 +43,7 @@ class SaveTrigger:
         self._signal = 0  # number of the signal that this process received, or 0
         self._saved = time.monotonic()
         # Since the last step, over all processes: requests to save, and processes whose background task was running.
-        self._counts = torch.zeros(2, dtype=torch.int64, device=world.device)
-        self._reduced = False  # whether that sum was formed since the last step
+        self._counts: Tensor | None = None  # int64 [2]; None before the first batch of a step
         self._host_counts = AsyncHostCopy(world.device)
         self._previous_handlers: dict[int, Any] = {}
 
@@ -73,7 +72,7 @@ class SaveTrigger:
             return counts
         own = [counts.new_full((1,), flag) for flag in (self._save_requested(), self.background.busy)]
         sums = self.world.all_reduce_sum(torch.cat([counts, *own]))
-        self._counts, self._reduced = self._counts + sums[-2:], True
+        self._counts = sums[-2:] if self._counts is None else self._counts + sums[-2:]
         return sums[:-2]
 
     def check(self) -> tuple[bool, bool]:
@@ -83,9 +82,9 @@ class SaveTrigger:
         """
         if self.world.size == 1:
             return self._save_requested(), not self.background.busy
-        if not self._reduced:
+        counts, self._counts = self._counts, None
+        if counts is None:
             raise RuntimeError("the loss did not call `total`, as Loss.forward must once in each forward pass")
-        counts, self._counts, self._reduced = self._counts, torch.zeros_like(self._counts), False
         arrived = [one.tolist() for one in self._host_counts.push(counts)]
         return any(requests for requests, _ in arrived), any(not busy for _, busy in arrived)
 

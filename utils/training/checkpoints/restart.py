@@ -15,6 +15,7 @@ from pathlib import Path
 from utils.distributed.world import World
 
 MARKS = "launchers.json"
+METRICS = "metrics.json"  # written when a run is done
 
 
 @dataclass(frozen=True)
@@ -76,4 +77,4 @@ def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
 
 def is_done(run: Path) -> bool:
     """Whether a run is done."""
-    return (run / "metrics.json").exists()
+    return (run / METRICS).exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 from utils.files import checkpoint_file
 from utils.printable import excerpt
 from utils.training.checkpoints.contents import Checkpoint, refuse_damaged
+from utils.training.checkpoints.restart import is_done
 from utils.training.config import TrainConfig
 from utils.training.early_stopping import EarlyStopping
 
@@ -70,7 +71,7 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
     if changed.get("batch_size") == -1:
         del changed["batch_size"]
     lines = [f"--resume changes {_flag(name)} from {own[name]} to {value}" for name, value in sorted(changed.items())]
-    if ignored := sorted(_flag(name) for name in different.keys() - changed.keys() - {"resume", "project"}):
+    if ignored := sorted(_flag(name) for name in different.keys() - changed.keys() - {"project"}):
         lines.append(f"--resume keeps the run's own settings; these flags have no effect: {', '.join(ignored)}")
     with refuse_damaged(cfg.resume):
         values = own | changed
@@ -86,7 +87,7 @@ def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
     """Raises ValueError if nothing is left to train. stopped: whether the run stopped early."""
     if trained > cfg.epochs:
         raise ValueError(f"{cfg.resume}: --epochs {cfg.epochs}, but {trained} epochs are trained")
-    if (stopped or trained == cfg.epochs) and (run_folder(cfg.resume) / "metrics.json").exists():
+    if (stopped or trained == cfg.epochs) and is_done(run_folder(cfg.resume)):
         raise ValueError(
             f"{cfg.resume}: its run is done after {trained} epochs; "
             f"to continue it, raise --epochs or, if it stopped early, --patience above {cfg.patience}"
