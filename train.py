@@ -108,7 +108,7 @@ from utils.distributed.precision import weights_dtype
 from utils.distributed.session import distributed_session
 from utils.distributed.torch_compile import compile_model
 from utils.distributed.world import World
-from utils.letterbox import fit_to_stride, round_up_to_stride
+from utils.images.letterbox import fit_to_stride, round_up_to_stride
 from utils.log import RunEnded, RunLog, RunStarted, Say
 from utils.metrics.evaluation import Evaluation, class_table
 from utils.plots.pictures import Pictures

@@ -91,7 +91,7 @@ from data.splits import Dataset, open_dataset
 from models import Detector
 from models.assign.targets import pad_targets
 from models.losses import Loss
-from models.predict import ImageDetections, detections_in_images
+from models.predict import detections_in_images
 from models.views import Predict, ensemble, merge_classes, single_view, with_test_time_augmentation
 from models.weights.kestrel import digest, load_detector
 from models.weights.transfer import reorder_classes
@@ -103,7 +103,8 @@ from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.files.folders import new_run_folder
 from utils.files.writers import write_json
-from utils.letterbox import round_up_to_stride
+from utils.images.detections import ImageDetections
+from utils.images.letterbox import round_up_to_stride
 from utils.log import RunLog
 from utils.metrics.coco import evaluate_boxes, format_summary
 from utils.metrics.coco_results import write_coco

@@ -62,7 +62,7 @@ from utils.distributed.session import distributed_session
 from utils.distributed.world import World
 from utils.files.writers import write_json, write_text
 from utils.flags import FlagParser
-from utils.letterbox import round_up_to_stride
+from utils.images.letterbox import round_up_to_stride
 from utils.terminal import run_and_exit
 from utils.training.hyperparameters import Hyp
 

@@ -15,7 +15,7 @@ from data.sampler import EvaluationSampler, TrainSampler
 from data.splits import Dataset, open_dataset
 from utils.distributed.devices import loader_workers
 from utils.distributed.world import World
-from utils.letterbox import EVALUATION_PAD, CanvasShapes
+from utils.images.letterbox import EVALUATION_PAD, CanvasShapes
 
 CPU = torch.device("cpu")
 __all__ = [

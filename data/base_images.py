@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from data.images import read_image
 from data.labels import Labels
-from utils.letterbox import Image, base_sizes, resized
+from utils.images.decode import read_image
+from utils.images.letterbox import Image, base_sizes, resized
 from utils.printable import printable
 
 Reader = Callable[[int], Image]  # index -> base image; callers must not write to it

@@ -26,14 +26,14 @@ from tqdm import tqdm
 
 from data.augment.draw_device import POOL_PADDING
 from data.base_images import DecodedImages, Reader
-from data.images import quiet_decoder
 from data.labels import Labels
 from data.scan_cache import fingerprint
 from utils.distributed.memory import free_memory, free_ram
 from utils.distributed.world import World
 from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
-from utils.letterbox import Image
-from utils.opencv import cv2
+from utils.images.decode import quiet_decoder
+from utils.images.letterbox import Image
+from utils.images.opencv import cv2
 from utils.shared_memory import SharedBytes, has_memfd
 from utils.terminal import FaultError
 from utils.threads import map_in_threads

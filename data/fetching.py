@@ -10,10 +10,10 @@ from pathlib import Path
 
 from data.dataset_yaml import DataSpec
 from data.formats import FORMATS
-from data.images import IMAGE_SUFFIXES
 from utils.files.archives import ArchiveError, unpack
 from utils.files.disk import exclusive_access
 from utils.files.download import Source, fetch, sha256_of
+from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
 from utils.terminal import FaultError, print_lines
 

@@ -33,8 +33,8 @@ from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
 from utils.distributed.host_copies import Uploads, page_lock
 from utils.distributed.torch_compile import compile_or_fall_back
-from utils.letterbox import Placement
-from utils.opencv import cv2
+from utils.images.letterbox import Placement
+from utils.images.opencv import cv2
 from utils.shared_memory import SharedBytes
 from utils.terminal import FaultError
 

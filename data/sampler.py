@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
 from data.augment.plan import generator_for
-from utils.letterbox import CanvasShapes
+from utils.images.letterbox import CanvasShapes
 from utils.training.batch_size import GlobalBatch
 
 # Used in place of a sample's index, so that each has its own random numbers.

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from data import scan_cache
 from data.formats import format_of
 from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
-from data.images import decode_bgr, has_end, quiet_decoder, read_bytes
 from data.labels import Labels, LabelsBuilder
 from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, first_of
+from utils.images.decode import decode_bgr, has_end, quiet_decoder, read_bytes
 from utils.printable import printable
 from utils.threads import map_in_threads
 

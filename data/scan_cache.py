@@ -15,7 +15,7 @@ import numpy as np
 
 from data.labels import Labels
 from data.report import Report, report_from_dict
-from utils.opencv import cv2
+from utils.images.opencv import cv2
 from utils.printable import one_line
 
 VERSION = 2  # increase it when the meaning of a stored array changes, or the way labels are read

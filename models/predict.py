@@ -5,7 +5,6 @@ D detections in an image, B images on canvases of H x W pixels, N predictions pe
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, overload
 
@@ -19,7 +18,8 @@ from models.nms import check_limits, non_max_suppression
 from models.views import Predict, only_classes, single_view
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import autocast_for
-from utils.letterbox import (
+from utils.images.detections import ImageDetections
+from utils.images.letterbox import (
     EVALUATION_PAD,
     CanvasShapes,
     Placement,
@@ -30,19 +30,6 @@ from utils.letterbox import (
 )
 
 ChannelOrder = Literal["rgb", "bgr"]
-
-
-@dataclass(frozen=True)
-class ImageDetections:
-    """The detections in one image, highest score first."""
-
-    boxes_xyxy: NDArray[np.float64]  # [D, 4] in pixels of the image, clipped to its border
-    scores: NDArray[np.float64]  # [D] in [0, 1]
-    class_ids: NDArray[np.int64]  # [D]
-
-    def __len__(self) -> int:
-        """Return the number of detections D."""
-        return len(self.scores)
 
 
 class Predictor:

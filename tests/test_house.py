@@ -73,10 +73,12 @@ def test_imports_follow_package_order(file):
 ALLOWED_UTILS_IMPORTS = {
     "": {""},
     "files": {"", "files"},
+    "images": {"", "images"},
     "distributed": {"", "files", "distributed"},
     "training": {"", "files", "distributed", "training"},
-    "metrics": {"", "files", "metrics"},
-    "plots": {"", "files", "plots"},
+    "metrics": {"", "files", "images", "metrics"},
+    "outputs": {"", "files", "images", "metrics", "plots", "outputs"},
+    "plots": {"", "files", "images", "plots"},
 }
 MAY_IMPORT_FILES = {"log.py"}  # single modules that write files
 

@@ -10,8 +10,8 @@ from data.augment.geometry import transformed, translation
 from data.augment.polygons import rectangle
 from data.augment.records import CanvasLayer, Matrix, Plan
 from data.base_images import Reader
-from utils.letterbox import GREY, Image, Region
-from utils.opencv import cv2
+from utils.images.letterbox import GREY, Image, Region
+from utils.images.opencv import cv2
 
 HUES = 180  # levels of hue in OpenCV
 

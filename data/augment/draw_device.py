@@ -32,7 +32,7 @@ from data.augment.draw import colour_tables
 from data.augment.geometry import transformed, translation
 from data.augment.polygons import rectangle
 from data.augment.records import CanvasLayer, Matrix, Plan, Tile
-from utils.letterbox import GREY
+from utils.images.letterbox import GREY
 
 Locate = Callable[[int], tuple[int, int, int]]  # image index -> offset of its first byte in the pool, height, width
 Numbers = NDArray[np.float64]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from data.augment import polygons
 from data.augment.records import Augmentation, Matrix, Tile
-from utils.letterbox import Region
+from utils.images.letterbox import Region
 
 MIN_SIDE = 2.0  # px that the sides of a kept box must exceed
 MAX_ASPECT = 100.0

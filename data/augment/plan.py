@@ -29,7 +29,7 @@ from data.augment.geometry import (
 )
 from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Plan, Tile
 from data.labels import Labels
-from utils.letterbox import Placement, base_sizes, centered, place
+from utils.images.letterbox import Placement, base_sizes, centered, place
 
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30

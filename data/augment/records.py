@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.letterbox import Region
+from utils.images.letterbox import Region
 
 Matrix = NDArray[np.float64]  # [3, 3]
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages
-from data.images import read_bytes
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, POLYGON_DROPPED, ROW_DROPPED, Problem
+from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 
 MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid

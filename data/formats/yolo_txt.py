@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
-from data.images import find_images, read_bytes
+from data.images import find_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 
 TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped

@@ -8,7 +8,7 @@ import numpy as np
 
 from data.shapes.outlines import outline_of
 from data.shapes.plan import NAMES, Shape, plan_shapes
-from utils.opencv import cv2
+from utils.images.opencv import cv2
 
 SPLITS = ("train", "val")
 MIN_VISIBLE = 0.4  # min visible fraction of a shape's pixels for a label

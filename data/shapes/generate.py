@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.shapes.drawing import SPLITS, Drawing, draw_image
 from data.shapes.plan import NAMES
-from utils.opencv import cv2
+from utils.images.opencv import cv2
 
 DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "datasets" / "shapes"
 MARKER = "shapes.json"  # in the folder of a finished data set: the settings it was made with

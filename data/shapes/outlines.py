@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from utils.opencv import cv2
+from utils.images.opencv import cv2
 
 
 def outline_of(visible: np.ndarray) -> np.ndarray:

@@ -16,12 +16,12 @@ import torch
 from data import Augmentation, cache
 from data.base_images import DecodedImages
 from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
-from data.images import read_image
 from data.labels import Labels
 from tests.data.test_loader import ALL_AUGMENTATIONS, SIDE, SIZES, contents, epochs_of, train_loader, write_data
 from tests.support.own_process import run_in_new_process
 from utils.distributed.world import World
-from utils.letterbox import base_sizes
+from utils.images.decode import read_image
+from utils.images.letterbox import base_sizes
 
 SINGLE_PROCESS = World(torch.device("cpu"))
 GIB = 2**30

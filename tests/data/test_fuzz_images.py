@@ -13,10 +13,10 @@ from PIL import Image
 from data.augment.draw import draw
 from data.augment.plan import Planner
 from data.augment.records import Augmentation
-from data.images import decode_bgr, quiet_decoder, read_image
 from data.labels import LabelRow, LabelsBuilder
 from tests.support.fuzzing import assert_unchanged, mutate, result_or_error
-from utils.letterbox import resized
+from utils.images.decode import decode_bgr, quiet_decoder, read_image
+from utils.images.letterbox import resized
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
-from data.images import read_image
 from data.labels import Labels, LabelsBuilder
 from data.loader import Batch, Drawn, Samples, explain_worker_death
 from data.sampler import Key
 from tests.data.augment.test_plan import box, labels_of, polygon
+from utils.images.decode import read_image
 from utils.terminal import FaultError
 
 SIDE = 64

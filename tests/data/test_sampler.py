@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from data.sampler import ORDER, EvaluationSampler, Key, TrainSampler, repeats
-from utils.letterbox import CanvasShapes
+from utils.images.letterbox import CanvasShapes
 
 RECT = CanvasShapes(320, 32)
 

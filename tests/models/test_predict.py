@@ -8,15 +8,16 @@ import torch
 import val
 from data import build_evaluation_loader
 from data.dataset_yaml import read_data_yaml
-from data.images import read_image
 from data.labels import Labels
 from data.scan import scan
 from models import build_model
-from models.predict import ImageDetections, Predictor
+from models.predict import Predictor
 from models.views import ensemble, single_view, with_test_time_augmentation
 from tests.data.test_loader import write_data
 from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
+from utils.images.decode import read_image
+from utils.images.detections import ImageDetections
 
 CPU = World(torch.device("cpu"))
 SIZES = [(200, 100), (100, 200), (96, 96), (641, 479), (61, 20), (30, 20), (20000, 10), (1, 1)]  # width, height

@@ -16,7 +16,7 @@ from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
-from utils.opencv import cv2
+from utils.images.opencv import cv2
 from utils.plots.canvas import FAINT, colour_of, short_name, wide_font, write_atomically
 
 MOSAIC_SIDE = 1920  # pixels at most

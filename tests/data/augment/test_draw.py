@@ -10,7 +10,7 @@ import pytest
 from data.augment.draw import _scaled, colour_tables, draw
 from data.augment.geometry import translation
 from data.augment.records import CanvasLayer, Paste, Plan, Tile
-from utils.letterbox import GREY
+from utils.images.letterbox import GREY
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)

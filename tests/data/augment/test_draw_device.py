@@ -19,7 +19,7 @@ from data.augment.plan import Planner
 from data.augment.records import Augmentation, CanvasLayer, Paste, Plan, Tile
 from data.labels import LabelsBuilder
 from tests.support.meta_device import COPIED_TO_DEVICE, META, OneDevice
-from utils.letterbox import GREY
+from utils.images.letterbox import GREY
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)

@@ -1,10 +1,10 @@
-"""utils/opencv.py: the error message on a machine without the system libraries of OpenCV."""
+"""utils/images/opencv.py: the error message on a machine without the system libraries of OpenCV."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_missing_opencv_library_gives_one_line_error(tmp_path):
@@ -21,6 +21,6 @@ def test_missing_opencv_library_gives_one_line_error(tmp_path):
 
 
 def test_only_opencv_module_imports_cv2():
-    for file in [*ROOT.glob("*.py"), *(p for d in ("utils", "models", "data") for p in (ROOT / d).glob("*.py"))]:
+    for file in [*ROOT.glob("*.py"), *(p for d in ("utils", "models", "data") for p in (ROOT / d).rglob("*.py"))]:
         if file.name != "opencv.py":
-            assert "import cv2" not in file.read_text().replace("from utils.opencv import cv2", ""), file
+            assert "import cv2" not in file.read_text().replace("from utils.images.opencv import cv2", ""), file

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from utils.letterbox import (
+from utils.images.letterbox import (
     EVALUATION_PAD,
     GREY,
     CanvasShapes,

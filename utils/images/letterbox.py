@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.opencv import cv2
+from utils.images.opencv import cv2
 
 Image = np.ndarray  # uint8 [H, W, 3]
 Region = tuple[int, int, int, int]  # x1, y1, x2, y2

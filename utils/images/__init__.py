@@ -1,0 +1,1 @@
+"""Images: decoding files, letterboxing, frames of videos, and the detections in them."""

@@ -1,0 +1,166 @@
+"""Read an image file, and decode it to uint8 BGR."""
+
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from utils.images.opencv import cv2
+from utils.printable import printable
+
+# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits change their meaning.
+IMAGE_SUFFIXES = frozenset(
+    (".avif", ".bmp", ".dib", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo")
+    + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
+)
+
+GIF_STARTS, PNG_START = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n"
+JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers, one for each JPEG coding process
+PROGRESSIVE = (0xC2, 0xCA)
+MAX_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
+MAX_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
+FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, with any suffix
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file with this name counts as an image.
+
+    >>> is_image_name("a.JPG"), is_image_name("a.txt"), is_image_name("._a.jpg")
+    (True, False, False)
+    """
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+
+
+def read_image(path: str | Path) -> np.ndarray:
+    """Return the pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order), upright.
+
+    Raises ValueError if the file cannot be read, and as `decode_bgr` does.
+    """
+    return decode_bgr(read_bytes(path), path)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Return the contents of a regular file. Raises ValueError with its path if it cannot be read."""
+    try:  # reading a pipe may never end, so only regular files are read
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is not a regular file")
+        with open(path, "rb") as stream:
+            return stream.read()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ValueError(f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
+    """Decode the bytes of an image file to uint8 [H, W, 3], blue green red, upright.
+
+    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16-bit values keep their high byte
+    (65535 -> 255), CMYK is converted, only the first page is read. A JPEG that lacks only its end marker is accepted.
+    Raises ValueError with `name` if the image is damaged, truncated or has floating-point values.
+    """
+    if data.startswith(FLOAT_STARTS):
+        raise ValueError(f"{printable(name)} has floating-point values, whose range is unknown")
+    image = _decode(data) if has_end(data) else _decode_without_end(data)
+    if image is None:
+        problem = "is damaged, truncated or not an image that OpenCV can decode" if data else "is empty"
+        raise ValueError(f"{printable(name)} {problem}")
+    return image
+
+
+def has_end(data: bytes) -> bool:
+    """Return False for a JPEG without its end marker, True for all other data.
+
+    >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
+    (False, True)
+    """
+    scan = _jpeg_frame(data)[2]
+    return not scan or data.find(JPEG_END, scan) >= 0
+
+
+@contextmanager
+def quiet_decoder() -> Iterator[None]:
+    """Silence OpenCV's log on stderr while many files are decoded; the caller reports each problem itself."""
+    log = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # OpenCV 4, OpenCV 5
+    level = log.getLogLevel()
+    log.setLogLevel(0)
+    try:
+        yield
+    finally:
+        log.setLogLevel(level)
+
+
+def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
+    """Return (frame marker, number of pixels, offset of the first scan) from a JPEG's header; 0 for what is absent.
+
+    Goes from segment to segment, because a thumbnail in the header has its own frame and end marker.
+    """
+    kind, pixels, position = 0, 0, 2 if data.startswith(JPEG_START) else len(data)
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == JPEG_SCAN:
+            return kind, pixels, position
+        if marker in FRAMES:
+            sides = data[position + 5 : position + 9]
+            kind, pixels = marker, int.from_bytes(sides[:2], "big") * int.from_bytes(sides[2:], "big")
+        position += 1 if marker == 0xFF else 2 + length
+    return kind, pixels, 0
+
+
+def _gif_pixels(data: bytes) -> int:
+    """Return the number of pixels of the canvas that the frames of a GIF are drawn on."""
+    return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
+
+
+def _is_damaged_png(data: bytes) -> bool:
+    """Whether a PNG has a chunk that reaches past the end of the file, or is animated and has a wrong checksum.
+
+    OpenCV allocates as much memory as a chunk claims to need, and verifies checksums of still images only.
+    """
+    if not data.startswith(PNG_START):
+        return False
+    animated = data.find(b"acTL", 0, data.find(b"IDAT")) >= 0
+    view, position = memoryview(data), len(PNG_START)
+    while position < len(data):
+        end = position + 8 + int.from_bytes(view[position : position + 4], "big")  # length, name, content, checksum
+        if end + 4 > len(data):
+            return True
+        if animated and zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+            return True
+        if view[position + 4 : position + 8] == b"IEND":
+            return False
+        position = end + 4
+    return True
+
+
+def _decode(data: bytes) -> np.ndarray | None:
+    claimed = _gif_pixels(data) if data.startswith(GIF_STARTS) else _jpeg_frame(data)[1]
+    if claimed > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
+        return None
+    if _is_damaged_png(data):
+        return None
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error:  # empty, or more pixels than OpenCV allows
+        return None
+
+
+def _decode_without_end(data: bytes) -> np.ndarray | None:
+    """Decode a JPEG without end marker; None if pixels are missing too.
+
+    The data are decoded twice, with two fillings that differ from the first bit on: a decoder skips bytes after the
+    last pixel, so the results differ only if pixels are missing. Progressive JPEGs are rejected: without the last scans
+    no pixel is missing, but all are coarse.
+    """
+    if _jpeg_frame(data)[0] in PROGRESSIVE:
+        return None
+    if data.endswith(b"\0\0"):  # as in a file whose length was set before its contents were written
+        data = data.rstrip(b"\0")
+    data = data.rstrip(b"\xff")  # the first byte of the end marker or of an escaped byte
+    first, second = (_decode(data + MAX_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
+    if first is None or second is None or not np.array_equal(first, second):
+        return None
+    return first

@@ -1,0 +1,36 @@
+"""The detections in one image, and a frame to detect objects in."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ImageDetections:
+    """The detections in one image, highest score first."""
+
+    boxes_xyxy: NDArray[np.float64]  # [D, 4] in pixels of the image, clipped to its border
+    scores: NDArray[np.float64]  # [D] in [0, 1]
+    class_ids: NDArray[np.int64]  # [D]
+
+    def __len__(self) -> int:
+        """Return the number of detections D."""
+        return len(self.scores)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An image to detect objects in: an image file, or one frame of a video or stream.
+
+    image: uint8 [H, W, 3], blue green red. path: of the file, or the address of the stream, as text for the user.
+    name: of its outputs: a relative path such as `street/a.jpg`, unique in a run except for the frames of one video.
+    number: of the frame in its video, from 1; None for an image. fps: frames per second of the video that these frames
+    make, 0 for an image.
+    """
+
+    image: NDArray[np.uint8]
+    path: str
+    name: str
+    number: int | None = None
+    fps: float = 0.0
