@@ -35,6 +35,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--download", action="store_true", help="download the data set from the URL in its YAML, if it is missing")
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
+    add("--square", action="store_true", help="letterbox to a square, as models exported for a fixed size need")
     add("--conf-thres", "--conf", type=float, default=0.001, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
     add("--max-det", type=int, default=300, help="max detections per image")
@@ -90,21 +91,21 @@ from data.sampler import EvaluationSampler
 from data.splits import Dataset, open_dataset
 from models import Detector
 from models.assign.targets import pad_targets
+from models.backends import Backend
+from models.backends.combined import AugmentedViews, Ensemble, MergedClasses
+from models.backends.in_torch import TorchBackend
+from models.backends.loading import LoadedModel, image_size_for, load_backend
 from models.losses import Loss
 from models.predict import detections_in_images
-from models.views import Predict, ensemble, merge_classes, single_view, with_test_time_augmentation
-from models.weights.kestrel import digest, load_detector
-from models.weights.transfer import reorder_classes
+from models.weights.kestrel import load_detector
 from utils.distributed.devices import describe, loader_workers, processes_for, wait_for
 from utils.distributed.host_copies import to_device
-from utils.distributed.precision import autocast_for, choose_precision
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.files.folders import new_run_folder
 from utils.files.writers import write_json
 from utils.images.detections import ImageDetections
-from utils.images.letterbox import round_up_to_stride
 from utils.log import RunLog
 from utils.metrics.coco import evaluate_boxes, format_summary
 from utils.metrics.coco_results import write_coco
@@ -148,13 +149,11 @@ class Predictions:
 
 @torch.inference_mode()
 def detect(
-    model: Detector,
+    model: Detector | Backend,
     loader: Loader[EvaluationSampler],
     world: World,
     *,
-    precision: torch.dtype = torch.float32,
     criterion: Loss | None = None,
-    predict: Predict | None = None,
     confidence: float = 0.001,
     iou: float = 0.6,
     max_detections: int = 300,
@@ -164,13 +163,10 @@ def detect(
 ) -> Predictions:
     """Detections of `model` on every image of `loader`, gathered from all processes.
 
-    precision: of the forward pass; boxes and scores are always computed in float32. criterion: also compute the losses.
-    predict: replaces the forward pass and decoding. max_detections: kept per image, over all classes.
-    Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
+    criterion: also compute the losses, of a model that is not exported or combined. max_detections: kept per image,
+    over all classes. Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
     """
-    if criterion is not None and predict is not None:
-        raise ValueError("`predict` gives no raw predictions, which `criterion` needs: choose one of them")
-    model.eval()
+    backend = model if isinstance(model, Backend) else TorchBackend(model)
     rows = [np.zeros((0, 7))]
     clock: list[list[float]] = []  # a row per batch: images, seconds of the model, seconds of the rest
     terms = criterion.terms if criterion else ()
@@ -180,19 +176,17 @@ def detect(
         if interrupted is not None and interrupted():
             break
         started = time.perf_counter()
-        images = to_device(batch.images, world.device, model.dtype)
-        with autocast_for(precision, world.device):
-            maps = [] if predict else model(images)
-            boxes, scores = predict(images) if predict else model.decode(maps)
+        images = to_device(batch.images, world.device, backend.dtype)
+        predicted = backend.predict(images)
         wait_for(world.device)
         forward_done = time.perf_counter()
         if criterion is not None:
-            batch_losses = criterion(maps, pad_targets(batch.targets))
+            batch_losses = criterion(predicted.raw, pad_targets(batch.targets))
             losses.append(torch.stack([batch_losses[name] for name in terms])[None])  # read by the host at the end
             sizes.append(torch.tensor([[number, len(images)]], dtype=torch.float64))
         in_images = detections_in_images(
-            boxes,
-            scores,
+            predicted.boxes_xyxy,
+            predicted.scores,
             [batch.placement_of(i) for i in range(len(images))],
             loader.labels.sizes[batch.indices.numpy()].tolist(),
             confidence=confidence,
@@ -219,7 +213,7 @@ def detect(
     )
 
 
-def evaluate(model: Detector, loader: Loader[EvaluationSampler], world: World, **options: Any) -> Evaluation:
+def evaluate(model: Detector | Backend, loader: Loader[EvaluationSampler], world: World, **options: Any) -> Evaluation:
     """The metrics of `model` on all images of `loader`. options: further arguments of `detect`."""
     return detect(model, loader, world, **options).evaluate()
 
@@ -287,27 +281,28 @@ def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.fl
     return np.concatenate(rows)
 
 
-def load_members(paths: Sequence[str], world: World) -> list[tuple[Detector, dict[str, Any]]]:
-    """Each checkpoint's detector and its other entries. Raises ValueError if the processes read different weights."""
-    loaded = [load_detector(Path(path)) for path in paths]
-    for path, (model, _) in zip(paths, loaded, strict=True):
-        world.require_same(path, digest(model))
+def load_members(paths: Sequence[str], world: World, half: bool) -> list[LoadedModel]:
+    """The models of all files. Raises ValueError if the processes read different weights."""
+    loaded = [load_backend(Path(path), world.device, half=half) for path in paths]
+    for path, model in zip(paths, loaded, strict=True):
+        world.require_same(path, model.digest)
     return loaded
 
 
-def prepare_members(
-    paths: Sequence[str], loaded: Sequence[tuple[Detector, dict[str, Any]]], dataset: Dataset, device: torch.device
-) -> None:
-    """Reorder each detector's classes as in the data set, move it to the device and fuse its BatchNorm.
+def combine_members(paths: Sequence[str], loaded: Sequence[LoadedModel], dataset: Dataset, augment: bool) -> Backend:
+    """One backend of all models, with the classes of the data set. augment: with test-time augmentation.
 
-    Raises ValueError, with the checkpoint's path, if its classes differ from those of the data set.
+    Raises ValueError, with the file's path, if the classes of a model differ from those of the data set.
     """
-    for path, (model, saved) in zip(paths, loaded, strict=True):
+    members: list[Backend] = []
+    for path, model in zip(paths, loaded, strict=True):
         try:
-            reorder_classes(model, saved["names"], saved["names"] if dataset.single_class else dataset.names)
+            fitting = model if dataset.single_class else model.with_classes(dataset.names)
         except ValueError as error:
             raise ValueError(f"{path} does not fit {dataset.file}: {error}") from None
-        model.to(memory_format=torch.channels_last).to(device).fuse()
+        members.append(AugmentedViews(fitting.backend) if augment else fitting.backend)
+    combined = Ensemble(members) if len(members) > 1 else members[0]
+    return MergedClasses(combined) if dataset.single_class else combined
 
 
 def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]) -> str:
@@ -333,41 +328,36 @@ def main(args: Namespace, world: World) -> Evaluation:
     check_flags(args)
     world.require_same("the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE})
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
-    loaded = load_members(paths, world)
-    saved = loaded[0][1]
-    config, data = saved.get("config", {}), args.data or saved.get("data", "")
+    loaded = load_members(paths, world, args.half)
+    data = args.data or loaded[0].data
     if not data:
         raise ValueError(f"{paths[0]}: does not name the data set that it was trained on; give --data")
 
-    single = args.single_cls or config.get("single_cls", False)
+    single = args.single_cls or loaded[0].single_class
     speed, split = args.task == "speed", "val" if args.task == "speed" else args.task
     log = RunLog(active=world.is_main)
     dataset = open_dataset(
         data, (split,), world, log.say, download=args.download, single_class=single, cache_dir=args.cache_dir
     )
-    prepare_members(paths, loaded, dataset, world.device)
+    backend = combine_members(paths, loaded, dataset, args.augment)
     labels = dataset.read(split, log.say)
 
     created = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
     folder = Path(world.broadcast_object(created))
     if world.devices:
         log.say(f"one process uses one device, {world.device}; --spawn starts a process for each device")
-    stride = max(max(model.strides) for model, _ in loaded)
-    size = round_up_to_stride(args.imgsz or config.get("imgsz", 640), stride)
+    size = image_size_for(backend, args.imgsz, loaded[0].image_size)
+    canvas = backend.canvas or ((size, size) if args.square else None)
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
     process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
-    loader = build_evaluation_loader(labels, batch_size=args.batch_size, image_size=size, stride=stride, **process)
+    process |= {"image_size": size, "stride": backend.stride, "canvas": canvas}
+    loader = build_evaluation_loader(labels, batch_size=args.batch_size, **process)
     log.say(f"{', '.join(paths)} on {data}, {split} split, {size} px, {describe(world.device)}")
 
-    predict = ensemble([(with_test_time_augmentation if args.augment else single_view)(model) for model, _ in loaded])
-    precision = choose_precision("auto" if args.half else "fp32", world.device)
-    world.require_same("--half", str(precision))
     result = evaluate(
-        loaded[0][0],
+        backend,
         loader,
         world,
-        precision=precision,
-        predict=merge_classes(predict) if single else predict,
         confidence=0.25 if speed else args.conf_thres,
         iou=0.45 if speed else args.iou_thres,
         max_detections=args.max_det,

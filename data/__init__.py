@@ -15,7 +15,7 @@ from data.sampler import EvaluationSampler, TrainSampler
 from data.splits import Dataset, open_dataset
 from utils.distributed.devices import loader_workers
 from utils.distributed.world import World
-from utils.images.letterbox import EVALUATION_PAD, CanvasShapes
+from utils.images.letterbox import CanvasShapes, canvas_shapes
 
 CPU = torch.device("cpu")
 __all__ = [
@@ -118,16 +118,19 @@ def build_evaluation_loader(
     batch_size: int,
     image_size: int,
     stride: int,
-    pad: float = EVALUATION_PAD,
+    canvas: tuple[int, int] | None = None,
     workers: int = 0,
     device: torch.device = CPU,
     images: Reader | DeviceImages | None = None,
     rank: int = 0,
     size: int = 1,
 ) -> Loader[EvaluationSampler]:
-    """Return a loader of every image once, letterboxed to its own shape; each process gets whole batches."""
-    shapes = CanvasShapes(image_size, stride, pad)
+    """Return a loader of every image once, letterboxed to its own shape; each process gets whole batches.
+
+    canvas: the (height, width) of all batches instead, for a model that takes no other.
+    """
+    shapes = canvas_shapes(image_size, stride, canvas)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
-    samples = Samples(Planner(labels, image_size, Augmentation(), 0), images, augment=False)
+    samples = Samples(Planner(labels, shapes.image_size, Augmentation(), 0), images, augment=False)
     return Loader(samples, sampler, workers=workers, device=device)

@@ -13,20 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.detector import Detector
+from models.backends import Backend
+from models.backends.combined import OnlyClasses
 from models.nms import check_limits, non_max_suppression
-from models.views import Predict, only_classes, single_view
 from utils.distributed.host_copies import to_device
-from utils.distributed.precision import autocast_for
 from utils.images.detections import ImageDetections
 from utils.images.letterbox import (
-    EVALUATION_PAD,
-    CanvasShapes,
     Placement,
     base_sizes,
+    canvas_shapes,
     draw_letterboxed,
     place,
-    round_up_to_stride,
 )
 
 ChannelOrder = Literal["rgb", "bgr"]
@@ -41,7 +38,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Detector,
+        backend: Backend,
         *,
         image_size: int = 640,
         confidence: float = 0.25,
@@ -50,35 +47,23 @@ class Predictor:
         class_ids: Sequence[int] | None = None,
         agnostic: bool = False,
         multi_label: bool = False,
-        predict: Predict | None = None,
-        stride: int | None = None,
-        precision: torch.dtype = torch.float32,
         batch_size: int = 16,
     ) -> None:
-        """Images are moved to the device of `model`, which is put in eval mode.
+        """Images are moved to the device of `backend`, which may be combined of several (models/backends/combined.py).
 
-        image_size: long side in pixels, rounded up to a multiple of the stride. confidence: scores at or below it are
-        dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression. class_ids: detect only these
-        classes. predict: replaces the single forward pass of `model`, for test-time augmentation or ensembles
-        (models/views.py). stride: canvas sides are multiples of it; by default the model's largest stride, for an
-        ensemble give the largest of all models. precision: of the forward pass, by autocast. batch_size: the most
-        images in one forward pass. Raises ValueError for a number out of range.
+        image_size: long side in pixels, rounded up to a multiple of the stride; a backend with a fixed canvas has its
+        own. confidence: scores at or below it are dropped. iou, agnostic, multi_label, max_detections: as for
+        non_max_suppression. class_ids: detect only these classes. batch_size: the most images in one forward pass.
+        Raises ValueError for a number out of range.
         """
         check_limits(confidence, iou, max_detections)
         for name, number in (("image_size", image_size), ("batch_size", batch_size)):
             if number < 1:
                 raise ValueError(f"{name} {number}: choose 1 or more")
-        for class_id in class_ids or ():
-            if not 0 <= class_id < model.num_classes:
-                raise ValueError(
-                    f"class {class_id}: the model has {model.num_classes} classes (0-{model.num_classes - 1})"
-                )
-        stride = stride or max(model.strides)
-        predict = predict or single_view(model)
-        self.model, self.precision, self.batch_size = model, precision, batch_size
-        self.image_size = round_up_to_stride(image_size, stride)
-        self._shapes = CanvasShapes(self.image_size, stride, EVALUATION_PAD)
-        self._predict = predict if class_ids is None else only_classes(predict, class_ids)
+        self.backend = backend if class_ids is None else OnlyClasses(backend, class_ids)
+        self.batch_size = batch_size
+        self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas)
+        self.image_size = self._shapes.image_size
         self._in_images = partial(
             detections_in_images,
             confidence=confidence,
@@ -138,13 +123,9 @@ class Predictor:
             draw_letterboxed(image, base_size, out)
         if channel_order == "bgr":
             pixels = np.ascontiguousarray(pixels[..., ::-1])
-        self.model.eval()
-        device = next(self.model.parameters()).device
-        inputs = to_device(torch.from_numpy(pixels), device, self.model.dtype)
-        with autocast_for(self.precision, device):
-            boxes, scores = self._predict(inputs)
+        found = self.backend.predict(to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype))
         placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]
-        return self._in_images(boxes, scores, placements, sizes)
+        return self._in_images(found.boxes_xyxy, found.scores, placements, sizes)
 
 
 def size_of(image: NDArray[np.uint8]) -> tuple[int, int]:

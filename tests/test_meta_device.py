@@ -27,12 +27,13 @@ from data.multi_scale import MultiScale
 from data.splits import open_data, read_split
 from models import Detector, build_model
 from models.assign.targets import pad_targets
+from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, OnlyClasses, ReorderedClasses
+from models.backends.in_torch import TorchBackend
 from models.blocks import LAYERS
 from models.freezing import freeze, set_training
 from models.heads.registry import HEADS, build_loss
 from models.losses import LossGains
 from models.nms import non_max_suppression
-from models.views import ensemble, merge_classes, only_classes, single_view, with_test_time_augmentation
 from tests.support.anchor_free import FAMILY
 from tests.support.meta_device import COPIED_TO_DEVICE, META, NeverReadyHostCopy, OneDevice, fused_on_meta, use_fused
 from utils.background import BackgroundTask
@@ -318,12 +319,13 @@ def test_host_read_by_guard_of_unfused_optimizer_is_detected(labels: Labels) -> 
 # ---------------------------------------------------------------------- validation
 
 
-PREDICTIONS = {
-    "single": single_view,
-    "views": with_test_time_augmentation,
-    "ensemble": lambda model: ensemble([single_view(model), with_test_time_augmentation(model)]),
-    "two of three": lambda model: only_classes(single_view(model), [0, 2]),
-    "one class": lambda model: merge_classes(single_view(model)),
+BACKENDS = {
+    "single": TorchBackend,
+    "views": lambda model: AugmentedViews(TorchBackend(model)),
+    "ensemble": lambda model: Ensemble([TorchBackend(model), AugmentedViews(TorchBackend(model))]),
+    "two of three": lambda model: OnlyClasses(TorchBackend(model), [0, 2]),
+    "reordered": lambda model: ReorderedClasses(TorchBackend(model), [2, 0, 1]),
+    "one class": lambda model: MergedClasses(TorchBackend(model)),
 }
 
 
@@ -332,11 +334,11 @@ def fused_model() -> Detector:
     return build_model(TABLE, 3).to(memory_format=torch.channels_last).to(META).fuse()
 
 
-@pytest.mark.parametrize("name", PREDICTIONS)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_predictions_stay_on_device(name: str) -> None:
-    model, host = fused_model(), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
+    backend, host = BACKENDS[name](fused_model()), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
     with torch.no_grad(), OneDevice() as device:
-        boxes, scores = PREDICTIONS[name](model)(to_device(host, META))
+        boxes, scores, _ = backend.predict(to_device(host, META))
     assert device.calls[COPIED_TO_DEVICE] == 1
     assert boxes.device == scores.device == META
     assert (boxes.shape[:2], boxes.shape[2]) == (scores.shape[:2], 4)

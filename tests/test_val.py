@@ -18,6 +18,7 @@ from data import build_evaluation_loader
 from data.dataset_yaml import read_data_yaml
 from data.scan import scan
 from models import build_model
+from models.backends import Backend, Prediction
 from utils.distributed.world import World
 from utils.metrics.records import Detections
 from utils.plots import labels
@@ -28,14 +29,16 @@ ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
 
 
-class FakeModel(torch.nn.Module):
+class FakeBackend(Backend):
     """Replaces a model: the predictions are those of the test's `predict`, whatever the image."""
 
-    strides = (8, 16, 32)
-    dtype = torch.float32
+    num_classes, stride, device = 3, 32, torch.device("cpu")
 
-    def forward(self, images):
-        return [images]
+    def __init__(self, predict):
+        self.predict = predict
+
+    def predict(self, images):
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +96,13 @@ def truth_as_predictions(loader):
             own = batch.targets[batch.targets[:, 0] == i]
             boxes[i, : len(own)] = own[:, 2:]
             scores[i, torch.arange(len(own)), own[:, 1].long()] = 0.9
-        return boxes, scores
+        return Prediction(boxes, scores)
 
-    return predict
+    return FakeBackend(predict)
 
 
 def test_perfect_predictions_score_one(loader):
-    found = val.evaluate(FakeModel(), loader, CPU, predict=truth_as_predictions(loader), active=False)
+    found = val.evaluate(truth_as_predictions(loader), loader, CPU, active=False)
     assert found.coco.stats["AP"] == pytest.approx(1.0)
     assert found.precision == pytest.approx(1.0)
     assert found.recall == pytest.approx(1.0)
@@ -111,9 +114,9 @@ def test_perfect_predictions_score_one(loader):
 
 def test_evaluation_without_detections_scores_zero(loader):
     def nothing(images):
-        return torch.zeros(len(images), 5, 4), torch.zeros(len(images), 5, 3)
+        return Prediction(torch.zeros(len(images), 5, 4), torch.zeros(len(images), 5, 3))
 
-    found = val.evaluate(FakeModel(), loader, CPU, predict=nothing, active=False)
+    found = val.evaluate(FakeBackend(nothing), loader, CPU, active=False)
     assert found.coco.stats["AP"] == 0
     assert found.precision == found.recall == found.fitness == 0
     assert "all" in val.class_table(found, ["disc", "square", "bar"], verbose=True)

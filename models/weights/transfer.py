@@ -1,8 +1,6 @@
-"""Copy weights from one detector to another, and reorder the classes of a detector."""
+"""Copy weights from one detector to another."""
 
 from collections.abc import Sequence
-
-import torch
 
 from models.detector import Detector
 from models.heads import Head
@@ -54,27 +52,3 @@ def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -
         shared.copy_(given_shared)
         copied += 1
     return copied, with_classes
-
-
-@torch.no_grad()
-def reorder_classes(model: Detector, names: Sequence[str], wanted: Sequence[str]) -> None:
-    """Reorder a model's classes from `names` to `wanted`. Raises ValueError if the names differ or are ambiguous."""
-    if list(names) == list(wanted):
-        return
-    if sorted(names) != sorted(wanted) or len(set(names)) < len(names):
-        raise ValueError(f"the model's classes are {join_names(names)}, but {join_names(wanted)} are wanted")
-    order = [list(names).index(name) for name in wanted]
-    for key, values in model.head.state_dict().items():
-        _, by_class = model.head.split_classes(key, values)
-        if by_class is not None:
-            by_class.copy_(by_class[order].clone())
-
-
-def join_names(names: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` names as text, and the number of the others.
-
-    >>> join_names(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

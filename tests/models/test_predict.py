@@ -11,8 +11,10 @@ from data.dataset_yaml import read_data_yaml
 from data.labels import Labels
 from data.scan import scan
 from models import build_model
+from models.backends import Backend, Prediction
+from models.backends.combined import AugmentedViews, Ensemble
+from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
-from models.views import ensemble, single_view, with_test_time_augmentation
 from tests.data.test_loader import write_data
 from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
@@ -73,9 +75,9 @@ def model(tiny_model):
     return build_model(tiny_model, 3)
 
 
-def detect_with_val(model, labels: Labels, **settings) -> list[ImageDetections]:
-    loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=max(model.strides))
-    found = val.detect(model, loader, CPU, active=False, **settings).detections
+def detect_with_val(backend: Backend, labels: Labels, **settings) -> list[ImageDetections]:
+    loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=backend.stride)
+    found = val.detect(backend, loader, CPU, active=False, **settings).detections
     images = []
     for image_id in labels.image_ids:
         own = found.image_ids == image_id
@@ -93,13 +95,13 @@ def assert_detections_close(found: list[ImageDetections], expected: list[ImageDe
 
 
 @pytest.mark.parametrize("data", ["drawn_data", "odd_data"])
-@pytest.mark.parametrize("views", [single_view, with_test_time_augmentation])
+@pytest.mark.parametrize("views", [TorchBackend, lambda model: AugmentedViews(TorchBackend(model))])
 def test_predictor_boxes_equal_those_of_val(request, model, data, views):
     """For any image shape. val.py reads the images by another path: planner, drawing and loader."""
     labels = request.getfixturevalue(data)
     limits = {"confidence": 0.0, "iou": 0.6, "max_detections": 40}
-    expected = detect_with_val(model, labels, predict=views(model), **limits)
-    predictor = Predictor(model, image_size=96, multi_label=True, batch_size=1, predict=views(model), **limits)
+    expected = detect_with_val(views(model), labels, **limits)
+    predictor = Predictor(views(model), image_size=96, multi_label=True, batch_size=1, **limits)
     images = [read_image(labels.path(i)) for i in range(len(labels))]
     found = predictor(images, channel_order="bgr")
     assert sum(map(len, found)) > 10 * len(images)
@@ -114,14 +116,16 @@ def test_predicted_boxes_match_drawn_boxes(batch_size):
     """Resizing moves edges between pixels: the error is at most one pixel of the image or of the canvas."""
     boxes = [(round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]]
     images = [image_with_box(size, box) for size, box in zip(SIZES, boxes, strict=False)]
-    found = Predictor(BrightSpot(), image_size=320, batch_size=batch_size)(images, channel_order="rgb")
+    found = Predictor(TorchBackend(BrightSpot()), image_size=320, batch_size=batch_size)(images, channel_order="rgb")
     for size, box, one in zip(SIZES, boxes, found, strict=False):
         assert (one.scores.tolist(), one.class_ids.tolist()) == ([0.75], [1])
         assert np.abs(one.boxes_xyxy[0] - box).max() <= max(1, max(size) / 320)
 
 
 def test_predicted_boxes_are_exact_without_resizing():
-    found = Predictor(BrightSpot(), image_size=128)(image_with_box((128, 72), (10, 20, 30, 60)), channel_order="rgb")
+    found = Predictor(TorchBackend(BrightSpot()), image_size=128)(
+        image_with_box((128, 72), (10, 20, 30, 60)), channel_order="rgb"
+    )
     assert found.boxes_xyxy.tolist() == [[10, 20, 30, 60]]
     assert (found.boxes_xyxy.dtype, found.scores.dtype, found.class_ids.dtype) == (np.float64, np.float64, np.int64)
     assert len(found) == 1
@@ -130,14 +134,14 @@ def test_predicted_boxes_are_exact_without_resizing():
 def test_images_with_the_same_canvas_are_batched_together():
     model = BrightSpot()
     images = [image_with_box(size, (0, 0, 1, 1)) for size in [(64, 64), (64, 32), (64, 64), (60, 60), (64, 64)]]
-    found = Predictor(model, image_size=64, batch_size=3)(images, channel_order="rgb")
+    found = Predictor(TorchBackend(model), image_size=64, batch_size=3)(images, channel_order="rgb")
     # Square: ceil(2 + 0.5) = 3 strides; 64 x 32: ceil(1 + 0.5) = 2 strides high.
     assert model.seen == [(3, 3, 96, 96), (1, 3, 96, 96), (1, 3, 64, 96)]
     assert [one.boxes_xyxy.shape for one in found] == [(1, 4)] * 5
 
 
 def test_predictor_with_no_images_and_no_detections():
-    predictor = Predictor(BrightSpot(), image_size=64)
+    predictor = Predictor(TorchBackend(BrightSpot()), image_size=64)
     assert predictor([], channel_order="rgb") == []
     found = predictor(np.zeros((50, 70, 3), np.uint8), channel_order="bgr")
     assert (len(found), found.boxes_xyxy.shape, found.boxes_xyxy.dtype) == (0, (0, 4), np.float64)
@@ -145,7 +149,7 @@ def test_predictor_with_no_images_and_no_detections():
 
 
 def test_predicted_boxes_are_clipped_to_the_image(model, odd_data):
-    predictor = Predictor(model, image_size=96, confidence=0.0, max_detections=300)
+    predictor = Predictor(TorchBackend(model), image_size=96, confidence=0.0, max_detections=300)
     images = [read_image(odd_data.path(i)) for i in range(len(odd_data))]
     for (width, height), one in zip(SIZES, predictor(images, channel_order="bgr"), strict=True):
         assert len(one) > 0
@@ -156,7 +160,7 @@ def test_predicted_boxes_are_clipped_to_the_image(model, odd_data):
 
 def test_grey_images_are_predicted_like_rgb_images(model):
     grey = np.random.default_rng(0).integers(0, 256, (70, 90), dtype=np.uint8)
-    predictor = Predictor(model, image_size=64, confidence=0.0, max_detections=20)
+    predictor = Predictor(TorchBackend(model), image_size=64, confidence=0.0, max_detections=20)
     expected = [predictor(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), channel_order="rgb")]
     assert_detections_close([predictor(grey, channel_order="rgb")], expected, 0)
     assert_detections_close([predictor(grey[..., None], channel_order="bgr")], expected, 0)
@@ -171,15 +175,17 @@ def test_predictor_respects_channel_order():
 
     image = np.zeros((96, 96, 3), np.uint8)
     image[..., 0] = 255
-    predictor = Predictor(Channels(), image_size=96, confidence=0.5)
+    predictor = Predictor(TorchBackend(Channels()), image_size=96, confidence=0.5)
     assert predictor(image, channel_order="rgb").class_ids.tolist() == [0]
     assert predictor(image, channel_order="bgr").class_ids.tolist() == [2]
 
 
-def two_boxes(_) -> tuple[torch.Tensor, torch.Tensor]:
-    """Predict two boxes with IoU 0.8, of classes 0 and 2; the first also has score 0.5 for class 1."""
-    boxes = torch.tensor([[[10.0, 10, 20, 20], [10, 10, 20, 18]]])
-    return boxes, torch.tensor([[[0.9, 0.5, 0.0], [0.0, 0.1, 0.8]]])
+class TwoBoxes(TorchBackend):
+    """Predicts two boxes with IoU 0.8, of classes 0 and 2; the first also has score 0.5 for class 1."""
+
+    def predict(self, images):
+        boxes = torch.tensor([[[10.0, 10, 20, 20], [10, 10, 20, 18]]])
+        return Prediction(boxes, torch.tensor([[[0.9, 0.5, 0.0], [0.0, 0.1, 0.8]]]))
 
 
 @pytest.mark.parametrize(
@@ -197,15 +203,15 @@ def two_boxes(_) -> tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_predictor_settings_select_detections(settings, class_ids):
-    predictor = Predictor(BrightSpot(), image_size=64, predict=two_boxes, **settings)
+    predictor = Predictor(TwoBoxes(BrightSpot()), image_size=64, **settings)
     assert predictor(np.zeros((64, 64, 3), np.uint8), channel_order="rgb").class_ids.tolist() == class_ids
 
 
-def test_predictor_uses_ensemble_and_given_stride():
+def test_predictor_uses_ensemble_and_its_largest_stride():
     model = BrightSpot()
-    predictor = Predictor(
-        model, image_size=100, stride=64, predict=ensemble([single_view(model), single_view(model)]), iou=1.0
-    )
+    wide = TorchBackend(model)
+    wide.stride = 64
+    predictor = Predictor(Ensemble([TorchBackend(model), wide]), image_size=100, iou=1.0)
     assert predictor.image_size == 128
     found = predictor(image_with_box((128, 128), (32, 32, 64, 64)), channel_order="rgb")
     assert found.boxes_xyxy.tolist() == [[32, 32, 64, 64]] * 2
@@ -217,7 +223,7 @@ def test_predictor_runs_in_given_precision(model, precision):
     types = set()
     hook = model.layers[0].conv.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    predictor = Predictor(model.train(), image_size=64, confidence=0.0, precision=precision)
+    predictor = Predictor(TorchBackend(model.train(), precision=precision), image_size=64, confidence=0.0)
     found = predictor(image, channel_order="rgb")
     hook.remove()
     assert types == {precision}
@@ -240,7 +246,7 @@ def test_predictor_runs_in_given_precision(model, precision):
 def test_predictor_rejects_invalid_images(images, text):
     model = BrightSpot()
     with pytest.raises(ValueError, match=text):
-        Predictor(model)(images, channel_order="rgb")
+        Predictor(TorchBackend(model))(images, channel_order="rgb")
     assert model.seen == []
 
 
@@ -258,12 +264,12 @@ def test_predictor_rejects_invalid_images(images, text):
 )
 def test_predictor_rejects_settings_out_of_range(settings, text):
     with pytest.raises(ValueError, match=text):
-        Predictor(BrightSpot(), **settings)
+        Predictor(TorchBackend(BrightSpot()), **settings)
 
 
 def test_predictor_rejects_unknown_channel_order():
     with pytest.raises(ValueError, match="channel_order is 'RGB': choose 'rgb' or 'bgr'"):
-        Predictor(BrightSpot())([], channel_order="RGB")
+        Predictor(TorchBackend(BrightSpot()))([], channel_order="RGB")
 
 
 def test_to_device_scales_and_permutes_images():

@@ -137,3 +137,27 @@ class CanvasShapes:
         """(height, width) of the largest canvas that `shape` can return."""
         side = max(1, int(np.ceil(self.image_size / self.stride + self.pad))) * self.stride
         return side, side
+
+
+@dataclass(frozen=True)
+class FixedCanvas(CanvasShapes):
+    """The same canvas for all images, (height, width), as an exported model of a fixed input size needs."""
+
+    canvas: tuple[int, int] = (0, 0)
+
+    def shape(self, ratios: NDArray[np.float64]) -> tuple[int, int]:
+        return self.canvas
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        return self.canvas
+
+
+def canvas_shapes(image_size: int, stride: int, fixed: tuple[int, int] | None = None) -> CanvasShapes:
+    """The canvases of evaluation and prediction: rectangular with padding, or `fixed` (height, width).
+
+    image_size: long side in pixels, rounded up to a multiple of the stride; of a fixed canvas, its longer side is used.
+    """
+    if fixed:
+        return FixedCanvas(max(fixed), stride, canvas=fixed)
+    return CanvasShapes(round_up_to_stride(image_size, stride), stride, EVALUATION_PAD)

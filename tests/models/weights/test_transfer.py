@@ -8,10 +8,7 @@ from torch import nn
 
 from models import build_model
 from models.detector import Detector
-from models.heads.registry import HEADS
-from models.weights.kestrel import digest
-from models.weights.transfer import reorder_classes, transfer
-from tests.support.anchor_free import FAMILY
+from models.weights.transfer import transfer
 
 TABLES = Path(__file__).parents[2] / "tables"
 
@@ -71,35 +68,3 @@ def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
     copied, total, _ = transfer(other, ABC, model, ABC)
     assert 0 < copied < total
     assert copied == len(other.state_dict().keys() & model.state_dict().keys()) - 1
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("table", ["tiny.yaml", "anchor_free.yaml"])
-def test_reordered_classes_give_the_same_scores(monkeypatch, table):
-    monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
-    torch.manual_seed(0)
-    model = build_model(str(TABLES / table), 3)
-    image = torch.rand(1, 3, 64, 64)
-    boxes, scores = model.eval().decode(model(image))
-    reorder_classes(model, ABC, ["c", "a", "b"])
-    other_boxes, other_scores = model.decode(model(image))
-    assert other_boxes.equal(boxes)
-    assert other_scores.equal(scores[..., [2, 0, 1]])
-    assert not other_scores.equal(scores)
-    reorder_classes(model, ["c", "a", "b"], ABC)
-    assert model.decode(model(image))[1].equal(scores)
-
-
-@pytest.mark.parametrize(
-    ("names", "wanted"), [(ABC, ["a", "b", "d"]), (ABC, ["a", "b"]), (ABC, []), (["a", "a", "b"], ["a", "b", "a"])]
-)
-def test_reorder_classes_rejects_different_classes(model, names, wanted):
-    before = digest(model)
-    message = f"the model's classes are {', '.join(names)}, but {', '.join(wanted)} are wanted"
-    with pytest.raises(ValueError, match=message):
-        reorder_classes(model, names, wanted)
-    assert digest(model) == before
-
-
-def test_reorder_classes_accepts_duplicate_names_in_same_order(model):
-    reorder_classes(model, ["a", "a", "b"], ["a", "a", "b"])

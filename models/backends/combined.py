@@ -1,0 +1,129 @@
+"""Backends made of others: test-time augmentation, ensembles, merged, reordered and filtered classes.
+
+B images of H x W pixels, N predictions per image, C classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.backends import Backend, Prediction
+from utils.images.letterbox import GREY
+
+
+class Combined(Backend):
+    """The base class: the same inputs and classes as the first of its members."""
+
+    def __init__(self, members: Sequence[Backend]) -> None:
+        first, *others = members
+        self.members = [first, *others]
+        self.num_classes, self.device, self.dtype, self.canvas = (
+            first.num_classes,
+            first.device,
+            first.dtype,
+            first.canvas,
+        )
+        self.stride = max(member.stride for member in members)
+        self.min_confidence = max(member.min_confidence for member in members)
+
+
+class AugmentedViews(Combined):
+    """Test-time augmentation: joins the predictions at scales 1, 0.83 (mirrored) and 0.67, in pixels of the input.
+
+    Raises ValueError if the member takes images of one size only. Source: facts of YOLOv5's behaviour.
+    """
+
+    def __init__(self, member: Backend) -> None:
+        super().__init__([member])
+        if member.canvas:
+            height, width = member.canvas
+            raise ValueError(
+                f"test-time augmentation needs a model for images of any size, this one is for {width} x {height} only"
+            )
+
+    def predict(self, images: Tensor) -> Prediction:
+        height, width = images.shape[2:]
+        boxes, scores = [], []
+        for scale, mirrored in ((1.0, False), (0.83, True), (0.67, False)):
+            small = (max(1, round(height * scale)), max(1, round(width * scale)))
+            view = images.flip(3) if mirrored else images
+            if scale != 1:
+                view = F.interpolate(view, small, mode="bilinear", align_corners=False)
+            view = F.pad(view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GREY / 255)
+            found = self.members[0].predict(view)
+            # Python numbers, not a tensor: the host would wait for the copy of the tensor to the GPU.
+            scales = [width / small[1], height / small[0]] * 2
+            x1, y1, x2, y2 = (edge * factor for edge, factor in zip(found.boxes_xyxy.unbind(-1), scales, strict=True))
+            if mirrored:
+                x1, x2 = width - x2, width - x1
+            boxes.append(torch.stack([x1, y1, x2, y2], -1))
+            scores.append(found.scores)
+        return Prediction(torch.cat(boxes, 1), torch.cat(scores, 1))
+
+
+class Ensemble(Combined):
+    """Joins the predictions of all members, for non-maximum suppression to merge.
+
+    Raises ValueError if two members take images of different sizes only.
+    """
+
+    def __init__(self, members: Sequence[Backend]) -> None:
+        super().__init__(members)
+        sizes = {member.canvas for member in members if member.canvas}
+        if len(sizes) > 1:
+            shown = " and ".join(f"{width} x {height}" for height, width in sorted(sizes))
+            raise ValueError(f"models of an ensemble must take the same image size, these take {shown}")
+        self.canvas = next(iter(sizes), None)
+
+    def predict(self, images: Tensor) -> Prediction:
+        parts = [member.predict(images) for member in self.members]
+        return Prediction(
+            torch.cat([part.boxes_xyxy for part in parts], 1), torch.cat([part.scores for part in parts], 1)
+        )
+
+
+class MergedClasses(Combined):
+    """Predicts the same boxes with a single class, whose score is that of the best class."""
+
+    def __init__(self, member: Backend) -> None:
+        super().__init__([member])
+        self.num_classes = 1
+
+    def predict(self, images: Tensor) -> Prediction:
+        found = self.members[0].predict(images)
+        return Prediction(found.boxes_xyxy, found.scores.amax(-1, keepdim=True))
+
+
+class ReorderedClasses(Combined):
+    """Predicts the same boxes with the classes in another order: class k is the member's class order[k]."""
+
+    def __init__(self, member: Backend, order: Sequence[int]) -> None:
+        super().__init__([member])
+        self._order = torch.tensor(list(order), device=member.device)
+
+    def predict(self, images: Tensor) -> Prediction:
+        found = self.members[0].predict(images)
+        return Prediction(found.boxes_xyxy, found.scores.index_select(-1, self._order))
+
+
+class OnlyClasses(Combined):
+    """Predicts the same boxes with score 0 for all classes but these: no threshold keeps the others.
+
+    Raises ValueError for a class that the member does not have.
+    """
+
+    def __init__(self, member: Backend, class_ids: Sequence[int]) -> None:
+        super().__init__([member])
+        for class_id in class_ids:
+            if not 0 <= class_id < member.num_classes:
+                last = member.num_classes - 1
+                raise ValueError(f"class {class_id}: the model has {member.num_classes} classes (0-{last})")
+        self._kept = torch.zeros(member.num_classes, dtype=torch.bool)
+        self._kept[list(class_ids)] = True
+        self._kept = self._kept.to(member.device)
+
+    def predict(self, images: Tensor) -> Prediction:
+        found = self.members[0].predict(images)
+        return Prediction(found.boxes_xyxy, found.scores * self._kept)

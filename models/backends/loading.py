@@ -1,0 +1,85 @@
+"""Load a file of weights, of any kind, as a backend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from models.backends import Backend
+from models.backends.combined import ReorderedClasses
+from models.backends.in_torch import TorchBackend
+from models.weights.kestrel import digest, load_detector
+from utils.distributed.precision import choose_precision
+from utils.images.letterbox import round_up_to_stride
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A backend and what its file says of it.
+
+    names: of the classes. image_size: long side in pixels that it was trained or exported for. data: the data YAML it
+    was trained on, "" if the file does not say. single_class: it was trained with all classes as one. digest: differs
+    between files with different weights.
+    """
+
+    backend: Backend
+    names: tuple[str, ...]
+    image_size: int
+    data: str
+    single_class: bool
+    digest: str
+
+    def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
+        """Return the model with its classes in the order of `wanted`.
+
+        Raises ValueError if they have other names, or the order is ambiguous because two have the same name.
+        """
+        if self.names == tuple(wanted):
+            return self
+        if sorted(self.names) != sorted(wanted) or len(set(self.names)) < len(self.names):
+            raise ValueError(f"the model's classes are {join_names(self.names)}, but {join_names(wanted)} are wanted")
+        order = [self.names.index(name) for name in wanted]
+        return replace(self, backend=ReorderedClasses(self.backend, order), names=tuple(wanted))
+
+
+def load_backend(path: Path, device: torch.device, *, half: bool = False) -> LoadedModel:
+    """Return the model in a checkpoint, on `device`, with its BatchNorm folded into the convolutions.
+
+    half: compute in 16 bits where the device supports it. Raises ValueError as `load_detector` does.
+    """
+    detector, saved = load_detector(path)
+    weights = digest(detector)
+    detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
+    config = saved.get("config", {})
+    return LoadedModel(
+        TorchBackend(detector, precision=choose_precision("auto" if half else "fp32", device)),
+        tuple(saved["names"]),
+        config.get("imgsz", 640),
+        saved.get("data", ""),
+        config.get("single_cls", False),
+        weights,
+    )
+
+
+def image_size_for(backend: Backend, wanted: int, default: int) -> int:
+    """Return the long side of the canvases: `wanted` (0: `default`), rounded up to a multiple of the stride.
+
+    Raises ValueError if the backend takes images of one size only, and another one is wanted.
+    """
+    if backend.canvas:
+        height, width = backend.canvas
+        if wanted not in (0, max(height, width)):
+            raise ValueError(f"--imgsz {wanted}: the model was exported for images of {width} x {height} pixels only")
+        return max(height, width)
+    return round_up_to_stride(wanted or default, backend.stride)
+
+
+def join_names(names: Sequence[str], most: int = 5) -> str:
+    """Return the first `most` names as text, and the number of the others.
+
+    >>> join_names(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,88 @@
+"""models/backends/combined.py: test-time augmentation, ensembles; merged, reordered and filtered classes."""
+
+import pytest
+import torch
+
+from models.backends import Backend, Prediction
+from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, OnlyClasses, ReorderedClasses
+
+
+class Fake(Backend):
+    """A backend of two classes that always predicts the same boxes and scores."""
+
+    def __init__(self, boxes=(), scores=(), *, stride=32, canvas=None):
+        self.boxes, self.scores = boxes, scores
+        self.num_classes, self.stride, self.device, self.canvas = 2, stride, torch.device("cpu"), canvas
+
+    def predict(self, images):
+        count = len(images)
+        return Prediction(
+            torch.tensor(self.boxes).expand(count, -1, 4), torch.tensor(self.scores).expand(count, -1, 2), "raw"
+        )
+
+
+IMAGES = torch.zeros(2, 3, 8, 8)
+
+
+def test_augmented_views_map_boxes_back_to_the_image():
+    """A model that predicts a box at the brightest pixel finds the same point in each view."""
+
+    class Brightest(Fake):
+        def predict(self, images):
+            width = images.shape[3]
+            index = images.mean(1).flatten(1).argmax(1)
+            x, y = (index % width).float() + 0.5, (index // width).float() + 0.5
+            return Prediction(torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None], torch.ones(len(images), 1, 1))
+
+    images = torch.zeros(1, 3, 96, 160)
+    images[0, :, 30:36, 50:56] = 1  # centre (53, 33)
+    boxes, scores, raw = AugmentedViews(Brightest()).predict(images)
+    assert raw is None
+    assert boxes.shape == (1, 3, 4)
+    assert scores.shape == (1, 3, 1)
+    centers = (boxes[0, :, :2] + boxes[0, :, 2:]) / 2
+    assert (centers - torch.tensor([53.0, 33.0])).abs().max() < 4
+
+
+def test_ensemble_concatenates_predictions():
+    first = Fake([[0.0, 0, 1, 1]], [[0.1, 0.9]])
+    second = Fake([[0.0, 0, 2, 2], [0, 0, 3, 3]], [[0.2, 0.3], [0.5, 0.4]], stride=64)
+    both = Ensemble([first, second])
+    boxes, scores, raw = both.predict(IMAGES)
+    assert boxes[1].tolist() == [[0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 3, 3]]
+    torch.testing.assert_close(scores[0], torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.5, 0.4]]))
+    assert (raw, both.stride, both.canvas) == (None, 64, None)
+
+
+def test_ensemble_takes_the_only_fixed_size_and_refuses_two():
+    small, large = Fake(canvas=(96, 64)), Fake(canvas=(128, 128))
+    assert Ensemble([Fake(), small]).canvas == (96, 64)
+    with pytest.raises(ValueError, match="must take the same image size, these take 64 x 96 and 128 x 128"):
+        Ensemble([small, large])
+
+
+def test_augmented_views_refuse_a_fixed_size():
+    with pytest.raises(ValueError, match="needs a model for images of any size, this one is for 64 x 96 only"):
+        AugmentedViews(Fake(canvas=(96, 64)))
+
+
+def test_merged_classes_keep_the_best_score():
+    merged = MergedClasses(Fake([[0.0, 0, 1, 1]], [[0.1, 0.9]]))
+    boxes, scores, _ = merged.predict(IMAGES[:1])
+    assert (boxes.shape, merged.num_classes) == ((1, 1, 4), 1)
+    torch.testing.assert_close(scores, torch.tensor([[[0.9]]]))
+
+
+def test_reordered_classes_move_scores():
+    _, scores, _ = ReorderedClasses(Fake([[0.0, 0, 1, 1]], [[0.1, 0.9]]), [1, 0]).predict(IMAGES)
+    torch.testing.assert_close(scores, torch.tensor([[[0.9, 0.1]]] * 2))
+
+
+def test_only_classes_zeroes_scores_of_other_classes():
+    member = Fake([[0.0, 0, 1, 1]], [[0.1, 0.9]])
+    for class_ids, expected in (([0], [0.1, 0]), ([1], [0, 0.9]), ([0, 1], [0.1, 0.9]), ([], [0, 0])):
+        boxes, scores, _ = OnlyClasses(member, class_ids).predict(IMAGES[:1])
+        assert boxes.shape == (1, 1, 4)
+        torch.testing.assert_close(scores, torch.tensor([[expected]], dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"class 2: the model has 2 classes \(0-1\)"):
+        OnlyClasses(member, [2])

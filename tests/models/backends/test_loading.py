@@ -1,0 +1,72 @@
+"""models/backends/loading.py: checkpoints as backends, with the classes in the order that is asked for."""
+
+import pytest
+import torch
+
+from models import build_model
+from models.backends.in_torch import TorchBackend
+from models.backends.loading import image_size_for, load_backend
+from tests.models.backends.test_combined import Fake
+from utils.files import checkpoint_file
+
+CPU = torch.device("cpu")
+ABC = ["a", "b", "c"]
+
+
+@pytest.fixture
+def detector(tiny_model):
+    torch.manual_seed(0)
+    return build_model(tiny_model, 3)
+
+
+@pytest.fixture
+def checkpoint(detector, tmp_path):
+    """A checkpoint of three classes, trained at 96 px."""
+    entries = {"config": {"imgsz": 96, "single_cls": False}, "data": "shapes.yaml"}
+    state = {"model": detector.state_dict(), "table": detector.table, "names": ABC, **entries}
+    checkpoint_file.save(tmp_path / "best.pt", state)
+    return tmp_path / "best.pt"
+
+
+def test_checkpoint_is_loaded_with_what_it_says(checkpoint):
+    loaded = load_backend(checkpoint, CPU)
+    assert (loaded.names, loaded.image_size, loaded.data) == (("a", "b", "c"), 96, "shapes.yaml")
+    assert (loaded.single_class, loaded.backend.num_classes, loaded.backend.stride) == (False, 3, 32)
+    assert load_backend(checkpoint, CPU).digest == loaded.digest
+
+
+@torch.no_grad()
+def test_loaded_backend_predicts_like_the_unfused_detector(checkpoint, detector):
+    image = torch.rand(1, 3, 64, 96)
+    boxes, scores, _ = load_backend(checkpoint, CPU).backend.predict(image)
+    expected = TorchBackend(detector).predict(image)
+    torch.testing.assert_close(boxes, expected.boxes_xyxy, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scores, expected.scores, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_with_classes_reorders_scores_by_name(checkpoint):
+    loaded, image = load_backend(checkpoint, CPU), torch.rand(1, 3, 64, 64)
+    assert loaded.with_classes(ABC) is loaded
+    turned = loaded.with_classes(["c", "a", "b"])
+    assert turned.names == ("c", "a", "b")
+    first, second = loaded.backend.predict(image), turned.backend.predict(image)
+    assert second.boxes_xyxy.equal(first.boxes_xyxy)
+    assert second.scores.equal(first.scores[..., [2, 0, 1]])
+    assert turned.with_classes(ABC).backend.predict(image).scores.equal(first.scores)
+
+
+@pytest.mark.parametrize("wanted", [["a", "b", "d"], ["a", "b"], [], ["a", "b", "b"]])
+def test_with_classes_rejects_other_classes(checkpoint, wanted):
+    message = f"the model's classes are a, b, c, but {', '.join(wanted)} are wanted"
+    with pytest.raises(ValueError, match=message):
+        load_backend(checkpoint, CPU).with_classes(wanted)
+
+
+def test_image_size_is_rounded_up_or_that_of_the_export():
+    assert image_size_for(Fake(), 0, 96) == 96
+    assert image_size_for(Fake(), 100, 96) == 128
+    fixed = Fake(canvas=(64, 96))
+    assert image_size_for(fixed, 0, 640) == image_size_for(fixed, 96, 640) == 96
+    with pytest.raises(ValueError, match="--imgsz 128: the model was exported for images of 96 x 64 pixels only"):
+        image_size_for(fixed, 128, 640)
