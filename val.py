@@ -94,7 +94,7 @@ from models.assign.targets import pad_targets
 from models.backends import Backend
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import LoadedModel, image_size_for, load_backend
+from models.backends.loading import LoadedModel, canvas_for, load_backend
 from models.losses import Loss
 from models.predict import detections_in_images
 from models.weights.kestrel import load_detector
@@ -346,8 +346,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     folder = Path(world.broadcast_object(created))
     if world.devices:
         log.say(f"one process uses one device, {world.device}; --spawn starts a process for each device")
-    size = image_size_for(backend, args.imgsz, loaded[0].image_size)
-    canvas = backend.canvas or ((size, size) if args.square else None)
+    wanted = [args.imgsz] if args.imgsz else []
+    size, canvas = canvas_for(backend, wanted * (2 if args.square else 1), loaded[0].image_size)
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
     process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
     process |= {"image_size": size, "stride": backend.stride, "canvas": canvas}

@@ -1,4 +1,4 @@
-"""Models: layer tables, the detectors built from them, and their losses."""
+"""Models: layer tables, the detectors built from them, and their losses; `load` opens a trained one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,10 @@ from typing import Any
 from models.detector import Detector, check_shapes
 from models.heads.registry import build_loss
 from models.losses import LossGains
+from models.python_api import load
 from models.table import Anchors, load_model_table, resolve
 
-__all__ = ["Detector", "LossGains", "build_loss", "build_model"]
+__all__ = ["Detector", "LossGains", "build_loss", "build_model", "load"]
 
 
 def build_model(

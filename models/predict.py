@@ -6,7 +6,7 @@ D detections in an image, B images on canvases of H x W pixels, N predictions pe
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import overload
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from models.backends import Backend
 from models.backends.combined import OnlyClasses
+from models.image_inputs import ChannelOrder, three_channels
 from models.nms import check_limits, non_max_suppression
+from utils.distributed.devices import wait_for
 from utils.distributed.host_copies import to_device
 from utils.images.detections import ImageDetections
 from utils.images.letterbox import (
@@ -25,8 +27,8 @@ from utils.images.letterbox import (
     draw_letterboxed,
     place,
 )
-
-ChannelOrder = Literal["rgb", "bgr"]
+from utils.images.opencv import cv2
+from utils.stopwatch import Stopwatch
 
 
 class Predictor:
@@ -41,6 +43,7 @@ class Predictor:
         backend: Backend,
         *,
         image_size: int = 640,
+        canvas: tuple[int, int] | None = None,
         confidence: float = 0.25,
         iou: float = 0.45,
         max_detections: int = 300,
@@ -51,9 +54,10 @@ class Predictor:
     ) -> None:
         """Images are moved to the device of `backend`, which may be combined of several (models/backends/combined.py).
 
-        image_size: long side in pixels, rounded up to a multiple of the stride; a backend with a fixed canvas has its
-        own. confidence: scores at or below it are dropped. iou, agnostic, multi_label, max_detections: as for
-        non_max_suppression. class_ids: detect only these classes. batch_size: the most images in one forward pass.
+        image_size: long side in pixels, rounded up to a multiple of the stride. canvas: (height, width) for all images,
+        multiples of the stride, instead of one that fits the image; a backend may have its own. confidence: scores at
+        or below it are dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression. class_ids:
+        detect only these classes. batch_size: the most images in one forward pass.
         Raises ValueError for a number out of range.
         """
         check_limits(confidence, iou, max_detections)
@@ -62,7 +66,7 @@ class Predictor:
                 raise ValueError(f"{name} {number}: choose 1 or more")
         self.backend = backend if class_ids is None else OnlyClasses(backend, class_ids)
         self.batch_size = batch_size
-        self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas)
+        self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
         self.image_size = self._shapes.image_size
         self._in_images = partial(
             detections_in_images,
@@ -74,29 +78,40 @@ class Predictor:
         )
 
     @overload
-    def __call__(self, images: NDArray[np.uint8], *, channel_order: ChannelOrder) -> ImageDetections: ...
+    def __call__(
+        self, images: NDArray[np.uint8], *, channel_order: ChannelOrder, watch: Stopwatch | None = None
+    ) -> ImageDetections: ...
 
     @overload
     def __call__(
-        self, images: Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder
+        self, images: Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder, watch: Stopwatch | None = None
     ) -> list[ImageDetections]: ...
 
     def __call__(
-        self, images: NDArray[np.uint8] | Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder
+        self,
+        images: NDArray[np.uint8] | Sequence[NDArray[np.uint8]],
+        *,
+        channel_order: ChannelOrder,
+        watch: Stopwatch | None = None,
     ) -> ImageDetections | list[ImageDetections]:
         """Return the detections of one image, or of each image of a list.
 
         images: uint8 [H, W, 3]; grey images, [H, W] or [H, W, 1], get three equal channels. channel_order: "rgb", or
-        "bgr" as read by OpenCV. Raises ValueError for anything else, before the first forward pass.
+        "bgr" as read by OpenCV. watch: measures the stages. Raises ValueError for anything else, before the first
+        forward pass.
         """
         if channel_order not in ("rgb", "bgr"):
             raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
+        watch = watch or Stopwatch()
         if isinstance(images, np.ndarray):
-            return self._detect([three_channels(images, "the image")], channel_order)[0]
-        return self._detect([three_channels(image, f"image {i}") for i, image in enumerate(images)], channel_order)
+            return self._detect([three_channels(images, "the image")], channel_order, watch)[0]
+        checked = [three_channels(image, f"image {i}") for i, image in enumerate(images)]
+        return self._detect(checked, channel_order, watch)
 
     @torch.inference_mode()
-    def _detect(self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder) -> list[ImageDetections]:
+    def _detect(
+        self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
+    ) -> list[ImageDetections]:
         numbers_by_canvas: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, image in enumerate(images):
             width, height = size_of(image)
@@ -105,50 +120,40 @@ class Predictor:
         for canvas, numbers in numbers_by_canvas.items():
             for start in range(0, len(numbers), self.batch_size):
                 batch = numbers[start : start + self.batch_size]
-                found.update(
-                    zip(batch, self._detect_on(canvas, [images[i] for i in batch], channel_order), strict=True)
-                )
+                detections = self._detect_on(canvas, [images[i] for i in batch], channel_order, watch)
+                found.update(zip(batch, detections, strict=True))
         return [found[number] for number in range(len(images))]
 
     def _detect_on(
-        self, canvas: tuple[int, int], images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder
+        self,
+        canvas: tuple[int, int],
+        images: Sequence[NDArray[np.uint8]],
+        channel_order: ChannelOrder,
+        watch: Stopwatch,
     ) -> list[ImageDetections]:
         """Return the detections of images with the same canvas shape, in one forward pass."""
         sizes = [size_of(image) for image in images]
-        base: list[tuple[int, int]] = [
-            tuple(size) for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
-        ]
-        pixels = np.empty((len(images), *canvas, 3), np.uint8)
-        for image, base_size, out in zip(images, base, pixels, strict=True):
-            draw_letterboxed(image, base_size, out)
-        if channel_order == "bgr":
-            pixels = np.ascontiguousarray(pixels[..., ::-1])
-        found = self.backend.predict(to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype))
-        placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]
-        return self._in_images(found.boxes_xyxy, found.scores, placements, sizes)
+        with watch("letterbox"):
+            base: list[tuple[int, int]] = [
+                tuple(size) for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
+            ]
+            pixels = np.empty((len(images), *canvas, 3), np.uint8)
+            for image, base_size, out in zip(images, base, pixels, strict=True):
+                draw_letterboxed(image, base_size, out)
+                if channel_order == "bgr":
+                    cv2.cvtColor(out, cv2.COLOR_BGR2RGB, dst=out)
+        with watch("model"):
+            inputs = to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype)
+            found = self.backend.predict(inputs)
+            wait_for(self.backend.device)
+        with watch("NMS"):
+            placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]
+            return self._in_images(found.boxes_xyxy, found.scores, placements, sizes)
 
 
 def size_of(image: NDArray[np.uint8]) -> tuple[int, int]:
     """Return (width, height) of an image [H, W, 3]."""
     return image.shape[1], image.shape[0]
-
-
-def three_channels(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
-    """Return the image as uint8 [H, W, 3]; a grey image, [H, W] or [H, W, 1], gets three equal channels.
-
-    Raises ValueError, starting with `name`, for any other dtype or shape.
-    """
-    wanted = "it must be a NumPy array, uint8 [H, W, 3], or [H, W] or [H, W, 1] if it is grey"
-    if not isinstance(image, np.ndarray):
-        raise ValueError(f"{name} is a {type(image).__name__}; {wanted}")
-    channels = image.shape[2:] or (1,)
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in ((1,), (3,)):
-        raise ValueError(f"{name} is {image.dtype} {list(image.shape)}; {wanted}")
-    if image.size == 0:
-        raise ValueError(f"{name} has shape {list(image.shape)}, so it has no pixels")
-    if channels == (1,):
-        return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)
-    return np.ascontiguousarray(image)
 
 
 def detections_in_images(

@@ -62,17 +62,23 @@ def load_backend(path: Path, device: torch.device, *, half: bool = False) -> Loa
     )
 
 
-def image_size_for(backend: Backend, wanted: int, default: int) -> int:
-    """Return the long side of the canvases: `wanted` (0: `default`), rounded up to a multiple of the stride.
+def canvas_for(backend: Backend, wanted: Sequence[int], default: int) -> tuple[int, tuple[int, int] | None]:
+    """Return the long side of the canvases, and their (height, width) if all have the same.
 
-    Raises ValueError if the backend takes images of one size only, and another one is wanted.
+    wanted: nothing, a long side, or height and width in pixels; rounded up to multiples of the stride. default: the
+    long side if nothing is wanted. Raises ValueError if the backend takes images of one size only, and another one is
+    wanted, or more than two numbers are given.
     """
+    if len(wanted) > 2:
+        raise ValueError(f"image size {' '.join(map(str, wanted))}: give a long side, or a height and a width")
     if backend.canvas:
         height, width = backend.canvas
-        if wanted not in (0, max(height, width)):
-            raise ValueError(f"--imgsz {wanted}: the model was exported for images of {width} x {height} pixels only")
-        return max(height, width)
-    return round_up_to_stride(wanted or default, backend.stride)
+        if list(wanted) not in ([], [max(height, width)], [height, width]):
+            shown = " x ".join(map(str, reversed(wanted)))
+            raise ValueError(f"image size {shown}: the model was exported for images of {width} x {height} pixels only")
+        return max(height, width), backend.canvas
+    sides = [round_up_to_stride(side, backend.stride) for side in wanted or [default]]
+    return max(sides), (sides[0], sides[1]) if len(sides) == 2 else None
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:

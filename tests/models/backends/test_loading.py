@@ -5,7 +5,7 @@ import torch
 
 from models import build_model
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import image_size_for, load_backend
+from models.backends.loading import canvas_for, load_backend
 from tests.models.backends.test_combined import Fake
 from utils.files import checkpoint_file
 
@@ -63,10 +63,21 @@ def test_with_classes_rejects_other_classes(checkpoint, wanted):
         load_backend(checkpoint, CPU).with_classes(wanted)
 
 
-def test_image_size_is_rounded_up_or_that_of_the_export():
-    assert image_size_for(Fake(), 0, 96) == 96
-    assert image_size_for(Fake(), 100, 96) == 128
+def test_canvas_is_as_wanted_rounded_up_or_that_of_the_export():
+    assert canvas_for(Fake(), [], 96) == (96, None)
+    assert canvas_for(Fake(), [100], 96) == (128, None)
+    assert canvas_for(Fake(), [100, 60], 96) == (128, (128, 64))
     fixed = Fake(canvas=(64, 96))
-    assert image_size_for(fixed, 0, 640) == image_size_for(fixed, 96, 640) == 96
-    with pytest.raises(ValueError, match="--imgsz 128: the model was exported for images of 96 x 64 pixels only"):
-        image_size_for(fixed, 128, 640)
+    for wanted in ([], [96], [64, 96]):
+        assert canvas_for(fixed, wanted, 640) == (96, (64, 96))
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [([128], "128"), ([96, 64], "64 x 96"), ([64], "64")])
+def test_other_size_than_that_of_the_export_is_rejected(wanted, shown):
+    with pytest.raises(ValueError, match=f"image size {shown}: the model was exported for images of 96 x 64 pixels"):
+        canvas_for(Fake(canvas=(64, 96)), wanted, 640)
+
+
+def test_three_sides_are_rejected():
+    with pytest.raises(ValueError, match="image size 1 2 3: give a long side, or a height and a width"):
+        canvas_for(Fake(), [1, 2, 3], 640)

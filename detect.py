@@ -1,0 +1,226 @@
+"""Detect objects in images, videos and streams with a trained model.
+
+    python detect.py --source photos/                              the newest best.pt on a folder of images and videos
+    python detect.py --weights runs/train/exp/weights/best.pt --source street.mp4 --conf 0.4
+    python detect.py --source "photos/*.jpg" --save-txt --save-conf --save-json
+    python detect.py --source 0 --view-img                         a camera, shown in a window
+    python detect.py --source rtsp://camera.local/stream           a stream
+    find photos -name "*.png" | python detect.py --source -        paths from standard input
+
+The boxes are those that val.py finds for the same settings. Pictures go to the run folder, label files to its labels/.
+"""
+
+if __name__ == "__main__":
+    from utils.startup import prepare_script
+
+    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+
+import gc
+import os
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from utils.flags import FlagParser, answer_help
+from utils.yolov5_flags import NOT_IN_DETECT
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    parser = FlagParser(__doc__)
+    add = parser.add_argument
+    add("--weights", nargs="+", default=[], help="checkpoints or exported models, several make an ensemble")
+    add(
+        "--source",
+        default="data/images",
+        help="image, video, folder, glob, .txt list, camera number, URL, or - (stdin)",
+    )
+    add("--data", default="", help="data YAML whose class names are used in place of the model's")
+    add("--imgsz", "--img", "--img-size", type=int, nargs="+", default=[], help="long side, or height width, in pixels")
+    add("--batch-size", "--batch", type=int, default=1, help="images in one forward pass")
+    add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
+    add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
+    add("--max-det", type=int, default=1000, help="max detections per image")
+    add("--classes", nargs="+", help="detect only these classes, by number or name")
+    add("--agnostic-nms", action="store_true", help="boxes of different classes suppress each other too")
+    add("--multi-label", action="store_true", help="a box may have several classes, as in val.py (on with --save-json)")
+    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+    add("--device", default="", help="cpu, mps or a GPU number")
+    add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
+    add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
+    add("--save-txt", action="store_true", help="save detections as YOLO label files")
+    add(
+        "--save-format",
+        type=int,
+        default=0,
+        help="label files: 0 YOLO (cx cy w h, 0-1), 1 VOC (x1 y1 x2 y2, pixels)",
+    )
+    add("--save-conf", action="store_true", help="add scores to the label files")
+    add("--save-csv", action="store_true", help="save detections as predictions.csv")
+    add("--save-json", action="store_true", help="save detections as predictions.json, in the format of COCO results")
+    add("--save-crop", action="store_true", help="save each detected object as an image")
+    add("--nosave", action="store_true", help="save no pictures and videos")
+    add("--view-img", action="store_true", help="show the detections in a window; q ends the program")
+    add("--line-thickness", type=int, default=0, help="width of the boxes' lines in pixels (default: fits the image)")
+    add("--hide-labels", action="store_true", help="draw boxes without class names")
+    add("--hide-conf", action="store_true", help="draw class names without scores")
+    add("--project", default="runs/detect", help="folder for run folders")
+    add("--name", default="exp", help="the run folder's name")
+    add("--exist-ok", action="store_true", help="use an existing run folder")
+    parser.refuse(NOT_IN_DETECT)
+    return parser.read(arguments)
+
+
+def check_flags(args: Namespace) -> None:
+    """Raises ValueError for a flag that is out of range; load checks the others."""
+    if len(args.imgsz) > 2 or any(not 32 <= side <= 8192 for side in args.imgsz):
+        raise ValueError(f"--imgsz {' '.join(map(str, args.imgsz))}: choose 32 to 8192 pixels, one or two numbers")
+    if args.save_conf and not args.save_txt:
+        raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
+    for flag, value, low in (("--vid-stride", args.vid_stride, 1), ("--line-thickness", args.line_thickness, 0)):
+        if value < low:
+            raise ValueError(f"{flag} {value}: choose {low} or more")
+    if args.save_format not in (0, 1):
+        raise ValueError(f"--save-format {args.save_format}: choose 0 (YOLO) or 1 (VOC)")
+    if args.nosave and not (args.save_txt or args.save_csv or args.save_json or args.save_crop or args.view_img):
+        raise ValueError(
+            "--nosave leaves nothing to do: add --save-txt, --save-csv, --save-json, --save-crop or --view-img"
+        )
+
+
+if __name__ == "__main__":
+    answer_help(parse_args)  # before the slow imports below
+    gc.disable()  # garbage collection would take a fifth of the import time
+
+from data.dataset_yaml import find_yaml, read_data_yaml
+from data.sources import open_source
+from models import load
+from models.predict import Predictor
+from models.python_api import LoadedDetector
+from models.result import count_text
+from utils.distributed.devices import describe
+from utils.distributed.launch import read_rank_info
+from utils.files import checkpoint_file
+from utils.files.folders import new_run_folder
+from utils.images.detections import Frame, ImageDetections
+from utils.log import RunLog, TerminalSink
+from utils.outputs import Outputs, open_outputs
+from utils.prefetch import prefetch
+from utils.progress import Progress
+from utils.stopwatch import Stopwatch
+from utils.terminal import run_and_exit
+
+DATA_FOLDER = Path(__file__).parent / "data"
+AHEAD = 2  # batches of frames that are decoded while the model runs
+
+
+def main(args: Namespace) -> Counter[int]:
+    """Detect with the flags in args, write the run folder, and return the number of detections of each class.
+
+    Raises ValueError for invalid input, as `load` and `open_source` do.
+    """
+    check_flags(args)
+    if read_rank_info(os.environ).size > 1:
+        raise ValueError("detect.py runs in one process: start one for each part of the images, with its own --device")
+    log = RunLog(active=True, sinks=[TerminalSink()])
+    weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
+    detector = open_detector(args, weights)
+    names = class_names(args.data, detector.names)
+    given = args.source or validation_images(detector.data)
+    log.say(f"{', '.join(weights)} on {given}, {detector.image_size} px, {describe(detector.device)}")
+    watch, counts, frames = Stopwatch(), Counter[int](), 0
+    with open_source(given, frame_step=args.vid_stride, say=log.say) as source:
+        folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
+        outputs = open_detection_outputs(args, folder, names)
+        ready = prefetch(source, AHEAD * args.batch_size)
+        detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, watch), args.batch_size)
+        bar = Progress(detected, total=source.total, title="detect", active=True)
+        with closing(detected), closing(outputs):
+            for frame, found in bar:
+                outputs.write(frame, found)
+                counts.update(found.class_ids.tolist())
+                frames += 1
+    log.say(f"{frames} images, {count_text(counts, names)}")
+    log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}")
+    log.say(f"results written to {folder}")
+    return counts
+
+
+def detect_frames(
+    predictor: Predictor, frames: Iterator[Frame], batch_size: int, watch: Stopwatch
+) -> Iterator[tuple[Frame, ImageDetections]]:
+    """Iterate over the frames with their detections. watch: measures the stages."""
+    while True:
+        with watch("waiting for images"):
+            batch = list(islice(frames, batch_size))
+        if not batch:
+            return
+        found = predictor([frame.image for frame in batch], channel_order="bgr", watch=watch)
+        yield from zip(batch, found, strict=True)
+
+
+def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:
+    """The models in `weights`, with the settings in args."""
+    return load(
+        weights,
+        device=args.device,
+        half=args.half,
+        image_size=args.imgsz,
+        confidence=args.conf_thres,
+        iou=args.iou_thres,
+        max_detections=args.max_det,
+        classes=args.classes,
+        agnostic=args.agnostic_nms,
+        multi_label=args.multi_label or args.save_json,
+        augment=args.augment,
+        batch_size=args.batch_size,
+    )
+
+
+def open_detection_outputs(args: Namespace, folder: Path, names: Sequence[str]) -> Outputs:
+    """The outputs that the flags in args ask for."""
+    return open_outputs(
+        folder,
+        names,
+        pictures=not args.nosave,
+        text=args.save_txt,
+        text_format=args.save_format,
+        scores=args.save_conf,
+        csv=args.save_csv,
+        json=args.save_json,
+        crops=args.save_crop,
+        window=args.view_img,
+        line_width=args.line_thickness or None,
+        show_labels=not args.hide_labels,
+        show_scores=not args.hide_conf,
+    )
+
+
+def class_names(data: str, names: Sequence[str]) -> Sequence[str]:
+    """The class names of the model, or of the data YAML if one is given. Raises ValueError if their number differs."""
+    if not data:
+        return names
+    spec = read_data_yaml(find_yaml(data, DATA_FOLDER, "data set"))
+    if len(spec.names) != len(names):
+        raise ValueError(f"{spec.file}: has {len(spec.names)} class names, but the model has {len(names)} classes")
+    return spec.names
+
+
+def validation_images(data: str) -> str:
+    """The validation images of the data set that the model was trained on, if no --source is given.
+
+    Raises ValueError if they cannot be found.
+    """
+    try:
+        return str(read_data_yaml(find_yaml(data, DATA_FOLDER, "data set")).sources("val")[0])
+    except ValueError:
+        raise ValueError("give --source: an image, a video, a folder, a camera number or a URL") from None
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    main(parse_args(arguments))
+
+
+if __name__ == "__main__":
+    gc.enable()
+    run_and_exit(run)

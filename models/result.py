@@ -1,0 +1,152 @@
+"""The result of detecting objects in one image: boxes, scores and classes, as arrays, records, files and pictures."""
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.files.atomic import atomic_write
+from utils.images.detections import ImageDetections
+from utils.printable import printable
+
+
+class Detection(NamedTuple):
+    """One detected object."""
+
+    box_xyxy: tuple[float, float, float, float]  # in pixels of the image
+    score: float  # in [0, 1]
+    class_id: int
+    name: str  # of the class
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """The detections in one image, highest score first. D detections.
+
+    image: uint8 [H, W, 3], RGB. found: the boxes, scores and classes. names: of all classes, so that `names[class_id]`
+    is the name of a detection's class. path: the image file, "" if it was not a file.
+    """
+
+    image: NDArray[np.uint8]
+    found: ImageDetections
+    names: tuple[str, ...]
+    path: str = ""
+
+    @property
+    def boxes_xyxy(self) -> NDArray[np.float64]:
+        """The boxes [D, 4] in pixels of the image: x1, y1, x2, y2."""
+        return self.found.boxes_xyxy
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """The scores [D] in [0, 1]."""
+        return self.found.scores
+
+    @property
+    def class_ids(self) -> NDArray[np.int64]:
+        """The classes [D], indices into `names`."""
+        return self.found.class_ids
+
+    def __len__(self) -> int:
+        """Return the number of detections D."""
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[Detection]:
+        """Iterate over the detections."""
+        columns = (self.boxes_xyxy.tolist(), self.scores.tolist(), self.class_ids.tolist())
+        for box, score, class_id in zip(*columns, strict=True):
+            yield Detection(tuple(box), score, class_id, self.names[class_id])
+
+    def __repr__(self) -> str:
+        height, width = self.image.shape[:2]
+        return f"<{printable(self.path) or 'image'}, {width} x {height} px: {count_text(Counter(self.class_ids.tolist()), self.names)}>"
+
+    def _repr_png_(self) -> bytes:
+        """The picture that a notebook shows, as PNG."""
+        return encode(self.plot(), ".png")
+
+    def plot(self, *, line_width: int = 0, labels: bool = True, scores: bool = True) -> NDArray[np.uint8]:
+        """Return the image with its boxes drawn, uint8 [H, W, 3], RGB. line_width: in pixels, 0 to fit the image."""
+        from utils.plots.annotate import draw_detections
+
+        return draw_detections(
+            self.image,
+            self.boxes_xyxy,
+            self.class_ids,
+            self.scores,
+            self.names,
+            line_width=line_width or None,
+            show_labels=labels,
+            show_scores=scores,
+        )
+
+    def save(self, path: str | Path, **how: Any) -> Path:
+        """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path. how: as for `plot`.
+
+        Raises ValueError for another suffix, FileNotFoundError if the folder does not exist.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in (".jpg", ".jpeg", ".png"):
+            raise ValueError(f"{printable(path)}: choose a name that ends in .jpg, .jpeg or .png")
+        content = encode(self.plot(**how), path.suffix)
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(content)
+        return path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON: path, width, height, and a list of detections."""
+        height, width = self.image.shape[:2]
+        detections = [detection._asdict() | {"box_xyxy": list(detection.box_xyxy)} for detection in self]
+        return {"path": self.path, "width": width, "height": height, "detections": detections}
+
+    def to_coco(self, image_id: int | str = 1, *, first_category: int = 1) -> list[dict[str, Any]]:
+        """Return the rows of a COCO results list; class k has the category id k + first_category."""
+        return [
+            {
+                "image_id": image_id,
+                "category_id": each.class_id + first_category,
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "score": each.score,
+            }
+            for each in self
+            for x1, y1, x2, y2 in [each.box_xyxy]
+        ]
+
+    def to_supervision(self) -> Any:
+        """Return a `supervision.Detections` with the class names in its data.
+
+        Raises ValueError if the package supervision is not installed.
+        """
+        try:
+            from supervision import Detections
+        except ImportError:
+            raise ValueError("to_supervision needs the package supervision: pip install supervision") from None
+        return Detections(
+            xyxy=self.boxes_xyxy.astype(np.float32).reshape(-1, 4),
+            confidence=self.scores.astype(np.float32),
+            class_id=self.class_ids.astype(int),
+            data={"class_name": np.array([self.names[k] for k in self.class_ids.tolist()], dtype=str)},
+        )
+
+
+def count_text(counts: Mapping[int, int], names: Sequence[str]) -> str:
+    """Return the number of detections of each class as text, in the order of the classes.
+
+    >>> count_text({1: 2, 0: 1}, ["cat", "dog"]), count_text({}, ["cat", "dog"])
+    ('1 cat, 2 dog', 'no detections')
+    """
+    return ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
+
+
+def encode(image: NDArray[np.uint8], suffix: str) -> bytes:
+    """Return an RGB image as the bytes of a JPEG or PNG file."""
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(image).save(content, "PNG" if suffix.lower() == ".png" else "JPEG", quality=95)
+    return content.getvalue()

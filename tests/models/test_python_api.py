@@ -1,0 +1,161 @@
+"""models.load: a detector for programs; its results equal those of the predictor and of val.py."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models import build_model, load
+from models.backends.in_torch import TorchBackend
+from models.predict import Predictor
+from models.result import Result
+from utils.files import checkpoint_file
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["disc", "square", "bar"]
+LOW = {"confidence": 0.0, "max_detections": 20, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def images() -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((64, 96), (96, 64), (64, 96), (33, 80))]
+
+
+@pytest.fixture(scope="module")
+def detector(tiny_model):
+    torch.manual_seed(0)
+    return build_model(tiny_model, 3)
+
+
+@pytest.fixture(scope="module")
+def weights(detector, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "best.pt"
+    state = {"model": detector.state_dict(), "table": detector.table, "names": NAMES, "config": {"imgsz": 96}}
+    checkpoint_file.save(path, state)
+    return path
+
+
+def same(one: Result, other: Result, atol: float = 1e-4) -> bool:
+    return (
+        np.allclose(one.boxes_xyxy, other.boxes_xyxy, rtol=0, atol=atol)
+        and np.allclose(one.scores, other.scores, rtol=0, atol=atol)
+        and one.class_ids.tolist() == other.class_ids.tolist()
+    )
+
+
+def test_results_equal_those_of_the_predictor(weights, detector, images):
+    loaded = load(weights, **LOW)
+    expected = Predictor(TorchBackend(detector), image_size=96, confidence=0.0, max_detections=20)
+    results = loaded(images, channel_order="rgb")
+    assert [len(result) for result in results] == [20] * 4
+    for image, result in zip(images, results, strict=True):
+        assert same(result, expected(image, channel_order="rgb"), 1e-3)
+        assert np.array_equal(result.image, image)
+        assert result.names == tuple(NAMES)
+
+
+def test_one_image_gives_one_result_and_a_list_gives_a_list(weights, images, tmp_path):
+    Image.fromarray(images[0]).save(tmp_path / "a.png")
+    loaded = load(weights, **LOW)
+    one = loaded(tmp_path / "a.png")
+    assert isinstance(one, Result)
+    assert one.path == str(tmp_path / "a.png")
+    several = loaded([tmp_path / "a.png", Image.fromarray(images[0]), torch.from_numpy(images[0]).permute(2, 0, 1)])
+    assert all(same(one, other) for other in several)
+    assert same(one, loaded(images[0][..., ::-1], channel_order="bgr"))
+    assert loaded([]) == []
+
+
+def test_settings_reach_the_predictor(weights, images):
+    everything = load(weights, **LOW, multi_label=True)(images[0], channel_order="rgb")
+    assert load(weights, device="cpu", confidence=1.0)(images[0], channel_order="rgb").scores.tolist() == []
+    by_name = load(weights, **LOW, classes=["bar"])(images[0], channel_order="rgb")
+    assert set(by_name.class_ids) == {2}
+    assert same(by_name, load(weights, **LOW, classes=[2])(images[0], channel_order="rgb"))
+    assert same(by_name, load(weights, **LOW, classes=["2"])(images[0], channel_order="rgb"))
+    assert len(set(everything.class_ids)) > 1
+    assert not same(everything, load(weights, **LOW, multi_label=True, augment=True)(images[0], channel_order="rgb"))
+    twice = load([weights, weights], **LOW, multi_label=True)(images[0], channel_order="rgb")
+    assert same(twice, everything)
+
+
+def test_image_size_is_that_of_the_training_or_as_given(weights):
+    assert load(weights, device="cpu").image_size == 96
+    assert load(weights, device="cpu", image_size=100).image_size == 128
+    assert load(weights, device="cpu", image_size=(64, 100)).image_size == 128
+    assert repr(load(weights, device="cpu")) == "<detector of 3 classes (disc, square, bar), 96 px, cpu>"
+
+
+def test_fixed_canvas_is_used_for_all_images(weights, images):
+    loaded, shapes = load(weights, **LOW, image_size=(64, 128)), set()
+    predict = loaded.predictor.backend.predict
+    loaded.predictor.backend.predict = lambda batch: shapes.add(tuple(batch.shape[2:])) or predict(batch)
+    assert len(loaded(images, channel_order="rgb")) == 4
+    assert shapes == {(64, 128)}
+
+
+def test_threads_may_share_a_detector(weights, images):
+    loaded = load(weights, **LOW)
+    expected, results = loaded(images, channel_order="rgb"), {}
+
+    def detect(number: int) -> None:
+        for index in range(8):
+            results[number, index] = loaded(images[(number + index) % 4], channel_order="rgb")
+
+    threads = [threading.Thread(target=detect, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 32
+    assert all(same(result, expected[sum(key) % 4]) for key, result in results.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"confidence": 2}, "confidence 2: choose a threshold from 0 to 1"),
+        ({"classes": [3]}, r"class 3: the model has 3 classes \(0-2\)"),
+        ({"classes": ["cat"]}, "class 'cat': the model has disc, square, bar"),
+        ({"image_size": (1, 2, 3)}, "image size 1 2 3: give a long side, or a height and a width"),
+        ({"device": "tpu"}, "--device tpu: choose"),
+        ({"batch_size": 0}, "batch_size 0: choose 1 or more"),
+    ],
+)
+def test_settings_out_of_range_are_rejected(weights, settings, text):
+    with pytest.raises(ValueError, match=text):
+        load(weights, **settings)
+
+
+def test_bad_weights_are_rejected(weights, detector, tmp_path):
+    with pytest.raises(ValueError, match="weights is an empty list: give a checkpoint"):
+        load([])
+    with pytest.raises(ValueError, match=r"missing.pt: cannot be read as a checkpoint: No such file"):
+        load(tmp_path / "missing.pt")
+    other = {"model": detector.state_dict(), "table": detector.table, "names": ["a", "b", "c"]}
+    checkpoint_file.save(tmp_path / "other.pt", other)
+    with pytest.raises(ValueError, match=r"other.pt does not fit .*best.pt: the model's classes are a, b, c, but disc"):
+        load([weights, tmp_path / "other.pt"], device="cpu")
+
+
+def test_wrong_channel_order_is_rejected(weights, images):
+    with pytest.raises(ValueError, match="channel_order is 'RGB': choose 'rgb' or 'bgr'"):
+        load(weights, device="cpu")(images[0], channel_order="RGB")
+
+
+@pytest.mark.slow
+def test_torch_hub_loads_a_detector_from_another_folder(weights, images, tmp_path):
+    Image.fromarray(images[0]).save(tmp_path / "a.png")
+    code = f"""
+import torch
+model = torch.hub.load({str(ROOT)!r}, "custom", path={str(weights)!r}, source="local", device="cpu", confidence=0.0)
+print(len(model("a.png")) > 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
