@@ -23,6 +23,7 @@ from utils.plots.canvas import colour_of, short_name, wide_font
 Colour = tuple[int, ...]  # three values in [0, 255], in the channel order of the image
 Corners = tuple[int, int, int, int]  # first and last pixel of a box: left, top, right, bottom
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+MAX_LABEL_SHARE = 0.25  # of the image height
 
 
 def draw_detections(
@@ -146,13 +147,16 @@ def _draw_strips(image: NDArray[np.uint8], corners: Corners, colour: Colour, thi
         cv2.rectangle(image, strip[:2], strip[2:], colour, cv2.FILLED)
 
 
-def _draw_label(
-    image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], colour: Colour, size: int
-) -> None:
-    """Draw a label above a box, or inside it if there is no room above; never outside the image."""
+def _draw_label(image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], colour: Colour, size: int) -> None:
+    """Draw a label above a box, or inside it if there is no room above; never outside the image.
+
+    On an image so low that labels would hide its content, nothing is drawn.
+    """
     height, width = image.shape[:2]
-    mask = _label_mask(words, size, width)[:height, :width]
+    mask = _label_mask(words, size, width)
     tall, wide = mask.shape
+    if tall > MAX_LABEL_SHARE * height:
+        return
     left, top, _, _ = corners
     left, top = min(left, width - wide), top - tall if top >= tall else min(top, height - tall)
     image[top : top + tall, left : left + wide] = _shades(colour)[mask]
@@ -166,13 +170,14 @@ def _shades(colour: Colour) -> NDArray[np.uint8]:
 
 
 def _label_mask(words: tuple[str, ...], size: int, max_width: int) -> NDArray[np.uint8]:
-    """uint8 [h, w]: the words in a row. The first word is shortened if the label is wider than max_width pixels."""
+    """uint8 [h, w]: the words in a row. If that is wider than max_width, only the first word, shortened to fit."""
     masks = [_text_mask(word, size) for word in words]
-    excess = sum(mask.shape[1] for mask in masks) - max_width
-    if excess > 0 and len(words[0]) > 3:
-        keep = int(len(words[0]) * max(0.0, 1 - excess / masks[0].shape[1]))
-        masks[0] = _text_mask(short_name(words[:1], 0, max(3, keep - 1)), size)
-    return np.concatenate(masks, 1)
+    if sum(mask.shape[1] for mask in masks) <= max_width:
+        return np.concatenate(masks, 1)
+    if masks[0].shape[1] <= max_width:
+        return masks[0]
+    keep = int(len(words[0]) * max_width / masks[0].shape[1]) - 1
+    return _text_mask(short_name(words[:1], 0, max(3, keep)), size)[:, :max_width]
 
 
 @lru_cache(maxsize=1024)

@@ -9,8 +9,10 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from utils.images.opencv import cv2
@@ -75,7 +77,7 @@ def _draw_tile(
 ) -> Image.Image:
     """An image, resized to tile (width, height), with its boxes [T, 4] in pixels of the tile."""
     shrinks = tile[0] < image.shape[1]
-    pixels = cv2.resize(
+    pixels: NDArray[Any] = cv2.resize(
         np.ascontiguousarray(image), tile, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     )
     for box in boxes[classes < 0]:
@@ -109,7 +111,9 @@ def _draw_title(image: Image.Image, title: str) -> None:
 
 def _empty_mosaic() -> Image.Image:
     image = Image.new("RGB", (480, 320), "white")
-    ImageDraw.Draw(image).text((240, 160), "no data", fill=FAINT, font=font_for("", text_size(*image.size)), anchor="mm")
+    ImageDraw.Draw(image).text(
+        (240, 160), "no data", fill=FAINT, font=font_for("", text_size(*image.size)), anchor="mm"
+    )
     return image
 
 
