@@ -18,27 +18,37 @@ class Listing(NamedTuple):
     problems: list[Problem]
 
 
-def find_images(source: str | Path) -> Listing:
+def find_images(source: str | Path, *, videos: frozenset[str] = frozenset()) -> Listing:
     """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted by path.
 
-    Symlinks are followed. A list has one path per line, relative to the folder of the list. Entries that are missing,
-    not an image, or listed twice are reported. Raises ValueError if `source` does not exist or is something else.
+    videos: suffixes of video files to return as well, such as .mp4. Symlinks are followed. A list has one path per
+    line, relative to the folder of the list. Entries that are missing, not an image, or listed twice are reported.
+    Raises ValueError if `source` does not exist or is something else.
     """
     source = Path(os.path.abspath(source))
     if os.path.isdir(source):
-        return _images_in_folder(source)
+        return _images_in_folder(source, videos)
     if not os.path.isfile(source):
         raise ValueError(f"{printable(source)} does not exist")
     if source.suffix.lower() == ".txt":
-        return _images_in_list(source)
-    if is_image_name(source.name):
+        return _images_in_list(source, videos)
+    if is_listed_name(source.name, videos):
         return Listing([str(source)], [])
     raise ValueError(
         f"{printable(source)} is not a folder, a .txt list or an image ({' '.join(sorted(IMAGE_SUFFIXES))})"
     )
 
 
-def _images_in_folder(folder: Path) -> Listing:
+def is_listed_name(name: str, videos: frozenset[str]) -> bool:
+    """Whether a file with this name counts as an image, or as a video with one of these suffixes.
+
+    >>> is_listed_name("a.MP4", frozenset({".mp4"})), is_listed_name("a.mp4", frozenset())
+    (True, False)
+    """
+    return is_image_name(name) or (os.path.splitext(name)[1].lower() in videos and not name.startswith("."))
+
+
+def _images_in_folder(folder: Path, videos: frozenset[str]) -> Listing:
     images: list[str] = []
     problems: list[Problem] = []
     others: Counter[str] = Counter()
@@ -56,28 +66,30 @@ def _images_in_folder(folder: Path) -> Listing:
         folders.sort()
         for name in names:
             path = os.path.join(parent, name)
-            if is_image_name(name) and os.path.isfile(path):
+            if is_listed_name(name, videos) and os.path.isfile(path):
                 images.append(path)
-            elif is_image_name(name):
+            elif is_listed_name(name, videos):
                 problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink"))
             else:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
-        problems.append(Problem(NOTE, printable(folder), f"files that are not images, ignored: {kinds}"))
-    return Listing(_sorted_paths(images), problems)
+        allowed = "images or videos" if videos else "images"
+        problems.append(Problem(NOTE, printable(folder), f"files that are not {allowed}, ignored: {kinds}"))
+    return Listing(sorted_paths(images), problems)
 
 
-def _images_in_list(file: Path) -> Listing:
+def _images_in_list(file: Path, videos: frozenset[str]) -> Listing:
     images: set[str] = set()
     problems: list[Problem] = []
-    for number, line in enumerate(_lines(file), 1):
+    allowed = "an image or video file" if videos else "an image file"
+    for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
         path = _listed_path(file.parent, line)
         reason = ""
-        if not is_image_name(os.path.basename(path)):
-            reason = f"'{excerpt(line, 200)}' is not the path of an image file"
+        if not is_listed_name(os.path.basename(path), videos):
+            reason = f"'{excerpt(line, 200)}' is not the path of {allowed}"
         elif not os.path.isfile(path):
             reason = f"{printable(path)} does not exist"
         elif path in images:
@@ -86,19 +98,20 @@ def _images_in_list(file: Path) -> Listing:
             problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
         else:
             images.add(path)
-    return Listing(_sorted_paths(images), problems)
+    return Listing(sorted_paths(images), problems)
 
 
-def _sorted_paths(paths: Iterable[str]) -> list[str]:
+def sorted_paths(paths: Iterable[str]) -> list[str]:
     """Sort paths folder by folder, as Path objects compare. Creating 100,000 Path objects would take a second.
 
-    >>> _sorted_paths(["/a/b.png", "/a/b/c.png", "/a.png"])
+    >>> sorted_paths(["/a/b.png", "/a/b/c.png", "/a.png"])
     ['/a/b/c.png', '/a/b.png', '/a.png']
     """
     return sorted(paths, key=lambda path: path.split(os.sep))
 
 
-def _lines(file: Path) -> list[str]:
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a UTF-8 text file. Raises ValueError with its path if it cannot be read."""
     try:
         data = file.read_bytes()
         text = data.decode("utf-8-sig")

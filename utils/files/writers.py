@@ -1,4 +1,4 @@
-"""Atomic writers for text, YAML, JSON and CSV files."""
+"""Atomic writers for bytes, text, YAML, JSON and CSV files."""
 
 import csv
 import io
@@ -11,6 +11,12 @@ from typing import Any
 import yaml
 
 from utils.files.atomic import atomic_write
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` atomically: a reader sees the old file or the new one."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:

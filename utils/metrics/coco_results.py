@@ -29,7 +29,7 @@ def coco_ground_truth(
 ) -> dict[str, Any]:
     """The content of COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id of each class."""
     images = [
-        {"id": int(i), "width": int(w), "height": int(h), "file_name": _text(Path(p).name)}
+        {"id": int(i), "width": int(w), "height": int(h), "file_name": file_name_text(Path(p).name)}
         for i, (w, h), p in zip(image_ids, sizes, paths, strict=True)
     ]
     annotations = [
@@ -47,13 +47,19 @@ def coco_ground_truth(
     return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
 
 
-def _text(name: str) -> str:
+def file_name_text(name: str) -> str:
     """A file name that can be written as JSON: bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def coco_results(detections: Detections, category_ids: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """COCO's list of results, with unrounded numbers."""
+def coco_results(
+    detections: Detections, category_ids: NDArray[np.int64], image_ids: NDArray[np.int64], paths: Sequence[str]
+) -> list[dict[str, Any]]:
+    """COCO's list of results, with unrounded numbers and the file name of each image.
+
+    category_ids: [K], the id of each class. image_ids [M], paths: of all images.
+    """
+    file_names = {i: Path(path).name for i, path in zip(image_ids.tolist(), paths, strict=True)}
     columns = zip(
         detections.image_ids.tolist(),
         category_ids[detections.class_ids].tolist(),
@@ -61,7 +67,13 @@ def coco_results(detections: Detections, category_ids: NDArray[np.int64]) -> lis
         detections.scores.tolist(),
         strict=True,
     )
-    return [{"image_id": i, "category_id": c, "bbox": b, "score": s} for i, c, b, s in columns]
+    return [coco_row(i, c, b, s, file_names[i]) for i, c, b, s in columns]
+
+
+def coco_row(image_id: int, category_id: int, box_xywh: list[float], score: float, file_name: str) -> dict[str, Any]:
+    """One result of COCO's list. file_name is not part of COCO's format; its tools ignore it."""
+    row = {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": score}
+    return row | {"file_name": file_name_text(file_name)}
 
 
 def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]) -> str:
@@ -100,5 +112,5 @@ def write_coco(
     """
     expected, found = folder / "ground_truth.json", folder / "predictions.json"
     write_json(expected, coco_ground_truth(truth, image_ids, sizes, paths, names, category_ids))
-    write_json(found, coco_results(detections, category_ids))
+    write_json(found, coco_results(detections, category_ids, image_ids, paths))
     return check_with_pycocotools(expected, found, stats)

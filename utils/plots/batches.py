@@ -1,4 +1,4 @@
-"""train_batch*.jpg, val_batch*.jpg: the images of a batch with their boxes, drawn with Pillow.
+"""train_batch*.jpg, val_batch*.jpg: the images of a batch with their boxes, as a grid.
 
 B images, T boxes.
 """
@@ -9,17 +9,18 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib import font_manager
-from matplotlib.ft2font import FT2Font
-from PIL import Image, ImageDraw, ImageFont
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from utils.images.opencv import cv2
-from utils.plots.canvas import FAINT, colour_of, short_name, wide_font, write_atomically
+from utils.plots.annotate import draw_boxes, font_for, text_size
+from utils.plots.canvas import FAINT, colour_of, short_name, write_atomically
 
 MOSAIC_SIDE = 1920  # pixels at most
+IGNORED = (120, 124, 130)  # colour of ignored regions
 
 
 # train_batch*.jpg, val_batch*.jpg
@@ -76,21 +77,18 @@ def _draw_tile(
 ) -> Image.Image:
     """An image, resized to tile (width, height), with its boxes [T, 4] in pixels of the tile."""
     shrinks = tile[0] < image.shape[1]
-    pixels = cv2.resize(
+    pixels: NDArray[Any] = cv2.resize(
         np.ascontiguousarray(image), tile, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     )
     for box in boxes[classes < 0]:
         _hatch(pixels, box)
-    drawn = Image.fromarray(pixels)
-    # The most confident boxes or, without scores, the smallest ones are drawn last, so that they stay on top.
-    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    for number in np.argsort(-area if scores is None else scores, kind="stable"):
-        label = "ignored" if classes[number] < 0 else short_name(names, classes[number])
-        if scores is not None:
-            label += f" {scores[number]:.2f}"
-        colour = (120, 124, 130) if classes[number] < 0 else colour_of(classes[number])
-        _draw_box(drawn, boxes[number], label, colour)
-    return drawn
+    labels, colours = [], []
+    for number, class_id in enumerate(classes.tolist()):
+        score = () if scores is None else (f"{scores[number]:.2f}",)
+        labels.append(("ignored" if class_id < 0 else short_name(names, class_id), *score))
+        colours.append(IGNORED if class_id < 0 else colour_of(class_id))
+    draw_boxes(pixels, boxes, labels, colours, scores=scores)
+    return Image.fromarray(pixels)
 
 
 def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
@@ -102,45 +100,20 @@ def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
     part[stripes] = (0.3 * part[stripes] + 0.7 * 150).astype(np.uint8)
 
 
-def _draw_box(image: Image.Image, box: np.ndarray, label: str, colour: tuple[int, int, int]) -> None:
-    """Draw one box with its label above it, or inside if there is no room above."""
-    draw = ImageDraw.Draw(image)
-    x1, y1 = np.clip(box[:2], 0, [image.width - 1, image.height - 1]).tolist()
-    x2, y2 = np.clip(box[2:], [x1, y1], [image.width - 1, image.height - 1]).tolist()
-    draw.rectangle((x1, y1, x2, y2), outline=colour, width=max(1, round(min(image.size) / 200)))
-    font = _font(label, image)
-    wide = font.getlength(label) + 5
-    tall = sum(font.getmetrics()) + 1
-    left = max(0, min(x1, image.width - wide))
-    top = y1 - tall if y1 >= tall else y1
-    draw.rectangle((left, top, left + wide, top + tall), fill=colour)
-    bright = np.dot(colour, (0.299, 0.587, 0.114)) > 150
-    draw.text((left + 3, top), label, fill="black" if bright else "white", font=font)
-
-
 def _draw_title(image: Image.Image, title: str) -> None:
     """Write the title on a dark strip at the bottom."""
-    font = _font(title, image)
+    font = font_for(title, text_size(*image.size))
     tall = sum(font.getmetrics()) + 4
     strip = image.crop((0, image.height - tall, image.width, image.height)).point(lambda value: value * 0.35)
     image.paste(strip, (0, image.height - tall))
     ImageDraw.Draw(image).text((5, image.height - tall + 2), title, fill="white", font=font)
 
 
-def _font(text: str, image: Image.Image) -> ImageFont.FreeTypeFont:
-    """A font with the letters of text, if one is installed, in a size for the image."""
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    if not text.isascii():
-        letters = FT2Font(str(path))
-        wide = wide_font()
-        if wide and not all(letters.get_char_index(ord(letter)) for letter in text):
-            path = Path(font_manager.findfont(wide))
-    return ImageFont.truetype(path, int(np.clip(min(image.size) / 30, 9, 18)))
-
-
 def _empty_mosaic() -> Image.Image:
     image = Image.new("RGB", (480, 320), "white")
-    ImageDraw.Draw(image).text((240, 160), "no data", fill=FAINT, font=_font("no data", image), anchor="mm")
+    ImageDraw.Draw(image).text(
+        (240, 160), "no data", fill=FAINT, font=font_for("", text_size(*image.size)), anchor="mm"
+    )
     return image
 
 

@@ -59,10 +59,20 @@ def test_undecodable_file_name_can_be_written(tmp_path):
 
 def test_coco_results_by_hand():
     detections = Detections([40], [1], [[1, 2, 3, 1 / 3]], [0.1])
-    results = coco_results(detections, CATEGORY_IDS)
-    assert results == [{"image_id": 40, "category_id": 90, "bbox": [1.0, 2.0, 3.0, 1 / 3], "score": 0.1}]
+    results = coco_results(detections, CATEGORY_IDS, IMAGE_IDS, PATHS)
+    row = {"image_id": 40, "category_id": 90, "bbox": [1.0, 2.0, 3.0, 1 / 3], "score": 0.1, "file_name": "x.jpg"}
+    assert results == [row]
     assert json.loads(json.dumps(results)) == results  # plain numbers, not rounded
-    assert coco_results(Detections([], [], np.zeros((0, 4)), []), CATEGORY_IDS) == []
+    assert coco_results(Detections([], [], np.zeros((0, 4)), []), CATEGORY_IDS, IMAGE_IDS, PATHS) == []
+
+
+def test_coco_results_name_the_file_of_each_image(tmp_path):
+    undecodable = os.fsdecode(b"b/\xff.png")
+    detections = Detections([7, 40], [0, 0], [[0, 0, 1, 1]] * 2, [0.5, 0.5])
+    results = coco_results(detections, CATEGORY_IDS, IMAGE_IDS, ["a/x.jpg", undecodable])
+    assert [row["file_name"] for row in results] == ["\\xff.png", "x.jpg"]
+    write_json(tmp_path / "results.json", results)
+    assert json.loads((tmp_path / "results.json").read_text()) == results
 
 
 @pytest.mark.parametrize("count", [1, 60])
@@ -72,7 +82,7 @@ def test_metrics_agree_with_pycocotools_on_files(tmp_path, count):
     ours = evaluate_boxes(truth, detections, image_ids=IMAGE_IDS, class_ids=[0, 1]).stats
     files = tmp_path / "truth.json", tmp_path / "results.json"
     write_json(files[0], coco_ground_truth(truth, IMAGE_IDS, SIZES, PATHS, NAMES, CATEGORY_IDS))
-    write_json(files[1], coco_results(detections, CATEGORY_IDS))
+    write_json(files[1], coco_results(detections, CATEGORY_IDS, IMAGE_IDS, PATHS))
     sentence = check_with_pycocotools(*files, ours)
     head, difference = sentence.split("largest difference from ours ")
     assert head == f"pycocotools: AP {ours['AP']:.6f}, AP50 {ours['AP50']:.6f}; "

@@ -1,0 +1,70 @@
+"""The frames that `detect.py --source` gives: images, videos, folders, lists, patterns, cameras and streams."""
+
+import glob
+import os
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from data.sources.addresses import ALLOWED, addresses_in, has_scheme, is_camera, parse_address
+from data.sources.containers import VIDEO_SUFFIXES
+from data.sources.live import LiveSource
+from data.sources.paths import folder_or_list, pattern, single_file
+from data.sources.protocol import Source
+from data.sources.standard_input import paths_on_input
+from data.sources.stream_reader import Connection
+from utils.printable import printable
+
+__all__ = ["VIDEO_SUFFIXES", "Source", "open_source"]
+
+KINDS = f"an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt list, a .streams file, -, {ALLOWED}"
+
+
+def open_source(
+    text: str,
+    *,
+    say: Callable[[str], None],
+    frame_step: int = 1,
+    stdin: TextIO | None = None,
+    open_timeout_s: float = 10.0,
+    read_timeout_s: float = 10.0,
+    reconnects: int = 10,
+    pause_s: float = 1.0,
+) -> Source:
+    """Return the frames of what the user gave as --source.
+
+    say: called with each problem, one sentence, in the thread that iterates. frame_step: use every n-th frame of a
+    video or stream, from the first on. stdin: what `-` stands for, sys.stdin by default. The other arguments are for streams:
+    seconds to open one and to wait for a frame, the number of attempts in a row to reach a lost stream, and the seconds
+    before the first of them, doubled for each further one. An existing file or folder is preferred to a pattern of the
+    same text; the network is used only for an address. Raises ValueError, in one sentence, if `text` is none of the
+    allowed kinds or has no image or video.
+    """
+    if frame_step < 1:
+        raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")
+    connection = Connection(open_timeout_s, read_timeout_s, reconnects, pause_s)
+    if text == "-":
+        return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
+    if is_camera(text) or has_scheme(text):
+        address = parse_address(text)
+        return LiveSource([address], address.shown, connection, frame_step=frame_step, say=say)
+    suffix = os.path.splitext(text)[1].lower()
+    if os.path.isdir(text) or (suffix == ".txt" and os.path.isfile(text)):
+        return folder_or_list(text, frame_step=frame_step, say=say)
+    if suffix == ".streams" and os.path.isfile(text):
+        return LiveSource(addresses_in(text), printable(text), connection, frame_step=frame_step, say=say)
+    if os.path.lexists(text):
+        return single_file(text, frame_step=frame_step, say=say)
+    if glob.has_magic(text):
+        return pattern(text, frame_step=frame_step, say=say)
+    raise ValueError(_unknown(text))
+
+
+def _unknown(text: str) -> str:
+    """Why `text` is no source, in one sentence."""
+    if text.lower() == "screen":
+        return (
+            "--source screen is not supported; record the screen to a video file, or give the address of a stream of it"
+        )
+    given = f"'{printable(text)}' does not exist" if text else "--source is empty"
+    return f"{given}; allowed are {KINDS}"

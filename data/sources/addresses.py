@@ -1,0 +1,125 @@
+"""Cameras and network addresses: what is allowed, how they are shown without passwords, and their names."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from data.images import read_lines
+from data.sources.names import OutputNames
+from utils.images.decode import IMAGE_SUFFIXES
+from utils.printable import excerpt, printable
+
+SCHEMES = ("rtsp", "rtmp", "http", "https", "tcp")
+ALLOWED = f"a camera number such as 0, or an address that starts with {', '.join(f'{name}://' for name in SCHEMES)}"
+MAX_CAMERA, MAX_NAME = 999, 100
+SECRET = re.compile(r"((?:pass|pwd|token|key|secret|auth|sig)[^=&]*=)[^&#]*", re.IGNORECASE)
+MASK = r"\1***"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A camera or network address. text: what OpenCV opens. shown: the same without passwords. name: of its outputs."""
+
+    text: str
+    shown: str
+    name: str
+
+    @property
+    def camera(self) -> int | None:
+        """The number of the camera, None for a network address."""
+        return int(self.text) if self.text.isdecimal() else None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is the address of a single image, by its suffix."""
+        return os.path.splitext(urlsplit(self.text).path)[1].lower() in IMAGE_SUFFIXES
+
+
+def is_camera(text: str) -> bool:
+    """Whether the text is the number of a camera.
+
+    >>> is_camera("0"), is_camera("0.jpg")
+    (True, False)
+    """
+    return re.fullmatch(r"[0-9]+", text) is not None
+
+
+def has_scheme(text: str) -> bool:
+    """Whether the text starts like an address.
+
+    >>> has_scheme("RTSP://a/b"), has_scheme("a/b://c")
+    (True, False)
+    """
+    return re.match(r"[a-z][a-z0-9+.-]*://", text, re.IGNORECASE) is not None
+
+
+def parse_address(text: str) -> Address:
+    """Return the camera or address that `text` gives. Raises ValueError that says what is allowed.
+
+    >>> parse_address("rtsp://me:secret@10.0.0.1:554/ch1").shown
+    'rtsp://me:***@10.0.0.1:554/ch1'
+    >>> parse_address("rtsp://me:secret@10.0.0.1:554/ch1").name, parse_address("0").name
+    ('10-0-0-1-554-ch1', 'camera0')
+    """
+    if is_camera(text):
+        if len(text) > 9 or int(text) > MAX_CAMERA:
+            raise ValueError(f"there is no camera {excerpt(text)}, the largest number is {MAX_CAMERA}")
+        return Address(str(int(text)), f"camera {int(text)}", f"camera{int(text)}")
+    scheme = text.partition("://")[0].lower()
+    if not has_scheme(text) or scheme not in SCHEMES:
+        hint = "; give the path of a local file without file://" if scheme == "file" else ""
+        raise ValueError(f"'{excerpt(_masked_text(text), 200)}' is not {ALLOWED}{hint}")
+    if not re.fullmatch(r"[!-~]+", text):
+        raise ValueError(
+            f"'{excerpt(_masked_text(text), 200)}' has spaces or other characters that an address cannot have"
+        )
+    try:
+        parts = urlsplit(text)
+        is_valid = bool(parts.hostname) and (parts.port is not None or scheme != "tcp")
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        port = ", and tcp:// its port," if scheme == "tcp" else ""
+        raise ValueError(f"'{excerpt(_masked_text(text), 200)}' has no valid host{port} after {scheme}://")
+    return Address(scheme + text[len(scheme) :], _masked_text(text), _name(parts))
+
+
+def addresses_in(file: str) -> list[Address]:
+    """Return the cameras and addresses in a .streams file: one per line, without empty lines and `#` comments.
+
+    Raises ValueError with file and line.
+    """
+    names, found = OutputNames(), dict[str, Address]()
+    for number, line in enumerate(read_lines(Path(file)), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        try:
+            address = parse_address(text)
+        except ValueError as error:
+            raise ValueError(f"{printable(file)} line {number}: {error}") from None
+        if address.text in found:
+            raise ValueError(f"{printable(file)} line {number}: {address.shown} is listed twice")
+        found[address.text] = Address(address.text, address.shown, names.name(address.text, address.name))
+    if not found:
+        raise ValueError(f"{printable(file)} is empty; a line is {ALLOWED}")
+    return list(found.values())
+
+
+def _masked_text(text: str) -> str:
+    """Return an address with *** instead of its password, and of the values of parameters such as `token=`."""
+    before, slashes, after = text.partition("://")
+    authority, rest = re.fullmatch(r"([^/?#]*)(.*)", after, re.DOTALL).groups()  # type: ignore[union-attr]
+    user, at, host = authority.rpartition("@")
+    if ":" in user:
+        user = f"{user.partition(':')[0]}:***"
+    path, mark, query = rest.partition("?")
+    return printable(f"{before}{slashes}{user}{at}{host}{path}{mark}{SECRET.sub(MASK, query)}")
+
+
+def _name(parts: SplitResult) -> str:
+    """Return a file name for an address, from its host, port and path: the query may hold a password."""
+    host = parts.netloc.rpartition("@")[2]
+    return re.sub(r"[^A-Za-z0-9_]+", "-", f"{host}{parts.path}").strip("-")[:MAX_NAME] or "stream"

@@ -1,0 +1,98 @@
+"""Open video files, streams and cameras with OpenCV: which formats and protocols FFmpeg may use, and its silence.
+
+OpenCV reads FFmpeg's options from an environment variable, each time it opens a video. They are set for that moment.
+The user's own options are added at the end, so that they win, as for `rtsp_transport;udp`.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+
+from utils.images.opencv import cv2
+
+OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
+QUIET = "-8"  # FFmpeg's AV_LOG_QUIET; OpenCV reads it once, before the first video of a process
+# All but file and those that wrap others: a stream must not name files of this machine.
+STREAM_PROTOCOLS = "crypto,data,http,httpproxy,https,rtmp,rtmpe,rtmps,rtmpt,rtmpte,rtmpts,rtp,rtsp,srtp,tcp,tls,udp"
+MAX_FPS, USUAL_FPS = 1000, 30.0
+MAX_FRAMES = 10**9  # a larger count in a header is a wrong one
+
+
+class _Environment:
+    """The environment variables while videos open; those with the same options may open at the same time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._options = ""
+        self._users = 0
+        self._before: dict[str, str | None] = {}
+
+    @contextmanager
+    def options(self, ours: str) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._users or self._options == ours)
+            if not self._users:
+                self._set(ours)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if not self._users:
+                    self._restore()
+                    self._changed.notify_all()
+
+    def _set(self, ours: str) -> None:
+        self._options = ours
+        self._before = {name: os.environ.get(name) for name in (OPTIONS, LOG_LEVEL)}
+        os.environ[OPTIONS] = "|".join(filter(None, (ours, self._before[OPTIONS])))
+        os.environ.setdefault(LOG_LEVEL, QUIET)
+
+    def _restore(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_ENVIRONMENT = _Environment()  # one, because a process has one environment
+
+
+def open_file(path: str, container: str) -> cv2.VideoCapture:
+    """Return a capture of a video file, which may have failed to open.
+
+    FFmpeg may use this container's demuxer and local files only, and does not follow the references of a .mov file to
+    other files. path: of an existing file; made absolute, so that no part of it can be taken for a protocol.
+    """
+    only = f"input_format;{container}|format_whitelist;{container}|protocol_whitelist;file"
+    with _ENVIRONMENT.options(f"{only}|enable_drefs;0|use_absolute_path;0"):
+        return cv2.VideoCapture(os.path.abspath(path), cv2.CAP_FFMPEG)
+
+
+def open_stream(address: str, open_timeout_s: float, read_timeout_s: float) -> cv2.VideoCapture:
+    """Return a capture of a network address, which may have failed to open."""
+    timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, max(1, round(1000 * open_timeout_s))]
+    timeouts += [cv2.CAP_PROP_READ_TIMEOUT_MSEC, max(1, round(1000 * read_timeout_s))]
+    with _ENVIRONMENT.options(f"protocol_whitelist;{STREAM_PROTOCOLS}|rtsp_flags;prefer_tcp"):
+        return cv2.VideoCapture(address, cv2.CAP_FFMPEG, timeouts)
+
+
+def open_camera(index: int) -> cv2.VideoCapture:
+    """Return a capture of a camera, which may have failed to open."""
+    return cv2.VideoCapture(index)
+
+
+def frames_per_second(capture: cv2.VideoCapture) -> float:
+    """Return the frame rate of an open capture, or 30 if it has no usable one."""
+    fps = float(capture.get(cv2.CAP_PROP_FPS))
+    return fps if isfinite(fps) and 0 < fps <= MAX_FPS else USUAL_FPS
+
+
+def stated_frames(capture: cv2.VideoCapture) -> int:
+    """Return the number of frames that an open capture states, 0 if it states none. It may be wrong."""
+    count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    return int(count) if 0 < count <= MAX_FRAMES else 0

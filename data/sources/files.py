@@ -1,0 +1,105 @@
+"""Frames of image and video files, one file at a time."""
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from data.sources.containers import VIDEO_SUFFIXES
+from data.sources.video import video_frames, video_length
+from utils.images.decode import decode_bgr, quiet_decoder, read_bytes
+from utils.images.detections import Frame
+from utils.printable import printable
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """An image or video file: its path, and the name of its outputs. problem: why it is to be reported and left out."""
+
+    path: str
+    name: str
+    problem: str = ""
+
+    @property
+    def is_video(self) -> bool:
+        """Whether its suffix is that of a video."""
+        return os.path.splitext(self.path)[1].lower() in VIDEO_SUFFIXES
+
+
+class FileSource:
+    """The frames of files, in the order given; a file that cannot be read is reported and left out.
+
+    files: a list, or an iterator that may wait for the next file. what: the source, as text for the user. skipped: the
+    files that were left out before.
+    """
+
+    live = False
+
+    def __init__(
+        self,
+        files: Iterable[InputFile],
+        what: str,
+        *,
+        frame_step: int,
+        say: Callable[[str], None],
+        skipped: int = 0,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.skipped = skipped
+        self._files, self._what, self._frame_step, self._say = files, what, frame_step, say
+        self._closed, self._on_close = False, on_close
+        self._total: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        """As in Source. Opens each video once, one at a time, to read its header."""
+        if self._total is None and isinstance(self._files, list):
+            with quiet_decoder():
+                lengths = [video_length(file.path, self._frame_step) if file.is_video else 1 for file in self._files]
+            self._total = None if None in lengths else sum(length or 0 for length in lengths)
+        return self._total
+
+    def __iter__(self) -> Iterator[Frame]:
+        empty = True
+        with quiet_decoder():
+            for file in self._files:
+                if self._closed:
+                    return
+                for frame in self._frames(file):
+                    empty = False
+                    yield frame
+                    if self._closed:
+                        return
+        if empty and not self._closed:
+            raise ValueError(f"{self._what}: no image or video could be read")
+
+    def close(self) -> None:
+        self._closed = True
+        self._on_close()
+
+    def __enter__(self) -> "FileSource":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _frames(self, file: InputFile) -> Generator[Frame, None, None]:
+        """Yield the frames of one file; report what cannot be read."""
+        try:
+            if file.problem:
+                raise ValueError(file.problem)
+            if not file.is_video:
+                yield Frame(decode_bgr(read_bytes(file.path), file.path), file.path, file.name)
+                return
+            lost, missing = yield from video_frames(file.path, file.name, self._frame_step)
+        except ValueError as error:
+            self.skipped += 1
+            if isinstance(self._files, list) and len(self._files) == 1:
+                raise
+            self._say(f"{error}; it is skipped")
+            return
+        if missing:
+            self.skipped += lost
+            self._say(f"{printable(file.path)}: {missing}")

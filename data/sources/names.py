@@ -1,0 +1,59 @@
+"""Names of outputs: safe relative paths, different for different inputs."""
+
+import os
+import unicodedata
+from pathlib import PurePath
+
+UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, undecodable bytes, line and paragraph separators
+
+
+class OutputNames:
+    """Gives each input a name for its outputs, such as `street/a.jpg`; the same input keeps its name.
+
+    Two names differ in more than suffix and case, because the outputs of `a.jpg` and `A.png` can be called `a.txt`, and
+    some file systems do not tell `A.txt` from `a.txt`.
+    """
+
+    def __init__(self) -> None:
+        self._name_of: dict[str, str] = {}
+        self._used: set[str] = set()
+        self._last_number: dict[str, int] = {}  # by wanted stem, so that many equal names take no quadratic time
+
+    def name(self, path: str, wanted: str) -> str:
+        """Return the name for the input at `path`: `wanted` made safe, with -2, -3, ... if another input has it.
+
+        >>> names = OutputNames()
+        >>> names.name("/x/a.jpg", "a.jpg"), names.name("/y/a.jpg", "a.jpg"), names.name("/x/a.jpg", "a.jpg")
+        ('a.jpg', 'a-2.jpg', 'a.jpg')
+        """
+        if path not in self._name_of:
+            self._name_of[path] = self._unused(safe_name(wanted))
+        return self._name_of[path]
+
+    def _unused(self, wanted: str) -> str:
+        stem, suffix = os.path.splitext(wanted)
+        number = self._last_number.get(stem.casefold(), 0) + 1
+        while (candidate := stem if number == 1 else f"{stem}-{number}").casefold() in self._used:
+            number += 1
+        self._last_number[stem.casefold()] = number
+        self._used.add(candidate.casefold())
+        return candidate + suffix
+
+
+def safe_name(name: str) -> str:
+    r"""Return a relative path that stays inside its folder and is one line, as close to `name` as possible.
+
+    >>> safe_name("../a\\b\n.jpg"), safe_name("/etc/x.jpg"), safe_name("street/ä b.jpg")
+    ('_/a_b_.jpg', 'etc/x.jpg', 'street/ä b.jpg')
+    """
+    clean = "".join("_" if c == "\\" or unicodedata.category(c) in UNSAFE_CATEGORIES else c for c in name)
+    return "/".join(part if part.strip(". ") else "_" for part in clean.split("/") if part) or "_"
+
+
+def path_below(path: str, folder: str) -> str:
+    """Return the path of a file relative to a folder that contains it, with forward slashes.
+
+    >>> path_below("/a/b/c.jpg", "/a")
+    'b/c.jpg'
+    """
+    return PurePath(os.path.relpath(path, folder)).as_posix()

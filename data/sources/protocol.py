@@ -1,0 +1,38 @@
+"""What every source of frames offers."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Protocol
+
+from utils.images.detections import Frame
+
+
+class Source(Protocol):
+    """Frames to detect objects in, one at a time; a context manager that closes itself.
+
+    Iterating raises ValueError, in one sentence, if the source has ended without a single frame. It may be done in a
+    background thread; `close` may be called from any thread, and iterating then ends, a live read within a second.
+    """
+
+    @property
+    def live(self) -> bool:
+        """Whether the frames come from cameras or network addresses, whose frames do not wait for the reader."""
+
+    @property
+    def total(self) -> int | None:
+        """The number of frames as far as the files state it, None if unknown (streams, cameras, standard input)."""
+
+    @property
+    def skipped(self) -> int:
+        """The number of files, streams and frames that were reported and left out so far."""
+
+    def __iter__(self) -> Iterator[Frame]: ...
+
+    def close(self) -> None:
+        """End the iteration and release what is open."""
+
+    def __enter__(self) -> "Source": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,89 @@
+"""What detect.py writes: annotated pictures and videos, label files, CSV, COCO JSON, crops; and the window it shows."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.images.detections import Frame, ImageDetections
+from utils.outputs.annotated import Annotator
+from utils.outputs.crops import Crops
+from utils.outputs.csv_file import CsvFile
+from utils.outputs.json_file import JsonFile
+from utils.outputs.label_files import LabelFiles
+from utils.outputs.pictures import PictureFiles
+from utils.outputs.video import VideoFiles
+from utils.outputs.window import Window
+
+
+class Output(Protocol):
+    """Something that takes each frame and its detections, from one thread at a time, in order."""
+
+    def write(self, frame: Frame, found: ImageDetections) -> None: ...
+
+    def close(self) -> None:
+        """Finish what is open. May be called again, and after an error of `write`."""
+
+
+class Outputs:
+    """Several outputs as one."""
+
+    def __init__(self, outputs: Iterable[Output]) -> None:
+        self.outputs = list(outputs)
+
+    def write(self, frame: Frame, found: ImageDetections) -> None:
+        for output in self.outputs:
+            output.write(frame, found)
+
+    def close(self) -> None:
+        """Close each output, even if another one raises; then raise what the first of those raised."""
+        with ExitStack() as stack:
+            for output in self.outputs:
+                stack.callback(output.close)
+
+
+def open_outputs(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    pictures: bool = True,
+    text: bool = False,
+    text_format: int = 0,
+    scores: bool = False,
+    csv: bool = False,
+    json: bool = False,
+    crops: bool = False,
+    window: bool = False,
+    line_width: int | None = None,
+    show_labels: bool = True,
+    show_scores: bool = True,
+    category_ids: NDArray[np.int64] | None = None,
+) -> Outputs:
+    """The outputs that are asked for, in an existing run folder.
+
+    pictures: annotated images and videos. text: label files, in text_format 0 (YOLO) or 1 (VOC), with `scores` in each
+    row. category_ids: [C] of predictions.json, by default the class counted from 1. line_width, show_labels and
+    show_scores are those of `draw_detections`.
+    Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be created.
+    """
+    annotator = Annotator(names, line_width=line_width, show_labels=show_labels, show_scores=show_scores)
+    outputs: list[Output] = [Window(annotator)] if window else []  # first, because it can fail before files are made
+    try:
+        if text:
+            outputs.append(LabelFiles(folder, text_format=text_format, scores=scores))
+        if csv:
+            outputs.append(CsvFile(folder / "predictions.csv", names))
+        if json:
+            outputs.append(JsonFile(folder / "predictions.json", category_ids))
+        if crops:
+            outputs.append(Crops(folder, names))
+        if pictures:
+            outputs += [PictureFiles(folder, annotator), VideoFiles(folder, annotator)]
+    except BaseException:
+        Outputs(outputs).close()
+        raise
+    # The window comes last, so that the frame at which the user closes it is written too.
+    return Outputs(outputs[1:] + outputs[:1] if window else outputs)

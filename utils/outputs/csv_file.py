@@ -1,0 +1,53 @@
+"""Detections as a table for spreadsheet programs."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils.files.atomic import name_os_errors
+from utils.images.detections import Frame, ImageDetections
+
+COLUMNS = ("image", "frame", "class", "name", "confidence", "x1", "y1", "x2", "y2")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+class CsvFile:
+    """Appends a row for each detection to a new CSV file (UTF-8), one write for each frame: all rows are whole.
+
+    frame is empty for images. The box is in pixels. Text that a spreadsheet program would run as a formula, such as a
+    class named `=1+1`, gets an apostrophe in front.
+    Raises OSError if the file cannot be created.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self.path, self.names = path, [as_cell(str(name)) for name in names]
+        with name_os_errors(path):
+            self._stream = path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+        self._rows = csv.writer(self._stream, lineterminator="\n")
+        self._append([COLUMNS])
+
+    def write(self, frame: Frame, found: ImageDetections) -> None:
+        head = as_cell(frame.name), "" if frame.number is None else frame.number
+        columns = zip(found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
+        self._append([(*head, k, self._name(k), *(f"{value:.6g}" for value in (s, *box))) for k, s, box in columns])
+
+    def close(self) -> None:
+        with name_os_errors(self.path):
+            self._stream.close()
+
+    def _name(self, class_id: int) -> str:
+        return self.names[class_id] if 0 <= class_id < len(self.names) else str(class_id)
+
+    def _append(self, rows: Sequence[Sequence[object]]) -> None:
+        with name_os_errors(self.path):
+            self._rows.writerows(rows)
+            self._stream.flush()
+
+
+def as_cell(text: str) -> str:
+    """Text that no spreadsheet program runs as a formula.
+
+    >>> as_cell("=1+1"), as_cell("a=b")
+    ("'=1+1", 'a=b')
+    """
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text

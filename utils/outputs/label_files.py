@@ -1,0 +1,43 @@
+"""Detections as label files, one for each image and each frame of a video."""
+
+from pathlib import Path
+
+import numpy as np
+
+from utils.files.writers import write_text
+from utils.images.detections import Frame, ImageDetections
+from utils.metrics.label_files import label_rows, yolo_columns
+from utils.outputs.names import OutputNames, prepare_file, with_number
+
+YOLO, VOC = 0, 1
+
+
+class LabelFiles:
+    """Writes `labels/<name>.txt` for an image and `labels/<name>_<number>.txt` for a frame of a video.
+
+    text_format: YOLO, rows `class cx cy w h` as fractions of the image size, or VOC, rows `class x1 y1 x2 y2` in
+    pixels. scores: add the score at the end of each row. Without detections the file is empty, so that an image without
+    objects differs from an image that was not processed.
+    Raises ValueError for another format.
+    """
+
+    def __init__(self, folder: Path, *, text_format: int = YOLO, scores: bool = False) -> None:
+        if text_format not in (YOLO, VOC):
+            raise ValueError(f"--save-format {text_format}: choose {YOLO} (YOLO) or {VOC} (VOC)")
+        self.folder, self.text_format, self.scores = folder, text_format, scores
+        self._names = OutputNames()
+
+    def write(self, frame: Frame, found: ImageDetections) -> None:
+        height, width = frame.image.shape[:2]
+        low, high = np.split(found.boxes_xyxy, 2, axis=1)
+        columns = (
+            yolo_columns(np.concatenate([low, high - low], 1), np.array([width, height], np.float64))
+            if self.text_format == YOLO
+            else found.boxes_xyxy
+        )
+        text = label_rows(found.class_ids, columns, found.scores if self.scores else None)
+        stem = with_number(self._names.stem(frame), frame)
+        write_text(prepare_file(self.folder, f"labels/{stem}.txt"), text)
+
+    def close(self) -> None:
+        """Nothing is open between two frames."""

@@ -1,0 +1,91 @@
+"""Where the files of a frame are written: below the run folder, a different file for each image and video."""
+
+import itertools
+import os
+import re
+import zlib
+from pathlib import Path
+
+from utils.images.detections import Frame
+
+MAX_BYTES = 180  # of one part of a path: systems allow 255, and suffixes are added
+
+
+class OutputNames:
+    """Gives each image and each video a path without suffix, `street/a`, that no other one has.
+
+    The first of `a.jpg` and `a.png` gets `a`, the second one `a.png`. Frames of the video `clip.mp4` have files called
+    `clip_1`, `clip_2`, ..., so an image `clip_1.jpg` gets `clip_1.jpg` if the video came first.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, tuple[str, bool]] = {}  # by path: the name of the frame, and whether it is of a video
+        self._videos: set[str] = set()
+        self._numbered: set[str] = set()  # `clip` for an image `clip_1.jpg`
+
+    def stem(self, frame: Frame, suffix: str = "") -> str:
+        """The path for this frame's image or video; it is unique together with `suffix`, which is not added.
+
+        >>> import numpy as np
+        >>> names, image = OutputNames(), np.zeros((1, 1, 3), np.uint8)
+        >>> [names.stem(Frame(image, "", name)) for name in ("b/a.jpg", "b/a.png", "b/a.jpg", "../c.jpg")]
+        ['b/a', 'b/a.png', 'b/a', '_/c']
+        """
+        name, owner = path_inside(frame.name), (frame.name, frame.number is not None)
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        for candidate in itertools.chain((os.path.splitext(name)[0], name), numbered):
+            path = candidate + suffix
+            if self._owners.get(path) == owner:
+                break
+            if path not in self._owners and self._claim(candidate, owner[1]):
+                self._owners[path] = owner
+                break
+        return candidate
+
+    def _claim(self, candidate: str, is_video: bool) -> bool:
+        """Whether the numbered frames of a video and an image with a number at its end do not share a path."""
+        base = re.fullmatch(r"(.+)_[0-9]+", candidate, re.DOTALL)
+        if is_video and candidate not in self._numbered:
+            self._videos.add(candidate)
+            return True
+        if is_video or (base and base[1] in self._videos):
+            return False
+        if base:
+            self._numbered.add(base[1])
+        return True
+
+
+def with_number(stem: str, frame: Frame) -> str:
+    """The path for a file of this one frame: `clip_7` for frame 7 of a video, `a` for an image."""
+    return stem if frame.number is None else f"{stem}_{frame.number}"
+
+
+def path_inside(name: str) -> str:
+    """A relative path that stays in its folder, the same as `name` if that is one. Long parts are shortened.
+
+    >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside("")
+    ('street/a.jpg', 'etc/_/b.jpg', '_')
+    """
+    parts = [part for part in name.replace("\\", "/").replace("\0", "_").split("/") if part not in ("", ".")]
+    return "/".join(shorten("_" if part == ".." else part) for part in parts) or "_"
+
+
+def shorten(part: str) -> str:
+    """A file name of at most MAX_BYTES bytes; a checksum and the suffix end one that was longer."""
+    raw = os.fsencode(part)
+    if len(raw) <= MAX_BYTES:
+        return part
+    suffix = os.path.splitext(part)[1]
+    suffix = suffix if len(suffix) <= 8 else ""
+    return f"{raw[: MAX_BYTES - 20].decode('utf-8', 'ignore')}~{zlib.crc32(raw):08x}{suffix}"
+
+
+def prepare_file(folder: Path, relative: str) -> Path:
+    """The path of a file in an existing folder, after its subfolders were created.
+
+    The folder itself is not created: if it was removed, the write that follows says so.
+    """
+    file = folder / relative
+    if not file.parent.is_dir() and folder.is_dir():
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return file

@@ -1,0 +1,55 @@
+"""Annotated images, and the encoding of images as files."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.files.writers import write_bytes
+from utils.images.detections import Frame, ImageDetections
+from utils.images.opencv import cv2
+from utils.outputs.annotated import Annotator
+from utils.outputs.names import OutputNames, prepare_file
+
+JPEG_QUALITY = 95
+MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
+KEPT_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png")
+
+
+class PictureFiles:
+    """Writes each image with its detections to a run folder, under its own name.
+
+    JPEG and PNG keep their suffix. All other images (.bmp, .tif, .webp, ...) become .jpg files, which every viewer
+    opens: `a.tif` becomes `a.jpg`, or `a.tif.jpg` if there is an a.jpg.
+    """
+
+    def __init__(self, folder: Path, annotator: Annotator) -> None:
+        self.folder, self.annotator = folder, annotator
+        self._names = OutputNames()
+
+    def write(self, frame: Frame, found: ImageDetections) -> None:
+        if frame.number is not None:
+            return
+        image = self.annotator.draw(frame, found)
+        suffix = picture_suffix(frame.name, image)
+        file = prepare_file(self.folder, self._names.stem(frame, suffix) + suffix)
+        write_bytes(file, encode(image, suffix))
+
+    def close(self) -> None:
+        """Nothing is open between two images."""
+
+
+def picture_suffix(name: str, image: NDArray[np.uint8]) -> str:
+    """The suffix of the picture of an image with this name: its own, or .jpg."""
+    if max(image.shape) > MAX_JPEG_SIDE:
+        return ".png"
+    suffix = os.path.splitext(name)[1]
+    return suffix if suffix.lower() in KEPT_SUFFIXES else ".jpg"
+
+
+def encode(image: NDArray[np.uint8], suffix: str) -> bytes:
+    """A BGR image as the content of a .png file or, with any other suffix, a JPEG file."""
+    if suffix.lower() == ".png":
+        return cv2.imencode(".png", image, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+    return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
