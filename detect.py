@@ -18,7 +18,9 @@ if __name__ == "__main__":
 import gc
 import os
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -30,12 +32,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     parser = FlagParser(__doc__)
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints or exported models, several make an ensemble")
-    add(
-        "--source",
-        default="data/images",
-        help="image, video, folder, glob, .txt list, camera number, URL, or - (stdin)",
-    )
-    add("--data", default="", help="data YAML whose class names are used in place of the model's")
+    add("--source", default="", help="image, video, folder, glob, .txt list, camera number, URL or - (stdin)")
+    add("--data", default="", help="data YAML whose class names, and their order, are used")
     add("--imgsz", "--img", "--img-size", type=int, nargs="+", default=[], help="long side, or height width, in pixels")
     add("--batch-size", "--batch", type=int, default=1, help="images in one forward pass")
     add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
@@ -49,12 +47,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
     add("--save-txt", action="store_true", help="save detections as YOLO label files")
-    add(
-        "--save-format",
-        type=int,
-        default=0,
-        help="label files: 0 YOLO (cx cy w h, 0-1), 1 VOC (x1 y1 x2 y2, pixels)",
-    )
+    add("--save-format", type=int, default=0, help="label files: 0 YOLO (cx cy w h, 0-1), 1 VOC (x1 y1 x2 y2, pixels)")
     add("--save-conf", action="store_true", help="add scores to the label files")
     add("--save-csv", action="store_true", help="save detections as predictions.csv")
     add("--save-json", action="store_true", help="save detections as predictions.json, in the format of COCO results")
@@ -105,6 +98,7 @@ from utils.files.folders import new_run_folder
 from utils.images.detections import Frame, ImageDetections
 from utils.log import RunLog, TerminalSink
 from utils.outputs import Outputs, open_outputs
+from utils.outputs.window import WindowClosed, require_display
 from utils.prefetch import prefetch
 from utils.progress import Progress
 from utils.stopwatch import Stopwatch
@@ -125,22 +119,23 @@ def main(args: Namespace) -> Counter[int]:
     log = RunLog(active=True, sinks=[TerminalSink()])
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     detector = open_detector(args, weights)
-    names = class_names(args.data, detector.names)
     given = args.source or validation_images(detector.data)
     log.say(f"{', '.join(weights)} on {given}, {detector.image_size} px, {describe(detector.device)}")
+    if args.view_img:
+        require_display()
+    source = open_source(given, frame_step=args.vid_stride, say=log.say)
+    folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
+    outputs = open_detection_outputs(args, folder, detector.names)
     watch, counts, frames = Stopwatch(), Counter[int](), 0
-    with open_source(given, frame_step=args.vid_stride, say=log.say) as source:
-        folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
-        outputs = open_detection_outputs(args, folder, names)
-        ready = prefetch(source, AHEAD * args.batch_size)
-        detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, watch), args.batch_size)
-        bar = Progress(detected, total=source.total, title="detect", active=True)
-        with closing(detected), closing(outputs):
-            for frame, found in bar:
-                outputs.write(frame, found)
-                counts.update(found.class_ids.tolist())
-                frames += 1
-    log.say(f"{frames} images, {count_text(counts, names)}")
+    ready = prefetch(source, 1 if source.live else AHEAD * args.batch_size)
+    detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, watch), args.batch_size)
+    bar = Progress(detected, total=source.total, title="detect", active=True)
+    with closing(detected), source, closing(outputs), suppress(WindowClosed):
+        for frame, found in bar:
+            counts.update(found.class_ids.tolist())
+            frames += 1
+            outputs.write(frame, found)
+    log.say(f"{frames} images, {count_text(counts, detector.names)}")
     log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}")
     log.say(f"results written to {folder}")
     return counts
@@ -170,6 +165,7 @@ def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:
         iou=args.iou_thres,
         max_detections=args.max_det,
         classes=args.classes,
+        names=read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names if args.data else None,
         agnostic=args.agnostic_nms,
         multi_label=args.multi_label or args.save_json,
         augment=args.augment,
@@ -194,16 +190,6 @@ def open_detection_outputs(args: Namespace, folder: Path, names: Sequence[str]) 
         show_labels=not args.hide_labels,
         show_scores=not args.hide_conf,
     )
-
-
-def class_names(data: str, names: Sequence[str]) -> Sequence[str]:
-    """The class names of the model, or of the data YAML if one is given. Raises ValueError if their number differs."""
-    if not data:
-        return names
-    spec = read_data_yaml(find_yaml(data, DATA_FOLDER, "data set"))
-    if len(spec.names) != len(names):
-        raise ValueError(f"{spec.file}: has {len(spec.names)} class names, but the model has {len(names)} classes")
-    return spec.names
 
 
 def validation_images(data: str) -> str:

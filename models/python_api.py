@@ -68,6 +68,7 @@ def load(
     iou: float = 0.45,
     max_detections: int = 1000,
     classes: Sequence[int | str] | None = None,
+    names: Sequence[str] | None = None,
     agnostic: bool = False,
     multi_label: bool = False,
     augment: bool = False,
@@ -80,9 +81,10 @@ def load(
     for GPU 0 or the CPU. half: compute in 16 bits where the device supports it. image_size: long side in pixels, or
     (height, width) of the canvas for all images; by default the long side that it was trained with. confidence: drop
     scores at or below it. iou: NMS threshold. max_detections: per image. classes: detect only these, by index or name.
-    agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several classes,
-    as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. urls: allow images
-    to be downloaded from a URL.
+    names: of the classes, in the order that the results count them: those of the model in another order, or as many new
+    ones. agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several
+    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. urls: allow
+    images to be downloaded from a URL.
 
     Raises ValueError for a file that cannot be read, and settings out of range.
     """
@@ -91,11 +93,11 @@ def load(
         raise ValueError("weights is an empty list: give a checkpoint")
     chosen = pick_devices(device, RankInfo())[0]
     loaded = [load_backend(Path(path), chosen, half=half) for path in paths]
-    names = loaded[0].names
+    order, names = _order_and_names(loaded[0].names, names)
     members: list[Backend] = []
     for path, model in zip(paths, loaded, strict=True):
         try:
-            members.append(model.with_classes(names).backend)
+            members.append(model.with_classes(order).backend)
         except ValueError as error:
             raise ValueError(f"{printable(path)} does not fit {printable(paths[0])}: {error}") from None
     members = [AugmentedViews(member) for member in members] if augment else members
@@ -115,6 +117,18 @@ def load(
         batch_size=batch_size,
     )
     return LoadedDetector(predictor, names, data=loaded[0].data, urls=urls)
+
+
+def _order_and_names(own: Sequence[str], wanted: Sequence[str] | None) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the model's own names in the order of the results, and the names that the results show.
+
+    Raises ValueError if there are more or fewer wanted names than own ones.
+    """
+    if wanted is None or list(wanted) == list(own):
+        return own, own
+    if len(wanted) != len(own):
+        raise ValueError(f"{len(wanted)} class names are given, but the model has {len(own)} classes")
+    return (wanted if sorted(wanted) == sorted(own) else own), wanted
 
 
 def _class_id(given: int | str, names: Sequence[str]) -> int:

@@ -64,7 +64,8 @@ class Result:
 
     def __repr__(self) -> str:
         height, width = self.image.shape[:2]
-        return f"<{printable(self.path) or 'image'}, {width} x {height} px: {count_text(Counter(self.class_ids.tolist()), self.names)}>"
+        counts = count_text(Counter(self.class_ids.tolist()), self.names)
+        return f"<{printable(self.path) or 'image'}, {width} x {height} px: {counts}>"
 
     def _repr_png_(self) -> bytes:
         """The picture that a notebook shows, as PNG."""

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import TypeVar, cast
 
@@ -11,7 +11,7 @@ JOIN_S = 10.0  # the longest time to wait for the thread to end
 POLL_S = 0.1  # how often a waiting thread looks whether the other one has ended
 
 
-def prefetch(items: Iterable[T], ahead: int) -> Iterator[T]:
+def prefetch(items: Iterable[T], ahead: int) -> Generator[T, None, None]:
     """Iterate over the items, up to `ahead` of which a background thread has ready. Raises what `items` raises.
 
     The thread ends when the iterator is closed or no longer used; an item that it waits for meanwhile is dropped.

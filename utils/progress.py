@@ -15,7 +15,7 @@ class Progress(Iterable[T]):
     wait_share: the share, 0 to 1, of the time since the start that was spent waiting for batches.
     """
 
-    def __init__(self, batches: Iterable[T], *, total: int, title: str, active: bool) -> None:
+    def __init__(self, batches: Iterable[T], *, total: int | None, title: str, active: bool) -> None:
         self.batches = batches
         self.bar = tqdm(total=total, desc=title, disable=None if active else True, dynamic_ncols=True, leave=False)
         self.waited, self.started = 0.0, time.perf_counter()

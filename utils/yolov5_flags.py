@@ -18,3 +18,8 @@ NOT_IN_VAL = {
     "--save-hybrid": "mixing labels with predictions inflates the mAP; --save-txt writes only the predictions",
     "--dnn": "OpenCV's DNN module is not used; run the checkpoint directly, with --device and --half",
 }
+NOT_IN_DETECT = {
+    "--dnn": "OpenCV's DNN module is not used; give a checkpoint, or a file of export.py, as --weights",
+    "--update": "checkpoints are never rewritten; best.pt holds only what detecting needs",
+    "--visualize": "feature maps are not drawn; --save-crop and --view-img show the detections",
+}

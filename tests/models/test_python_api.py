@@ -85,6 +85,17 @@ def test_settings_reach_the_predictor(weights, images):
     assert same(twice, everything)
 
 
+def test_names_reorder_or_rename_the_classes(weights, images):
+    own = load(weights, **LOW)(images[0], channel_order="rgb")
+    turned = load(weights, **LOW, names=["bar", "disc", "square"])(images[0], channel_order="rgb")
+    assert [turned.names[k] for k in turned.class_ids] == [own.names[k] for k in own.class_ids]
+    assert turned.class_ids.tolist() == [[1, 2, 0][k] for k in own.class_ids]
+    renamed = load(weights, **LOW, names=["a", "b", "c"], classes=["b"])(images[0], channel_order="rgb")
+    assert (set(renamed.class_ids), renamed.names) == ({1}, ("a", "b", "c"))
+    with pytest.raises(ValueError, match="2 class names are given, but the model has 3 classes"):
+        load(weights, **LOW, names=["a", "b"])
+
+
 def test_image_size_is_that_of_the_training_or_as_given(weights):
     assert load(weights, device="cpu").image_size == 96
     assert load(weights, device="cpu", image_size=100).image_size == 128

@@ -1,0 +1,260 @@
+"""detect.py: the same boxes as val.py, on every kind of source, in every kind of output; wrong flags; Ctrl-C."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import detect
+import val
+from models import build_model
+from utils.distributed.world import World
+from utils.files import checkpoint_file
+
+ROOT = Path(__file__).parents[1]
+CPU = World(torch.device("cpu"))
+NAMES = ["disc", "square", "bar"]
+SAME = ["--conf", "0.001", "--iou", "0.6", "--max-det", "300", "--save-json"]  # the settings of val.py
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_data, tiny_model, tmp_path_factory) -> Path:
+    """A checkpoint with random weights: it detects much, anywhere."""
+    torch.manual_seed(0)
+    model = build_model(tiny_model, 3)
+    with torch.no_grad():
+        for conv in model.head.m:
+            conv.bias += 4.5  # else all scores would be near 0
+    path = tmp_path_factory.mktemp("weights") / "best.pt"
+    entries = {"names": NAMES, "config": {"imgsz": 96}, "data": str(tiny_data)}
+    checkpoint_file.save(path, {"model": model.state_dict(), "table": model.table, **entries})
+    return path
+
+
+@pytest.fixture
+def run(weights, tmp_path) -> Callable[..., Path]:
+    """run("--source", ...) runs detect.py's main; returns the run folder."""
+
+    def call(*flags: str | Path) -> Path:
+        given = ["--weights", weights, "--device", "cpu", "--project", tmp_path, "--name", "d", "--exist-ok", *flags]
+        detect.main(detect.parse_args(list(map(str, given))))
+        return tmp_path / "d"
+
+    return call
+
+
+@pytest.fixture
+def photos(tiny_data) -> Path:
+    return tiny_data.parent / "images"
+
+
+def write_clip(path: Path, frames: int = 7, size: tuple[int, int] = (96, 64)) -> Path:
+    """Write a video of a moving bright square, 12 frames per second."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 12, size)
+    for number in range(frames):
+        image = np.full((size[1], size[0], 3), 60, np.uint8)
+        image[20:40, 4 * number : 4 * number + 20] = (0, 220, 240)
+        writer.write(image)
+    writer.release()
+    return path
+
+
+def rows_by_image(file: Path) -> dict[tuple[str, int], list[list[float]]]:
+    """The boxes and scores of predictions.json by image and category, highest score first."""
+    rows: dict[tuple[str, int], list[list[float]]] = {}
+    for row in json.loads(file.read_text()):
+        rows.setdefault((row["file_name"], row["category_id"]), []).append([row["score"], *row["bbox"]])
+    return {key: sorted(values, reverse=True) for key, values in rows.items()}
+
+
+@pytest.mark.parametrize("flags", [[], ["--augment"], ["--img", "64", "--batch", "3"]])
+def test_boxes_equal_those_of_val(run, photos, weights, tmp_path, tiny_data, flags):
+    folder = run("--source", photos, "--nosave", *SAME, *flags)
+    paths = ["--project", str(tmp_path), "--name", "v", "--cache-dir", str(tmp_path / "cache"), "--workers", "0"]
+    given = ["--weights", str(weights), "--data", str(tiny_data), "--device", "cpu", "--save-json", *paths, *flags]
+    val.main(val.parse_args(given)[0], CPU)
+    found, expected = (rows_by_image(path / "predictions.json") for path in (folder, tmp_path / "v"))
+    assert found.keys() == expected.keys()
+    assert sum(map(len, found.values())) > 1000
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-3)
+
+
+def test_all_outputs_hold_the_same_detections(run, photos):
+    everything = ["--save-txt", "--save-conf", "--save-csv", "--save-json", "--save-crop"]
+    folder = run("--source", photos, "--conf", "0.3", *everything)
+    rows = json.loads((folder / "predictions.json").read_text())
+    assert len(rows) > 8
+    with open(folder / "predictions.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    texts = {file.stem: file.read_text().splitlines() for file in (folder / "labels").iterdir()}
+    assert set(texts) == {file.stem for file in photos.iterdir()}
+    assert len(table) == len(rows) == sum(map(len, texts.values())) == len(list(folder.glob("crops/*/*")))
+    assert [NAMES[row["category_id"] - 1] for row in rows] == [row["name"] for row in table]
+    first = rows[0]
+    cx, cy, w, h, score = (float(value) for value in texts[Path(first["file_name"]).stem][0].split()[1:])
+    x, y, width, height = (side / 96 for side in first["bbox"])
+    np.testing.assert_allclose(
+        [cx, cy, w, h, score], [x + width / 2, y + height / 2, width, height, first["score"]], atol=1e-5
+    )
+    for picture in folder.glob("*.png"):
+        assert Image.open(picture).size == (96, 96)
+    assert len(list(folder.glob("*.png"))) == 8
+
+
+def test_video_keeps_its_frames_rate_and_size(run, tmp_path):
+    clip = write_clip(tmp_path / "clip.mp4")
+    folder = run("--source", clip, "--conf", "0.3", "--save-txt")
+    (video,) = folder.glob("clip.*")
+    capture = cv2.VideoCapture(str(video))
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(12)
+    frames = 0
+    while (image := capture.read()[1]) is not None:
+        assert image.shape == (64, 96, 3)
+        frames += 1
+    assert frames == 7
+    assert sorted(file.name for file in (folder / "labels").iterdir()) == [f"clip_{i}.txt" for i in range(1, 8)]
+
+
+def test_vid_stride_uses_every_nth_frame(run, tmp_path):
+    clip = write_clip(tmp_path / "clip.mp4")
+    folder = run("--source", clip, "--vid-stride", "3", "--save-txt")
+    capture = cv2.VideoCapture(str(next(folder.glob("clip.*"))))
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(4)
+    assert len(list((folder / "labels").iterdir())) == 3  # frames 0, 3 and 6
+
+
+def test_classes_are_chosen_by_number_or_name(run, photos):
+    both = run("--source", photos, "--nosave", "--save-json", "--conf", "0.1", "--classes", "0", "bar")
+    assert {row["category_id"] for row in json.loads((both / "predictions.json").read_text())} <= {1, 3}
+
+
+def test_broken_files_are_reported_and_skipped(run, photos, tmp_path, capsys):
+    mixed = tmp_path / "mixed"
+    shutil.copytree(photos, mixed)
+    (mixed / "0_broken.jpg").write_bytes(b"\xff\xd8 not a picture")
+    (mixed / "0_empty.mp4").touch()
+    folder = run("--source", mixed)
+    said = capsys.readouterr().out
+    assert re.search(r"0_broken\.jpg is damaged, truncated or not an image", said)
+    assert "0_empty.mp4" in said
+    assert "8 images, " in said
+    assert len(list(folder.glob("*.png"))) == 8
+
+
+def test_paths_from_standard_input(run, photos, monkeypatch):
+    names = "".join(f"{photos / name}\n" for name in sorted(os.listdir(photos))[:3])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(names))
+    assert len(list(run("--source", "-").glob("*.png"))) == 3
+
+
+def test_default_source_is_the_validation_split_of_the_training(run, photos):
+    assert {file.name for file in run().glob("*.png")} == set(os.listdir(photos))
+
+
+def test_summary_counts_classes_and_times(run, photos, capsys):
+    run("--source", photos, "--conf", "0.3")
+    said = capsys.readouterr().out
+    assert re.search(r"^8 images, \d+ disc, \d+ square|^8 images, \d+ ", said, re.MULTILINE)
+    assert re.search(
+        r"images/s; for each image .* ms waiting for images, .* ms letterbox, .* ms model, .* ms NMS", said
+    )
+
+
+def test_images_without_detections_give_empty_outputs(run, photos, capsys):
+    flags = ["--save-txt", "--save-csv", "--save-json", "--save-crop", "--conf", "1"]
+    folder = run("--source", photos, *flags)
+    assert "8 images, no detections" in capsys.readouterr().out
+    assert json.loads((folder / "predictions.json").read_text()) == []
+    assert len((folder / "predictions.csv").read_text().splitlines()) == 1
+    assert [file.read_text() for file in (folder / "labels").iterdir()] == [""] * 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--source", "nowhere.jpg"], "'nowhere.jpg' does not exist; allowed are an image"),
+        (["--source", "screen"], "--source screen is not supported"),
+        (["--save-conf"], "--save-conf adds the confidences to the files of --save-txt: give both"),
+        (["--nosave"], "--nosave leaves nothing to do: add --save-txt"),
+        (["--imgsz", "9"], "--imgsz 9: choose 32 to 8192 pixels"),
+        (["--imgsz", "64", "64", "64"], "--imgsz 64 64 64: choose 32 to 8192 pixels, one or two numbers"),
+        (["--vid-stride", "0"], "--vid-stride 0: choose 1 or more"),
+        (["--line-thickness", "-1"], "--line-thickness -1: choose 0 or more"),
+        (["--save-format", "2"], r"--save-format 2: choose 0 \(YOLO\) or 1 \(VOC\)"),
+        (["--conf", "1.5"], "confidence 1.5: choose a threshold from 0 to 1"),
+        (["--classes", "cat"], "class 'cat': the model has disc, square, bar"),
+        (["--classes", "3"], r"class 3: the model has 3 classes \(0-2\)"),
+        (["--batch", "0"], "batch_size 0: choose 1 or more"),
+        (["--weights", "no.pt"], "no.pt: cannot be read as a checkpoint: No such file"),
+        (["--dnn"], "--dnn is not supported: OpenCV's DNN module is not used"),
+        (["--update"], "--update is not supported: checkpoints are never rewritten"),
+        (["--visualise"], "unknown flag --visualise"),
+    ],
+)
+def test_wrong_flags_are_rejected_before_anything_is_written(run, tmp_path, flags, text):
+    with pytest.raises(ValueError, match=text):
+        run("--source", ".", *flags) if "--source" not in flags else run(*flags)
+    assert not (tmp_path / "d").exists()
+
+
+def test_several_processes_are_rejected(run, monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"detect\.py runs in one process: start one for each part of the images"):
+        run("--source", ".")
+
+
+def test_missing_source_of_an_unknown_data_set_is_asked_for(run, tmp_path, weights):
+    state = checkpoint_file.load(weights)
+    checkpoint_file.save(tmp_path / "other.pt", state | {"data": "gone.yaml"})
+    with pytest.raises(ValueError, match="give --source: an image, a video, a folder, a camera number or a URL"):
+        run("--weights", tmp_path / "other.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupted_detection_leaves_whole_files(weights, tmp_path):
+    write_clip(tmp_path / "clip.mp4", frames=3000)
+    command = [sys.executable, ROOT / "detect.py", "--weights", weights, "--source", "clip.mp4", "--device", "cpu"]
+    flags = ["--save-csv", "--save-json", "--conf", "0.1", "--max-det", "2"]
+    process = subprocess.Popen(
+        [*command, *flags], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    table = tmp_path / "runs/detect/exp/predictions.csv"
+    while not (table.exists() and table.stat().st_size > 2000) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[0]
+    assert process.returncode == 130, said
+    assert said.strip().endswith("interrupted")
+    rows = json.loads((table.parent / "predictions.json").read_text())
+    lines = table.read_text().splitlines()
+    assert len(lines) - 1 == len(rows) > 10
+    assert not list(table.parent.glob("*.tmp*"))
+    capture = cv2.VideoCapture(str(next(table.parent.glob("clip.*"))))
+    frames = 0
+    while capture.read()[0]:
+        frames += 1
+    assert 1 <= frames < 3000
+    assert frames >= max(row["frame"] for row in rows)
