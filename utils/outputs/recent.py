@@ -32,7 +32,7 @@ class RecentlyUsed(Generic[T]):
         return thing
 
     def close(self) -> None:
-        """Close all, even if closing one raises; then raise what the first of those raised."""
+        """Close all, even if closing some raises; then raise one of these errors."""
         with ExitStack() as stack:
             while self._open:
                 stack.callback(self._close, self._open.popitem()[1][0])

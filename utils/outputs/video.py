@@ -109,7 +109,7 @@ def _fit(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     if (width, height) == size:
         return image
     if (width + width % 2, height + height % 2) == size:
-        return cv2.copyMakeBorder(image, 0, size[1] - height, 0, size[0] - width, cv2.BORDER_REPLICATE)
+        return np.pad(image, ((0, size[1] - height), (0, size[0] - width), (0, 0)), "edge")
     scale = min(size[0] / width, size[1] / height)
     canvas: NDArray[np.uint8] = np.empty((size[1], size[0], 3), np.uint8)
     draw_letterboxed(image, (max(1, round(width * scale)), max(1, round(height * scale))), canvas)

@@ -26,7 +26,7 @@ LARGEST = 1280, 720  # pixels of a window at first
 IMAGES = "images"  # title of the window for all images
 
 
-class WindowClosed(Exception):  # noqa: N818 - not an error
+class WindowClosed(Exception):  # no suffix Error: the user ends the program
     """The user closed the window, or pressed q or Esc in it: the program should end."""
 
 
