@@ -76,7 +76,7 @@ class Recorder:
 
 def test_all_outputs_are_closed_even_if_some_raise():
     recorders = [Recorder(), Recorder(OSError("first")), Recorder(), Recorder(OSError("second")), Recorder()]
-    with pytest.raises(OSError, match="first|second"):
+    with pytest.raises(OSError, match=r"first|second"):
         Outputs(recorders).close()
     assert [recorder.closed for recorder in recorders] == [1] * 5
 

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tests.support.detected import drawn_frame, found_boxes
 from utils.outputs.csv_file import COLUMNS, CsvFile, as_cell
 from utils.outputs.json_file import JsonFile
 
+ROOT = Path(__file__).parents[3]
 ODD_NAMES = ["a,b", 'say "hi"', "two\nlines", "=cmd|' /C calc'!A0", "ä", "", "\udcff"]
 
 
@@ -62,6 +65,35 @@ def test_csv_has_each_row_before_it_is_closed(tmp_path):
     output.write(drawn_frame(), found_boxes([[0, 0, 1, 1]] * 3))
     assert len(read_csv(tmp_path / "p.csv")) == 3
     output.close()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from tests.support.detected import drawn_frame, found_boxes
+from utils.outputs.csv_file import CsvFile
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+output = CsvFile(Path(sys.argv[1]), ["cat"])
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    for _ in range(50):
+        output.write(drawn_frame(), found_boxes([[0, 0, 1, 1]] * 7))
+except OSError as error:
+    print(error.filename == sys.argv[1])
+output.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of processes")
+def test_full_disk_leaves_whole_csv_rows(tmp_path):
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "p.csv")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    rows = read_csv(tmp_path / "p.csv")
+    assert len(rows) > 7
+    assert len(rows) % 7 == 0
+    assert all(row["y2"] == "1" for row in rows)
 
 
 def test_tables_in_a_missing_folder_are_named_in_the_error(tmp_path):

@@ -166,6 +166,16 @@ def test_missing_folder_is_named(tmp_path):
         open_video(tmp_path / "gone").write(drawn_frame("c.mp4", 1), found_boxes())
 
 
+def test_video_is_finished_before_the_disk_is_full(tmp_path, monkeypatch):
+    output = open_video(tmp_path)
+    output.write(drawn_frame("c.mp4", 1), found_boxes())
+    monkeypatch.setattr(video, "MIN_FREE_BYTES", 1e30)
+    with pytest.raises(FaultError, match=r"but .* are needed"):
+        output.write(drawn_frame("c.mp4", 2), found_boxes())
+    output.close()
+    assert len(read(tmp_path / "c.mp4")[0]) == 1
+
+
 def test_file_that_is_not_whole_is_reported_and_the_others_are_kept(tmp_path):
     output = open_video(tmp_path)
     for name in ("a.mp4", "b.mp4", "c.mp4"):
