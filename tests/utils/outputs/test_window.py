@@ -27,7 +27,7 @@ class FakeCv2(SimpleNamespace):
     error = cv2.error
 
     def __init__(self, toolkit="QT"):
-        super().__init__(keys=[], visible=1.0, shown=[], open=set(), threads=set(), sizes={})
+        super().__init__(keys=[], closed=set(), shown=[], open=set(), threads=set(), sizes={})
         self.toolkit = toolkit
 
     def currentUIFramework(self):
@@ -54,7 +54,9 @@ class FakeCv2(SimpleNamespace):
         return key
 
     def getWindowProperty(self, title, which):
-        return self.visible
+        if title in self.closed and len(self.open) == 1:
+            raise cv2.error("NULL guiReceiver (please create a window)")  # as OpenCV 5 with Qt
+        return 0.0 if title in self.closed else 1.0
 
     def destroyWindow(self, title):
         self.threads.add(threading.get_ident())
@@ -107,12 +109,16 @@ def test_q_and_escape_end_the_program(fake, key):
     assert not fake.open
 
 
-def test_closing_the_window_ends_the_program(fake):
+@pytest.mark.parametrize("closed", ["a.mp4", "b.mp4"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_closing_a_window_ends_the_program(fake, closed, others):
     output = make()
-    output.write(drawn_frame("a.mp4", 1), found_boxes())
-    fake.visible = 0.0
+    for name in ("a.mp4", "b.mp4") if others else (closed,):
+        output.write(drawn_frame(name, 1), found_boxes())
+    fake.closed.add(closed)
     with pytest.raises(WindowClosed):
-        output.write(drawn_frame("a.mp4", 2), found_boxes())
+        output.write(drawn_frame(closed, 2), found_boxes())
+    assert (closed, (48, 64, 3)) not in fake.shown[1 + others :]  # it is not opened again
     output.close()
 
 
