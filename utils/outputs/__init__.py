@@ -39,7 +39,7 @@ class Outputs:
             output.write(frame, found)
 
     def close(self) -> None:
-        """Close each output, even if another one raises; then raise what the first of those raised."""
+        """Close each output, even if others raise; then raise one of these errors."""
         with ExitStack() as stack:
             for output in self.outputs:
                 stack.callback(output.close)

@@ -1,6 +1,7 @@
 """Detections as a table for spreadsheet programs."""
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,7 @@ class CsvFile:
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self.path, self.names = path, [as_cell(str(name)) for name in names]
         with name_os_errors(path):
-            self._stream = path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
-        self._rows = csv.writer(self._stream, lineterminator="\n")
+            self._stream = path.open("wb", buffering=0)
         self._append([COLUMNS])
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
@@ -39,9 +39,19 @@ class CsvFile:
         return self.names[class_id] if 0 <= class_id < len(self.names) else str(class_id)
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
+        """Append whole rows. On a full disk, where only a part may be written, that part is removed."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        content = text.getvalue().encode("utf-8", "backslashreplace")
         with name_os_errors(self.path):
-            self._rows.writerows(rows)
-            self._stream.flush()
+            start = self._stream.tell()
+            try:
+                while content:
+                    content = content[self._stream.write(content) :]
+            except OSError:
+                self._stream.seek(start)
+                self._stream.truncate()
+                raise
 
 
 def as_cell(text: str) -> str:

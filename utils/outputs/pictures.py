@@ -51,5 +51,5 @@ def picture_suffix(name: str, image: NDArray[np.uint8]) -> str:
 def encode(image: NDArray[np.uint8], suffix: str) -> bytes:
     """A BGR image as the content of a .png file or, with any other suffix, a JPEG file."""
     if suffix.lower() == ".png":
-        return cv2.imencode(".png", image, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+        return cv2.imencode(".png", image)[1].tobytes()
     return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()

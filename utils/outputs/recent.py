@@ -20,6 +20,10 @@ class RecentlyUsed(Generic[T]):
         self._open: dict[str, tuple[T, int]] = {}  # by name: the thing and when it was used
         self._time = 0
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the thing of this name is open."""
+        return name in self._open
+
     def get(self, name: str, make: Callable[[], T]) -> T:
         """The thing of this name; it is made if it is not open."""
         self._time += 1
@@ -32,7 +36,7 @@ class RecentlyUsed(Generic[T]):
         return thing
 
     def close(self) -> None:
-        """Close all, even if closing one raises; then raise what the first of those raised."""
+        """Close all, even if closing some raises; then raise one of these errors."""
         with ExitStack() as stack:
             while self._open:
                 stack.callback(self._close, self._open.popitem()[1][0])

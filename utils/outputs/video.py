@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from utils.files.atomic import name_os_errors
+from utils.files.disk import require_free_space
 from utils.images.decode import quiet_decoder
 from utils.images.detections import Frame, ImageDetections
 from utils.images.letterbox import draw_letterboxed
@@ -25,6 +26,7 @@ from utils.terminal import FaultError
 # MPEG-4 plays in VLC, QuickTime and on Windows, though not in browsers; it takes a tenth of the time of VP8, which
 # browsers play, and a fiftieth of that of VP9. VP8 and Motion JPEG take over at sides above 8191 px, MPEG-4's limit.
 CODECS = (("avc1", ".mp4"), ("mp4v", ".mp4"), ("VP80", ".webm"), ("MJPG", ".avi"))
+MIN_FREE_BYTES = 16_000_000  # so that a video can still be finished: OpenCV does not raise when the disk is full
 MIN_FPS, MAX_FPS, USUAL_FPS = 0.1, 1000.0, 25.0
 
 
@@ -34,7 +36,7 @@ class VideoFiles:
     A file gets its name when it is whole: when the video seems to have ended (see RecentlyUsed) or on `close`. Until
     then it is called `video.tmp.*`. A frame of another size than the first one is letterboxed into the first size; an
     odd width or height is made even by repeating the last column or row, which the codecs need.
-    Raises FaultError if no codec can write the video, or if it is not whole at the end because the disk is full.
+    Raises FaultError if no codec can write the video, or if the disk is full.
     """
 
     def __init__(self, folder: Path, annotator: Annotator) -> None:
@@ -48,6 +50,8 @@ class VideoFiles:
     def write(self, frame: Frame, found: ImageDetections) -> None:
         if frame.number is not None:
             image = self.annotator.draw(frame, found)
+            with suppress(FileNotFoundError):  # the folder was removed: reported when the video is finished
+                require_free_space(self.folder, MIN_FREE_BYTES)
             self._videos.get(frame.name, lambda: self._open(frame)).write(image)
 
     def close(self) -> None:
@@ -109,7 +113,7 @@ def _fit(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     if (width, height) == size:
         return image
     if (width + width % 2, height + height % 2) == size:
-        return cv2.copyMakeBorder(image, 0, size[1] - height, 0, size[0] - width, cv2.BORDER_REPLICATE)
+        return np.pad(image, ((0, size[1] - height), (0, size[0] - width), (0, 0)), "edge")
     scale = min(size[0] / width, size[1] / height)
     canvas: NDArray[np.uint8] = np.empty((size[1], size[0], 3), np.uint8)
     draw_letterboxed(image, (max(1, round(width * scale)), max(1, round(height * scale))), canvas)

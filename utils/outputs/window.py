@@ -26,7 +26,7 @@ LARGEST = 1280, 720  # pixels of a window at first
 IMAGES = "images"  # title of the window for all images
 
 
-class WindowClosed(Exception):
+class WindowClosed(Exception):  # no suffix Error: the user ends the program
     """The user closed the window, or pressed q or Esc in it: the program should end."""
 
 
@@ -61,12 +61,14 @@ class Window:
 
     def _show(self, title: str, image: NDArray[np.uint8], seconds: float) -> bool:
         """Show an image for this time, at least 1 ms; False if the user wants to end."""
+        if title in self._windows and not _is_visible(title):  # closed while another window was shown
+            return False
         self._windows.get(title, lambda: _make(title, image))
         cv2.imshow(title, image)
         end = time.monotonic() + seconds
         while True:
             key = cv2.waitKey(max(1, min(50, round(1000 * (end - time.monotonic())))))
-            if (key != -1 and key & 0xFF in QUIT_KEYS) or cv2.getWindowProperty(title, cv2.WND_PROP_VISIBLE) < 1:
+            if (key != -1 and key & 0xFF in QUIT_KEYS) or not _is_visible(title):
                 return False
             if key != -1 or time.monotonic() >= end:
                 return True
@@ -115,6 +117,13 @@ def _make(title: str, image: NDArray[np.uint8]) -> str:
     cv2.namedWindow(title, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO | cv2.WINDOW_GUI_NORMAL)
     cv2.resizeWindow(title, max(1, round(width * scale)), max(1, round(height * scale)))
     return title
+
+
+def _is_visible(title: str) -> bool:
+    try:
+        return cv2.getWindowProperty(title, cv2.WND_PROP_VISIBLE) >= 1
+    except cv2.error:  # the user closed the last window
+        return False
 
 
 def _destroy(title: str) -> None:

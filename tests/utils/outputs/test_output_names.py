@@ -1,0 +1,82 @@
+"""utils/outputs/names.py: two images never share a file, and none is written outside the folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.detected import drawn_frame
+from utils.outputs.names import MAX_BYTES, OutputNames, path_inside, prepare_file, with_number
+
+
+def stems(*names, suffix=""):
+    """The stems of images, or of videos for names that end with .mp4 or .avi."""
+    output = OutputNames()
+    return [output.stem(drawn_frame(n, 1 if n.endswith(("mp4", "avi")) else None), suffix) for n in names]
+
+
+def test_second_image_with_a_stem_keeps_its_suffix():
+    assert stems("a.jpg", "a.png", "b/a.png", "a.jpg", "a.png") == ["a", "a.png", "b/a", "a", "a.png"]
+
+
+def test_fallback_name_may_be_taken_too():
+    assert stems("a.jpg", "a.png.jpg", "a.png", "a.png") == ["a", "a.png", "a.png-2", "a.png-2"]
+
+
+def test_video_and_image_do_not_share_a_stem():
+    assert stems("a.mp4", "a.jpg", "a.avi", "a.mp4") == ["a", "a.jpg", "a.avi", "a"]
+
+
+def test_image_named_like_a_frame_of_a_video():
+    assert stems("clip.mp4", "clip_1.jpg", "clip_x.jpg") == ["clip", "clip_1.jpg", "clip_x"]
+    assert stems("clip_1.jpg", "clip.mp4", "clip_2.jpg") == ["clip_1", "clip.mp4", "clip_2"]
+
+
+def test_stems_are_unique_with_their_suffix():
+    output = OutputNames()
+    assert [output.stem(drawn_frame(n), s) for n, s in (("a.jpg", ".jpg"), ("a.png", ".png"), ("a.tif", ".jpg"))] == [
+        "a",
+        "a",
+        "a.tif",
+    ]
+
+
+def test_number_of_a_frame_is_added():
+    assert with_number("b/clip", drawn_frame("clip.mp4", 7)) == "b/clip_7"
+    assert with_number("a", drawn_frame("a.jpg")) == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("ä/ö\n.jpg", "ä/ö\n.jpg"),
+        ("../x", "_/x"),
+        ("/etc/passwd", "etc/passwd"),
+        ("a/../../b", "a/_/_/b"),
+        ("./a//b", "a/b"),
+        ("..\\x", "_/x"),
+        ("a\0b", "a_b"),
+        ("", "_"),
+        ("/", "_"),
+        ("..", "_"),
+    ],
+)
+def test_paths_stay_inside_the_folder(name, path):
+    assert path_inside(name) == path
+
+
+def test_long_names_are_shortened_and_stay_different():
+    first, second = (path_inside("b/" + "ä" * 300 + end + ".jpg") for end in "xy")
+    assert first != second
+    assert all(len(os.fsencode(part)) <= MAX_BYTES for part in first.split("/"))
+    assert first.endswith(".jpg")
+    undecodable = path_inside(os.fsdecode(b"\xff" * 250) + ".jpg")
+    assert len(os.fsencode(undecodable)) <= MAX_BYTES
+
+
+def test_subfolders_are_created_but_not_a_removed_folder(tmp_path):
+    assert prepare_file(tmp_path, "a/b.txt") == tmp_path / "a/b.txt"
+    assert (tmp_path / "a").is_dir()
+    prepare_file(tmp_path / "gone", "a/b.txt")
+    assert not (tmp_path / "gone").exists()
+    assert Path(tmp_path).is_dir()

@@ -1,0 +1,124 @@
+"""utils/outputs/__init__.py: which files there are, one drawing per frame, closing in spite of errors."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.detected import drawn_frame, found_boxes
+from utils.outputs import Outputs, open_outputs, window
+from utils.outputs.annotated import Annotator
+
+FOUND = found_boxes([[5, 5, 30, 30], [0, 0, 9, 9]], [1, 0])
+
+
+def files(folder):
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+def run(folder, frames=None, **options):
+    outputs = open_outputs(folder, ["cat", "dog"], **options)
+    for frame in frames or [drawn_frame("b/a.jpg"), drawn_frame("c.mp4", 1), drawn_frame("c.mp4", 2)]:
+        outputs.write(frame, FOUND)
+    outputs.close()
+    return files(folder)
+
+
+def test_pictures_and_videos_are_the_default(tmp_path):
+    assert run(tmp_path) == ["b/a.jpg", "c.mp4"]
+
+
+def test_each_option_writes_its_files(tmp_path):
+    crops = [f"crops/{name}/{file}.jpg" for name in ("cat", "dog") for file in ("b/a", "c_1", "c_2")]
+    labels = ["labels/b/a.txt", "labels/c_1.txt", "labels/c_2.txt"]
+    expected = {"text": labels, "csv": ["predictions.csv"], "json": ["predictions.json"], "crops": crops}
+    for option, written in expected.items():
+        folder = tmp_path / option
+        folder.mkdir()
+        assert run(folder, pictures=False, **{option: True}) == sorted(written)
+
+
+def test_all_outputs_agree_on_the_detections(tmp_path):
+    run(tmp_path, text=True, text_format=1, scores=True, csv=True, json=True, crops=True)
+    with (tmp_path / "predictions.csv").open(newline="") as stream:
+        table = [(r["image"], r["frame"], int(r["class"]), float(r["x2"])) for r in csv.DictReader(stream)]
+    results = json.loads((tmp_path / "predictions.json").read_text())
+    assert table == [
+        (r["file_name"], str(r.get("frame", "")), r["category_id"] - 1, r["bbox"][0] + r["bbox"][2]) for r in results
+    ]
+    assert (tmp_path / "labels/c_2.txt").read_text() == "1 5 5 30 30 0.9\n0 0 0 9 9 0.89\n"
+
+
+def test_run_without_frames(tmp_path):
+    open_outputs(tmp_path, [], text=True, csv=True, json=True, crops=True).close()
+    assert files(tmp_path) == ["predictions.csv", "predictions.json"]
+    assert json.loads((tmp_path / "predictions.json").read_text()) == []
+
+
+def test_category_ids_and_labels_are_passed_on(tmp_path):
+    run(tmp_path, [drawn_frame("a.png")], json=True, category_ids=np.array([18, 90]), show_labels=False)
+    assert [r["category_id"] for r in json.loads((tmp_path / "predictions.json").read_text())] == [90, 18]
+
+
+class Recorder:
+    def __init__(self, error=None):
+        self.error, self.closed = error, 0
+
+    def write(self, frame, found):
+        pass
+
+    def close(self):
+        self.closed += 1
+        if self.error:
+            raise self.error
+
+
+def test_all_outputs_are_closed_even_if_some_raise():
+    recorders = [Recorder(), Recorder(OSError("first")), Recorder(), Recorder(OSError("second")), Recorder()]
+    with pytest.raises(OSError, match=r"first|second"):
+        Outputs(recorders).close()
+    assert [recorder.closed for recorder in recorders] == [1] * 5
+
+
+def test_outputs_close_after_a_failed_write(tmp_path):
+    outputs = open_outputs(tmp_path, ["cat", "dog"], csv=True, json=True)
+    outputs.write(drawn_frame("c.mp4", 1), FOUND)
+    (tmp_path / "b").write_text("a file where a folder is needed")
+    with pytest.raises(OSError, match="b"):
+        outputs.write(drawn_frame("b/a.jpg"), FOUND)
+    outputs.close()
+    assert files(tmp_path) == ["b", "c.mp4", "predictions.csv", "predictions.json"]
+    assert len(json.loads((tmp_path / "predictions.json").read_text())) == 4
+
+
+def test_invalid_option_leaves_no_open_file(tmp_path):
+    with pytest.raises(ValueError, match="--save-format 7"):
+        open_outputs(tmp_path, [], text=True, text_format=7, csv=True)
+    assert files(tmp_path) == []
+
+
+def test_window_is_checked_before_files_are_created(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "_has_display", lambda: False)
+    monkeypatch.setattr(window.sys, "platform", "linux")
+    with pytest.raises(ValueError, match="--view-img: there is no display"):
+        open_outputs(tmp_path, [], csv=True, json=True, window=True)
+    assert files(tmp_path) == []
+
+
+def test_window_comes_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "require_display", lambda: None)
+    outputs = open_outputs(tmp_path, [], csv=True, window=True)
+    assert isinstance(outputs.outputs[-1], window.Window)
+    assert len(outputs.outputs) == 4
+    for output in outputs.outputs[:-1]:
+        output.close()
+
+
+def test_frame_is_drawn_once_for_all_outputs():
+    annotator = Annotator(["cat", "dog"])
+    frame = drawn_frame()
+    first = annotator.draw(frame, FOUND)
+    assert annotator.draw(frame, FOUND) is first
+    assert annotator.draw(drawn_frame(), FOUND) is not first
+    assert (frame.image == 128).all()

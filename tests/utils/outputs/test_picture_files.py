@@ -1,0 +1,64 @@
+"""Annotated images: their names, formats and contents, read back with Pillow."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.detected import drawn_frame, found_boxes
+from utils.outputs.annotated import Annotator
+from utils.outputs.pictures import PictureFiles, encode, picture_suffix
+from utils.terminal import FaultError
+
+
+def write(folder, *names, found=None):
+    output = PictureFiles(folder, Annotator(["cat"]))
+    for name in names:
+        output.write(drawn_frame(name, width=80, height=60), found or found_boxes())
+    output.close()
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+def test_pictures_keep_their_name_and_subfolder(tmp_path):
+    names = ["a.jpg", "b/c/a.png", "d.JPEG", "ä b\n.png"]
+    assert write(tmp_path, *names) == sorted(names)
+    for name in names:
+        with Image.open(tmp_path / name) as image:
+            assert image.format == ("PNG" if name.endswith("png") else "JPEG")
+            assert image.size == (80, 60)
+
+
+def test_other_formats_become_jpeg(tmp_path):
+    names = "a.tif", "b.bmp", "c.webp", "d.jpg", "d.tif", "noname"
+    assert write(tmp_path, *names) == ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "d.tif.jpg", "noname.jpg"]
+
+
+def test_picture_shows_the_boxes_in_right_colours(tmp_path):
+    write(tmp_path, "a.png", found=found_boxes([[20, 30, 60, 50]]))
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.getpixel((20, 40)) == (37, 99, 235)  # the first class's blue
+        assert image.getpixel((40, 40)) == (128, 128, 128)
+
+
+def test_frames_of_videos_are_left_to_the_video(tmp_path):
+    PictureFiles(tmp_path, Annotator([])).write(drawn_frame("a.mp4", 1), found_boxes())
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_written_inside_the_folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert write(folder, "../x.png", "/y.png", "") == ["_.jpg", "_/x.png", "y.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_removed_folder_is_reported(tmp_path):
+    with pytest.raises(FaultError, match=r"a\.png: its folder no longer exists"):
+        write(tmp_path / "gone", "a.png")
+
+
+def test_very_long_image_becomes_png():
+    image = np.zeros((1, 65501, 3), np.uint8)
+    assert picture_suffix("a.jpg", image) == ".png"
+    assert encode(image, ".png").startswith(b"\x89PNG")
+    assert picture_suffix("a.jpg", image[:, :65500]) == ".jpg"
+    assert encode(image[:, :65500], ".jpg").startswith(b"\xff\xd8")
