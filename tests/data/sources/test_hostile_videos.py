@@ -116,7 +116,7 @@ def box(kind: bytes, content: bytes) -> bytes:
 
 
 def alias(target: Path) -> bytes:
-    """A data reference to another file, as a Macintosh alias record: type 2 is its absolute path, colons for slashes."""
+    """A data reference to another file, a Macintosh alias record: type 2 is its absolute path, colons for slashes."""
     path = str(target).replace("/", ":").encode()
     path += b"\0" * (len(path) % 2)
     name = target.name.encode()

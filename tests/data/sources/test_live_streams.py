@@ -172,7 +172,7 @@ def test_error_does_not_show_the_password(said):
 
 def test_missing_camera_is_an_error(said):
     source = open_source("999", say=said.append, **FAST)
-    with pytest.raises(ValueError, match="^camera 999 cannot be opened, or gives no picture$"):
+    with pytest.raises(ValueError, match=r"^camera 999 cannot be opened, or gives no picture$"):
         list(source)
 
 

@@ -121,7 +121,7 @@ def test_input_without_a_file_is_an_error(text):
 def test_closed_input_is_an_error(monkeypatch):
     stream = io.StringIO()
     stream.close()
-    with pytest.raises(ValueError, match="^--source - reads paths from standard input, but it is closed$"):
+    with pytest.raises(ValueError, match=r"^--source - reads paths from standard input, but it is closed$"):
         open_source("-", say=print, stdin=stream)
     monkeypatch.setattr("sys.stdin", None)  # as with pythonw, or with the shell's <&-
     with pytest.raises(ValueError, match="but it is closed"):
