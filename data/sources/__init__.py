@@ -34,11 +34,11 @@ def open_source(
     """Return the frames of what the user gave as --source.
 
     say: called with each problem, one sentence, in the thread that iterates. frame_step: use every n-th frame of a
-    video or stream, from the first on. stdin: what `-` stands for, sys.stdin by default. The other arguments are for streams:
-    seconds to open one and to wait for a frame, the number of attempts in a row to reach a lost stream, and the seconds
-    before the first of them, doubled for each further one. An existing file or folder is preferred to a pattern of the
-    same text; the network is used only for an address. Raises ValueError, in one sentence, if `text` is none of the
-    allowed kinds or has no image or video.
+    video or stream, from the first on. stdin: what `-` stands for, sys.stdin by default. The other arguments are for
+    streams: seconds to open one and to wait for a frame, the number of attempts in a row to reach a lost stream, and
+    the seconds before the first of them, doubled for each further one. An existing file or folder is preferred to a
+    pattern of the same text; the network is used only for an address. Raises ValueError, in one sentence, if `text` is
+    none of the allowed kinds or has no image or video.
     """
     if frame_step < 1:
         raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")

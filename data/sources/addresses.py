@@ -111,7 +111,10 @@ def addresses_in(file: str) -> list[Address]:
 def _masked_text(text: str) -> str:
     """Return an address with *** instead of its password, and of the values of parameters such as `token=`."""
     before, slashes, after = text.partition("://")
-    authority, rest = re.fullmatch(r"([^/?#]*)(.*)", after, re.DOTALL).groups()  # type: ignore[union-attr]
+    end = len(re.split(r"[/?#]", after, maxsplit=1)[0])
+    if "@" in after[end:] and re.search(r":[0-9]*[^0-9\]:]", after[:end]):  # a password with a slash: no valid port
+        end = after.rindex("@") + 1
+    authority, rest = after[:end], after[end:]
     user, at, host = authority.rpartition("@")
     if ":" in user:
         user = f"{user.partition(':')[0]}:***"

@@ -75,7 +75,7 @@ def _end_of_boxes(stream: BinaryIO, size: int) -> int:
 
 def _end_of_riff(stream: BinaryIO, _: int) -> int:
     length = int.from_bytes(stream.read(8)[4:], "little")
-    return 0 if length == 0xFFFFFFFF else length + 8  # not filled in by the recorder
+    return 0 if length in (0, 0xFFFFFFFF) else length + 8  # not filled in by the recorder
 
 
 def _end_of_segment(stream: BinaryIO, _: int) -> int:

@@ -37,6 +37,8 @@ class LiveSource:
 
     def __iter__(self) -> Iterator[Frame]:
         empty = True
+        if self._stop.is_set():
+            return
         with quiet_decoder():
             try:
                 for reader in self._readers:
@@ -80,6 +82,9 @@ class LiveSource:
                 self._readers.remove(waiting)
                 self._readers.append(waiting)
             self._report(messages)
+            for reader in self._readers:
+                if reader.error is not None:
+                    raise reader.error
             if frame is not None or has_ended:
                 return frame
         return None

@@ -33,7 +33,7 @@ class StreamReader:
 
     A live stream is read as fast as it comes, and a new frame replaces the one that was not taken. A recording, whose
     header states a number of frames, waits until each frame is taken. frame: the newest frame, if not taken.
-    failure: why there was never a frame, in one sentence, or "".
+    failure: why there was never a frame, in one sentence, or "". error: what the thread raised, for the consumer.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class StreamReader:
         self.frame: Frame | None = None
         self.ended = False
         self.failure = ""
+        self.error: BaseException | None = None
         self._address, self._connection, self._frame_step = address, connection, frame_step
         self._changed, self._stop = changed, stop
         self._messages: list[tuple[str, int]] = []
@@ -75,6 +76,8 @@ class StreamReader:
     def _run(self) -> None:
         try:
             self._read_and_reconnect()
+        except BaseException as error:
+            self.error = error
         finally:
             with self._changed:
                 self.ended = True

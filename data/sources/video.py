@@ -124,6 +124,10 @@ def _grabbed(capture: cv2.VideoCapture, reading: Reading) -> Iterator[int]:
 def _opened(path: str) -> tuple[cv2.VideoCapture, str]:
     """Return an open capture and the container of a video file. Raises ValueError with the path."""
     shown = printable(path)
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # OpenCV would crash
+        raise ValueError(f"{shown} cannot be opened as a video: its name is not UTF-8; rename it") from None
     container = container_of(_head(path))
     if container is None:
         raise ValueError(f"{shown} is not a video: it starts like none of the known containers (mp4, avi, mkv ...)")
