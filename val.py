@@ -177,7 +177,7 @@ def detect(
             break
         started = time.perf_counter()
         images = to_device(batch.images, world.device, backend.dtype)
-        predicted = backend.predict(images)
+        predicted = backend.predict(images, confidence)
         wait_for(world.device)
         forward_done = time.perf_counter()
         if criterion is not None:

@@ -139,9 +139,12 @@ class Detector(nn.Module):
             return recomputed(layer, inputs[0])
         return layer(inputs if layer_class(row).multi_input else inputs[0])
 
-    def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions, both float32."""
-        return self.head.decode(raw)
+    def decode(self, raw: Raw, confidence: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions, both float32.
+
+        confidence: leave out predictions without a score above it, as `Head.decode_candidates` does.
+        """
+        return self.head.decode_candidates(raw, confidence) if confidence > 0 else self.head.decode(raw)
 
     def fuse(self) -> "Detector":
         """Fold every BatchNorm into its convolution, in place and for inference only; return this detector."""

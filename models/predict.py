@@ -65,7 +65,7 @@ class Predictor:
             if number < 1:
                 raise ValueError(f"{name} {number}: choose 1 or more")
         self.backend = backend if class_ids is None else OnlyClasses(backend, class_ids)
-        self.batch_size = batch_size
+        self.batch_size, self.confidence = batch_size, confidence
         self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
         self.image_size = self._shapes.image_size
         self._in_images = partial(
@@ -144,7 +144,7 @@ class Predictor:
                     cv2.cvtColor(out, cv2.COLOR_BGR2RGB, dst=out)
         with watch("model"):
             inputs = to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype)
-            found = self.backend.predict(inputs)
+            found = self.backend.predict(inputs, self.confidence)
             wait_for(self.backend.device)
         with watch("NMS"):
             placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]

@@ -18,6 +18,8 @@ import utils.training.state
 import val
 from data import Loader
 from data.loader import Batch
+from models.heads import Head
+from models.heads.anchor_based import AnchorBasedHead
 from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from utils.distributed.world import World
@@ -139,6 +141,7 @@ def test_detection_reads_device_values_only_in_nms(
 
     arguments = small_run_flags(tiny_data, tiny_model, tmp_path, "--batch", "1", "--workers", "0")
     with simulate_gpu(monkeypatch) as watch:
+        monkeypatch.setattr(AnchorBasedHead, "decode_candidates", Head.decode_candidates)  # only a CPU uses its own
         monkeypatch.setattr(val, "detections_in_images", nms)
         monkeypatch.setattr(train, "detect", detect)
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))

@@ -37,7 +37,7 @@ class FakeBackend(Backend):
     def __init__(self, predict):
         self.predict = predict
 
-    def predict(self, images):
+    def predict(self, images, confidence=0.0):
         raise NotImplementedError
 
 
@@ -88,7 +88,7 @@ def truth_as_predictions(loader):
     """A perfect detector: it predicts each batch's targets, with a high score."""
     batches = iter(list(loader))
 
-    def predict(images):
+    def predict(images, confidence=0.0):
         batch = next(batches)
         most = int(batch.targets[:, 0].long().bincount(minlength=len(images)).max())
         boxes, scores = torch.zeros(len(images), most, 4), torch.zeros(len(images), most, 3)
@@ -113,7 +113,7 @@ def test_perfect_predictions_score_one(loader):
 
 
 def test_evaluation_without_detections_scores_zero(loader):
-    def nothing(images):
+    def nothing(images, confidence=0.0):
         return Prediction(torch.zeros(len(images), 5, 4), torch.zeros(len(images), 5, 3))
 
     found = val.evaluate(FakeBackend(nothing), loader, CPU, active=False)

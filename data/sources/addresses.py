@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from data.images import read_lines
-from data.sources.names import OutputNames
+from data.sources.names import FrameNames
 from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
 
@@ -91,7 +91,7 @@ def addresses_in(file: str) -> list[Address]:
 
     Raises ValueError with file and line.
     """
-    names, found = OutputNames(), dict[str, Address]()
+    names, found = FrameNames(), dict[str, Address]()
     for number, line in enumerate(read_lines(Path(file)), 1):
         text = line.strip()
         if not text or text.startswith("#"):

@@ -1,4 +1,4 @@
-"""Names of outputs: safe relative paths, different for different inputs."""
+"""Names of frames: safe relative paths, different for different inputs."""
 
 import os
 import unicodedata
@@ -7,22 +7,21 @@ from pathlib import PurePath
 UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, undecodable bytes, line and paragraph separators
 
 
-class OutputNames:
-    """Gives each input a name for its outputs, such as `street/a.jpg`; the same input keeps its name.
+class FrameNames:
+    """Gives each input a name that no other one has, such as `street/a.jpg`; the same input keeps its name.
 
-    Two names differ in more than suffix and case, because the outputs of `a.jpg` and `A.png` can be called `a.txt`, and
-    some file systems do not tell `A.txt` from `a.txt`.
+    Two names differ in more than case, because some file systems do not tell `A.jpg` from `a.jpg`.
     """
 
     def __init__(self) -> None:
         self._name_of: dict[str, str] = {}
         self._used: set[str] = set()
-        self._last_number: dict[str, int] = {}  # by wanted stem, so that many equal names take no quadratic time
+        self._last_number: dict[str, int] = {}  # by wanted name, so that many equal names take no quadratic time
 
     def name(self, path: str, wanted: str) -> str:
         """Return the name for the input at `path`: `wanted` made safe, with -2, -3, ... if another input has it.
 
-        >>> names = OutputNames()
+        >>> names = FrameNames()
         >>> names.name("/x/a.jpg", "a.jpg"), names.name("/y/a.jpg", "a.jpg"), names.name("/x/a.jpg", "a.jpg")
         ('a.jpg', 'a-2.jpg', 'a.jpg')
         """
@@ -32,12 +31,13 @@ class OutputNames:
 
     def _unused(self, wanted: str) -> str:
         stem, suffix = os.path.splitext(wanted)
-        number = self._last_number.get(stem.casefold(), 0) + 1
-        while (candidate := stem if number == 1 else f"{stem}-{number}").casefold() in self._used:
+        key = wanted.casefold()
+        number = self._last_number.get(key, 0) + 1
+        while (candidate := wanted if number == 1 else f"{stem}-{number}{suffix}").casefold() in self._used:
             number += 1
-        self._last_number[stem.casefold()] = number
+        self._last_number[key] = number
         self._used.add(candidate.casefold())
-        return candidate + suffix
+        return candidate
 
 
 def safe_name(name: str) -> str:

@@ -8,7 +8,7 @@ from data.images import find_images, is_listed_name, sorted_paths
 from data.report import NOTE
 from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.files import FileSource, InputFile
-from data.sources.names import OutputNames, path_below
+from data.sources.names import FrameNames, path_below
 from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import printable
 
@@ -29,7 +29,7 @@ def single_file(text: str, *, frame_step: int, say: Callable[[str], None]) -> Fi
         raise ValueError(
             f"{printable(text)} is not an image, a video, a .txt list or a .streams file ({suffixes_text()})"
         )
-    files = [InputFile(text, OutputNames().name(text, os.path.basename(text)))]
+    files = [InputFile(text, FrameNames().name(text, os.path.basename(text)))]
     return FileSource(files, printable(text), frame_step=frame_step, say=say)
 
 
@@ -59,6 +59,6 @@ def pattern(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSo
 
 def _named(paths: list[str], folder: str) -> list[InputFile]:
     """Name each file by its path below `folder`, or by its own name if that is ""."""
-    names = OutputNames()
+    names = FrameNames()
     wanted = (path_below(path, folder) if folder else os.path.basename(path) for path in paths)
     return [InputFile(path, names.name(path, name)) for path, name in zip(paths, wanted, strict=True)]

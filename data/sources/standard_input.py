@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from data.sources.files import FileSource, InputFile
-from data.sources.names import OutputNames
+from data.sources.names import FrameNames
 from data.sources.paths import is_input_name
 from utils.printable import excerpt
 
@@ -21,7 +21,7 @@ class PathsOnInput:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._names, self._closed = OutputNames(), threading.Event()
+        self._names, self._closed = FrameNames(), threading.Event()
 
     def close(self) -> None:
         """End the iteration, within POLL_S seconds if the stream is a pipe or a terminal."""

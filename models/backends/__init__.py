@@ -34,5 +34,8 @@ class Backend(ABC):
     min_confidence: float = 0.0
 
     @abstractmethod
-    def predict(self, images: Tensor) -> Prediction:
-        """Return boxes and scores for images [B, 3, H, W], RGB in [0, 1], B of at least 1."""
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        """Return boxes and scores for images [B, 3, H, W], RGB in [0, 1], B of at least 1.
+
+        Predictions without a score above `confidence` may be left out: the caller does not want them.
+        """

@@ -43,7 +43,7 @@ class AugmentedViews(Combined):
                 f"test-time augmentation needs a model for images of any size, this one is for {width} x {height} only"
             )
 
-    def predict(self, images: Tensor) -> Prediction:
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         height, width = images.shape[2:]
         boxes, scores = [], []
         for scale, mirrored in ((1.0, False), (0.83, True), (0.67, False)):
@@ -52,7 +52,7 @@ class AugmentedViews(Combined):
             if scale != 1:
                 view = F.interpolate(view, small, mode="bilinear", align_corners=False)
             view = F.pad(view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GREY / 255)
-            found = self.members[0].predict(view)
+            found = self.members[0].predict(view, confidence)
             # Python numbers, not a tensor: the host would wait for the copy of the tensor to the GPU.
             scales = [width / small[1], height / small[0]] * 2
             x1, y1, x2, y2 = (edge * factor for edge, factor in zip(found.boxes_xyxy.unbind(-1), scales, strict=True))
@@ -77,8 +77,8 @@ class Ensemble(Combined):
             raise ValueError(f"models of an ensemble must take the same image size, these take {shown}")
         self.canvas = next(iter(sizes), None)
 
-    def predict(self, images: Tensor) -> Prediction:
-        parts = [member.predict(images) for member in self.members]
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        parts = [member.predict(images, confidence) for member in self.members]
         return Prediction(
             torch.cat([part.boxes_xyxy for part in parts], 1), torch.cat([part.scores for part in parts], 1)
         )
@@ -91,8 +91,8 @@ class MergedClasses(Combined):
         super().__init__([member])
         self.num_classes = 1
 
-    def predict(self, images: Tensor) -> Prediction:
-        found = self.members[0].predict(images)
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        found = self.members[0].predict(images, confidence)
         return Prediction(found.boxes_xyxy, found.scores.amax(-1, keepdim=True))
 
 
@@ -103,8 +103,8 @@ class ReorderedClasses(Combined):
         super().__init__([member])
         self._order = torch.tensor(list(order), device=member.device)
 
-    def predict(self, images: Tensor) -> Prediction:
-        found = self.members[0].predict(images)
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        found = self.members[0].predict(images, confidence)
         return Prediction(found.boxes_xyxy, found.scores.index_select(-1, self._order))
 
 
@@ -124,6 +124,6 @@ class OnlyClasses(Combined):
         self._kept[list(class_ids)] = True
         self._kept = self._kept.to(member.device)
 
-    def predict(self, images: Tensor) -> Prediction:
-        found = self.members[0].predict(images)
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        found = self.members[0].predict(images, confidence)
         return Prediction(found.boxes_xyxy, found.scores * self._kept)

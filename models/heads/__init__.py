@@ -46,6 +46,14 @@ class Head(Layer, ABC):
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
         """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32."""
 
+    def decode_candidates(self, raw: Raw, confidence: float) -> tuple[Tensor, Tensor]:
+        """Return what `decode` does, without predictions that have no score above `confidence`; [B, M, ...], M <= N.
+
+        Images with fewer predictions than others are filled up with zeros. On a GPU this would make the host wait; on a
+        CPU it saves computing boxes and scores that nobody sees.
+        """
+        return self.decode(raw)
+
     @abstractmethod
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Split a tensor of the head's state into the part that all classes share and the part per class [C, ...].

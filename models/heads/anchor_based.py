@@ -127,6 +127,34 @@ class AnchorBasedHead(Head):
             scores.append((score if self.num_classes == 1 else score * raw[..., 5:].sigmoid()).flatten(1, 3))
         return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
 
+    def decode_candidates(self, maps: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
+        """Return the predictions of `decode` whose objectness is above `confidence`: no class can score higher."""
+        boxes, scores, images = [], [], []
+        for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
+            objectness = raw[..., 4].float().sigmoid()  # [B, A, H, W]
+            image, anchor, y, x = (objectness > confidence).nonzero(as_tuple=True)  # [K] each
+            rows = raw[image, anchor, y, x].float()  # [K, 5 + C]
+            boxes.append(boxes_at(rows[:, :4], torch.stack([x, y], -1), anchors[anchor], stride))
+            score = objectness[image, anchor, y, x, None]
+            scores.append(score if self.num_classes == 1 else score * rows[:, 5:].sigmoid())
+            images.append(image)
+        owner = torch.cat(images)
+        order = owner.argsort(stable=True)
+        counts = owner.bincount(minlength=len(maps[0]))
+        return tuple(pad_rows(torch.cat(parts)[order], owner[order], counts) for parts in (boxes, scores))  # type: ignore[return-value]
+
+
+def pad_rows(rows: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
+    """Return rows [K, D] by their image, [B, max(counts), D], filled up with zeros. owner: [K], sorted; counts: [B].
+
+    >>> pad_rows(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2]), torch.tensor([1, 0, 2])).tolist()
+    [[[1.0], [0.0]], [[0.0], [0.0]], [[2.0], [3.0]]]
+    """
+    padded = rows.new_zeros(len(counts), int(counts.max()), rows.shape[1])
+    first = counts.cumsum(0) - counts
+    padded[owner, torch.arange(len(rows), device=rows.device) - first[owner]] = rows
+    return padded
+
 
 def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
     """Return boxes_xyxy [B, A, H, W, 4] in pixels for one level's raw x, y, w, h.
@@ -142,9 +170,14 @@ def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
     columns = torch.arange(width, device=raw.device, dtype=raw.dtype)
     rows = torch.arange(height, device=raw.device, dtype=raw.dtype)
     cells = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # [H, W, 2]: x, y
+    return boxes_at(raw, cells, anchors_px.to(raw.dtype).view(num_anchors, 1, 1, 2), stride)
+
+
+def boxes_at(raw: Tensor, cells: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
+    """Return boxes_xyxy [..., 4] in pixels for raw x, y, w, h [..., 4] in cells [..., 2] (x, y) of anchors [..., 2]."""
     doubled = 2 * raw.sigmoid()
     centres = (doubled[..., :2] - 0.5 + cells) * stride
-    halves = doubled[..., 2:] ** 2 * anchors_px.to(raw.dtype).view(num_anchors, 1, 1, 2) / 2
+    halves = doubled[..., 2:] ** 2 * anchors_px / 2
     return torch.cat((centres - halves, centres + halves), dim=-1)
 
 

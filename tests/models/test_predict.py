@@ -41,7 +41,7 @@ class BrightSpot(torch.nn.Module):
         self.seen.append(tuple(images.shape))
         return images
 
-    def decode(self, images):
+    def decode(self, images, confidence=0.0):
         boxes, scores = torch.zeros(len(images), 1, 4), torch.zeros(len(images), 1, 3)
         for i, bright in enumerate((images > 0.9).all(1)):
             ys, xs = bright.nonzero(as_tuple=True)
@@ -170,7 +170,7 @@ def test_predictor_respects_channel_order():
     """A model with one class per channel detects red or blue in a red image, depending on channel_order."""
 
     class Channels(BrightSpot):
-        def decode(self, images):
+        def decode(self, images, confidence=0.0):
             return torch.tensor([[[0.0, 0, 9, 9]]]).expand(len(images), 1, 4), images.amax((2, 3))[:, None] * 0.9
 
     image = np.zeros((96, 96, 3), np.uint8)
@@ -183,7 +183,7 @@ def test_predictor_respects_channel_order():
 class TwoBoxes(TorchBackend):
     """Predicts two boxes with IoU 0.8, of classes 0 and 2; the first also has score 0.5 for class 1."""
 
-    def predict(self, images):
+    def predict(self, images, confidence=0.0):
         boxes = torch.tensor([[[10.0, 10, 20, 20], [10, 10, 20, 18]]])
         return Prediction(boxes, torch.tensor([[[0.9, 0.5, 0.0], [0.0, 0.1, 0.8]]]))
 

@@ -106,7 +106,7 @@ def test_image_size_is_that_of_the_training_or_as_given(weights):
 def test_fixed_canvas_is_used_for_all_images(weights, images):
     loaded, shapes = load(weights, **LOW, image_size=(64, 128)), set()
     predict = loaded.predictor.backend.predict
-    loaded.predictor.backend.predict = lambda batch: shapes.add(tuple(batch.shape[2:])) or predict(batch)
+    loaded.predictor.backend.predict = lambda batch, *rest: shapes.add(tuple(batch.shape[2:])) or predict(batch, *rest)
     assert len(loaded(images, channel_order="rgb")) == 4
     assert shapes == {(64, 128)}
 

@@ -86,8 +86,8 @@ def test_odd_lines_are_reported_with_their_number(tmp_path, images):
     source = open_source("-", say=said.append, stdin=io.StringIO("\n".join(lines)))
     assert [(frame.name, frame.number) for frame in source] == [
         ("1.png", None),
-        ("1-2.mp4", 1),
-        ("1-2.mp4", 2),
+        ("1.mp4", 1),
+        ("1.mp4", 2),
         ("1.png", None),  # the same file has the same name
     ]
     assert source.skipped == len(said) == 5

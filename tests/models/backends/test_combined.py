@@ -14,7 +14,7 @@ class Fake(Backend):
         self.boxes, self.scores = boxes, scores
         self.num_classes, self.stride, self.device, self.canvas = 2, stride, torch.device("cpu"), canvas
 
-    def predict(self, images):
+    def predict(self, images, confidence=0.0):
         count = len(images)
         return Prediction(
             torch.tensor(self.boxes).expand(count, -1, 4), torch.tensor(self.scores).expand(count, -1, 2), "raw"
@@ -28,7 +28,7 @@ def test_augmented_views_map_boxes_back_to_the_image():
     """A model that predicts a box at the brightest pixel finds the same point in each view."""
 
     class Brightest(Fake):
-        def predict(self, images):
+        def predict(self, images, confidence=0.0):
             width = images.shape[3]
             index = images.mean(1).flatten(1).argmax(1)
             x, y = (index % width).float() + 0.5, (index // width).float() + 0.5

@@ -6,6 +6,7 @@ from math import exp, log
 import pytest
 import torch
 
+from models import build_model
 from models.heads.anchor_based import AnchorBasedHead, decode_boxes, order_anchors, square_anchors
 
 ANCHORS = [[10, 13, 16, 30, 33, 23], [30, 61, 62, 45, 59, 119]]
@@ -134,3 +135,32 @@ def test_anchor_count_gives_square_anchors():
 def test_strides_must_be_whole_numbers():
     with pytest.raises(ValueError, match="strides must be whole numbers, got 1/2"):
         AnchorBasedHead([4], 1, 2, strides=[Fraction(1, 2)])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("confidence", [0.001, 0.5, 0.999])
+def test_candidates_are_the_decoded_predictions_above_the_confidence(tiny_model, num_classes, confidence):
+    """The two routes give the same bits in the same order; what is left out has no score above the confidence."""
+    torch.manual_seed(0)
+    model = build_model(tiny_model, num_classes).eval()
+    for conv in model.head.m:
+        conv.bias += 5
+    raw = model(torch.rand(3, 3, 64, 96))
+    raw[0][1] -= 100  # an image without any candidate at the first level
+    boxes, scores = model.decode(raw)
+    few_boxes, few_scores = model.decode(raw, confidence)
+    assert few_scores.shape[1] <= scores.shape[1]
+    for image in range(3):
+        wanted = scores[image].amax(-1) > confidence
+        found = few_scores[image].amax(-1) > confidence
+        torch.testing.assert_close(few_boxes[image][found], boxes[image][wanted], rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(few_scores[image][found], scores[image][wanted], rtol=1e-6, atol=0)
+    assert (few_scores.amax(-1) > confidence).sum() == (scores.amax(-1) > confidence).sum()
+
+
+@torch.no_grad()
+def test_no_candidates_at_all_give_empty_predictions(tiny_model):
+    model = build_model(tiny_model, 3).eval()
+    boxes, scores = model.head.decode_candidates(model(torch.rand(2, 3, 64, 64)), 1.0)
+    assert (boxes.shape, scores.shape) == ((2, 0, 4), (2, 0, 3))
