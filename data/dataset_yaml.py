@@ -19,7 +19,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, .txt lists and COCO .json files."""
+    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, lists and COCO .json files."""
 
     file: Path
     root: Path

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,28 @@ def find_images(source: str | Path) -> Listing:
     )
 
 
+def walk_images(folder: Path) -> Iterator[str]:
+    """Iterate over the images in a folder and its subfolders, in the order of the file system.
+
+    To look at the first ones only: `find_images` returns them sorted, with the problems. Raises nothing.
+    """
+    for parent, names in _walk(folder):
+        yield from (os.path.join(parent, name) for name in names if is_image_name(name))
+
+
+def _walk(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over a folder and its subfolders, each with its file names. Symlinks are followed."""
+    visited: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a symlink to a parent folder would loop forever
+            folders.clear()
+            continue
+        visited.add(real)
+        folders.sort()
+        yield parent, names
+
+
 def _images_in_folder(folder: Path) -> Listing:
     images: list[str] = []
     problems: list[Problem] = []
@@ -46,14 +68,7 @@ def _images_in_folder(folder: Path) -> Listing:
     def unreadable(error: OSError) -> None:
         problems.append(Problem(IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"))
 
-    visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in visited:  # a symlink to a parent folder would loop forever
-            folders.clear()
-            continue
-        visited.add(real)
-        folders.sort()
+    for parent, names in _walk(folder, unreadable):
         for name in names:
             path = os.path.join(parent, name)
             if is_image_name(name) and os.path.isfile(path):
@@ -71,7 +86,7 @@ def _images_in_folder(folder: Path) -> Listing:
 def _images_in_list(file: Path) -> Listing:
     images: set[str] = set()
     problems: list[Problem] = []
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
         path = _listed_path(file.parent, line)
@@ -98,7 +113,8 @@ def _sorted_paths(paths: Iterable[str]) -> list[str]:
     return sorted(paths, key=lambda path: path.split(os.sep))
 
 
-def _lines(file: Path) -> list[str]:
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a list, with any line ends. Raises ValueError if it cannot be read or is not UTF-8."""
     try:
         data = file.read_bytes()
         text = data.decode("utf-8-sig")

@@ -96,7 +96,8 @@ def scan(
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
     listed = Listed()
-    folders = _parts(sources, names, lists_images=False)
+    readers = [(source, format_of(source)) for source in sources]
+    folders = _parts(readers, names, lists_images=False)
     for part in folders:
         listed.add(part)
     paths = [path for item in listed.items for path in (item.image.path, item.image.label_file)]
@@ -107,7 +108,7 @@ def scan(
     if stored is not None:
         return stored.labels, stored.report.with_cache(state)
 
-    files = _parts(sources, names, lists_images=True)
+    files = _parts(readers, names, lists_images=True)
     in_files = [image.path for part in files for image in part.found.images]
     # Taken before the images are read, so that a change during the scan makes the cache invalid.
     fingerprint = f"{of_sources} {scan_cache.fingerprint(paths + in_files)}"
@@ -123,9 +124,8 @@ def scan(
     return labels, report.with_cache(state)
 
 
-def _parts(sources: Sequence[Path], names: Sequence[str], *, lists_images: bool) -> list[Part]:
+def _parts(readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool) -> list[Part]:
     """Return the sources of one kind (see LabelFormat) with the images that their readers find."""
-    readers = [(source, format_of(source)) for source in sources]
     chosen = [(source, reader) for source, reader in readers if reader.lists_images == lists_images]
     return [Part(source, reader, reader.images(source, names)) for source, reader in chosen]
 
@@ -151,7 +151,7 @@ def _check_all(
     unreadable: list[str] = []
     without_file: list[ListedImage] = []
     opened: list[tuple[str, Opened]] = []
-    checked = map_in_threads(lambda item: _check(*item, len(names)), listed.items, threads)  # OpenCV releases the GIL
+    checked = map_in_threads(lambda item: _check(*item, names), listed.items, threads)  # OpenCV releases the GIL
     disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder():
         results = tqdm(checked, total=len(listed.items), desc="images", disable=disable, leave=False)
@@ -172,17 +172,19 @@ def _check_all(
     return labels, _report(labels, names, unreadable, len(without_file), problems)
 
 
-def _check(image: ListedImage, reader: LabelFormat, num_classes: int) -> Checked:
-    """Open one image and read its rows. Raises ValueError if a class is out of range."""
+def _check(image: ListedImage, reader: LabelFormat, names: Sequence[str]) -> Checked:
+    """Open one image and read its rows. Raises ValueError if a class is not in `names`."""
     try:
         opened, problems = _open(image)
+        _require_size(image, opened.size, image.declared_size)
     except ValueError as error:
         return _left_out(image, error)
     try:
-        rows, more, has_labels = reader.rows(image, opened.size, num_classes)
+        labels = reader.rows(image, opened.size, names)
+        _require_size(image, opened.size, labels.declared_size)
     except UnreadableLabelsError as error:
         return _left_out(image, error)
-    return Checked(opened, ImageRows(rows, problems + more, has_labels))
+    return Checked(opened, labels._replace(problems=problems + labels.problems))
 
 
 def _left_out(image: ListedImage, error: ValueError) -> Checked:
@@ -191,25 +193,28 @@ def _left_out(image: ListedImage, error: ValueError) -> Checked:
 
 
 def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
-    """Return the upright image's size and kind, and notes about its file. Raises ValueError if it is unusable.
-
-    An image whose size differs from the one in its labels is unusable: it is unknown whether it was scaled or rotated
-    after it was labelled, so its boxes may be wrong.
-    """
+    """Return the upright image's size and kind, and notes about its file. Raises ValueError if it is unusable."""
     data = read_bytes(image.path)
     pixels = decode_any_depth(data, image.path)
     height, width, _ = pixels.shape
     if min(width, height) < MIN_SIDE:
         raise ValueError(f"{printable(image.path)} is {width}x{height}, smaller than {MIN_SIDE} pixels")
-    if image.declared_size not in (None, (width, height)):
-        declared = "x".join(map(str, image.declared_size or ()))
-        labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
-        problem = f"{width}x{height} upright, but its {labels} says {declared}: its boxes do not fit this image"
-        raise ValueError(f"{printable(image.path)} is {problem}")
     opened = Opened((width, height), bit_depth(pixels) if pixels.dtype == np.uint16 else None, is_grey(data))
     if has_end(data):
         return opened, []
     return opened, [Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")]
+
+
+def _require_size(image: ListedImage, size: tuple[int, int], declared: tuple[int, int] | None) -> None:
+    """Raise UnreadableLabelsError if the labels were made for another size (width, height) of the image.
+
+    It is unknown whether the image was scaled or rotated after it was labelled, so its boxes may be wrong.
+    """
+    if declared not in (None, size):
+        given, stated = ("x".join(map(str, sides)) for sides in (size, declared or ()))
+        labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
+        problem = f"{given} upright, but its {labels} says {stated}: its boxes do not fit this image"
+        raise UnreadableLabelsError(f"{printable(image.path)} is {problem}")
 
 
 def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
