@@ -8,7 +8,7 @@ from pathlib import Path
 from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
 from data.formats.voc_annotation import CORNERS, MAX_BYTES, AnnotationError, VocObject, parse_annotation
 from data.formats.voc_folders import first_xml, images_of_set, is_image_set, xml_of_image, xml_of_set
-from data.formats.yolo_txt import label_bytes, label_path
+from data.formats.yolo_txt import has_yolo_labels, label_bytes
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
@@ -32,9 +32,7 @@ class VocXml:
     def accepts(self, source: Path) -> bool:
         if not os.path.isdir(source):
             return is_image_set(source)
-        if any(os.path.lexists(label_path(image)) for image in walk_images(source)):
-            return False
-        return bool(first_xml(str(source), walk_images(source)))
+        return not has_yolo_labels(source) and bool(first_xml(str(source), walk_images(source)))
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         if os.path.isdir(source):

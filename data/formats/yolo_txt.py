@@ -9,7 +9,7 @@ import numpy as np
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
 from data.formats.voc_folders import first_xml
-from data.images import find_images
+from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import NOTE, ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.images.decode import read_bytes
@@ -62,6 +62,11 @@ def label_path(image_path: str | Path) -> str:
     stem = os.path.splitext(image_path)[0]
     before, found, after = stem.rpartition(f"{os.sep}images{os.sep}")
     return f"{before}{os.sep}labels{os.sep}{after}.txt" if found else f"{stem}.txt"
+
+
+def has_yolo_labels(folder: Path) -> bool:
+    """Whether an image in a folder has a label file."""
+    return any(os.path.lexists(label_path(image)) for image in walk_images(folder))
 
 
 def label_bytes(file: str) -> bytes | None:

@@ -62,10 +62,11 @@ def draw_voc(spec: DataSpec) -> None:
 
 
 def draw_visdrone(spec: DataSpec) -> None:
+    """As VisDrone2019-DET-train.zip and so on unpack."""
     for split in ("train", "val", "test-dev"):
         folder = spec.root / f"VisDrone2019-DET-{split}"
         draw(folder / "images" / "0000002_00005_d_0000014.jpg")
-        write(folder / "labels" / "0000002_00005_d_0000014.txt", f"{len(spec.names) - 1} .5 .5 .5 .5\n")
+        write(folder / "annotations" / "0000002_00005_d_0000014.txt", "1,2,3,4,1,10,0,0\n")
 
 
 def draw_objects365(spec: DataSpec) -> None:
