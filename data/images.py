@@ -18,15 +18,16 @@ class Listing(NamedTuple):
     problems: list[Problem]
 
 
-def find_images(source: str | Path) -> Listing:
+def find_images(source: str | Path, labels: frozenset[str] = frozenset()) -> Listing:
     """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted by path.
 
     Symlinks are followed. A list has one path per line, relative to the folder of the list. Entries that are missing,
-    not an image, or listed twice are reported. Raises ValueError if `source` does not exist or is something else.
+    not an image, or listed twice are reported. labels: suffixes of label files beside the images, which are not
+    reported as ignored. Raises ValueError if `source` does not exist or is something else.
     """
     source = Path(os.path.abspath(source))
     if os.path.isdir(source):
-        return _images_in_folder(source)
+        return _images_in_folder(source, labels)
     if not os.path.isfile(source):
         raise ValueError(f"{printable(source)} does not exist")
     if source.suffix.lower() == ".txt":
@@ -60,7 +61,7 @@ def _walk(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
         yield parent, names
 
 
-def _images_in_folder(folder: Path) -> Listing:
+def _images_in_folder(folder: Path, labels: frozenset[str]) -> Listing:
     images: list[str] = []
     problems: list[Problem] = []
     others: Counter[str] = Counter()
@@ -75,7 +76,7 @@ def _images_in_folder(folder: Path) -> Listing:
                 images.append(path)
             elif is_image_name(name):
                 problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink"))
-            else:
+            elif os.path.splitext(name)[1] not in labels:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))

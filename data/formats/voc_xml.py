@@ -36,7 +36,7 @@ class VocXml:
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         if os.path.isdir(source):
-            found = find_images(source)
+            found = find_images(source, frozenset({".xml"}))
             return SourceImages(
                 [ListedImage(image, xml_of_image(str(source), image)) for image in found.images], found.problems
             )

@@ -251,6 +251,9 @@ def test_folder_with_xml_beside_images_or_beside_folder_is_read(tmp_path: Path, 
     labels, report = scan([tmp_path / "photos"], NAMES)
     assert (len(labels), report.instances, report.without_label_file) == (3, 2, 1)
     assert labels.boxes_xywh.tolist() == [[0, 0, 4, 4]] * 2
+    first, second = map(str, report.problems)
+    assert first == f"{tmp_path}/photos: files that are not images, ignored: 1 .txt"
+    assert "photos/c.xml, so the image counts as background" in second
 
 
 def test_split_folders_of_images_and_annotations_are_read(tmp_path: Path) -> None:
