@@ -39,7 +39,7 @@ from utils.terminal import FaultError
 from utils.threads import map_in_threads
 
 UPLOAD_BYTES = 2**26  # per copy to the GPU
-VERSION = 1  # increase it when a change of the code gives other bytes for the same files
+VERSION = 2  # increase it when a change of the code gives other bytes for the same files
 RAM, DISK, DEVICE, OFF, AUTO = "ram", "disk", "device", "off", "auto"
 SHARE_OF_FREE = 0.8  # max fraction of the free memory or disk to use; training needs some too
 SHARE_OF_GPU = 0.5  # max fraction of the GPU's free memory

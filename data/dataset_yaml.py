@@ -19,7 +19,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, .txt lists and COCO .json files."""
+    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, lists and COCO .json files."""
 
     file: Path
     root: Path
@@ -71,25 +71,30 @@ def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
 def read_data_yaml(file: str | Path) -> DataSpec:
     """Read the data YAML `file`. Every value is taken literally (`no` and `007` stay as written).
 
-    `path` is relative to the folder of the YAML, which is also its default; the splits are relative to `path`. A `../x`
-    that does not exist is read as `x` if that exists: Roboflow's exports say `../train/images` for the folder
-    `train/images` beside the YAML. Raises ValueError with the file and, where possible, the line.
+    `path` is relative to the folder of the YAML, which is also its default; the splits are relative to `path`. If there
+    is no such folder, but one relative to the current folder, that one is used, as YOLOv5 does. A `../x` that does not
+    exist is read as `x` if that exists: Roboflow's exports say `../train/images` for the folder `train/images` beside
+    the YAML. Raises ValueError with the file and, where possible, the line.
     """
     file = Path(os.path.abspath(file))
     entries = _entries(file)
     names = _names(file, entries.get("names"))
     _check_class_count(file, entries.get("nc"), names)
-    root = file.parent
-    if (path := entries.get("path")) is not None and not is_absent(path):
-        root = _join(root, file, "path", path)
+    notes: list[str] = []
+    root = _root(file, entries.get("path"), notes)
     moved: list[str] = []
     splits = {split: _split(root, file, split, entries.get(split), moved) for split in SPLITS}
-    notes = (
-        (f"{printable(file)}: {', '.join(moved)} not found: used without ../ in {printable(root)}",) if moved else ()
-    )
+    if moved:
+        notes.append(f"{printable(file)}: {', '.join(moved)} not found: used without ../ in {printable(root)}")
     download, download_error = _download(file, entries.get("download"))
     return DataSpec(
-        file=file, root=root, names=names, download=download, download_error=download_error, notes=notes, **splits
+        file=file,
+        root=root,
+        names=names,
+        download=download,
+        download_error=download_error,
+        notes=tuple(notes),
+        **splits,
     )
 
 
@@ -107,6 +112,17 @@ def _entries(file: Path) -> dict[str, Node]:
             raise ValueError(f"{where(file, value)}: {problem}")
         entries[key] = value
     return entries
+
+
+def _root(file: Path, node: Node | None, notes: list[str]) -> Path:
+    """Return the folder that the splits are relative to. It is noted if it is relative to the current folder."""
+    if node is None or is_absent(node):
+        return file.parent
+    root, here = _join(file.parent, file, "path", node), _join(Path.cwd(), file, "path", node)
+    if here == root or os.path.exists(root) or not os.path.isdir(here):
+        return root
+    notes.append(f"{printable(file)}: {printable(root)} not found: used {printable(here)}, from the current folder")
+    return here
 
 
 def _text(file: Path, key: str, node: Node) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,16 +18,19 @@ class Listing(NamedTuple):
     problems: list[Problem]
 
 
-def find_images(source: str | Path, *, videos: frozenset[str] = frozenset()) -> Listing:
+def find_images(
+    source: str | Path, *, videos: frozenset[str] = frozenset(), labels: frozenset[str] = frozenset()
+) -> Listing:
     """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted by path.
 
-    videos: suffixes of video files to return as well, such as .mp4. Symlinks are followed. A list has one path per
-    line, relative to the folder of the list. Entries that are missing, not an image, or listed twice are reported.
-    Raises ValueError if `source` does not exist or is something else.
+    videos: suffixes of video files to return as well, such as .mp4. labels: suffixes of label files beside the images,
+    which are not reported as ignored. Symlinks are followed. A list has one path per line, relative to the folder of
+    the list. Entries that are missing, not an image, or listed twice are reported. Raises ValueError if `source` does
+    not exist or is something else.
     """
     source = Path(os.path.abspath(source))
     if os.path.isdir(source):
-        return _images_in_folder(source, videos)
+        return _images_in_folder(source, videos, labels)
     if not os.path.isfile(source):
         raise ValueError(f"{printable(source)} does not exist")
     if source.suffix.lower() == ".txt":
@@ -48,7 +51,29 @@ def is_listed_name(name: str, videos: frozenset[str]) -> bool:
     return is_image_name(name) or (os.path.splitext(name)[1].lower() in videos and not name.startswith("."))
 
 
-def _images_in_folder(folder: Path, videos: frozenset[str]) -> Listing:
+def walk_images(folder: Path) -> Iterator[str]:
+    """Iterate over the images in a folder and its subfolders, in the order of the file system.
+
+    To look at the first ones only: `find_images` returns them sorted, with the problems. Raises nothing.
+    """
+    for parent, names in _walk(folder):
+        yield from (os.path.join(parent, name) for name in names if is_image_name(name))
+
+
+def _walk(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over a folder and its subfolders, each with its file names. Symlinks are followed."""
+    visited: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a symlink to a parent folder would loop forever
+            folders.clear()
+            continue
+        visited.add(real)
+        folders.sort()
+        yield parent, names
+
+
+def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[str]) -> Listing:
     images: list[str] = []
     problems: list[Problem] = []
     others: Counter[str] = Counter()
@@ -56,21 +81,14 @@ def _images_in_folder(folder: Path, videos: frozenset[str]) -> Listing:
     def unreadable(error: OSError) -> None:
         problems.append(Problem(IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"))
 
-    visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in visited:  # a symlink to a parent folder would loop forever
-            folders.clear()
-            continue
-        visited.add(real)
-        folders.sort()
+    for parent, names in _walk(folder, unreadable):
         for name in names:
             path = os.path.join(parent, name)
             if is_listed_name(name, videos) and os.path.isfile(path):
                 images.append(path)
             elif is_listed_name(name, videos):
                 problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink"))
-            else:
+            elif os.path.splitext(name)[1] not in labels:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
@@ -111,7 +129,7 @@ def sorted_paths(paths: Iterable[str]) -> list[str]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a UTF-8 text file. Raises ValueError with its path if it cannot be read."""
+    """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError with its path if it cannot be read."""
     try:
         data = file.read_bytes()
         text = data.decode("utf-8-sig")

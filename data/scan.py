@@ -1,6 +1,7 @@
 """Read a split: open every image once, check every label row, and store the result for the next run."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,9 @@ from data.formats import format_of
 from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
 from data.labels import Labels, LabelsBuilder
 from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, first_of
-from utils.images.decode import decode_bgr, has_end, quiet_decoder, read_bytes
+from utils.images.bit_depth import bit_depth
+from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
+from utils.images.headers import is_grey
 from utils.printable import printable
 from utils.threads import map_in_threads
 
@@ -36,10 +39,18 @@ class Item(NamedTuple):
     reader: LabelFormat
 
 
-class Checked(NamedTuple):
-    """An opened image: its size (width, height), None if it cannot be used, and its rows."""
+class Opened(NamedTuple):
+    """An image that was decoded: its size (width, height), and what was converted."""
 
-    size: tuple[int, int] | None
+    size: tuple[int, int]
+    bits: int | None  # the bit depth of its values if the file has 16-bit ones, otherwise None
+    grey: bool
+
+
+class Checked(NamedTuple):
+    """A checked image, `image` is None if it cannot be used, and its rows."""
+
+    image: Opened | None
     labels: ImageRows
 
 
@@ -85,7 +96,8 @@ def scan(
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
     listed = Listed()
-    folders = _parts(sources, names, lists_images=False)
+    readers = [(source, format_of(source)) for source in sources]
+    folders = _parts(readers, names, lists_images=False)
     for part in folders:
         listed.add(part)
     paths = [path for item in listed.items for path in (item.image.path, item.image.label_file)]
@@ -96,7 +108,7 @@ def scan(
     if stored is not None:
         return stored.labels, stored.report.with_cache(state)
 
-    files = _parts(sources, names, lists_images=True)
+    files = _parts(readers, names, lists_images=True)
     in_files = [image.path for part in files for image in part.found.images]
     # Taken before the images are read, so that a change during the scan makes the cache invalid.
     fingerprint = f"{of_sources} {scan_cache.fingerprint(paths + in_files)}"
@@ -112,9 +124,8 @@ def scan(
     return labels, report.with_cache(state)
 
 
-def _parts(sources: Sequence[Path], names: Sequence[str], *, lists_images: bool) -> list[Part]:
+def _parts(readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool) -> list[Part]:
     """Return the sources of one kind (see LabelFormat) with the images that their readers find."""
-    readers = [(source, format_of(source)) for source in sources]
     chosen = [(source, reader) for source, reader in readers if reader.lists_images == lists_images]
     return [Part(source, reader, reader.images(source, names)) for source, reader in chosen]
 
@@ -139,35 +150,41 @@ def _check_all(
     problems.extend(listed.problems)
     unreadable: list[str] = []
     without_file: list[ListedImage] = []
-    checked = map_in_threads(lambda item: _check(*item, len(names)), listed.items, threads)  # OpenCV releases the GIL
+    opened: list[tuple[str, Opened]] = []
+    checked = map_in_threads(lambda item: _check(*item, names), listed.items, threads)  # OpenCV releases the GIL
     disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder():
         results = tqdm(checked, total=len(listed.items), desc="images", disable=disable, leave=False)
-        for (image, _), (size, read) in zip(listed.items, results, strict=True):
+        for (image, _), (usable, read) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
-            if size is None:
+            if usable is None:
                 unreadable.append(printable(image.path))
                 continue
             if not read.has_labels:
                 without_file.append(image)
-            builder.add_image(image.path, size, image.image_id if keep_ids else len(builder.paths) + 1, read.rows)
+            opened.append((image.path, usable))
+            image_id = image.image_id if keep_ids else len(opened)
+            builder.add_image(image.path, usable.size, image_id, read.rows)
     problems.extend(_missing_label_files(without_file))
+    problems.extend(_converted_images(opened))
     labels = builder.build(category_ids)
     _require_labels(labels, listed, problems.first)
     return labels, _report(labels, names, unreadable, len(without_file), problems)
 
 
-def _check(image: ListedImage, reader: LabelFormat, num_classes: int) -> Checked:
-    """Open one image and read its rows. Raises ValueError if a class is out of range."""
+def _check(image: ListedImage, reader: LabelFormat, names: Sequence[str]) -> Checked:
+    """Open one image and read its rows. Raises ValueError if a class is not in `names`."""
     try:
-        size, problems = _image_size(image)
+        opened, problems = _open(image)
+        _require_size(image, opened.size, image.declared_size)
     except ValueError as error:
         return _left_out(image, error)
     try:
-        rows, more, has_labels = reader.rows(image, size, num_classes)
+        labels = reader.rows(image, opened.size, names)
+        _require_size(image, opened.size, labels.declared_size)
     except UnreadableLabelsError as error:
         return _left_out(image, error)
-    return Checked(size, ImageRows(rows, problems + more, has_labels))
+    return Checked(opened, labels._replace(problems=problems + labels.problems))
 
 
 def _left_out(image: ListedImage, error: ValueError) -> Checked:
@@ -175,25 +192,29 @@ def _left_out(image: ListedImage, error: ValueError) -> Checked:
     return Checked(None, ImageRows([], [Problem(IMAGE_DROPPED, printable(image.path), reason)]))
 
 
-def _image_size(image: ListedImage) -> tuple[tuple[int, int], list[Problem]]:
-    """Return the (width, height) of the upright image, and notes about its file. Raises ValueError if it is unusable.
-
-    An image whose size differs from the one in its labels is unusable: it is unknown whether it was scaled or rotated
-    after it was labelled, so its boxes may be wrong.
-    """
+def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
+    """Return the upright image's size and kind, and notes about its file. Raises ValueError if it is unusable."""
     data = read_bytes(image.path)
-    height, width, _ = decode_bgr(data, image.path).shape
+    pixels = decode_any_depth(data, image.path)
+    height, width, _ = pixels.shape
     if min(width, height) < MIN_SIDE:
         raise ValueError(f"{printable(image.path)} is {width}x{height}, smaller than {MIN_SIDE} pixels")
-    if image.declared_size not in (None, (width, height)):
-        declared = "x".join(map(str, image.declared_size or ()))
-        labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
-        problem = f"{width}x{height} upright, but its {labels} says {declared}: its boxes do not fit this image"
-        raise ValueError(f"{printable(image.path)} is {problem}")
+    opened = Opened((width, height), bit_depth(pixels) if pixels.dtype == np.uint16 else None, is_grey(data))
     if has_end(data):
-        return (width, height), []
-    note = Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")
-    return (width, height), [note]
+        return opened, []
+    return opened, [Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")]
+
+
+def _require_size(image: ListedImage, size: tuple[int, int], declared: tuple[int, int] | None) -> None:
+    """Raise UnreadableLabelsError if the labels were made for another size (width, height) of the image.
+
+    It is unknown whether the image was scaled or rotated after it was labelled, so its boxes may be wrong.
+    """
+    if declared not in (None, size):
+        given, stated = ("x".join(map(str, sides)) for sides in (size, declared or ()))
+        labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
+        problem = f"{given} upright, but its {labels} says {stated}: its boxes do not fit this image"
+        raise UnreadableLabelsError(f"{printable(image.path)} is {problem}")
 
 
 def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
@@ -201,6 +222,20 @@ def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
         missing = f"no label file {printable(images[0].label_file)}"
         reason = f"{missing}, so the image counts as background; images without label file: {len(images)}"
         yield Problem(NOTE, printable(images[0].path), reason)
+
+
+def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]:
+    """Return one note for all 16-bit images, and one for all grey images."""
+    deep = [(path, image.bits) for path, image in opened if image.bits is not None]
+    if deep:
+        counts = sorted(Counter(bits for _, bits in deep).items())
+        depths = ", ".join(f"{count} of {bits} bits" for bits, count in counts)
+        scaled = "each is scaled to 8 bits from the smallest usual bit depth that holds its values"
+        yield Problem(NOTE, printable(deep[0][0]), f"has 16-bit values; {scaled}; images with 16-bit values: {depths}")
+    grey = [path for path, image in opened if image.grey]
+    if grey:
+        reason = f"has one channel, which is used for all three; images with one channel: {len(grey)}"
+        yield Problem(NOTE, printable(grey[0]), reason)
 
 
 def _report(

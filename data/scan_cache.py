@@ -18,7 +18,7 @@ from data.report import Report, report_from_dict
 from utils.images.opencv import cv2
 from utils.printable import one_line
 
-VERSION = 2  # increase it when the meaning of a stored array changes, or the way labels are read
+VERSION = 3  # increase it when the meaning of a stored array changes, or the way labels are read
 DIGEST_BYTES = 32
 
 

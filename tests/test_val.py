@@ -196,7 +196,8 @@ def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--task", "study"], "--task: invalid choice: 'study'"),
+        (["--task", "study"], "--task study is not supported: no plot"),
+        (["--task", "all"], "--task: invalid choice: 'all'"),
         (["--save-hybrid"], "--save-hybrid is not supported: "),
         (["--verbos"], "unknown flag --verbos (did you mean --verbose?)"),
         (["--weights", "nowhere.pt"], "nowhere.pt: cannot be read as a checkpoint: No such file"),

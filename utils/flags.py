@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from utils.startup import is_first_process
@@ -26,6 +27,7 @@ class FlagParser(argparse.ArgumentParser):
             allow_abbrev=False,
             argument_default=argument_default,
         )
+        self.refused_values: dict[str, str] = {}  # a flag and its value -> what to use instead
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
@@ -37,6 +39,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse `arguments`, or sys.argv if None. Raises ValueError for an unknown flag or a stray argument."""
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        for given in (*(word.replace("=", " ", 1) for word in words), *map(" ".join, pairwise(words))):
+            if given in self.refused_values:
+                raise ValueError(f"{given} is not supported: {self.refused_values[given]}")
         values, unknown = self.parse_known_args(arguments)
         if unknown:
             raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
@@ -52,8 +58,12 @@ class FlagParser(argparse.ArgumentParser):
         return f"unknown flag {flag}" + (f" (did you mean {known[near[0]]}?)" if near else "")
 
     def refuse(self, instead: Mapping[str, str]) -> None:
-        """Raise ValueError for each of these flags, with or without values. instead: flag -> what to use instead."""
-        for flag, sentence in instead.items():
+        """Raise ValueError for each of these flags, with or without values. instead: flag -> what to use instead.
+
+        A flag with one value, such as `--task study`, is refused with this value only.
+        """
+        self.refused_values |= {flag: sentence for flag, sentence in instead.items() if " " in flag}
+        for flag, sentence in ((flag, sentence) for flag, sentence in instead.items() if " " not in flag):
             self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
 
 

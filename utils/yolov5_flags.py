@@ -1,5 +1,6 @@
 """Flags of YOLOv5 that the scripts reject, and what the error message says to use instead."""
 
+_NOT_HERE = "made from an exported file by the command in docs/export.md"
 _NO_UPLOAD = "nothing is uploaded; copy the run folder (--project, --name) yourself"
 _NO_LOGGER = "there is no Weights & Biases logger; all numbers are in results.csv and metrics.json in the run folder"
 
@@ -17,6 +18,22 @@ NOT_IN_TRAIN = {
 NOT_IN_VAL = {
     "--save-hybrid": "mixing labels with predictions inflates the mAP; --save-txt writes only the predictions",
     "--dnn": "OpenCV's DNN module is not used; run the checkpoint directly, with --device and --half",
+    "--task study": "no plot of speed over image sizes is made; run --task speed once for each --imgsz",
+}
+NOT_IN_DETECT = {
+    "--dnn": "OpenCV's DNN module is not used; give a checkpoint, or a file of export.py, as --weights",
+    "--update": "checkpoints are never rewritten; best.pt holds only what detecting needs",
+    "--visualize": "feature maps are not drawn; --save-crop and --view-img show the detections",
+}
+NOT_IN_EXPORT = {
+    "--inplace": "the exported model is the same with and without it; leave the flag out",
+    "--keras": f"TensorFlow models are {_NOT_HERE}",
+    "--optimize": "TorchScript is not rewritten for phones; give phones the file of --include onnx",
+    "--per-tensor": f"it is a setting of TensorFlow Lite, whose models are {_NOT_HERE}",
+    "--cache": f"TensorRT engines are {_NOT_HERE}; its timing cache is --timingCacheFile of trtexec",
+    "--workspace": f"TensorRT engines are {_NOT_HERE}; its workspace is --memPoolSize of trtexec",
+    "--mlmodel": f"CoreML models are {_NOT_HERE}",
+    "--topk-per-class": "it is a setting of TensorFlow's NMS; --max-det limits the detections of an image",
 }
 NOT_IN_DETECT = {
     "--dnn": "OpenCV's DNN module is not used; give a checkpoint, or a file of export.py, as --weights",

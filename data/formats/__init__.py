@@ -4,10 +4,14 @@ from pathlib import Path
 
 from data.formats.coco_json import CocoJson
 from data.formats.protocol import LabelFormat
+from data.formats.visdrone import VisDrone
+from data.formats.voc_xml import VocXml
 from data.formats.yolo_txt import YoloText
 
 FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     CocoJson(),
+    VocXml(),
+    VisDrone(),
     YoloText(),  # accepts everything, and raises an error for what it cannot read
 )
 

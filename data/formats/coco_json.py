@@ -74,7 +74,7 @@ class CocoJson:
         ]
         return SourceImages(images, file.problems, file.category_ids)
 
-    def rows(self, image: ListedImage, size: tuple[int, int], _: int) -> ImageRows:
+    def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
         return ImageRows(*rows_inside(image.rows, size, printable(image.label_file)))
 
 

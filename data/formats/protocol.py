@@ -18,7 +18,7 @@ class ListedImage(NamedTuple):
     path: str
     label_file: str  # its own label file, or the file that lists the image
     image_id: int = 0  # from the file, if the format has ids
-    declared_size: tuple[int, int] | None = None  # (width, height) in the labels, if the format has it
+    declared_size: tuple[int, int] | None = None  # (width, height) in the list, if the format has it
     rows: Sequence[LabelRow] = ()  # if the format reads them together with the list of images
 
 
@@ -36,6 +36,7 @@ class ImageRows(NamedTuple):
     rows: list[LabelRow]
     problems: list[Problem]
     has_labels: bool = True  # False: there is no label file, so the image counts as background
+    declared_size: tuple[int, int] | None = None  # (width, height) in the image's label file, if the format has it
 
 
 class LabelFormat(Protocol):
@@ -56,9 +57,9 @@ class LabelFormat(Protocol):
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         """Return the images of a source. Raises ValueError with its path if it cannot be used."""
 
-    def rows(self, image: ListedImage, size: tuple[int, int], num_classes: int) -> ImageRows:
-        """Return the rows of an image of `size` (width, height), with classes in 0 to num_classes - 1.
+    def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
+        """Return the rows of an image of `size` (width, height), with classes numbered as in `names`.
 
         Raises UnreadableLabelsError if the labels cannot be read, and ValueError if the whole data set cannot be used,
-        for example because a class is out of range.
+        for example because a class is not in `names`.
         """

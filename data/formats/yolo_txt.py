@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
-from data.images import find_images
+from data.formats.voc_folders import first_xml
+from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
-from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from data.report import NOTE, ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 
 TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped
 ROUNDING = 1e-5  # fraction of the image side by which rounding to six digits may overshoot; not clipped
+SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -30,15 +32,23 @@ class YoloText:
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         found = find_images(source)
-        return SourceImages([ListedImage(path, label_path(path)) for path in found.images], found.problems)
+        images = [ListedImage(path, label_path(path)) for path in found.images]
+        return SourceImages(images, found.problems + _unused_xml(source, found.images))
 
-    def rows(self, image: ListedImage, size: tuple[int, int], num_classes: int) -> ImageRows:
+    def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:
             data = label_bytes(image.label_file)
         except ValueError as error:
             raise UnreadableLabelsError(str(error)) from None
-        rows, problems = parse_label_file(data or b"", image.label_file, size, num_classes)
+        rows, problems = parse_label_file(data or b"", image.label_file, size, len(names))
         return ImageRows(rows, problems, has_labels=data is not None)
+
+
+def _unused_xml(source: Path, images: Sequence[str]) -> list[Problem]:
+    """Return a note if the images of a folder have labels in Pascal VOC's format too."""
+    xml = first_xml(str(source), images[:SAMPLED_IMAGES]) if os.path.isdir(source) else ""
+    reason = f"labels are read from YOLO's .txt files, not from XML files such as {printable(xml)}"
+    return [Problem(NOTE, printable(source), reason)] if xml else []
 
 
 def label_path(image_path: str | Path) -> str:
@@ -52,6 +62,11 @@ def label_path(image_path: str | Path) -> str:
     stem = os.path.splitext(image_path)[0]
     before, found, after = stem.rpartition(f"{os.sep}images{os.sep}")
     return f"{before}{os.sep}labels{os.sep}{after}.txt" if found else f"{stem}.txt"
+
+
+def has_yolo_labels(folder: Path) -> bool:
+    """Whether an image in a folder has a label file."""
+    return any(os.path.lexists(label_path(image)) for image in walk_images(folder))
 
 
 def label_bytes(file: str) -> bytes | None:

@@ -188,3 +188,20 @@ def test_roboflow_key_is_ignored(tmp_path):
     file = tmp_path / "data.yaml"
     file.write_text("train: images\nnames: [cat]\nroboflow:\n  workspace: someone\n  version: 1\n")
     assert read_data_yaml(file).names == ("cat",)
+
+
+def test_path_relative_to_current_folder_is_used_if_there_is_none_beside_the_yaml(tmp_path, monkeypatch):
+    """As in YOLOv5, whose data YAMLs are in yolov5/data and say ../datasets/x for a folder beside yolov5/."""
+    (tmp_path / "yolov5" / "data").mkdir(parents=True)
+    file = write(tmp_path / "yolov5" / "data", "path: ../datasets/x\ntrain: images\nnames: [a]\n")
+    beside_yaml, beside_repository = tmp_path / "yolov5" / "datasets" / "x", tmp_path / "datasets" / "x"
+    monkeypatch.chdir(tmp_path / "yolov5")
+    spec = read_data_yaml(file)
+    assert (spec.root, spec.notes) == (beside_yaml, ())
+    beside_repository.mkdir(parents=True)
+    spec = read_data_yaml(file)
+    assert (spec.root, spec.train) == (beside_repository, (beside_repository / "images",))
+    assert spec.notes == (f"{file}: {beside_yaml} not found: used {beside_repository}, from the current folder",)
+    beside_yaml.mkdir(parents=True)
+    spec = read_data_yaml(file)
+    assert (spec.root, spec.notes) == (beside_yaml, ())

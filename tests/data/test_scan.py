@@ -391,3 +391,22 @@ def test_txt_and_json_labels_of_real_dataset_agree(name: str) -> None:
     assert np.array_equal(txt.classes, coco.classes)
     assert np.abs(txt.boxes_xywh - coco.boxes_xywh).max() < 1e-3
     assert report.problems == ()
+
+
+def test_16_bit_and_grey_images_are_reported_once_also_from_cache(tmp_path: Path) -> None:
+    """One note for all 16-bit images, with their bit depths, and one for all grey ones."""
+    source = write_dataset(tmp_path, dict.fromkeys("abcde", "0 .5 .5 .5 .5"))
+    for name, most in (("b", 4095), ("c", 4000), ("d", 65535)):
+        cv2.imwrite(str(source / f"{name}.png"), np.full((20, 40), most, np.uint16))
+    cv2.imwrite(str(source / "e.png"), np.full((20, 40), 7, np.uint8))
+    _, report = scan([source], NAMES)
+    scaled = "each is scaled to 8 bits from the smallest usual bit depth that holds its values"
+    expected = [
+        f"{source}/b.png: has 16-bit values; {scaled}; images with 16-bit values: 2 of 12 bits, 1 of 16 bits",
+        f"{source}/b.png: has one channel, which is used for all three; images with one channel: 4",
+    ]
+    assert [str(problem) for problem in report.problems] == expected
+    assert report.problem_counts == (("note", 2),)
+    for state in ("cached now", "from cache"):
+        again = scan([source], NAMES, cache_dir=tmp_path / "cache")[1]
+        assert (again.cache, again.problems) == (state, report.problems)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from utils.images.bit_depth import to_8_bits
+from utils.images.headers import JPEG_END, PNG_START, PROGRESSIVE, gif_pixels, jpeg_header
 from utils.images.opencv import cv2
 from utils.printable import printable
 
@@ -18,10 +20,6 @@ IMAGE_SUFFIXES = frozenset(
     + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-GIF_STARTS, PNG_START = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n"
-JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers, one for each JPEG coding process
-PROGRESSIVE = (0xC2, 0xCA)
 MAX_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
 MAX_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, with any suffix
@@ -58,16 +56,29 @@ def read_bytes(path: str | Path) -> bytes:
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
     """Decode the bytes of an image file to uint8 [H, W, 3], blue green red, upright.
 
-    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, 16-bit values keep their high byte
-    (65535 -> 255), CMYK is converted, only the first page is read. A JPEG that lacks only its end marker is accepted.
-    Raises ValueError with `name` if the image is damaged, truncated or has floating-point values.
+    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, CMYK is converted, only the first
+    page is read. 16-bit values are divided by the full scale of the smallest usual bit depth (8, 10, 12, 14 or 16 bits)
+    that holds the largest value of the image, and mapped to 0 to 255: see `to_8_bits`. A JPEG that lacks only its end
+    marker is accepted. Raises ValueError as `decode_any_depth` does.
     """
-    if data.startswith(FLOAT_STARTS):
+    return to_8_bits(decode_any_depth(data, name))
+
+
+def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
+    """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values: uint8 or uint16 [H, W, 3].
+
+    Raises ValueError with `name` if the image is damaged or truncated, or has floating-point, signed or 32-bit values.
+    """
+    image = None
+    if not data.startswith(FLOAT_STARTS):
+        image = _decode(data) if has_end(data) else _decode_without_end(data)
+        if image is None:
+            problem = "is damaged, truncated or not an image that OpenCV can decode" if data else "is empty"
+            raise ValueError(f"{printable(name)} {problem}")
+    if image is None or image.dtype.kind == "f":
         raise ValueError(f"{printable(name)} has floating-point values, whose range is unknown")
-    image = _decode(data) if has_end(data) else _decode_without_end(data)
-    if image is None:
-        problem = "is damaged, truncated or not an image that OpenCV can decode" if data else "is empty"
-        raise ValueError(f"{printable(name)} {problem}")
+    if image.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"{printable(name)} has {image.dtype} values, allowed are unsigned ones of 8 and 16 bits")
     return image
 
 
@@ -77,7 +88,7 @@ def has_end(data: bytes) -> bool:
     >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
     (False, True)
     """
-    scan = _jpeg_frame(data)[2]
+    scan = jpeg_header(data).scan
     return not scan or data.find(JPEG_END, scan) >= 0
 
 
@@ -91,28 +102,6 @@ def quiet_decoder() -> Iterator[None]:
         yield
     finally:
         log.setLogLevel(level)
-
-
-def _jpeg_frame(data: bytes) -> tuple[int, int, int]:
-    """Return (frame marker, number of pixels, offset of the first scan) from a JPEG's header; 0 for what is absent.
-
-    Goes from segment to segment, because a thumbnail in the header has its own frame and end marker.
-    """
-    kind, pixels, position = 0, 0, 2 if data.startswith(JPEG_START) else len(data)
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
-        if marker == JPEG_SCAN:
-            return kind, pixels, position
-        if marker in FRAMES:
-            sides = data[position + 5 : position + 9]
-            kind, pixels = marker, int.from_bytes(sides[:2], "big") * int.from_bytes(sides[2:], "big")
-        position += 1 if marker == 0xFF else 2 + length
-    return kind, pixels, 0
-
-
-def _gif_pixels(data: bytes) -> int:
-    """Return the number of pixels of the canvas that the frames of a GIF are drawn on."""
-    return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
 
 
 def _is_damaged_png(data: bytes) -> bool:
@@ -137,13 +126,13 @@ def _is_damaged_png(data: bytes) -> bool:
 
 
 def _decode(data: bytes) -> np.ndarray | None:
-    claimed = _gif_pixels(data) if data.startswith(GIF_STARTS) else _jpeg_frame(data)[1]
+    claimed = gif_pixels(data) or jpeg_header(data).pixels
     if claimed > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
         return None
     if _is_damaged_png(data):
         return None
     try:
-        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
     except cv2.error:  # empty, or more pixels than OpenCV allows
         return None
 
@@ -155,7 +144,7 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
     last pixel, so the results differ only if pixels are missing. Progressive JPEGs are rejected: without the last scans
     no pixel is missing, but all are coarse.
     """
-    if _jpeg_frame(data)[0] in PROGRESSIVE:
+    if jpeg_header(data).frame in PROGRESSIVE:
         return None
     if data.endswith(b"\0\0"):  # as in a file whose length was set before its contents were written
         data = data.rstrip(b"\0")

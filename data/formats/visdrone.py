@@ -1,0 +1,118 @@
+"""VisDrone-DET: a text file for each image, `left,top,width,height,score,category,truncation,occlusion` in pixels."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.yolo_txt import has_yolo_labels, label_bytes
+from data.images import find_images, walk_images
+from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
+from data.report import ROW_CLIPPED, ROW_DROPPED, Problem
+from utils.printable import excerpt, printable
+
+ROW = re.compile(rb"\s*-?\d{1,7}(,-?\d{1,7}){7},?\s*")
+CLASSES = 10  # categories 1 to 10
+REGION_CATEGORIES = (0, 11)  # ignored regions, other objects
+START_BYTES = 4096  # of a label file, to see whether it has such rows
+
+
+class VisDrone:
+    """Reads folders `images` beside a folder `annotations` of such files, unless an image has YOLO's .txt file."""
+
+    lists_images = False
+    suffixes = frozenset({".txt"})
+
+    def accepts(self, source: Path) -> bool:
+        if not os.path.isdir(source) or has_yolo_labels(source):
+            return False
+        return any(map(_has_rows, map(annotation_path, walk_images(source))))
+
+    def images(self, source: Path, names: Sequence[str]) -> SourceImages:
+        if len(names) != CLASSES:
+            where = f"{printable(source)} has labels of VisDrone, which number {CLASSES} classes"
+            raise ValueError(f"{where}, but names has {len(names)}: use the names in data/VisDrone.yaml")
+        found = find_images(source)
+        return SourceImages([ListedImage(image, annotation_path(image)) for image in found.images], found.problems)
+
+    def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
+        try:
+            data = label_bytes(image.label_file)
+        except ValueError as error:
+            raise UnreadableLabelsError(str(error)) from None
+        return parse_visdrone(data or b"", image.label_file, size)._replace(has_labels=data is not None)
+
+
+def annotation_path(image: str) -> str:
+    """Return the label file of an image: in `annotations` instead of the last folder `images`.
+
+    >>> annotation_path("/a/VisDrone2019-DET-val/images/1.jpg"), annotation_path("/a/b/1.jpg")
+    ('/a/VisDrone2019-DET-val/annotations/1.txt', '/a/b/1.txt')
+    """
+    stem = os.path.splitext(image)[0]
+    before, found, after = stem.rpartition(f"{os.sep}images{os.sep}")
+    return f"{before}{os.sep}annotations{os.sep}{after}.txt" if found else f"{stem}.txt"
+
+
+def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
+    """Return the rows of one label file in pixels of an image of `size` (width, height), and the problems.
+
+    Category k is class k - 1. A row with score 0 is an ignore region of its class; an ignored region (category 0) and
+    another object (11) is one of every class. What is outside the image is clipped and reported.
+    Raises ValueError with file and line if a category is not in 0 to 11.
+    """
+    rows: list[LabelRow] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{printable(file)} line {number}"
+        try:
+            left, top, width, height, score, category = _values(line)
+            if not 0 <= category <= CLASSES + 1:
+                raise ValueError(f"{where}: category {category}, but VisDrone has 0-{CLASSES + 1}")
+            box, outside = _clipped(left, top, width, height, size)
+        except BadRowError as error:
+            problems.append(Problem(ROW_DROPPED, where, str(error)))
+            continue
+        if outside:
+            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside} pixels"))
+        region = category in REGION_CATEGORIES
+        classes = range(CLASSES) if region else [category - 1]
+        crowd = region or score == 0
+        rows.extend(LabelRow(each, box, box[2] * box[3], crowd, None, number) for each in classes)
+    return ImageRows(rows, problems)
+
+
+def _has_rows(file: str) -> bool:
+    """Whether the first line of a label file is a row of VisDrone's; False if it cannot be read."""
+    try:
+        if not os.path.isfile(file):
+            return False
+        with open(file, "rb") as stream:
+            start = stream.read(START_BYTES)
+    except OSError:
+        return False
+    return ROW.fullmatch(start.partition(b"\n")[0]) is not None
+
+
+def _values(line: bytes) -> list[int]:
+    """Return left, top, width, height, score and category."""
+    if not ROW.fullmatch(line):
+        raise BadRowError(f"'{excerpt(line)}' is not a row of eight whole numbers with commas")
+    return list(map(int, line.strip().split(b",")[:6]))
+
+
+def _clipped(
+    left: int, top: int, width: int, height: int, size: tuple[int, int]
+) -> tuple[tuple[float, float, float, float], int]:
+    """Return the box as left, top, width, height inside the image, and by how many pixels it was outside."""
+    if min(width, height) < 1:
+        raise BadRowError(f"box has width {width} and height {height}, must be positive")
+    right, bottom = left + width, top + height
+    x, y = max(left, 0), max(top, 0)
+    w, h = min(right, size[0]) - x, min(bottom, size[1]) - y
+    if min(w, h) < MIN_BOX_SIDE:
+        raise BadRowError(f"box {left},{top},{width},{height} is outside its image of {size[0]}x{size[1]}")
+    return (float(x), float(y), float(w), float(h)), max(-left, -top, right - size[0], bottom - size[1], 0)

@@ -1,0 +1,149 @@
+"""Pascal VOC: an XML file for each image, `xmin ymin xmax ymax` in pixels, counted from 1, the last ones included."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.voc_annotation import CORNERS, MAX_BYTES, AnnotationError, VocObject, parse_annotation
+from data.formats.voc_folders import first_xml, images_of_set, is_image_set, xml_of_image, xml_of_set
+from data.formats.yolo_txt import has_yolo_labels, label_bytes
+from data.images import find_images, walk_images
+from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
+from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from utils.printable import excerpt, printable
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid
+SHOWN_NAMES = 300  # characters
+
+
+class VocXml:
+    """Reads lists of image ids in ImageSets/, and folders of images whose labels are XML files.
+
+    A folder is read by this format if an image in it has an XML file (data/formats/voc_folders.py: where) and none has
+    YOLO's .txt file.
+    """
+
+    lists_images = False
+    suffixes = frozenset({".xml", ".txt"})
+
+    def accepts(self, source: Path) -> bool:
+        if not os.path.isdir(source):
+            return is_image_set(source)
+        return not has_yolo_labels(source) and bool(first_xml(str(source), walk_images(source)))
+
+    def images(self, source: Path, _: Sequence[str]) -> SourceImages:
+        if os.path.isdir(source):
+            found = find_images(source, labels=frozenset({".xml"}))
+            return SourceImages(
+                [ListedImage(image, xml_of_image(str(source), image)) for image in found.images], found.problems
+            )
+        found = images_of_set(source)
+        return SourceImages([ListedImage(image, xml_of_set(source, image)) for image in found.images], found.problems)
+
+    def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
+        try:
+            data = _xml_bytes(image.label_file)
+        except ValueError as error:
+            raise UnreadableLabelsError(str(error)) from None
+        if data is None:
+            return ImageRows([], [], has_labels=False)
+        return parse_xml_file(data, image.label_file, size, names)
+
+
+def parse_xml_file(data: bytes, file: str, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
+    """Return the rows of one XML file in pixels of an image of `size` (width, height), and the problems.
+
+    Pixels are counted from 1 and xmax, ymax are inside the box: left = xmin - 1, width = xmax - xmin + 1. What is
+    outside the image is clipped and reported. An object with `difficult` = 1 is an ignore region, as COCO's crowds are.
+    Raises UnreadableLabelsError if the file is not an annotation of Pascal VOC, and ValueError with file and line if a
+    class is not in `names`.
+    """
+    try:
+        annotation = parse_annotation(data)
+    except AnnotationError as error:
+        place = f"{printable(file)} line {error.line}" if error.line else printable(file)
+        raise UnreadableLabelsError(f"{place}: {error}") from None
+    rows: list[LabelRow] = []
+    problems: list[Problem] = []
+    first_line: dict[tuple[int, tuple[float, ...]], int] = {}
+    for found in annotation.objects:
+        where = f"{printable(file)} line {found.line}"
+        try:
+            class_index = _class_index(found, names, where)
+            corners = _corners(found)
+            if (first := first_line.setdefault((class_index, corners), found.line)) != found.line:
+                problems.append(Problem(ROW_DUPLICATE, where, f"the same as the object in line {first}"))
+                continue
+            row, outside = _row(class_index, corners, _is_difficult(found), size, found.line)
+            rows.append(row)
+            if outside:
+                problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside:g} pixels"))
+        except BadRowError as error:
+            problems.append(Problem(ROW_DROPPED, where, str(error)))
+    return ImageRows(rows, problems, declared_size=_declared_size(annotation.size))
+
+
+def _xml_bytes(file: str) -> bytes | None:
+    """Return the contents of an XML file, None if it does not exist. Raises ValueError if it cannot be read."""
+    if os.path.exists(file) and os.path.getsize(file) > MAX_BYTES:
+        raise ValueError(f"{printable(file)} has more than {MAX_BYTES // 2**20} MiB")
+    return label_bytes(file)
+
+
+def _declared_size(fields: dict[str, str]) -> tuple[int, int] | None:
+    """Return (width, height) of the image as <size> says, None if it does not: some programs write 0."""
+    sides = [fields.get(side, "") for side in ("width", "height")]
+    width, height = (int(side) if re.fullmatch(r"[0-9]{1,9}", side) else 0 for side in sides)
+    return (width, height) if width and height else None
+
+
+def _class_index(found: VocObject, names: Sequence[str], where: str) -> int:
+    if found.repeated:
+        raise BadRowError(f"the object has <{found.repeated[0]}> twice")
+    name = found.fields.get("name", "")
+    if not name:
+        raise BadRowError("the object has no <name>")
+    if name not in names:
+        allowed = excerpt(", ".join(names), SHOWN_NAMES)
+        raise ValueError(f"{where}: class '{excerpt(name)}' is not in 'names' of the data YAML: {allowed}")
+    return names.index(name)
+
+
+def _corners(found: VocObject) -> tuple[float, ...]:
+    """Return xmin, ymin, xmax, ymax as in the file."""
+    texts = [found.fields.get(corner, "") for corner in CORNERS]
+    for corner, text in zip(CORNERS, texts, strict=True):
+        if not text:
+            raise BadRowError(f"the object has no <{corner}> in a <bndbox>")
+        if not NUMBER.fullmatch(text) or abs(float(text)) >= MAX_PIXELS:
+            raise BadRowError(f"{corner} is '{excerpt(text)}', must be a number of pixels")
+    left, top, right, bottom = map(float, texts)
+    for low, high, axis in ((left, right, "x"), (top, bottom, "y")):
+        if high < low:
+            raise BadRowError(f"{axis}max {high:g} is less than {axis}min {low:g}")
+    return left, top, right, bottom
+
+
+def _is_difficult(found: VocObject) -> bool:
+    text = found.fields.get("difficult", "") or "0"
+    if text not in ("0", "1"):
+        raise BadRowError(f"difficult is '{excerpt(text)}', must be 0 or 1")
+    return text == "1"
+
+
+def _row(
+    class_index: int, corners: tuple[float, ...], difficult: bool, size: tuple[int, int], line: int
+) -> tuple[LabelRow, float]:
+    """Return the row clipped to the image, and by how many pixels it was outside."""
+    width, height = size
+    x1, y1, x2, y2 = corners[0] - 1, corners[1] - 1, corners[2], corners[3]
+    outside = max(-x1, -y1, x2 - width, y2 - height, 0.0)
+    x, y = max(x1, 0.0), max(y1, 0.0)
+    w, h = min(x2, width) - x, min(y2, height) - y
+    if min(w, h) < MIN_BOX_SIDE:
+        text = ", ".join(f"{value:g}" for value in corners)
+        raise BadRowError(f"bndbox [{text}] is outside its image of {width}x{height}")
+    return LabelRow(class_index, (x, y, w, h), w * h, difficult, None, line), outside

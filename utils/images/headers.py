@@ -1,0 +1,75 @@
+"""What the headers of image files say: sizes that files claim, JPEG segments, whether there is only one channel."""
+
+from typing import NamedTuple
+
+PNG_START, GIF_STARTS, TIFF_STARTS = b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a"), (b"II*\0", b"MM\0*")
+JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers, one for each JPEG coding process
+PROGRESSIVE = (0xC2, 0xCA)
+GREY_PNG_TYPES = (0, 4)  # colour types: grey, grey with alpha
+GREY_PNM_STARTS = (b"P1", b"P2", b"P4", b"P5")
+TIFF_PHOTOMETRIC, TIFF_GREY = 262, (0, 1)  # the tag PhotometricInterpretation; WhiteIsZero and BlackIsZero
+
+
+class JpegHeader(NamedTuple):
+    """The frame marker, the number of pixels and channels, and the offset of the first scan; 0 for what is absent."""
+
+    frame: int = 0
+    pixels: int = 0
+    channels: int = 0
+    scan: int = 0
+
+
+def jpeg_header(data: bytes) -> JpegHeader:
+    """Return what the header of a JPEG says; zeros for other data.
+
+    Goes from segment to segment, because a thumbnail in the header has its own frame and end marker.
+    """
+    found, position = JpegHeader(), 2 if data.startswith(JPEG_START) else len(data)
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == JPEG_SCAN:
+            return found._replace(scan=position)
+        if marker in FRAMES:
+            sides = data[position + 5 : position + 9]
+            pixels = int.from_bytes(sides[:2], "big") * int.from_bytes(sides[2:], "big")
+            found = JpegHeader(marker, pixels, int.from_bytes(data[position + 9 : position + 10], "big"))
+        position += 1 if marker == 0xFF else 2 + length
+    return found
+
+
+def gif_pixels(data: bytes) -> int:
+    """Return the number of pixels of the canvas that the frames of a GIF are drawn on; 0 for other data."""
+    if not data.startswith(GIF_STARTS):
+        return 0
+    return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
+
+
+def is_grey(data: bytes) -> bool:
+    """Whether the header of a JPEG, PNG, PNM or TIFF file says that the image has grey values only, and no colours.
+
+    False for all other kinds of files.
+
+    >>> is_grey(b"P5\\n1 1\\n255\\n0"), is_grey(b"P6\\n1 1\\n255\\n000")
+    (True, False)
+    """
+    if data.startswith(PNG_START):
+        return data[25:26] != b"" and data[25] in GREY_PNG_TYPES
+    if data[:4] in TIFF_STARTS:
+        return _tiff_photometric(data) in TIFF_GREY
+    return data.startswith(GREY_PNM_STARTS) or jpeg_header(data).channels == 1
+
+
+def _tiff_photometric(data: bytes) -> int:
+    """Return the tag PhotometricInterpretation of a TIFF's first page, -1 if it is absent (TIFF 6.0, section 2)."""
+
+    def number(start: int, length: int) -> int:
+        return int.from_bytes(data[start : start + length], "big" if data.startswith(b"MM") else "little")
+
+    page = number(4, 4)
+    for entry in range(page + 2, page + 2 + 12 * number(page, 2), 12):
+        if entry + 12 > len(data):
+            break
+        if number(entry, 2) == TIFF_PHOTOMETRIC:
+            return number(entry + 8, 2)
+    return -1
