@@ -129,7 +129,7 @@ def sorted_paths(paths: Iterable[str]) -> list[str]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError with its path if it cannot be read."""
+    """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError if it cannot be read."""
     try:
         data = file.read_bytes()
         text = data.decode("utf-8-sig")

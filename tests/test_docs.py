@@ -12,12 +12,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed import launch as older_launcher
 from torch.distributed import run as launcher
 
+import detect
 import train
 import val
 from data.dataset_yaml import read_data_yaml
@@ -29,8 +31,9 @@ README = ROOT / "README.md"
 MAX_LINES = 120
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*USER_PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md"))]
-NOT_IMPLEMENTED = {"detect.py", "export.py", "--evolve", "--quad"}  # the README says so
+NOT_IMPLEMENTED = {"export.py", "docs/export.md", "--evolve", "--quad"}  # the README says so
 CPU = World(torch.device("cpu"))
+SCRIPTS: dict[str, Any] = {"train.py": train, "val.py": val, "detect.py": detect}
 
 # Commands that no test runs, and words in front of others, by their first word.
 NOT_RUN = {
@@ -45,6 +48,7 @@ NOT_RUN = {
 }
 PREFIX_PROGRAMS = {
     "timeout": "ends a launcher by force",
+    "find": "writes paths into a pipe; reading them is tested in test_paths_on_stdin.py",
     "srun": "needs SLURM; the variables that it sets are tested in test_launch.py",
 }
 # Flags of other programs, whose parser is not available here.
@@ -168,7 +172,12 @@ PYTHON_COMMANDS = [command for command in COMMANDS if not reason_not_to_run(comm
 
 def test_pages_contain_python_commands():
     assert len(PYTHON_COMMANDS) > 30
-    assert {without_prefix(command.words)[1] for command in PYTHON_COMMANDS} >= {"train.py", "val.py", "-m"}
+    assert {without_prefix(command.words)[1] for command in PYTHON_COMMANDS} >= {
+        "train.py",
+        "val.py",
+        "detect.py",
+        "-m",
+    }
 
 
 def test_every_excluded_command_occurs_in_pages():
@@ -211,9 +220,9 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         parser = launcher.get_args_parser().parse_args if script.endswith("run") else older_launcher.parse_args
         inner = parser(rest)
         parse(["python", inner.training_script, *inner.training_script_args], monkeypatch)
-    elif script in ("train.py", "val.py"):
+    elif script in SCRIPTS:
         with pytest.raises(SystemExit, match="0") if "--help" in rest else nullcontext():
-            {"train.py": train, "val.py": val}[script].parse_args(rest)
+            SCRIPTS[script].parse_args(rest)
     else:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             monkeypatch.setenv(name, "1")  # benchmarks set them, and change the path: undo it after this test
@@ -249,8 +258,8 @@ def test_flags_in_inline_code_exist(monkeypatch):
     monkeypatch.setattr(
         FlagParser, "read", lambda self, words=None: (known.update(self._option_string_actions), read(self, words))[1]
     )
-    train.parse_args([])
-    val.parse_args([])
+    for script in SCRIPTS.values():
+        script.parse_args([])
     for page in USER_PAGES:
         for line, code in inline_code(read_page(page)[1]):
             if code.split()[0] != "python":
@@ -268,14 +277,21 @@ def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFac
     with_test.write_text(re.sub(r"^val: (.*)$", r"val: \1\ntest: \1", tiny_data.read_text(), flags=re.MULTILINE))
     both = ["--data", str(with_test), "--img", "64", "--batch", "4", "--workers", "0", "--device", "cpu"]
     both += ["--cache-dir", str(tmp_path_factory.mktemp("cache"))]
-    return {"train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"], "val.py": both}
+    detecting = ["--source", str(tiny_data.parent / "images"), "--img", "64", "--device", "cpu"]
+    return {
+        "train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"],
+        "val.py": both,
+        "detect.py": detecting,
+    }
 
 
 def run_in_process(words: list[str], small: dict[str, list[str]]) -> None:
-    """Run `python train.py ...` or `python val.py ...` in this process."""
-    script, flags = words[1], [*words[2:], *small[words[1]]]
+    """Run `python train.py ...`, val.py or detect.py in this process; a camera's window is not shown."""
+    script, flags = words[1], [word for word in (*words[2:], *small[words[1]]) if word != "--view-img"]
     if script == "train.py":
         train.main(train.parse_args([*flags, "--epochs", "2" if "--resume" in flags else "1"])[0], CPU)
+    elif script == "detect.py":
+        detect.main(detect.parse_args(flags))
     else:
         val.main(val.parse_args(flags)[0], CPU)
 
@@ -286,11 +302,13 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks, _ = read_page(README)
     commands = [words for block in blocks if not block.language for words in split_commands(block.text)]
-    played = [words for words in commands if words[1] in ("train.py", "val.py")]
-    assert [words[1] for words in played] == ["train.py", "val.py", "train.py", "train.py", "train.py", "val.py"]
+    played = [words for words in commands if words[1] in SCRIPTS]
+    trained = ["train.py", "train.py", "train.py"]
+    assert [words[1] for words in played] == ["train.py", "val.py", "detect.py", *trained, "val.py"]
     for words in played:
         run_in_process(words, small)
     assert sorted(str(path) for path in Path("runs").glob("*/*")) == [
+        "runs/detect/exp",
         *(f"runs/train/exp{number}" for number in ("", "2", "3")),
         *(f"runs/val/exp{number}" for number in ("", "2")),
     ]
@@ -301,7 +319,7 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
 SINGLE_PROCESS = [
     command.words
     for command in PYTHON_COMMANDS
-    if command.words[0] == "python" and command.words[1] in ("train.py", "val.py") and "--help" not in command.words
+    if command.words[0] == "python" and command.words[1] in SCRIPTS and "--help" not in command.words
 ]
 MODES = {"--spawn", "--compile", "--dist-url"}  # started, compiled and connected by tests of their own
 
@@ -318,7 +336,7 @@ def write_named_files(words: list[str], finished: Path) -> None:
 
 @pytest.mark.slow
 def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
-    """All trainings and validations of the pages, on tiny data: modes of several devices run on one CPU here."""
+    """All trainings, validations and detections of the pages, on tiny data: modes of several devices run on one CPU here."""
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py", "--project", "finished"], small)
     commands = [words for words in SINGLE_PROCESS if not MODES & {*words}]
@@ -327,12 +345,13 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        if words[1] == "val.py" or "--resume" in words:
+        if words[1] in ("val.py", "detect.py") or "--resume" in words:
             shutil.copytree(tmp_path / "finished/exp", folder / "runs/train/exp")
         write_named_files(list(words), tmp_path / "finished/exp")
         run_in_process(list(words), small)
         script = words[1].removesuffix(".py")
-        assert list(folder.glob(f"runs/{script}/*/metrics.json")), f"{shlex.join(words)} wrote no metrics"
+        written = "*.png" if script == "detect" else "metrics.json"
+        assert list(folder.glob(f"runs/{script}/*/{written}")), f"{shlex.join(words)} wrote no {written}"
 
 
 @pytest.mark.slow

@@ -35,8 +35,3 @@ NOT_IN_EXPORT = {
     "--mlmodel": f"CoreML models are {_NOT_HERE}",
     "--topk-per-class": "it is a setting of TensorFlow's NMS; --max-det limits the detections of an image",
 }
-NOT_IN_DETECT = {
-    "--dnn": "OpenCV's DNN module is not used; give a checkpoint, or a file of export.py, as --weights",
-    "--update": "checkpoints are never rewritten; best.pt holds only what detecting needs",
-    "--visualize": "feature maps are not drawn; --save-crop and --view-img show the detections",
-}
