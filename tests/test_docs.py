@@ -336,7 +336,7 @@ def write_named_files(words: list[str], finished: Path) -> None:
 
 @pytest.mark.slow
 def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
-    """All trainings, validations and detections of the pages, on tiny data: modes of several devices run on one CPU here."""
+    """All trainings, validations and detections of the pages, on tiny data. Modes of several devices run on one CPU."""
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py", "--project", "finished"], small)
     commands = [words for words in SINGLE_PROCESS if not MODES & {*words}]

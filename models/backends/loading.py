@@ -9,6 +9,7 @@ import torch
 from models.backends import Backend
 from models.backends.combined import ReorderedClasses
 from models.backends.in_torch import TorchBackend
+from models.backends.packed import pack_convolutions
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
@@ -51,9 +52,11 @@ def load_backend(path: Path, device: torch.device, *, half: bool = False) -> Loa
     detector, saved = load_detector(path)
     weights = digest(detector)
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
+    precision = choose_precision("auto" if half else "fp32", device)
+    packed = device.type == "cpu" and pack_convolutions(detector, precision)
     config = saved.get("config", {})
     return LoadedModel(
-        TorchBackend(detector, precision=choose_precision("auto" if half else "fp32", device)),
+        TorchBackend(detector, precision=precision, packed=packed),
         tuple(saved["names"]),
         config.get("imgsz", 640),
         saved.get("data", ""),
