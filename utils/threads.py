@@ -1,7 +1,8 @@
 """Apply a function to many items in several threads."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
@@ -20,3 +21,27 @@ def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], th
     with ThreadPoolExecutor(max(1, threads)) as pool:
         while block := list(islice(remaining, BLOCK * max(1, threads))):
             yield from pool.map(function, block)
+
+
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Iterate over the results in the order of the items, at most two per thread ahead, so few are in memory.
+
+    With one thread there is none ahead, and each item is asked for when its result is.
+
+    >>> list(map_ahead(abs, [-3, 2, -1], threads=2)), list(map_ahead(abs, [], threads=2))
+    ([3, 2, 1], [])
+    """
+    if threads <= 1:
+        yield from map(function, items)
+        return
+    remaining, started = iter(items), deque[Future[Result]]()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            while True:
+                started.extend(pool.submit(function, item) for item in islice(remaining, 2 * threads - len(started)))
+                if not started:
+                    return
+                yield started.popleft().result()
+        finally:
+            for future in started:
+                future.cancel()

@@ -10,6 +10,7 @@ from data.sources.video import video_frames, video_length
 from utils.images.decode import decode_bgr, quiet_decoder, read_bytes
 from utils.images.detections import Frame
 from utils.printable import printable
+from utils.threads import map_ahead
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class InputFile:
     def is_video(self) -> bool:
         """Whether its suffix is that of a video."""
         return os.path.splitext(self.path)[1].lower() in VIDEO_SUFFIXES
+
+
+def decoding_threads() -> int:
+    """Return the number of threads that decode images: the model needs the other cores, unless it runs on a GPU."""
+    return max(1, (os.cpu_count() or 1) // 4)
 
 
 class FileSource:
@@ -62,10 +68,11 @@ class FileSource:
     def __iter__(self) -> Iterator[Frame]:
         empty = True
         with quiet_decoder():
-            for file in self._files:
+            threads = decoding_threads() if isinstance(self._files, list) else 1  # other files may come late
+            for file, read in map_ahead(self._read, self._files, threads):
                 if self._closed:
                     return
-                for frame in self._frames(file):
+                for frame in self._frames(file, read):
                     empty = False
                     yield frame
                     if self._closed:
@@ -85,13 +92,24 @@ class FileSource:
     ) -> None:
         self.close()
 
-    def _frames(self, file: InputFile) -> Generator[Frame, None, None]:
-        """Yield the frames of one file; report what cannot be read."""
+    def _read(self, file: InputFile) -> tuple[InputFile, Frame | ValueError | None]:
+        """Return a file with its frame, or the error, if it is an image; None if it is a video."""
         try:
             if file.problem:
                 raise ValueError(file.problem)
-            if not file.is_video:
-                yield Frame(decode_bgr(read_bytes(file.path), file.path), file.path, file.name)
+            if file.is_video or self._closed:
+                return file, None
+            return file, Frame(decode_bgr(read_bytes(file.path), file.path), file.path, file.name)
+        except ValueError as error:
+            return file, error
+
+    def _frames(self, file: InputFile, read: Frame | ValueError | None) -> Generator[Frame, None, None]:
+        """Yield the frames of one file; report what cannot be read."""
+        try:
+            if isinstance(read, ValueError):
+                raise read
+            if read is not None:
+                yield read
                 return
             lost, missing = yield from video_frames(file.path, file.name, self._frame_step)
         except ValueError as error:

@@ -266,3 +266,15 @@ def test_video_is_released_at_its_end_and_when_abandoned(tmp_path, said):
     assert times_open() == 0
     assert len(list(source)) == 5
     assert times_open() == 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_number_of_decoding_threads_changes_nothing(tmp_path, said, monkeypatch, threads):
+    for number in range(12):
+        write_image(tmp_path / f"{number:02d}.png", number)
+    (tmp_path / "05b.png").write_bytes(b"?")
+    monkeypatch.setattr("data.sources.files.decoding_threads", lambda: threads)
+    with open_source(str(tmp_path), say=said.append) as source:
+        found = [(frame.name, frame_number(frame.image)) for frame in source]
+    assert found == [(f"{number:02d}.png", number) for number in range(12)]
+    assert len(said) == source.skipped == 1
