@@ -1,6 +1,7 @@
 """Nothing uses the network without being asked to, in Python or in C, and no home folder is needed."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,6 +38,9 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     file = tmp_path_factory.mktemp("named") / "named.yaml"
     text = f"path: {tiny_data.parent}\ntrain: images\nval: images\nnames: [圓, naïve, Привет]\n"
     file.write_text(text, encoding="utf-8")
+    mixed = file.parent / "with-playlist"  # for detect.py: also a video that wants to read an address
+    shutil.copytree(tiny_data.parent / "images", mixed)
+    (mixed / "clip.mp4").write_text("#EXTM3U\n#EXTINF:1,\nhttp://192.0.2.1/a.ts\n#EXT-X-ENDLIST\n")
     return file
 
 
@@ -67,7 +71,7 @@ def found(jobs: dict[str, NamespaceJob]) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_all_commands_succeed_without_network(found, jobs):
-    assert found["codes"] == dict.fromkeys(("train", "resume", "val", "models", "metrics", "shapes"), 0)
+    assert found["codes"] == dict.fromkeys(("train", "resume", "val", "detect", "models", "metrics", "shapes"), 0)
     assert "Traceback" not in jobs["offline"].job.err
 
 
@@ -99,6 +103,8 @@ def test_commands_without_network_write_all_outputs(found, jobs):
     assert {"results.png", "labels.png", "PR_curve.png", "confusion_matrix.png", "train_batch0.jpg"} <= pictures
     assert (folder / "validated" / "val_batch0_pred.jpg").exists()
     assert "pycocotools" in jobs["offline"].job.out
+    assert len(list((folder / "detected").glob("*.png"))) == 8
+    assert "clip.mp4" in jobs["offline"].job.out
 
 
 @pytest.mark.slow

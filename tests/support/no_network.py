@@ -119,7 +119,7 @@ def connect_in_c() -> None:
 
 
 def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
-    """Arguments of `python`, by name: training with plots, resuming, validation, and the small commands."""
+    """Arguments of `python`, by name: training with plots, resuming, validation, detection, and the small commands."""
     flags = f"--img 64 --workers 1 --device cpu --project {folder}"
     trained, validated = folder / "trained", folder / "validated"
     files = f"{validated}/ground_truth.json {validated}/predictions.json"
@@ -127,6 +127,8 @@ def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
         "train": f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --name trained {flags}",
         "resume": f"train.py --resume {trained} --epochs 2",
         "val": f"val.py --weights {trained}/weights/best.pt --batch 4 --save-json --name validated {flags}",
+        "detect": f"detect.py --weights {trained}/weights/best.pt --save-json --project {folder} --name detected "
+        f"--source {Path(data).parent}/with-playlist --conf 0 --max-det 3 --device cpu",
         "models": "-m models yolov5n.yaml",
         "metrics": f"-m utils.metrics {files}",
         "shapes": f"-m data.shapes --root {folder}/shapes --train 2 --val 1 --size 64",
