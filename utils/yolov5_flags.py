@@ -1,6 +1,8 @@
 """Flags of YOLOv5 that the scripts reject, and what the error message says to use instead."""
 
 _NO_UPLOAD = "nothing is uploaded; copy the run folder (--project, --name) yourself"
+_NO_TENSORFLOW = "TensorFlow files are converted from the ONNX file, see docs/export.md"
+_NO_TENSORRT = "a TensorRT engine is built from the ONNX file by trtexec, see docs/export.md"
 _NO_LOGGER = "there is no Weights & Biases logger; all numbers are in results.csv and metrics.json in the run folder"
 
 NOT_IN_TRAIN = {
@@ -17,4 +19,15 @@ NOT_IN_TRAIN = {
 NOT_IN_VAL = {
     "--save-hybrid": "mixing labels with predictions inflates the mAP; --save-txt writes only the predictions",
     "--dnn": "OpenCV's DNN module is not used; run the checkpoint directly, with --device and --half",
+}
+NOT_IN_EXPORT = {
+    "--keras": _NO_TENSORFLOW,
+    "--optimize": "TorchScript is frozen, which folds constants; it is not converted for mobile interpreters",
+    "--cache": _NO_TENSORRT,
+    "--mlmodel": "CoreML files are converted from TorchScript, see docs/export.md",
+    "--workspace": _NO_TENSORRT,
+    "--per-tensor": "weights are quantized per channel, which loses less",
+    "--topk-per-class": "the limit is for all classes together: --topk-all",
+    "--inplace": "boxes are never computed in place",
+    "--verbose": _NO_TENSORRT,
 }

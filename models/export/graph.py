@@ -32,7 +32,8 @@ class DetectionsGraph(nn.Module):
         self.raw, self.nms = RawGraph(detector), nms
 
     def forward(self, images: Tensor) -> Tensor:
-        return suppress(*self.raw(images), self.nms)
+        boxes_xyxy, scores = self.raw(images)
+        return suppress(boxes_xyxy, scores, self.nms)
 
 
 def suppress(boxes_xyxy: Tensor, scores: Tensor, nms: Suppression) -> Tensor:

@@ -167,10 +167,12 @@ def _precision(name: str, value: Any) -> str:
 
 
 def _suppression(name: str, value: Any) -> Suppression:
-    checks = {"confidence": _share, "iou": _share, "max_detections": _whole(MAX_DETECTIONS), "agnostic": _flag}
+    checks: dict[str, Callable[[str, Any], Any]] = {"confidence": _share, "iou": _share, "agnostic": _flag}
+    checks["max_detections"] = _whole(MAX_DETECTIONS)
     if not isinstance(value, dict) or value.keys() != checks.keys():
         raise ValueError(f"{name} must have the entries {', '.join(checks)}")
-    found = Suppression(**{key: check(f"{name}.{key}", value[key]) for key, check in checks.items()})
+    checked: dict[str, Any] = {key: check(f"{name}.{key}", value[key]) for key, check in checks.items()}
+    found = Suppression(**checked)
     check_limits(found.confidence, found.iou, found.max_detections)
     return found
 

@@ -1,7 +1,10 @@
 """Write a detector as ONNX, in one file without external data."""
 
 import hashlib
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -44,8 +47,7 @@ def _exported(export: Export) -> Any:
     if model.canvas is None:
         rows, columns = (Dim(name, min=1, max=MAX_SIDE // stride) for name in ("rows", "columns"))
         shapes |= {2: stride * rows, 3: stride * columns}
-    with warnings.catch_warnings():  # of the exporter, about its own decompositions
-        warnings.simplefilter("ignore")
+    with _quiet():
         program = torch.onnx.export(
             RawGraph(export.detector).eval(),
             (export.example,),
@@ -57,6 +59,19 @@ def _exported(export: Export) -> Any:
             verbose=False,
         )
     return program.model_proto  # type: ignore[union-attr]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No notes of the exporter, for example on the conversion to a lower opset; its errors are raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _strip(proto: Any) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def torchscript_bytes(export: Export) -> bytes:
     return content.getvalue()
 
 
-def follow_device(graph: torch.Graph) -> None:
+def follow_device(graph: Any) -> None:
     """Replace the device on which a function was traced by the device of its images, in place."""
     images = list(graph.inputs())[1]
     device = graph.create("prim::device", [images])
