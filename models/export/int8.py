@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from models.export.metadata import INPUT, KEY, read_metadata
+from models.export.quiet import quiet
 from models.export.to_onnx import with_metadata
 from utils.optional_packages import require
 
@@ -34,15 +35,16 @@ class _Images:
 def quantized_onnx(content: bytes, batches: Iterable[Tensor]) -> bytes:
     """Return the bytes of an ONNX file with 8-bit convolutions (QDQ format, a scale per channel of the weights).
 
-    content: the float file. Activations are symmetric: with asymmetric ones a yolov5n lost four times the mAP. Raises
+    content: the float file. Activations are symmetric: with asymmetric ones a yolov5n lost 0.011 mAP, not 0.003. Raises
     ValueError if onnxruntime or onnx is missing.
     """
     onnx = require("onnx", "quantization")
-    quantization = require("onnxruntime.quantization", "quantization of an ONNX file")
+    with quiet():
+        quantization = require("onnxruntime.quantization", "quantization of an ONNX file")
     proto = onnx.ModelProto.FromString(content)
     model = next(read_metadata(each.value, Path()) for each in proto.metadata_props if each.key == KEY)
     del proto.metadata_props[:]
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, quiet():
         quantized = Path(folder) / "quantized.onnx"
         quantization.quantize_static(
             proto,
@@ -77,14 +79,21 @@ def float_onnx_nodes(graph: Any) -> set[str]:
 def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
     """Return OpenVINO's model with 8-bit convolutions. graph: the float model. batches: of one image each.
 
+    The ranges are the extreme values: a yolov5n lost 0.004 mAP, and 0.015 with NNCF's default, the means of them.
     Raises ValueError if nncf is missing.
     """
-    nncf = require("nncf", "quantization of an OpenVINO model")
-    dataset = nncf.Dataset([images.contiguous().numpy() for images in batches])
-    scope = nncf.IgnoredScope(names=sorted(float_openvino_nodes(graph)), validate=False)
-    return nncf.quantize(
-        graph, dataset, subset_size=len(batches), ignored_scope=scope, preset=nncf.QuantizationPreset.MIXED
-    )
+    with quiet():
+        nncf = require("nncf", "quantization of an OpenVINO model")
+        ranges = require("nncf.quantization.range_estimator", "quantization of an OpenVINO model")
+        minmax = ranges.RangeEstimatorParametersSet.MINMAX
+        return nncf.quantize(
+            graph,
+            nncf.Dataset([images.contiguous().numpy() for images in batches]),
+            subset_size=len(batches),
+            ignored_scope=nncf.IgnoredScope(names=sorted(float_openvino_nodes(graph)), validate=False),
+            preset=nncf.QuantizationPreset.MIXED,
+            advanced_parameters=nncf.AdvancedQuantizationParameters(activations_range_estimator_params=minmax),
+        )
 
 
 def float_openvino_nodes(graph: Any) -> set[str]:

@@ -1,10 +1,6 @@
 """Write a detector as ONNX, in one file without external data."""
 
 import hashlib
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +11,7 @@ from models.export import Export
 from models.export.graph import RawGraph
 from models.export.metadata import INPUT, KEY, MAX_BATCH, MAX_SIDE, RAW_OUTPUTS, ExportedModel
 from models.export.onnx_nms import add_suppression
+from models.export.quiet import quiet
 from utils.optional_packages import require
 
 MAX_BYTES = 2_000_000_000  # protobuf's limit is 2^31 - 1
@@ -47,7 +44,7 @@ def _exported(export: Export) -> Any:
     if model.canvas is None:
         rows, columns = (Dim(name, min=1, max=MAX_SIDE // stride) for name in ("rows", "columns"))
         shapes |= {2: stride * rows, 3: stride * columns}
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             RawGraph(export.detector).eval(),
             (export.example,),
@@ -59,19 +56,6 @@ def _exported(export: Export) -> Any:
             verbose=False,
         )
     return program.model_proto  # type: ignore[union-attr]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No notes of the exporter, for example on the conversion to a lower opset; its errors are raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _strip(proto: Any) -> None:

@@ -1,13 +1,13 @@
 """Write a detector as TorchScript: one flat function and its weights as constants, on no particular device."""
 
 import io
-import warnings
 from typing import Any
 
 import torch
 
 from models.export import Export
 from models.export.graph import export_graph
+from models.export.quiet import quiet
 
 METADATA = "kestrel.json"  # the archive's extra file
 
@@ -16,8 +16,7 @@ METADATA = "kestrel.json"  # the archive's extra file
 def torchscript_bytes(export: Export) -> bytes:
     """Return the file's bytes. The graph takes any batch and size, whatever the metadata says."""
     graph = export_graph(export.detector, export.model.nms)
-    with warnings.catch_warnings():  # of values that the trace takes as constants, and of torch.jit itself
-        warnings.simplefilter("ignore")
+    with quiet():  # of values that the trace takes as constants, and of torch.jit itself
         traced = torch.jit.freeze(torch.jit.trace(graph, export.example, check_trace=False))
         follow_device(traced.graph)
         content = io.BytesIO()
