@@ -43,7 +43,7 @@ def _read(path: Path) -> tuple[bytes, ExportedModel]:
         raise ValueError(f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py")
     model = read_metadata(text[0], path)
     reason = next(objections(proto), "")
-    if not reason and payload_digest(proto) != model.payload:
+    if not reason and model.sealed(payload_digest(proto)) != model:
         reason = "its content does not match its checksum: it is damaged, or was changed after the export"
     if reason:
         raise ValueError(f"{printable(path)}: {reason}")

@@ -47,7 +47,7 @@ def read_openvino(path: Path) -> OpenVinoFiles:
         GraphChecker(len(weights)).check(graph)
     except (ValueError, expat.ExpatError) as error:
         raise ValueError(f"{printable(graph_file)}: is refused or damaged: {one_line(error)}") from None
-    if payload_digest(graph, weights) != model.payload:
+    if model.sealed(payload_digest(graph, weights)) != model:
         raise ValueError(
             f"{printable(graph_file)}: its content and its .bin do not match the checksum in {METADATA}: they are "
             "damaged, or were changed after the export"

@@ -79,18 +79,21 @@ def float_onnx_nodes(graph: Any) -> set[str]:
 def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
     """Return OpenVINO's model with 8-bit convolutions. graph: the float model. batches: of one image each.
 
-    The ranges are the extreme values: a yolov5n lost 0.004 mAP, and 0.015 with NNCF's default, the means of them.
+    Only convolutions are quantized, with the extreme values as ranges: a yolov5n lost 0.003 mAP. It lost 0.010 with the
+    sums and products between them quantized too, and 0.015 with NNCF's default ranges, the means of extreme values.
     Raises ValueError if nncf is missing.
     """
     with quiet():
         nncf = require("nncf", "quantization of an OpenVINO model")
         ranges = require("nncf.quantization.range_estimator", "quantization of an OpenVINO model")
+        names = sorted(float_openvino_nodes(graph))
+        scope = nncf.IgnoredScope(names=names, types=["Add", "Concat", "MaxPool", "Multiply"], validate=False)
         minmax = ranges.RangeEstimatorParametersSet.MINMAX
         return nncf.quantize(
             graph,
             nncf.Dataset([images.contiguous().numpy() for images in batches]),
             subset_size=len(batches),
-            ignored_scope=nncf.IgnoredScope(names=sorted(float_openvino_nodes(graph)), validate=False),
+            ignored_scope=scope,
             preset=nncf.QuantizationPreset.MIXED,
             advanced_parameters=nncf.AdvancedQuantizationParameters(activations_range_estimator_params=minmax),
         )

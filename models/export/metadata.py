@@ -3,10 +3,11 @@
 The same JSON is in the file's metadata in every format. It is read strictly: another value or type is an error.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ class ExportedModel:
     names: of the classes. stride: sides of images must be multiples of it. image_size: long side in pixels that it was
     trained or exported for. canvas: the only (height, width) it takes, or None for any. batch_size: the only one it
     takes, or None for any. nms: None if the file returns all predictions. data, single_class, digest: as in
-    `LoadedModel`. opset: of ONNX; 0 in a file that has none. payload: SHA-256 of the graph and weights, or "".
+    `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata; "" in a TorchScript file, whose
+    archive has checksums.
     """
 
     names: tuple[str, ...]
@@ -78,6 +80,11 @@ class ExportedModel:
     def outputs(self) -> tuple[str, ...]:
         """The names of the file's outputs."""
         return NMS_OUTPUTS if self.nms else RAW_OUTPUTS
+
+    def sealed(self, digest: str) -> "ExportedModel":
+        """Return the metadata with `payload` set, for graph and weights with this digest."""
+        bare = replace(self, payload="")
+        return replace(self, payload=hashlib.sha256(f"{digest} {bare.to_json()}".encode()).hexdigest())
 
     def to_json(self) -> str:
         """Return the metadata as JSON, with the convention of inputs and outputs for readers."""

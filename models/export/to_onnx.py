@@ -78,7 +78,7 @@ def _strip(proto: Any) -> None:
 
 def with_metadata(proto: Any, model: ExportedModel) -> bytes:
     """Return the bytes of a ModelProto with this metadata and the checksum of its graph."""
-    complete = replace(model, payload=payload_digest(proto))
+    complete = model.sealed(payload_digest(proto))
     del proto.metadata_props[:]
     proto.metadata_props.add(key=KEY, value=complete.to_json())
     content: bytes = proto.SerializeToString(deterministic=True)

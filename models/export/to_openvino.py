@@ -1,7 +1,6 @@
 """Write a detector for OpenVINO: a folder with the graph (.xml), the weights (.bin) and metadata.json."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,8 @@ def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: Exported
     with atomic_folder(folder) as temporary:
         graph = temporary / f"{stem}.xml"
         openvino.save_model(openvino_graph, str(graph), compress_to_fp16=model.precision == "fp16")
-        payload = payload_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
-        write_text(temporary / METADATA, replace(model, payload=payload).to_json() + "\n")
+        digest = payload_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
+        write_text(temporary / METADATA, model.sealed(digest).to_json() + "\n")
 
 
 def payload_digest(graph: bytes, weights: bytes) -> str:

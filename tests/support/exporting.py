@@ -19,12 +19,14 @@ def lively_detector(table: str, seed: int = 0) -> Detector:
     """A detector with random weights whose boxes and scores vary with the image."""
     torch.manual_seed(seed)
     detector = build_model(table, len(NAMES))
+    convolutions = [module for module in detector.modules() if isinstance(module, nn.Conv2d)]
+    outputs = [module for module in detector.head.modules() if isinstance(module, nn.Conv2d)]
     with torch.no_grad():
-        for module in detector.modules():
-            if isinstance(module, nn.Conv2d):
-                module.weight.mul_(1.7)
-                if module.bias is not None:
-                    module.bias.add_(1.5)
+        for module in convolutions:
+            module.weight.mul_(2.5)
+        for module in outputs:
+            module.weight.mul_(15)
+            module.get_parameter("bias").add_(5)
     return detector.eval()
 
 
