@@ -14,7 +14,7 @@ from typing import Any
 from models.backends.torchscript_code import check_code
 from models.export.metadata import ExportedModel, read_metadata
 from models.export.to_torchscript import METADATA
-from utils.files.pickled import ClassName, PickleReader, Record, Stored, is_view, open_limited
+from utils.files.pickled import CHUNK, ClassName, PickleReader, Record, Stored, is_view, open_limited
 from utils.printable import excerpt, one_line, printable
 
 MAX_CODE = 1 << 24  # bytes: 20 times that of a large model
@@ -79,11 +79,13 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> byte
         raise ValueError("its entries are compressed")
     if is_code and info.file_size > MAX_CODE:
         raise ValueError(f"its code has more than {MAX_CODE} bytes")
-    with archive.open(info) as stream:
-        content = stream.read(info.file_size)
-        if len(content) != info.file_size or stream.read(1):
-            raise ValueError(f"its {excerpt(name)} has another size than its directory says")
-    return content
+    content = bytearray()
+    with archive.open(info) as stream:  # which ends at the size that the directory says
+        while chunk := stream.read(CHUNK):
+            content += chunk
+    if len(content) != info.file_size:
+        raise ValueError(f"its {excerpt(name)} is truncated")
+    return bytes(content)
 
 
 def check_entries(entries: Mapping[str, bytes]) -> None:
