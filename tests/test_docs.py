@@ -380,6 +380,7 @@ def test_documented_python_code_finds_what_kestrel_finds(exports, tmp_path, monk
     shutil.copy(file, "m.onnx")
     image = np.random.default_rng(0).integers(0, 255, (48, 100, 3)).astype(np.uint8)
     cv2.imwrite("image.png", image)
+    capsys.readouterr()
     exec(compile(block.text.replace("image.jpg", "image.png"), "docs/export.md", "exec"), {})  # noqa: S102
     lines = capsys.readouterr().out.splitlines()
     found = Predictor(load_backend(file, torch.device("cpu")).backend)(image, channel_order="bgr")

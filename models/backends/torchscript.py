@@ -21,7 +21,7 @@ class TorchScriptBackend(ExportedBackend):
     def __init__(self, content: bytes, model: ExportedModel, device: torch.device) -> None:
         super().__init__(model, device)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch.jit is deprecated, the files still exist
+            warnings.simplefilter("ignore")  # torch.jit is deprecated; its files still exist
             self._module = torch.jit.load(io.BytesIO(content), map_location=device)
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from models.backends.checked_openvino import read_openvino
 from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
 from models.backends.loading import confidence_note, load_backend
+from models.export.quiet import quiet
 from models.export.to_openvino import payload_digest
 from models.nms import non_max_suppression
 from tests.support.exporting import NAMES, SIZE
@@ -331,6 +332,6 @@ def test_compressed_torchscript_tensors_are_refused(exports, tmp_path):
 
 
 def test_torchscript_of_another_program_is_refused(tmp_path):
-    with pytest.warns(FutureWarning):
+    with quiet():
         torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "m.torchscript"))
     assert "has no metadata of Kestrel" in refusal(tmp_path / "m.torchscript")

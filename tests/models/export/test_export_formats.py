@@ -1,5 +1,6 @@
 """models/export: what the files hold, other heads and families, 16 and 8 bits."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from models.export import Export
 from models.export.compare import ReferenceBackend, compare
 from models.export.graph import halve
 from models.export.metadata import ExportedModel, Suppression
+from models.export.quiet import quiet
 from models.export.to_torchscript import torchscript_bytes
 from models.export.writer import Writer
 from models.heads.registry import HEADS
@@ -88,9 +90,7 @@ def test_onnx_has_the_opset_and_no_trace_of_this_machine(opset, tiny_model, tmp_
 
 def test_torchscript_is_one_function_on_the_device_of_its_images(tiny_model):
     export = writer(tiny_model, nms=NMS).reference
-    import io
-
-    with pytest.warns(FutureWarning):
+    with quiet():
         module = torch.jit.load(io.BytesIO(torchscript_bytes(export)))
     assert 'torch.device("' not in module.code
     check_code("class G(Module):\n" + "".join(f"  {line}\n" for line in module.code.splitlines()))
