@@ -94,7 +94,7 @@ from models.assign.targets import pad_targets
 from models.backends import Backend
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import LoadedModel, canvas_for, load_backend
+from models.backends.loading import LoadedModel, canvas_for, confidence_note, load_backend
 from models.losses import Loss
 from models.predict import detections_in_images
 from models.weights.kestrel import load_detector
@@ -340,6 +340,8 @@ def main(args: Namespace, world: World) -> Evaluation:
         data, (split,), world, log.say, download=args.download, single_class=single, cache_dir=args.cache_dir
     )
     backend = combine_members(paths, loaded, dataset, args.augment)
+    if note := confidence_note(backend, args.conf_thres):
+        log.say(note)
     labels = dataset.read(split, log.say)
 
     created = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""

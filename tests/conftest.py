@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.exporting import Exports
 from tests.support.scripted_server import Answer, Server
 
 NAMES = ("disc", "square", "bar")
@@ -28,6 +29,12 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model() -> str:
     return str(Path(__file__).parent / "tables" / "tiny.yaml")
+
+
+@pytest.fixture(scope="session")
+def exports(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """exports("onnx", "--nms") is the path of a file that export.py has written."""
+    return Exports(tmp_path_factory.mktemp("exports"), tiny_model)
 
 
 @pytest.fixture

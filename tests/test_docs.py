@@ -14,26 +14,32 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from torch.distributed import launch as older_launcher
 from torch.distributed import run as launcher
 
 import detect
+import export
 import train
 import val
 from data.dataset_yaml import read_data_yaml
+from models.backends.loading import load_backend
+from models.predict import Predictor
 from utils.distributed.world import World
 from utils.flags import FlagParser
+from utils.terminal import FaultError
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MAX_LINES = 120
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*USER_PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md"))]
-NOT_IMPLEMENTED = {"export.py", "docs/export.md", "--evolve", "--quad"}  # the README says so
+NOT_IMPLEMENTED = {"--evolve", "--quad"}  # the README says so
 CPU = World(torch.device("cpu"))
-SCRIPTS: dict[str, Any] = {"train.py": train, "val.py": val, "detect.py": detect}
+SCRIPTS: dict[str, Any] = {"train.py": train, "val.py": val, "detect.py": detect, "export.py": export}
 
 # Commands that no test runs, and words in front of others, by their first word.
 NOT_RUN = {
@@ -52,7 +58,13 @@ PREFIX_PROGRAMS = {
     "srun": "needs SLURM; the variables that it sets are tested in test_launch.py",
 }
 # Flags of other programs, whose parser is not available here.
-EXTERNAL_FLAGS = {"--init": "docker", "--kill-on-bad-exit": "srun", "--use_env": "torch.distributed.launch"}
+EXTERNAL_FLAGS = {
+    **dict.fromkeys(["--onnx", "--saveEngine", "--fp16", "--minShapes", "--optShapes", "--maxShapes"], "trtexec"),
+    **dict.fromkeys(["--framework", "--model", "--save_dir"], "x2paddle"),
+    "--init": "docker",
+    "--kill-on-bad-exit": "srun",
+    "--use_env": "torch.distributed.launch",
+}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -319,13 +331,17 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
 SINGLE_PROCESS = [
     command.words
     for command in PYTHON_COMMANDS
-    if command.words[0] == "python" and command.words[1] in SCRIPTS and "--help" not in command.words
+    if command.words[0] == "python"
+    and command.words[1] in ("train.py", "val.py", "detect.py")
+    and "--help" not in command.words
 ]
 MODES = {"--spawn", "--compile", "--dist-url"}  # started, compiled and connected by tests of their own
 
 
 def write_named_files(words: list[str], finished: Path) -> None:
     """Create the checkpoints and the run that a command names, as copies of those of a finished run."""
+    if "m.onnx" in words:
+        words = [*words, "m.pt"]
     for word in words:
         if word.endswith(".pt") and not Path(word).exists():
             Path(word).parent.mkdir(parents=True, exist_ok=True)
@@ -348,10 +364,49 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
         if words[1] in ("val.py", "detect.py") or "--resume" in words:
             shutil.copytree(tmp_path / "finished/exp", folder / "runs/train/exp")
         write_named_files(list(words), tmp_path / "finished/exp")
+        if "m.onnx" in words:
+            export.run(["--weights", "m.pt", "--include", "onnx", "--img", "64"])
         run_in_process(list(words), small)
         script = words[1].removesuffix(".py")
         written = "*.png" if script == "detect" else "metrics.json"
         assert list(folder.glob(f"runs/{script}/*/{written}")), f"{shlex.join(words)} wrote no {written}"
+
+
+@pytest.mark.slow
+def test_documented_export_commands_run(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_in_process(["python", "train.py"], small)
+    data, cache = (small["val.py"][small["val.py"].index(flag) + 1] for flag in ("--data", "--cache-dir"))
+    commands = [list(command.words) for command in PYTHON_COMMANDS if command.words[:2] == ("python", "export.py")]
+    assert len(commands) > 4
+    for number, words in enumerate(commands):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        write_named_files(words, tmp_path / "runs/train/exp")
+        flags = ["--img", "64", "--data", data, "--cache-dir", cache, "--workers", "0"]
+        try:
+            export.run([*words[2:], *flags])
+        except FaultError as error:  # a model that has learnt nothing may lose mAP, but never differ from torch
+            raise AssertionError(shlex.join(words)) from error
+        assert [file for file in folder.iterdir() if file.name != "m.pt"]
+
+
+@pytest.mark.slow
+def test_documented_python_code_finds_what_kestrel_finds(exports, tmp_path, monkeypatch, capsys):
+    block = next(block for block in read_page(ROOT / "docs" / "export.md")[0] if block.language == "python")
+    monkeypatch.chdir(tmp_path)
+    file = exports("onnx", "--nms")
+    shutil.copy(file, "m.onnx")
+    image = np.random.default_rng(0).integers(0, 255, (48, 100, 3)).astype(np.uint8)
+    cv2.imwrite("image.png", image)
+    capsys.readouterr()
+    exec(compile(block.text.replace("image.jpg", "image.png"), "docs/export.md", "exec"), {})  # noqa: S102
+    lines = capsys.readouterr().out.splitlines()
+    found = Predictor(load_backend(file, torch.device("cpu")).backend)(image, channel_order="bgr")
+    assert len(lines) == len(found) > 3
+    for line, class_id, score in zip(lines, found.class_ids, found.scores, strict=True):
+        assert line.startswith(f"{['disc', 'square', 'bar'][class_id]} {score:.2f} [")
 
 
 @pytest.mark.slow

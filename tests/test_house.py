@@ -100,7 +100,7 @@ MAX_MODULES, MAX_LINES = 15, 400
 
 
 def test_folders_and_modules_stay_within_size_limits():
-    files = [*SOURCES, *(ROOT / "benchmarks").glob("*.py")]
+    files = [*SOURCES, *(ROOT / "benchmarks").rglob("*.py")]
     for folder in {file.parent for file in files}:
         modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
         assert len(modules) <= MAX_MODULES, f"{folder}: {len(modules)} modules"
@@ -108,7 +108,11 @@ def test_folders_and_modules_stay_within_size_limits():
     assert not {file: lines for file, lines in long.items() if lines > MAX_LINES}
 
 
-MAX_MAIN_LINES, MAX_LOCALS, MAX_SCRIPT_LINES = {"train.py": 110, "val.py": 60}, 25, {"train.py": 350, "val.py": 400}
+MAX_MAIN_LINES, MAX_LOCALS, MAX_SCRIPT_LINES = (
+    {"train.py": 110, "val.py": 60, "export.py": 60},
+    25,
+    {"train.py": 350, "val.py": 400, "export.py": 250},
+)
 
 
 def local_names(function):

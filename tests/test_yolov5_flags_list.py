@@ -58,12 +58,6 @@ LINES = [
 ]
 
 
-def imported(name: str) -> ModuleType:
-    if not (ROOT / f"{name}.py").exists():
-        pytest.skip(f"there is no {name}.py yet")
-    return importlib.import_module(name)
-
-
 def error_message(script: ModuleType, words: list[str]) -> str:
     """Return the error message of a script for a command line; "" if it is accepted."""
     try:
@@ -81,7 +75,7 @@ def refused_name(script: str, line: str) -> str:
 
 @pytest.mark.parametrize(("script", "line"), LINES, ids=lambda text: text)
 def test_flag_changes_the_settings_or_is_refused_with_alternative(script: str, line: str) -> None:
-    module, name = imported(script), refused_name(script, line)
+    module, name = importlib.import_module(script), refused_name(script, line)
     said = error_message(module, line.split(" "))
     if name:
         assert said == f"{name} is not supported: {REFUSED[script][name]}"
@@ -102,7 +96,7 @@ def test_every_alternative_exists(script: str) -> None:
         assert names, f"{flag}: the sentence names nothing to use instead"
         assert ". " not in sentence
         assert not sentence.endswith(".")
-        module = imported(script)
+        module = importlib.import_module(script)
         for name in {name for name in names if name.startswith("--")} - OTHER_PROGRAMS:
             said = error_message(module, [name])
             assert "unknown flag" not in said

@@ -33,5 +33,6 @@ NOT_IN_EXPORT = {
     "--cache": f"TensorRT engines are {_NOT_HERE}; its timing cache is --timingCacheFile of trtexec",
     "--workspace": f"TensorRT engines are {_NOT_HERE}; its workspace is --memPoolSize of trtexec",
     "--mlmodel": f"CoreML models are {_NOT_HERE}",
-    "--topk-per-class": "it is a setting of TensorFlow's NMS; --max-det limits the detections of an image",
+    "--verbose": f"TensorRT engines are {_NOT_HERE}, whose log level it was; leave the flag out",
+    "--topk-per-class": "it is a setting of TensorFlow's NMS; --topk-all limits the detections of an image",
 }

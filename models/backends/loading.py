@@ -1,15 +1,20 @@
 """Load a file of weights, of any kind, as a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from models.backends import Backend
 from models.backends.combined import ReorderedClasses
+from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
+from models.backends.onnx_runtime import load_onnx
+from models.backends.openvino_runtime import load_openvino
 from models.backends.packed import pack_convolutions
+from models.backends.torchscript import load_torchscript
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
@@ -45,23 +50,50 @@ class LoadedModel:
 
 
 def load_backend(path: Path, device: torch.device, *, half: bool = False) -> LoadedModel:
-    """Return the model in a checkpoint, on `device`, with its BatchNorm folded into the convolutions.
+    """Return the model in a file, on `device`: a checkpoint, or what export.py made of one.
 
-    half: compute in 16 bits where the device supports it. Raises ValueError as `load_detector` does.
+    An exported file is recognised by its name: *.torchscript, *.onnx, *.xml, or a folder. half: compute in 16 bits
+    where the device supports it; exported files have a precision of their own. Raises ValueError as `load_detector`,
+    `load_torchscript`, `load_onnx` and `load_openvino` do.
     """
+    if path.suffix == ".torchscript":
+        return described(load_torchscript(path, device))
+    if path.suffix == ".onnx":
+        return described(load_onnx(path, device))
+    if path.suffix == ".xml" or path.is_dir():
+        return described(load_openvino(path, device, half=half))
+    return _load_checkpoint(path, device, half)
+
+
+def _load_checkpoint(path: Path, device: torch.device, half: bool) -> LoadedModel:
+    """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path)
     weights = digest(detector)
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
+    return LoadedModel(TorchBackend(detector, precision=precision, packed=packed), *description(saved), weights)
+
+
+def description(saved: Mapping[str, Any]) -> tuple[tuple[str, ...], int, str, bool]:
+    """Return names, image size, data and single_class, as in `LoadedModel`, of a checkpoint's entries."""
     config = saved.get("config", {})
-    return LoadedModel(
-        TorchBackend(detector, precision=precision, packed=packed),
-        tuple(saved["names"]),
-        config.get("imgsz", 640),
-        saved.get("data", ""),
-        config.get("single_cls", False),
-        weights,
+    return tuple(saved["names"]), config.get("imgsz", 640), saved.get("data", ""), config.get("single_cls", False)
+
+
+def described(backend: ExportedBackend) -> LoadedModel:
+    """Return the model of an exported file, from its metadata."""
+    model = backend.model
+    return LoadedModel(backend, model.names, model.image_size, model.data, model.single_class, model.digest)
+
+
+def confidence_note(backend: Backend, confidence: float) -> str:
+    """Return a sentence if the backend drops scores that a threshold of `confidence` would keep, else ""."""
+    if confidence >= backend.min_confidence:
+        return ""
+    return (
+        f"the model has non-maximum suppression inside, which drops scores up to {backend.min_confidence:g}: "
+        f"--conf-thres {confidence:g} finds no more; export it without --nms for a full evaluation"
     )
 
 

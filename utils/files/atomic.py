@@ -1,6 +1,7 @@
-"""Atomic file writes, and OSErrors that name their file."""
+"""Atomic writes of files and folders, and OSErrors that name their file."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,3 +39,23 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # already reported, or the disk is no longer writable
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; it replaces the folder `path` when the block ends without an exception.
+
+    After an exception, or if the process is killed, `path` is the complete old folder, or is missing; it is never half
+    written.
+    """
+    temporary, old = (path.with_name(f"{path.name}.{word}.{os.getpid()}") for word in ("tmp", "old.tmp"))
+    try:
+        with name_os_errors(path):
+            temporary.mkdir()
+            yield temporary
+            if path.exists():
+                os.replace(path, old)
+            os.replace(temporary, path)
+    finally:
+        for left in (temporary, old):
+            shutil.rmtree(left, ignore_errors=True)

@@ -308,7 +308,7 @@ class TensorReader:
         if not is_args(value.args, 4):
             raise ValueError("one of its tensors is damaged")
         stored, offset, size, strides = value.args[:4]
-        if not isinstance(stored, Stored) or not _is_view(stored.count, offset, size, strides):
+        if not isinstance(stored, Stored) or not is_view(stored.count, offset, size, strides):
             raise ValueError("one of its tensors reaches outside its storage")
         self._left -= math.prod(size) * stored.dtype.itemsize
         if self._left < 0:
@@ -335,7 +335,7 @@ def is_args(args: Any, least: int) -> bool:
     return isinstance(args, tuple) and len(args) >= least
 
 
-def _is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
+def is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
     """Whether offset, size and strides describe a view of a storage of `count` numbers, no larger than that storage."""
     if not isinstance(size, tuple) or not isinstance(strides, tuple) or not len(size) == len(strides) <= 8:
         return False

@@ -4,13 +4,13 @@ Claim: every export has the mAP of its checkpoint within 0.001 (INT8: within 0.0
 together take under a quarter of the time of an image on two CPU cores (benchmarks/results/).
 
     python export.py --weights best.pt --include torchscript onnx openvino --img 320 --dynamic
-    python benchmarks/exports.py --data mydata.yaml --img 320 \
+    python benchmarks/detection/exports.py --data mydata.yaml --img 320 \
         --weights best.pt best.torchscript best.onnx best_openvino_model
 
 mAP is that of val.py on the val split, with one canvas for all images if one of the files was exported for a fixed
 size. Times are measured on the images of that split, read from their files one at a time; the models take turns image
 by image, so other load on the machine affects all of them. Whole programs, also of other projects, are compared by
-benchmarks/detecting.py.
+benchmarks/detection/programs.py.
 """
 
 import argparse
@@ -22,8 +22,7 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 

@@ -3,7 +3,7 @@
 Claim: with yolov5n on two CPU cores, in float32, detect.py takes at most two thirds of the time per image of YOLOv5's
 detect.py at 640 and 320 px (benchmarks/results/).
 
-    python benchmarks/detecting.py --images photos --rounds 3 \
+    python benchmarks/detection/programs.py --images photos --rounds 3 \
         --ours "640=--weights m.pt --img 640" \
         --peer "yolov5=PEER/bin/yolov5 detect --weights m.pt --source {source} --img 640 --device cpu --project {out} \
                 --nosave --save-txt"
@@ -26,8 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
@@ -35,7 +34,7 @@ from benchmarks.end_to_end import run
 from benchmarks.report import file_report
 from data.images import find_images
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Cost(NamedTuple):

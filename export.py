@@ -1,0 +1,246 @@
+"""Export a detector for other runtimes: TorchScript, ONNX, OpenVINO.
+
+    python export.py --weights runs/train/exp/weights/best.pt --include onnx          best.onnx beside best.pt
+    python export.py --weights m.pt --include onnx openvino --img 320 --dynamic       any batch, any size
+    python export.py --weights m.pt --include onnx --nms --conf-thres 0.25            detections instead of predictions
+    python export.py --weights m.pt --include openvino --int8 --data mydata.yaml      8-bit integers, prints the loss
+
+Every file is loaded again, run in its own runtime, and compared with torch. val.py takes the same files. See
+docs/export.md for the formats, and for TensorRT, CoreML and TFLite.
+"""
+
+if __name__ == "__main__":
+    from utils.startup import prepare_script
+
+    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.flags import FlagParser, answer_help
+from utils.yolov5_flags import NOT_IN_EXPORT
+
+FORMATS = ("torchscript", "onnx", "openvino")
+OTHER_FORMATS = ("engine", "coreml", "tflite", "saved_model", "pb", "edgetpu", "tfjs", "paddle")
+COMPARED_IMAGES = 8
+MAX_LOSS = 0.01  # of mAP, by 8-bit integers
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    parser = FlagParser(__doc__)
+    add = parser.add_argument
+    add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
+    add("--include", nargs="+", default=["torchscript"], help="formats: torchscript, onnx, openvino")
+    add("--imgsz", "--img", "--img-size", nargs="+", type=int, default=[], help="height and width, or one side")
+    add("--batch-size", "--batch", type=int, default=1, help="images per batch, if not --dynamic")
+    add("--device", default="cpu", help='"cpu" or a GPU number, to trace TorchScript and compare with torch')
+    add("--dynamic", action="store_true", help="take any batch size, and any height and width that fit the stride")
+    add("--half", action="store_true", help="16-bit weights; TorchScript needs a GPU")
+    add("--int8", action="store_true", help="8-bit integers, calibrated on the train split of --data")
+    add("--data", default="", help="data YAML for --int8 (default: the one the checkpoint was trained on)")
+    add("--calibration-images", type=int, default=300, help="images of the train split for --int8")
+    add("--nms", action="store_true", help="put non-maximum suppression into the file")
+    add("--agnostic-nms", action="store_true", help="with --nms: boxes of different classes suppress each other")
+    add("--topk-all", "--max-det", type=int, default=100, help="with --nms: max detections per image")
+    add("--iou-thres", "--iou", type=float, default=0.45, help="with --nms: IoU threshold")
+    add("--conf-thres", "--conf", type=float, default=0.25, help="with --nms: confidence threshold")
+    add("--opset", type=int, default=17, help="ONNX operator set")
+    add("--simplify", action="store_true", help="accepted for YOLOv5's sake: torch's exporter always simplifies")
+    add("--workers", type=int, default=4, help="max DataLoader workers")
+    add("--cache-dir", default="", help="folder for cached labels (default: the user's cache folder)")
+    parser.refuse(NOT_IN_EXPORT)
+    return parser.read(arguments)
+
+
+def check_flags(args: Namespace) -> None:
+    """Raises ValueError for a flag that is out of range or contradicts another."""
+    for name in args.include:
+        if name in OTHER_FORMATS:
+            raise ValueError(
+                f"--include {name}: not written by export.py; docs/export.md says how to convert the ONNX file"
+            )
+        if name not in FORMATS:
+            raise ValueError(f"--include {name}: choose from {', '.join(FORMATS)}")
+    if len(args.imgsz) > 2 or not all(32 <= side <= 8192 for side in args.imgsz):
+        raise ValueError(
+            f"--imgsz {' '.join(map(str, args.imgsz))}: give one side, or height and width, 32 to 8192 pixels"
+        )
+    limits = (
+        ("--batch-size", args.batch_size, 1, 65536),
+        ("--topk-all", args.topk_all, 1, 65536),
+        ("--calibration-images", args.calibration_images, 1, 10**6),
+        ("--opset", args.opset, LOWEST_OPSET, HIGHEST_OPSET),
+        ("--workers", args.workers, 0, 1024),
+        ("--iou-thres", args.iou_thres, 0, 1),
+        ("--conf-thres", args.conf_thres, 0, 1),
+    )
+    for flag, value, low, high in limits:
+        if not low <= value <= high:
+            raise ValueError(f"{flag} {value}: choose {low} to {high}")
+    if args.half and args.int8:
+        raise ValueError("--half and --int8 exclude each other: choose one")
+    if args.int8 and "torchscript" in args.include:
+        raise ValueError("--int8: TorchScript is not quantized; use --include onnx or openvino")
+    if args.half and args.device == "cpu" and "torchscript" in args.include:
+        raise ValueError("--half: 16-bit TorchScript runs on GPUs only; give --device 0, or --include onnx openvino")
+    if args.agnostic_nms and not args.nms:
+        raise ValueError("--agnostic-nms changes the suppression of --nms: give both")
+
+
+if __name__ == "__main__":
+    answer_help(parse_args)  # before the slow imports below
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import val
+from data import build_evaluation_loader, open_dataset
+from data.labels import Labels
+from data.splits import Dataset
+from models.backends.combined import MergedClasses
+from models.backends.exported import ExportedBackend
+from models.backends.loading import described, description, load_backend
+from models.export.compare import ReferenceBackend, compare, drawn_images
+from models.export.metadata import ExportedModel, Suppression
+from models.export.to_onnx import HIGHEST_OPSET, LOWEST_OPSET
+from models.export.writer import Writer
+from models.weights.kestrel import digest, load_detector
+from utils.distributed.devices import loader_workers, pick_devices
+from utils.distributed.host_copies import to_device
+from utils.distributed.launch import RankInfo
+from utils.distributed.world import World
+from utils.files import checkpoint_file
+from utils.images.letterbox import fit_to_stride
+from utils.log import RunLog, Say
+from utils.terminal import FaultError, run_and_exit
+
+
+def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
+    """The writer of a checkpoint's files. Raises ValueError as load_detector does."""
+    detector, saved = load_detector(path)
+    names, trained_size, data, single_class = description(saved)
+    weights, stride = digest(detector), max(detector.strides)
+    sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [trained_size]]
+    limits = (args.conf_thres, args.iou_thres, args.topk_all, args.agnostic_nms)
+    model = ExportedModel(
+        names=names,
+        stride=stride,
+        image_size=max(sides),
+        canvas=None if args.dynamic else (sides[0], sides[-1]),
+        batch_size=None if args.dynamic else args.batch_size,
+        nms=Suppression(*limits) if args.nms else None,
+        precision="int8" if args.int8 else "fp16" if args.half else "fp32",
+        data=data,
+        single_class=single_class,
+        digest=weights,
+        opset=args.opset,
+        torch_version=str(torch.__version__),
+    )
+    return Writer(detector.to(device).fuse().requires_grad_(False), model)
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a data set for one model, letterboxed as it takes them."""
+
+    dataset: Dataset
+    model: ExportedModel
+    workers: int
+
+    def loader(self, labels: Labels, batch_size: int) -> val.Loader:
+        model = self.model
+        shape: dict[str, Any] = {"image_size": model.image_size, "stride": model.stride, "canvas": model.canvas}
+        return build_evaluation_loader(labels, batch_size=batch_size, workers=self.workers, **shape)
+
+    def spread(self, split: str, count: int, say: Say) -> list[Tensor]:
+        """At most `count` images, evenly spread over the split, in batches of one."""
+        labels = self.dataset.read(split, say)
+        chosen = np.unique(np.linspace(0, len(labels) - 1, min(count, len(labels))).round().astype(int))
+        return [to_device(batch.images, torch.device("cpu")) for batch in self.loader(labels.subset(chosen), 1)]
+
+    def mean_ap(self, backend: ExportedBackend) -> float:
+        """COCO's AP on the val split, with the suppression of val.py or of the file."""
+        nms, single = self.model.nms, self.dataset.single_class
+        fitting = MergedClasses(backend) if single else described(backend).with_classes(self.dataset.names).backend
+        limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
+        loader = self.loader(self.dataset.labels["val"], 8)
+        return val.evaluate(fitting, loader, self.dataset.world, **limits).coco.stats["AP"]
+
+
+def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> Images | None:
+    """The data set of --data, or for --int8 of the checkpoint; None if neither is given."""
+    name = args.data or (model.data if args.int8 else "")
+    if not name and args.int8:
+        raise ValueError(f"{path}: does not name the data set that it was trained on; give --data")
+    if not name:
+        return None
+    world, splits = World(torch.device("cpu")), ("train", "val") if args.int8 else ("val",)
+    single = {"single_class": model.single_class, "cache_dir": args.cache_dir}
+    dataset = open_dataset(name, splits, world, say, download=False, **single)
+    return Images(dataset, model, loader_workers(args.workers, 8, world.device))
+
+
+def check_file(path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say) -> ExportedBackend:
+    """The backend of a file that was written, after a comparison with torch; FaultError if they differ too much."""
+    device = device if path.suffix == ".torchscript" else torch.device("cpu")
+    backend = load_backend(path, device).backend
+    if not isinstance(backend, ExportedBackend):
+        raise TypeError(f"{path} is not an exported file")
+    if writer.model.precision != "int8":
+        reference = ReferenceBackend(writer.reference)
+        found = compare(backend, reference, (image.to(device) for image in images))
+        if not found.acceptable:
+            raise FaultError(f"{path}: {found}, which is too much: do not use this file")
+        say(f"{path}: {found}")
+    return backend
+
+
+def report_loss(path: Path, images: Images, before: float, backend: ExportedBackend, say: Say) -> None:
+    """Print the mAP of the checkpoint and of an 8-bit file."""
+    after = images.mean_ap(backend)
+    say(f"{path}: mAP {after:.4f} on the val split, {before:.4f} before: a loss of {before - after:.4f}")
+    if before - after > MAX_LOSS:
+        advice = "try the other of onnx and openvino, more --calibration-images, or --half"
+        say(f"{path}: a loss above {MAX_LOSS} is too much; {advice}")
+
+
+def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
+    """Write and check the files of one checkpoint."""
+    writer = open_writer(path, args, device, say)
+    images = open_images(args, path, writer.model, say)
+    compared = images.spread("val", COMPARED_IMAGES, say) if images else drawn_images(writer.model, COMPARED_IMAGES)
+    calibration, before = [], 0.0
+    if images and args.int8:
+        calibration = images.spread("train", args.calibration_images, say)
+        before = images.mean_ap(ReferenceBackend(writer.reference))
+    for name in dict.fromkeys(args.include):
+        written = writer.write(name, path, calibration)
+        backend = check_file(written, writer, compared, device, say)
+        if images and args.int8:
+            report_loss(written, images, before, backend, say)
+
+
+def main(args: Namespace) -> None:
+    """Export with the flags in args.
+
+    Raises ValueError for invalid flags, files or a missing package, and FaultError if a file differs from torch.
+    """
+    check_flags(args)
+    device = pick_devices(args.device, RankInfo())[0]
+    say = RunLog(active=True).say
+    if args.simplify:
+        say("--simplify: nothing to do, torch's exporter folds constants and removes what is unused")
+    for path in args.weights or [checkpoint_file.newest(Path("runs"), "**/weights/best.pt")]:
+        export(Path(path), args, device, say)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    main(parse_args(arguments))
+
+
+if __name__ == "__main__":
+    run_and_exit(run)

@@ -1,0 +1,73 @@
+"""Read an ONNX file as data, and refuse whatever Kestrel's own export does not need.
+
+onnxruntime gets the bytes that were checked, not the path, so it can open no other file.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models.export.metadata import KEY, ExportedModel, read_metadata
+from models.export.to_onnx import payload_digest
+from utils.optional_packages import require
+from utils.printable import excerpt, printable
+
+MAX_FILE = (1 << 31) - 1  # bytes, protobuf's limit
+
+
+def read_onnx(path: Path) -> tuple[bytes, ExportedModel]:
+    """Return the bytes of a file that Kestrel exported, and its metadata.
+
+    Raises ValueError that names the file if it is damaged, changed, comes from another program, or has external data,
+    functions, operators of other domains, or nested graphs, as loops have.
+    """
+    try:
+        return _read(path)
+    except OSError as error:
+        raise ValueError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+
+
+def _read(path: Path) -> tuple[bytes, ExportedModel]:
+    onnx = require("onnx", "an ONNX file")
+    if not path.is_file():
+        raise ValueError(f"{printable(path)}: {'is not a regular file' if path.exists() else 'no such file'}")
+    if path.stat().st_size > MAX_FILE:
+        raise ValueError(f"{printable(path)}: an ONNX file has at most {MAX_FILE} bytes")
+    content = path.read_bytes()
+    try:
+        proto = onnx.ModelProto.FromString(content)
+    except Exception as error:  # protobuf's DecodeError, which has no name that is public
+        raise ValueError(f"{printable(path)}: is not an ONNX file or is damaged ({excerpt(str(error))})") from None
+    text = [entry.value for entry in proto.metadata_props if entry.key == KEY]
+    if len(text) != 1:
+        raise ValueError(f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py")
+    model = read_metadata(text[0], path)
+    reason = next(objections(proto), "")
+    if not reason and model.sealed(payload_digest(proto)) != model:
+        reason = "its content does not match its checksum: it is damaged, or was changed after the export"
+    if reason:
+        raise ValueError(f"{printable(path)}: {reason}")
+    return content, model
+
+
+def objections(proto: Any) -> Iterator[str]:
+    """Yield the reasons to refuse a ModelProto."""
+    if proto.functions or proto.training_info:
+        yield "it has functions or training graphs, which are not supported"
+    for entry in proto.opset_import:
+        if entry.domain not in ("", "ai.onnx"):
+            yield f"it uses operators of the domain '{excerpt(entry.domain)}', only ONNX's own are supported"
+    tensors = list(proto.graph.initializer)
+    tensors += [part for sparse in proto.graph.sparse_initializer for part in (sparse.values, sparse.indices)]
+    for node in proto.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            yield f"it uses operators of the domain '{excerpt(node.domain)}', only ONNX's own are supported"
+        for attribute in node.attribute:
+            if attribute.HasField("g") or attribute.graphs:
+                yield f"its operator {excerpt(node.op_type)} has a nested graph, which is not supported"
+            tensors += [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+            sparse_tensors = [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])]
+            for sparse in (*sparse_tensors, *attribute.sparse_tensors):
+                tensors += [sparse.values, sparse.indices]
+    if any(tensor.external_data or tensor.data_location for tensor in tensors):
+        yield "it keeps tensors in other files, which is not supported"

@@ -1,0 +1,152 @@
+"""Read a TorchScript file as data, and refuse whatever Kestrel's own export does not need.
+
+TorchScript is a program: torchscript_code.py checks its code. The tensors of its pickles must lie within their
+storages. torch then loads a new archive that holds only the entries that were checked.
+"""
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from models.backends.torchscript_code import check_code
+from models.export.metadata import ExportedModel, read_metadata
+from models.export.to_torchscript import METADATA
+from utils.files.pickled import CHUNK, ClassName, PickleReader, Record, Stored, is_view, open_limited
+from utils.printable import excerpt, one_line, printable
+
+MAX_CODE = 1 << 24  # bytes: 20 times that of a large model
+MAX_ENTRIES = 100_000
+ENTRY = re.compile(
+    r"version|byteorder|data\.pkl|constants\.pkl|(data|constants)/\d+|\.data/serialization_id|"
+    rf"code/__torch__(/\w+)*\.py(\.debug_pkl)?|extra/{re.escape(METADATA)}"
+)
+UNUSED = re.compile(r".*\.debug_pkl|\.data/.*")
+
+
+def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
+    """Return an archive for torch.jit.load of the checked entries of a file that Kestrel exported, and its metadata.
+
+    Raises ValueError that names the file if it is damaged, comes from another program, or is refused.
+    """
+    shown = printable(path)
+    try:
+        entries = read_entries(path)
+        text = entries[f"extra/{METADATA}"].decode() if f"extra/{METADATA}" in entries else None
+    except OSError as error:
+        raise ValueError(f"{shown}: cannot be read as TorchScript: {error.strerror}") from None
+    except Exception as error:  # zipfile and the decoders raise errors of many types for a damaged file
+        raise ValueError(f"{shown}: is not a TorchScript file of Kestrel, or is damaged ({one_line(error)})") from None
+    if text is None:
+        raise ValueError(f"{shown}: has no metadata of Kestrel: export the checkpoint with export.py")
+    model = read_metadata(text, path)
+    try:
+        check_entries(entries)
+    except Exception as error:  # the same, of pickles and of Python's parser
+        raise ValueError(
+            f"{shown}: is not TorchScript that Kestrel exported, or is damaged ({one_line(error)})"
+        ) from None
+    return packed(entries), model
+
+
+def read_entries(path: Path) -> dict[str, bytes]:
+    """Return the entries of the archive that torch needs, by name; their checksums are verified.
+
+    Raises OSError, ValueError or BadZipFile.
+    """
+    with open_limited(path) as file:
+        size = path.stat().st_size
+        archive = zipfile.ZipFile(file)
+        infos = archive.infolist()
+        if len(infos) > MAX_ENTRIES or sum(info.compress_size for info in infos) > size:
+            raise ValueError("its entries are larger than the file")
+        found: dict[str, bytes] = {}
+        for info in infos:
+            name = info.filename.partition("/")[2]
+            if not ENTRY.fullmatch(name) or name in found:
+                raise ValueError(f"it has an entry {excerpt(info.filename)}")
+            found[name] = b"" if UNUSED.fullmatch(name) else _content(archive, info, name)
+        return {name: content for name, content in found.items() if not UNUSED.fullmatch(name)}
+
+
+def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes:
+    """The bytes of an entry. torch compresses code, nothing else."""
+    is_code = name.startswith("code/")
+    stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+    if not stored and not (is_code and info.compress_type == zipfile.ZIP_DEFLATED):
+        raise ValueError("its entries are compressed")
+    if is_code and info.file_size > MAX_CODE:
+        raise ValueError(f"its code has more than {MAX_CODE} bytes")
+    content = bytearray()
+    with archive.open(info) as stream:  # which ends at the size that the directory says
+        while chunk := stream.read(CHUNK):
+            content += chunk
+    if len(content) != info.file_size:
+        raise ValueError(f"its {excerpt(name)} is truncated")
+    return bytes(content)
+
+
+def check_entries(entries: Mapping[str, bytes]) -> None:
+    """Raise ValueError unless the code is one function of allowed operations and the tensors fit their storages."""
+    if entries.get("byteorder", b"little") != b"little":
+        raise ValueError("its numbers are not little-endian")
+    sources = [content for name, content in entries.items() if name.startswith("code/")]
+    if len(sources) != 1 or len(sources[0]) > MAX_CODE:
+        raise ValueError("it has no code, or too much")
+    kind = check_code(sources[0].decode())
+    for folder in ("data", "constants"):
+        check_pickle(entries, folder, kind)
+
+
+def packed(entries: Mapping[str, bytes]) -> bytes:
+    """Return an archive of these entries."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        for name, value in entries.items():
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), value)
+    return content.getvalue()
+
+
+def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
+    """Raise ValueError unless a pickle holds only tensors within their storages, and an object of the code's class."""
+    left = sum(map(len, entries.values()))
+    root = PickleReader().run(entries[f"{folder}.pkl"])
+    for value in values_of(root):
+        if isinstance(value, Record):
+            name, args = value.kind, value.args
+            if re.fullmatch(rf"__torch__(\.\w+)*\.{re.escape(kind)}", name):
+                continue
+            if name != "torch._utils._rebuild_tensor_v2":
+                raise ValueError(f"it builds a {excerpt(name)}")
+            stored, offset, size, strides = args[:4]
+            content = entries.get(f"{folder}/{stored.key}", b"") if isinstance(stored, Stored) else b""
+            if not isinstance(stored, Stored) or len(content) != stored.count * stored.dtype.itemsize:
+                raise ValueError("one of its tensors has another size than its storage")
+            if not is_view(stored.count, offset, size, strides):
+                raise ValueError("one of its tensors reaches outside its storage")
+            left -= len(content)
+            if left < 0:
+                raise ValueError("its tensors are larger than the file")
+
+
+def values_of(root: Any) -> Iterator[Any]:
+    """Yield the values nested in an unpickled value. Raises ValueError for types that the export does not write."""
+    pending = [root]
+    for _ in range(1_000_000):
+        if not pending:
+            return
+        value = pending.pop()
+        yield value
+        if isinstance(value, (list, tuple)):
+            pending += value
+        elif isinstance(value, dict):
+            pending += [*value.keys(), *value.values()]
+        elif isinstance(value, Record):
+            if value.items:
+                raise ValueError("it has an object with items")
+            pending += [] if value.kind.startswith("torch._utils.") else [value.args, value.state]
+        elif not isinstance(value, (str, int, float, bool, type(None), ClassName)):
+            raise ValueError(f"it holds a {type(value).__name__}")
+    raise ValueError("it is nested too deeply, or contains itself")

@@ -1,0 +1,63 @@
+"""Exported files as backends: fixed batches, and files that suppress overlapping boxes themselves.
+
+B images of H x W pixels, N predictions per image, C classes, D detections per image at most.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from models.backends import Backend, Prediction
+from models.export.metadata import ExportedModel
+
+
+class ExportedBackend(Backend):
+    """The base class: a subclass runs the file's graph on a batch of a size that it takes."""
+
+    def __init__(self, model: ExportedModel, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.num_classes, self.stride, self.canvas = len(model.names), model.stride, model.canvas
+        self.min_confidence = model.nms.confidence if model.nms else 0.0
+
+    @abstractmethod
+    def run(self, images: Tensor) -> Sequence[Tensor]:
+        """Return the file's outputs for images [B, 3, H, W], float32. Several threads may call this."""
+
+    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        self._check(images)
+        size = self.model.batch_size or len(images)
+        parts = [self._run_padded(part, size) for part in images.split(size)]
+        outputs = parts[0] if len(parts) == 1 else [torch.cat(values) for values in zip(*parts, strict=True)]
+        if self.model.nms:
+            return self._from_detections(outputs[0])
+        boxes, scores = outputs
+        if boxes.shape != (*scores.shape[:2], 4) or scores.shape[::2] != (len(images), self.num_classes):
+            raise self._unexpected(outputs)
+        return Prediction(boxes, scores)
+
+    def _check(self, images: Tensor) -> None:
+        height, width = images.shape[2:]
+        if self.canvas not in (None, (height, width)):
+            raise ValueError(f"images are {width} x {height}, the file is for {self.canvas[1]} x {self.canvas[0]} only")
+        if height % self.stride or width % self.stride:
+            raise ValueError(f"images are {width} x {height}, both sides must be multiples of {self.stride}")
+
+    def _run_padded(self, images: Tensor, size: int) -> list[Tensor]:
+        missing = size - len(images)
+        outputs = self.run(pad(images, (0, 0) * 3 + (0, missing)) if missing else images)
+        return [values[: len(images)] for values in outputs]
+
+    def _from_detections(self, rows: Tensor) -> Prediction:
+        """Detections [B, D, 6] as boxes and scores, which are 0 for all classes but one."""
+        if rows.dim() != 3 or rows.shape[2] != 6:
+            raise self._unexpected([rows])
+        scores = rows.new_zeros(*rows.shape[:2], self.num_classes)
+        class_id = rows[..., 5:].nan_to_num().long().clamp(0, self.num_classes - 1)
+        return Prediction(rows[..., :4], scores.scatter(2, class_id, rows[..., 4:5]))
+
+    def _unexpected(self, outputs: Sequence[Tensor]) -> ValueError:
+        shapes = ", ".join(str(list(values.shape)) for values in outputs)
+        return ValueError(f"the outputs of the file do not fit its metadata: their shapes are {shapes}")

@@ -1,0 +1,61 @@
+"""ONNX files, run by onnxruntime."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.backends.checked_onnx import read_onnx
+from models.backends.exported import ExportedBackend
+from models.export.metadata import INPUT, ExportedModel
+from utils.optional_packages import require
+from utils.printable import one_line, printable
+
+
+class OnnxBackend(ExportedBackend):
+    """Runs the bytes of an ONNX file in a session, which threads may share.
+
+    On a CPU it uses as many threads as torch does. Raises ValueError if the session cannot be created.
+    """
+
+    def __init__(self, content: bytes, model: ExportedModel, device: torch.device) -> None:
+        super().__init__(model, device)
+        runtime = require("onnxruntime", "an ONNX file")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors only, which are raised as well
+        self._session = runtime.InferenceSession(content, options, providers=providers(runtime, device))
+        self._outputs = list(model.outputs)
+
+    def run(self, images: Tensor) -> Sequence[Tensor]:
+        given = {INPUT: images.contiguous().cpu().numpy()}
+        found = self._session.run(self._outputs, given)
+        return [torch.from_numpy(values).to(self.device) for values in found]
+
+
+def providers(runtime: Any, device: torch.device) -> list[Any]:
+    """Return the execution providers for a device. Raises ValueError if this onnxruntime does not support it."""
+    if device.type == "cpu":
+        return ["CPUExecutionProvider"]
+    if device.type != "cuda" or "CUDAExecutionProvider" not in runtime.get_available_providers():
+        raise ValueError(
+            f"this onnxruntime cannot use the device {device}: use --device cpu, or for an NVIDIA GPU "
+            "pip install onnxruntime-gpu"
+        )
+    return [("CUDAExecutionProvider", {"device_id": device.index or 0}), "CPUExecutionProvider"]
+
+
+def load_onnx(path: Path, device: torch.device) -> OnnxBackend:
+    """Return the backend of an ONNX file that Kestrel exported.
+
+    Raises ValueError if the file is damaged, refused (`read_onnx`), or does not run.
+    """
+    content, model = read_onnx(path)
+    try:
+        return OnnxBackend(content, model, device)
+    except ValueError:
+        raise
+    except Exception as error:  # onnxruntime's own errors are many, and derive from Exception
+        raise ValueError(f"{printable(path)}: onnxruntime cannot load it: {one_line(error)}") from None

@@ -1,0 +1,120 @@
+"""Compare the outputs of an exported file, in its own runtime, with torch's.
+
+B images, N predictions per image, C classes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from models.backends.exported import ExportedBackend
+from models.export import Export
+from models.export.graph import export_graph
+from models.export.metadata import ExportedModel
+
+RELATIVE = 1e-5  # of a coordinate: float32 has 7 digits, sums in another order change the last two
+PIXELS = {"fp32": 1e-3, "fp16": 1.0}
+SCORES = {"fp32": 1e-3, "fp16": 0.05}
+
+
+class ReferenceBackend(ExportedBackend):
+    """Runs the graph that is exported, in torch."""
+
+    def __init__(self, export: Export) -> None:
+        super().__init__(export.model, next(export.detector.parameters()).device)
+        self._graph = export_graph(export.detector, export.model.nms)
+
+    @torch.no_grad()
+    def run(self, images: Tensor) -> Sequence[Tensor]:
+        found = self._graph(images)
+        return found if isinstance(found, tuple) else (found,)
+
+
+@dataclass
+class Differences:
+    """The largest differences over some images.
+
+    boxes_px, scores: absolute differences. box_excess: the largest difference of a coordinate less RELATIVE times that
+    coordinate, in pixels. unmatched: detections that only one of both has. detections: of torch.
+    """
+
+    precision: str
+    images: int = 0
+    boxes_px: float = 0.0
+    box_excess: float = 0.0
+    scores: float = 0.0
+    unmatched: int = 0
+    detections: int = 0
+
+    @property
+    def acceptable(self) -> bool:
+        """Whether the file computes what torch does, up to the precision of its numbers."""
+        close = self.box_excess <= PIXELS[self.precision] and self.scores <= SCORES[self.precision]
+        return close and self.unmatched <= 1 + self.detections // 100
+
+    def add(self, boxes: tuple[Tensor, Tensor], scores: tuple[Tensor, Tensor]) -> None:
+        """Take in boxes [N, 4] and scores [N] or [N, C] of both, row by row."""
+        if boxes[0].numel():
+            difference = (boxes[0] - boxes[1]).abs()
+            self.boxes_px = max(self.boxes_px, _largest(difference))
+            self.box_excess = max(self.box_excess, _largest(difference - RELATIVE * boxes[1].abs()))
+            self.scores = max(self.scores, _largest((scores[0] - scores[1]).abs()))
+
+    def __str__(self) -> str:
+        text = f"boxes differ from torch by at most {self.boxes_px:.2g} px, scores by {self.scores:.2g}"
+        if self.unmatched:
+            text += f"; {self.unmatched} of {self.detections} detections differ"
+        return f"{text}, in {self.images} images"
+
+
+def drawn_images(model: ExportedModel, count: int) -> list[Tensor]:
+    """Return `count` images [1, 3, H, W] of coloured patches, to compare without a data set."""
+    height, width = model.canvas or (model.image_size, model.image_size)
+    patches = torch.rand(count, 3, height // 16, width // 16, generator=torch.Generator().manual_seed(0))
+    return list(interpolate(patches, (height, width)).split(1))
+
+
+def _largest(values: Tensor) -> float:
+    """The maximum; infinity if there is a nan, which a comparison would hide."""
+    return float(values.nan_to_num(torch.inf, torch.inf, torch.inf).max())
+
+
+def compare(exported: ExportedBackend, reference: ExportedBackend, batches: Iterable[Tensor]) -> Differences:
+    """Return the largest differences on batches of images [B, 3, H, W]."""
+    found = Differences(exported.model.precision)
+    for images in batches:
+        ours, theirs = exported.predict(images), reference.predict(images)
+        found.images += len(images)
+        if exported.model.nms is None:
+            found.add((ours.boxes_xyxy, theirs.boxes_xyxy), (ours.scores, theirs.scores))
+            continue
+        for own, other in zip(zip(*ours[:2], strict=True), zip(*theirs[:2], strict=True), strict=True):
+            _add_matched(found, own, other)
+    return found
+
+
+def _add_matched(found: Differences, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
+    """Take in the detections of one image: boxes [D, 4] and scores [D, C], matched by class and nearest box."""
+    (boxes, score, kind), (wanted, wanted_score, wanted_kind) = (_used(*values) for values in (own, other))
+    distance = (boxes[:, None] - wanted).abs().amax(-1)
+    distance = torch.where(kind[:, None] == wanted_kind, distance, torch.inf)
+    left = set(range(len(boxes)))
+    for column in range(len(wanted)):
+        row = min(left, key=lambda index: float(distance[index, column]), default=None)
+        if row is None or distance[row, column] > 1 + PIXELS[found.precision]:
+            found.unmatched += 1
+            continue
+        left.remove(row)
+        found.add((boxes[row], wanted[column]), (score[row], wanted_score[column]))
+    found.unmatched += len(left)
+    found.detections += len(wanted)
+
+
+def _used(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes, scores and classes of the rows that are used."""
+    best, kind = scores.max(-1)
+    used = best > 0
+    return boxes[used], best[used], kind[used]

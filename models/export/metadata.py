@@ -1,0 +1,201 @@
+"""What an exported file says of itself, as JSON: names, sizes, input convention, non-maximum suppression.
+
+The same JSON is in the file's metadata in every format. It is read strictly: another value or type is an error.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from models.nms import check_limits
+from utils.images.letterbox import GREY
+from utils.printable import excerpt, printable
+
+KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
+FORMAT = 1  # of this JSON
+MAX_JSON = 1 << 24  # characters
+MAX_SIDE, MAX_STRIDE, MAX_BATCH, MAX_CLASSES, MAX_DETECTIONS = 1 << 16, 1 << 12, 1 << 16, 1 << 16, 1 << 16
+PRECISIONS = ("fp32", "fp16", "int8")
+INPUT = "images"
+RAW_OUTPUTS = ("boxes_xyxy", "scores")
+NMS_OUTPUTS = ("detections",)
+CONVENTION: dict[str, Any] = {
+    "input": {
+        "name": INPUT,
+        "shape": "[batch, 3, height, width]",
+        "type": "float32",
+        "colours": "RGB",
+        "range": [0, 1],
+        "letterbox": "resize the image so that it fits, keep its ratio, centre it, fill the rest with grey",
+        "grey": GREY,
+    },
+    "outputs": {
+        "boxes_xyxy": "[batch, N, 4] x1, y1, x2, y2 in pixels of the input",
+        "scores": "[batch, N, classes] in [0, 1]",
+        "detections": "[batch, max_detections, 6] x1, y1, x2, y2, score, class; best first, unused rows are 0",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Suppression:
+    """Non-maximum suppression inside a file: the arguments of `non_max_suppression`, one class per box."""
+
+    confidence: float
+    iou: float
+    max_detections: int
+    agnostic: bool
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What is known of an exported model.
+
+    names: of the classes. stride: sides of images must be multiples of it. image_size: long side in pixels that it was
+    trained or exported for. canvas: the only (height, width) it takes, or None for any. batch_size: the only one it
+    takes, or None for any. nms: None if the file returns all predictions. data, single_class, digest: as in
+    `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata; "" in a TorchScript file, whose
+    archive has checksums.
+    """
+
+    names: tuple[str, ...]
+    stride: int
+    image_size: int
+    canvas: tuple[int, int] | None = None
+    batch_size: int | None = None
+    nms: Suppression | None = None
+    precision: str = "fp32"
+    data: str = ""
+    single_class: bool = False
+    digest: str = ""
+    opset: int = 0
+    torch_version: str = ""
+    payload: str = ""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the file's outputs."""
+        return NMS_OUTPUTS if self.nms else RAW_OUTPUTS
+
+    def sealed(self, digest: str) -> "ExportedModel":
+        """Return the metadata with `payload` set, for graph and weights with this digest."""
+        bare = replace(self, payload="")
+        return replace(self, payload=hashlib.sha256(f"{digest} {bare.to_json()}".encode()).hexdigest())
+
+    def to_json(self) -> str:
+        """Return the metadata as JSON, with the convention of inputs and outputs for readers."""
+        return json.dumps({"format": FORMAT, **CONVENTION, **asdict(self)}, ensure_ascii=False)
+
+
+def read_metadata(text: str, file: Path) -> ExportedModel:
+    """Return the metadata in a file. Raises ValueError that names the file if it is not what `to_json` writes."""
+    try:
+        return _from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{printable(file)}: its metadata is not Kestrel's or is damaged: {error}") from None
+
+
+def _from_json(text: str) -> ExportedModel:
+    if len(text) > MAX_JSON:
+        raise ValueError(f"it has more than {MAX_JSON} characters")
+    try:
+        values = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({excerpt(str(error))})") from None
+    wanted = {"format", *CONVENTION, *(field.name for field in fields(ExportedModel))}
+    if not isinstance(values, dict) or values.keys() != wanted:
+        raise ValueError(f"its entries must be {', '.join(sorted(wanted))}")
+    if values["format"] != FORMAT or any(values[key] != value for key, value in CONVENTION.items()):
+        raise ValueError(f"it is not of format {FORMAT}: export the checkpoint again")
+    checked = {name: check(name, values[name]) for name, check in CHECKS.items()}
+    model = ExportedModel(**checked)
+    for side in (model.image_size, *(model.canvas or ())):
+        if side % model.stride:
+            raise ValueError(f"image_size and canvas must be multiples of the stride, {model.stride}")
+    return model
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _whole(most: int, least: int = 1) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"{name} must be a whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CLASSES or not all(type(v) is str for v in value):
+        raise ValueError(f"{name} must be a list of 1 to {MAX_CLASSES} texts")
+    return tuple(value)
+
+
+def _canvas(name: str, value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"{name} must be a height and a width")
+    height, width = (_whole(MAX_SIDE)(name, side) for side in value)
+    return height, width
+
+
+def _text(name: str, value: Any) -> str:
+    if type(value) is not str or len(value) > 4096:
+        raise ValueError(f"{name} must be a text of at most 4096 characters")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{name} must be true or false")
+    return value
+
+
+def _share(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a number")
+    return float(value)
+
+
+def _precision(name: str, value: Any) -> str:
+    if value not in PRECISIONS:
+        raise ValueError(f"{name} must be one of {', '.join(PRECISIONS)}")
+    return str(value)
+
+
+def _suppression(name: str, value: Any) -> Suppression:
+    checks: dict[str, Callable[[str, Any], Any]] = {"confidence": _share, "iou": _share, "agnostic": _flag}
+    checks["max_detections"] = _whole(MAX_DETECTIONS)
+    if not isinstance(value, dict) or value.keys() != checks.keys():
+        raise ValueError(f"{name} must have the entries {', '.join(checks)}")
+    checked: dict[str, Any] = {key: check(f"{name}.{key}", value[key]) for key, check in checks.items()}
+    found = Suppression(**checked)
+    check_limits(found.confidence, found.iou, found.max_detections)
+    return found
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "names": _names,
+    "stride": _whole(MAX_STRIDE),
+    "image_size": _whole(MAX_SIDE),
+    "canvas": _optional(_canvas),
+    "batch_size": _optional(_whole(MAX_BATCH)),
+    "nms": _optional(_suppression),
+    "precision": _precision,
+    "data": _text,
+    "single_class": _flag,
+    "digest": _text,
+    "opset": _whole(1000, 0),
+    "torch_version": _text,
+    "payload": _text,
+}

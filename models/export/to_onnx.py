@@ -1,0 +1,93 @@
+"""Write a detector as ONNX, in one file without external data."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+from models.export import Export
+from models.export.graph import RawGraph
+from models.export.metadata import INPUT, KEY, MAX_BATCH, MAX_SIDE, RAW_OUTPUTS, ExportedModel
+from models.export.onnx_nms import add_suppression
+from models.export.quiet import quiet
+from utils.optional_packages import require
+
+MAX_BYTES = 2_000_000_000  # protobuf's limit is 2^31 - 1
+LOWEST_OPSET, HIGHEST_OPSET = 17, 23
+
+
+@torch.no_grad()
+def onnx_bytes(export: Export) -> bytes:
+    """Return the file's bytes; its opset is the metadata's, or a higher one if torch's exporter cannot write that.
+
+    Raises ValueError if onnx or onnxscript is missing, or the model is too large for one file.
+    """
+    for package in ("onnx", "onnxscript"):
+        require(package, "export to ONNX")
+    size = sum(parameter.nbytes for parameter in export.detector.parameters())
+    if size > MAX_BYTES:
+        raise ValueError(f"the weights have {size:,} bytes, at most {MAX_BYTES:,} fit into an ONNX file")
+    proto = _exported(export)
+    _strip(proto)
+    if export.model.nms:
+        add_suppression(proto, export.model.nms, len(export.model.names))
+    opset = next(entry.version for entry in proto.opset_import if entry.domain == "")
+    return with_metadata(proto, replace(export.model, opset=opset))
+
+
+def _exported(export: Export) -> Any:
+    """The ModelProto of torch's exporter."""
+    stride, model = export.model.stride, export.model
+    shapes: dict[int, Any] = {0: Dim("batch", min=1, max=MAX_BATCH)} if model.batch_size is None else {}
+    if model.canvas is None:
+        rows, columns = (Dim(name, min=1, max=MAX_SIDE // stride) for name in ("rows", "columns"))
+        shapes |= {2: stride * rows, 3: stride * columns}
+    with quiet():
+        program = torch.onnx.export(
+            RawGraph(export.detector).eval(),
+            (export.example,),
+            dynamo=True,
+            opset_version=model.opset,
+            input_names=[INPUT],
+            output_names=list(RAW_OUTPUTS),
+            dynamic_shapes=(shapes,),
+            verbose=False,
+        )
+    return program.model_proto  # type: ignore[union-attr]
+
+
+def _strip(proto: Any) -> None:
+    """Remove what the exporter notes of its source, such as paths of this machine, and name the free dimensions."""
+    graph = proto.graph
+    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    del graph.value_info[:]
+    used = {node.domain for node in graph.node} | {""}
+    for entry in [entry for entry in proto.opset_import if entry.domain not in used]:
+        proto.opset_import.remove(entry)
+    free = (("batch", None, "height", "width"), *([("batch", "predictions", None)] * 2))
+    for value, names in zip((*graph.input, *graph.output), free, strict=True):
+        for dimension, name in zip(value.type.tensor_type.shape.dim, names, strict=True):
+            if dimension.HasField("dim_param"):
+                dimension.dim_param = name
+    proto.producer_name, proto.graph.name = "Kestrel", "detector"
+
+
+def with_metadata(proto: Any, model: ExportedModel) -> bytes:
+    """Return the bytes of a ModelProto with this metadata and the checksum of its graph."""
+    complete = model.sealed(payload_digest(proto))
+    del proto.metadata_props[:]
+    proto.metadata_props.add(key=KEY, value=complete.to_json())
+    content: bytes = proto.SerializeToString(deterministic=True)
+    return content
+
+
+def payload_digest(proto: Any) -> str:
+    """Return the SHA-256 of a ModelProto without its metadata."""
+    bare = type(proto)()
+    bare.CopyFrom(proto)
+    del bare.metadata_props[:]
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()

@@ -1,0 +1,60 @@
+"""Write a detector for OpenVINO: a folder with the graph (.xml), the weights (.bin) and metadata.json."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from models.export.metadata import KEY, ExportedModel
+from utils.files.atomic import atomic_folder
+from utils.files.writers import write_text
+from utils.optional_packages import require
+from utils.printable import printable
+
+METADATA = "metadata.json"
+SUFFIX = "_openvino_model"  # of the folder's name
+
+
+def openvino_model(content: bytes) -> Any:
+    """Return OpenVINO's model of an ONNX file's bytes.
+
+    Raises ValueError if openvino or onnx is missing.
+    """
+    openvino, onnx = (require(package, "export to OpenVINO") for package in ("openvino", "onnx"))
+    proto = onnx.ModelProto.FromString(content)
+    del proto.metadata_props[:]  # OpenVINO would copy it
+    model = openvino.Core().read_model(proto.SerializeToString())
+    keep_order_of_ties(model)
+    return model
+
+
+def keep_order_of_ties(model: Any) -> None:
+    """Make every TopK stable, in place: of equal scores the lower index is first, as ONNX specifies."""
+    opset = require("openvino.opset11", "export to OpenVINO")
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "TopK":
+            given = node.get_attributes()
+            how = [given[name] for name in ("axis", "mode", "sort", "index_element_type")]
+            stable = opset.topk(node.input_value(0), node.input_value(1), *how, stable=True)
+            for old, new in zip(node.outputs(), stable.outputs(), strict=True):
+                old.replace(new)
+
+
+def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: ExportedModel) -> None:
+    """Write the folder atomically; weights in 16 bits if the metadata's precision is fp16.
+
+    Raises ValueError if the folder exists and is not an export.
+    """
+    if folder.exists() and not (folder / METADATA).is_file():
+        raise ValueError(f"{printable(folder)}: exists and is not an OpenVINO export; move it away")
+    openvino = require("openvino", "export to OpenVINO")
+    openvino_graph.set_rt_info(model.to_json(), [KEY])
+    with atomic_folder(folder) as temporary:
+        graph = temporary / f"{stem}.xml"
+        openvino.save_model(openvino_graph, str(graph), compress_to_fp16=model.precision == "fp16")
+        digest = payload_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
+        write_text(temporary / METADATA, model.sealed(digest).to_json() + "\n")
+
+
+def payload_digest(graph: bytes, weights: bytes) -> str:
+    """Return the SHA-256 of graph and weights."""
+    return hashlib.sha256(hashlib.sha256(graph).digest() + hashlib.sha256(weights).digest()).hexdigest()

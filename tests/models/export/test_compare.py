@@ -1,0 +1,53 @@
+"""models/export/compare.py: the largest differences, of predictions and of detections, worked out by hand."""
+
+import pytest
+import torch
+
+from models.export.compare import Differences, compare, drawn_images
+from models.export.metadata import ExportedModel, Suppression
+from tests.models.backends.test_exported_backend import Fixed, numbered
+
+NMS = Suppression(0.25, 0.45, 2, False)
+BOXES, SCORES = torch.tensor([[[0.0, 0, 10, 100]]]), torch.tensor([[[0.5, 0.25]]])
+
+
+def differences(ours, theirs, **fields):
+    return compare(Fixed(*ours, **fields), Fixed(*theirs, **fields), [numbered(1)])
+
+
+def test_equal_outputs_do_not_differ():
+    found = differences((BOXES, SCORES), (BOXES, SCORES))
+    assert (found.boxes_px, found.scores, found.images, found.acceptable) == (0, 0, 1, True)
+    assert str(found) == "boxes differ from torch by at most 0 px, scores by 0, in 1 images"
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "acceptable"),
+    [(0.0015, 0, True), (0.0025, 0, False), (0, 0.0009, True), (0, 0.0011, False), (float("nan"), 0, False)],
+)
+def test_limits_are_a_thousandth_and_a_share_of_the_coordinate(boxes, scores, acceptable):
+    """The coordinate that changes is 100 px: 0.001 px + 1e-5 * 100 px = 0.002 px are allowed."""
+    changed = BOXES + torch.tensor([0, 0, 0, boxes])
+    assert differences((changed, SCORES + scores), (BOXES, SCORES)).acceptable is acceptable
+
+
+def test_detections_are_matched_in_any_order():
+    rows = torch.tensor([[[0.0, 0, 10, 10, 0.9, 1], [50, 50, 60, 60, 0.9, 1]]])
+    found = differences((rows.flip(1),), (rows,), nms=NMS)
+    assert (found.boxes_px, found.unmatched, found.detections, found.acceptable) == (0, 0, 2, True)
+
+
+def test_missing_detections_are_counted():
+    rows = torch.tensor([[[0.0, 0, 10, 10, 0.9, 1], [50, 50, 60, 60, 0.8, 1]]])
+    other = torch.tensor([[[0.0, 0, 10, 10, 0.9, 0], [0, 0, 0, 0, 0, 0]]])  # another class, and nothing
+    found = differences((other,), (rows,), nms=NMS)
+    assert (found.unmatched, found.detections, found.acceptable) == (3, 2, False)
+    assert "3 of 2 detections differ" in str(found)
+    assert Differences("fp32", unmatched=1).acceptable
+
+
+def test_drawn_images_have_the_size_of_the_file():
+    images = drawn_images(ExportedModel(("a",), 32, 64, canvas=(32, 64)), 2)
+    assert [tuple(image.shape) for image in images] == [(1, 3, 32, 64)] * 2
+    assert images[0].std() > 0.1
+    assert drawn_images(ExportedModel(("a",), 32, 64), 1)[0].shape == (1, 3, 64, 64)

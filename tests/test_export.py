@@ -1,0 +1,210 @@
+"""export.py: its flags, the files beside the checkpoint, val.py on them, errors, a killed export."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import export
+import val
+from models.backends.loading import load_backend
+from models.export.writer import Writer
+from tests.support.exporting import lively_detector, save_checkpoint
+from utils.distributed.world import World
+from utils.terminal import FaultError, exit_code_of
+
+ROOT = Path(__file__).parents[1]
+CPU = World(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def detector(tiny_model):
+    return lively_detector(tiny_model)
+
+
+@pytest.fixture
+def weights(detector, tmp_path, tiny_data):
+    return save_checkpoint(tmp_path / "m.pt", detector, data=str(tiny_data))
+
+
+@pytest.fixture
+def run(weights, tmp_path):
+    """run("--nms", ...) exports the checkpoint."""
+    return lambda *flags: export.run(["--weights", str(weights), "--cache-dir", str(tmp_path / "cache"), *flags])
+
+
+def written(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"m.pt", "cache"}
+
+
+def test_default_is_torchscript_of_the_training_size(run, tmp_path, capsys):
+    run()
+    assert written(tmp_path) == {"m.torchscript"}
+    assert "m.torchscript: boxes differ from torch by at most 0 px, scores by 0, in 8" in capsys.readouterr().out
+    loaded = load_backend(tmp_path / "m.torchscript", CPU.device)
+    assert loaded.backend.canvas == (64, 64)
+    assert loaded.digest == load_backend(tmp_path / "m.pt", CPU.device).digest
+
+
+def test_sizes_are_rounded_up_to_the_stride(run, tmp_path, capsys):
+    run("--img", "50", "96", "--batch", "3")
+    loaded = load_backend(tmp_path / "m.torchscript", CPU.device)
+    assert (loaded.backend.canvas, loaded.image_size, loaded.backend.model.batch_size) == ((64, 96), 96, 3)
+    assert "--imgsz 50 is rounded up to 64" in capsys.readouterr().out
+    run("--img", "96", "--dynamic", "--simplify")
+    loaded = load_backend(tmp_path / "m.torchscript", CPU.device)
+    assert (loaded.backend.canvas, loaded.image_size, loaded.backend.model.batch_size) == (None, 96, None)
+    assert "--simplify: nothing to do" in capsys.readouterr().out
+
+
+def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [save_checkpoint(tmp_path / name, detector) for name in ("a.pt", "ü b.pt")]
+    export.run(["--weights", *map(str, paths)])
+    assert written(tmp_path) == {"a.pt", "ü b.pt", "a.torchscript", "ü b.torchscript"}
+    (tmp_path / "runs/train/exp/weights").mkdir(parents=True)
+    save_checkpoint(tmp_path / "runs/train/exp/weights/best.pt", detector)
+    export.run([])
+    assert (tmp_path / "runs/train/exp/weights/best.torchscript").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--include", "engine"], "--include engine: not written by export.py; docs/export.md says how"),
+        (["--include", "torchscript", "coreml"], "--include coreml: not written by export.py"),
+        (["--include", "onyx"], "--include onyx: choose from torchscript, onnx, openvino"),
+        (["--img", "1"], "--imgsz 1: give one side, or height and width, 32 to 8192 pixels"),
+        (["--img", "64", "64", "64"], "--imgsz 64 64 64: give one side"),
+        (["--batch", "0"], "--batch-size 0: choose 1 to 65536"),
+        (["--opset", "9"], "--opset 9: choose 17 to 23"),
+        (["--conf", "2"], "--conf-thres 2.0: choose 0 to 1"),
+        (["--calibration-images", "0"], "--calibration-images 0: choose 1 to 1000000"),
+        (["--half"], "--half: 16-bit TorchScript runs on GPUs only"),
+        (["--half", "--int8", "--include", "onnx"], "--half and --int8 exclude each other"),
+        (["--int8"], "--int8: TorchScript is not quantized"),
+        (["--agnostic-nms"], "--agnostic-nms changes the suppression of --nms: give both"),
+        (["--keras"], "--keras is not supported: TensorFlow files are converted"),
+        (["--workspace", "4"], "--workspace is not supported"),
+        (["--inclde", "onnx"], "unknown flag --inclde (did you mean --include?)"),
+    ],
+)
+def test_invalid_flags_give_one_sentence_and_write_nothing(run, tmp_path, flags, sentence, capsys):
+    assert exit_code_of(lambda: run(*flags)) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert written(tmp_path) == set()
+
+
+def test_missing_package_is_named_with_its_pip_command(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for name in ("onnx", "openvino"):
+        assert exit_code_of(lambda name=name: run("--include", name)) == 2
+        assert "export to ONNX needs the package onnx: pip install onnx" in capsys.readouterr().err
+    assert written(tmp_path) == set()
+
+
+def test_file_that_differs_from_torch_ends_with_an_error(run, monkeypatch):
+    write = Writer.write
+
+    def wrong(self, *arguments):
+        path = write(self, *arguments)
+        next(self.reference.detector.parameters()).mul_(1.1)  # now torch computes something else
+        return path
+
+    monkeypatch.setattr(Writer, "write", wrong)
+    with pytest.raises(FaultError, match="which is too much: do not use this file"):
+        run()
+
+
+def test_comparison_uses_images_of_the_data_set(run, tiny_data, capsys):
+    run("--data", str(tiny_data), "--workers", "0")
+    output = capsys.readouterr().out
+    assert "val: 8 images" in output
+    assert "in 8 images" in output
+
+
+@pytest.fixture
+def evaluate(tiny_data, tmp_path):
+    """evaluate(file, ...): what val.py finds with a file."""
+
+    def measure(*flags):
+        paths = ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--workers", "0"]
+        given = ["--data", str(tiny_data), "--device", "cpu", "--batch-size", "3", "--weights", *map(str, flags)]
+        return val.main(val.parse_args([*given, *paths])[0], CPU)
+
+    return measure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torchscript", "onnx", "openvino"])
+def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, capsys):
+    if name != "torchscript":
+        pytest.importorskip("onnxscript", reason="an optional package")
+    weights = save_checkpoint(tmp_path / "m.pt", exports.detector)
+    for file, flags in ((exports(name, "--batch", "2"), ["--square"]), (exports(name, "--dynamic"), [])):
+        found, expected = evaluate(file), evaluate(weights, *flags)
+        assert found.coco.stats["AP"] == pytest.approx(expected.coco.stats["AP"], abs=1e-3)
+        best, expected_best = (np.sort(each.detections.scores)[-500:] for each in (found, expected))
+        np.testing.assert_allclose(best, expected_best, atol=1e-3)
+        assert len(best) == 500
+    nms = exports(name, "--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
+    assert evaluate(nms).detections.scores.min() > 0.3
+    assert "--conf-thres 0.001 finds no more" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--imgsz 320: the model was exported for images of 64 x 64 pixels only"):
+        evaluate(nms, "--img", "320")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+def test_8_bit_export_prints_the_loss(name, run, tmp_path, tiny_data, capsys):
+    pytest.importorskip("onnxscript", reason="an optional package")
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package")
+    run("--include", name, "--int8", "--calibration-images", "5", "--workers", "0")  # on the data of the checkpoint
+    assert written(tmp_path) == {"m_int8.onnx" if name == "onnx" else "m_int8_openvino_model"}
+    output = capsys.readouterr().out
+    assert re.search(r"mAP 0\.\d{4} on the val split, 0\.\d{4} before: a loss of -?0\.\d{4}", output)
+
+
+def test_large_loss_of_8_bits_is_said_to_be_too_much():
+    class Fixed:
+        def mean_ap(self, backend):
+            return 0.4
+
+    said: list[str] = []
+    for before in (0.405, 0.42):
+        export.report_loss(Path("m_int8.onnx"), Fixed(), before, None, said.append)
+    assert said[0] == "m_int8.onnx: mAP 0.4000 on the val split, 0.4050 before: a loss of 0.0050"
+    assert len(said) == 3
+    assert "a loss above 0.01 is too much; try" in said[2]
+
+
+def test_8_bit_export_without_data_is_refused(detector, tmp_path):
+    weights = save_checkpoint(tmp_path / "m.pt", detector)
+    with pytest.raises(ValueError, match="does not name the data set that it was trained on; give --data"):
+        export.run(["--weights", str(weights), "--include", "onnx", "--int8"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_killed_exports_leave_no_half_written_file(weights, tmp_path):
+    """Killed at three instants, a file is either missing or complete."""
+    command = [sys.executable, str(ROOT / "export.py"), "--weights", str(weights)]
+    started = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    whole = time.monotonic() - started
+    assert written(tmp_path) == {"m.torchscript"}
+    for share in (0.8, 0.9, 1.0):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(whole * share)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert load_backend(tmp_path / "m.torchscript", CPU.device).names

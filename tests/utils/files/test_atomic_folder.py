@@ -1,0 +1,44 @@
+"""utils/files/atomic.py: a folder is replaced as a whole, or stays as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from utils.files.atomic import atomic_folder
+
+
+def fill(folder: Path, name: str) -> Path:
+    with atomic_folder(folder) as temporary:
+        (temporary / name).write_text(name)
+        assert temporary.parent == folder.parent
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_folder_is_created_and_replaced(tmp_path):
+    folder = fill(tmp_path / "m", "first")
+    assert names(folder) == ["first"]
+    fill(folder, "second")
+    assert names(folder) == ["second"]
+    assert names(tmp_path) == ["m"]
+
+
+def test_after_an_error_the_old_folder_stays(tmp_path):
+    def fail(temporary):
+        (temporary / "half").touch()
+        raise KeyError
+
+    folder = fill(tmp_path / "m", "first")
+    for path in (folder, tmp_path / "new"):
+        with pytest.raises(KeyError), atomic_folder(path) as temporary:
+            fail(temporary)
+    assert (names(folder), names(tmp_path)) == (["first"], ["m"])
+
+
+def test_os_errors_name_the_folder(tmp_path):
+    with pytest.raises(OSError) as caught, atomic_folder(tmp_path / "missing" / "m"):
+        pass
+    assert caught.value.filename == str(tmp_path / "missing" / "m")
