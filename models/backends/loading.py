@@ -12,6 +12,7 @@ from models.backends.in_torch import TorchBackend
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
+from utils.images.tiles import DEFAULT_OVERLAP, Tiling
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class LoadedModel:
 
     names: of the classes. image_size: long side in pixels that it was trained or exported for. data: the data YAML it
     was trained on, "" if the file does not say. single_class: it was trained with all classes as one. digest: differs
-    between files with different weights.
+    between files with different weights. tile, tile_overlap: the tiles that it was trained on; a side of 0 for none.
     """
 
     backend: Backend
@@ -29,6 +30,18 @@ class LoadedModel:
     data: str
     single_class: bool
     digest: str
+    tile: int = 0
+    tile_overlap: float = DEFAULT_OVERLAP
+
+    def tiling(self, side: int | None, overlap: float | None, whole: bool) -> Tiling | None:
+        """Return the tiles that are asked for, as trained where None is given; None: images are not cut.
+
+        Raises ValueError for a number out of range, and for settings of tiles without tiles.
+        """
+        side = self.tile if side is None else side
+        if side == 0 and (overlap is not None or whole):
+            raise ValueError("tile_overlap and tile_whole are settings of tiles: give tile, their side in pixels, too")
+        return Tiling(side, self.tile_overlap if overlap is None else overlap, whole) if side else None
 
     def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.
@@ -59,6 +72,8 @@ def load_backend(path: Path, device: torch.device, *, half: bool = False) -> Loa
         saved.get("data", ""),
         config.get("single_cls", False),
         weights,
+        config.get("tile", 0),
+        config.get("tile_overlap", DEFAULT_OVERLAP),
     )
 
 
