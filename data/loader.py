@@ -27,7 +27,7 @@ from data.augment.draw import Drawer
 from data.augment.draw_device import Packed, draw_batch, pack
 from data.augment.plan import Planner
 from data.augment.records import Plan
-from data.base_images import DecodedImages, Reader
+from data.base_images import Reader, decoded
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
@@ -108,7 +108,7 @@ class Samples:
         if isinstance(images, DeviceImages):
             self._drawer: _HostDrawer | _DeviceDrawer = _DeviceDrawer(images)
         else:
-            self._drawer = _HostDrawer(images or DecodedImages(planner.labels, planner.image_size))
+            self._drawer = _HostDrawer(images or decoded(planner.labels, planner.image_size, planner.tile))
 
     @property
     def pool(self) -> Tensor | None:

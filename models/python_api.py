@@ -16,6 +16,7 @@ from models.result import Result
 from models.tiled import TiledPredictor
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
+from utils.images.tiles import open_tiling
 from utils.printable import excerpt, printable
 
 Weights = str | os.PathLike[str]
@@ -127,7 +128,7 @@ def load(
         "multi_label": multi_label,
         "batch_size": batch_size,
     }
-    tiling = loaded[0].tiling(tile, tile_overlap, tile_whole)
+    tiling = open_tiling(**loaded[0].tiles(tile, tile_overlap, tile_whole))
     predictor = TiledPredictor(backend, tiling, **settings) if tiling else Predictor(backend, **settings)
     return LoadedDetector(predictor, names, data=loaded[0].data, urls=urls)
 

@@ -16,6 +16,7 @@ from torchvision.ops import nms
 from models.backends import Backend
 from models.image_inputs import ChannelOrder
 from models.predict import Predictor, size_of
+from utils.distributed.world import World
 from utils.images.detections import ImageDetections
 from utils.images.letterbox import Region
 from utils.images.tiles import Tiling, clip, cut_by_tile
@@ -98,6 +99,28 @@ def merge_tiles(
     single = tiles.not_shown_by(joined, single)
     kept = tiles.suppressed(np.sort(np.concatenate([whole, joined, single])))[:max_detections]
     return ImageDetections(tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept])
+
+
+def merge_rows(
+    rows: Numbers, world: World, *, regions: Indices, owners: Indices, sizes: Indices, iou: float, max_detections: int
+) -> Numbers:
+    """Return the detections of images as rows, see ImageDetections.rows, from those of all tiles of all processes.
+
+    Each process merges every `size`-th image; all get the same rows. rows: [D, 7] with the number of the tile. regions:
+    [M, 4] of the tiles. owners: [M], the image of each tile, ascending. sizes: [N, 2], width and height of the images.
+    """
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    first_row = np.searchsorted(rows[:, 0], np.arange(len(owners) + 1))
+    first_tile = np.searchsorted(owners, np.arange(len(sizes) + 1))
+    merged = [np.zeros((0, 7))]
+    for image in range(world.rank, len(sizes), world.size):
+        own = range(first_tile[image], first_tile[image + 1])
+        found = [ImageDetections.from_rows(rows[first_row[tile] : first_row[tile + 1]]) for tile in own]
+        shown: list[Region] = [(x1, y1, x2, y2) for x1, y1, x2, y2 in regions[own.start : own.stop].tolist()]
+        width, height = sizes[image].tolist()
+        whole = merge_tiles(found, shown, (width, height), iou=iou, max_detections=max_detections)
+        merged.append(whole.rows(image))
+    return world.all_gather_rows(torch.from_numpy(np.concatenate(merged))).numpy()
 
 
 @dataclass

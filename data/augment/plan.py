@@ -52,9 +52,11 @@ def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.rand
 class Planner:
     """Plans samples of one data set. Holds flat arrays only, and has no state between calls."""
 
+    tile = 0  # side of the tiles that samples are cut from, in source pixels; 0: samples are whole images
+
     def __init__(self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int) -> None:
         self.labels, self.image_size, self.augmentation, self.seed = labels, image_size, augmentation, seed
-        self._base_sizes = base_sizes(labels.sizes, image_size)
+        self._base_sizes = base_sizes(labels.sizes, image_size, self.tile)
 
     def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool, repeat: int = 0) -> Plan:
         """Return the plan of sample `index` in `epoch` on a canvas of `size` (height, width).

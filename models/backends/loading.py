@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from models.backends.in_torch import TorchBackend
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
-from utils.images.tiles import DEFAULT_OVERLAP, Tiling
+from utils.images.tiles import DEFAULT_OVERLAP
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,16 @@ class LoadedModel:
     tile: int = 0
     tile_overlap: float = DEFAULT_OVERLAP
 
-    def tiling(self, side: int | None, overlap: float | None, whole: bool) -> Tiling | None:
-        """Return the tiles that are asked for, as trained where None is given; None: images are not cut.
+    def tiles(self, tile: int | None, tile_overlap: float | None, tile_whole: bool) -> dict[str, Any]:
+        """Return the arguments of `open_tiling`: those given, and as it was trained where None is given.
 
-        Raises ValueError for a number out of range, and for settings of tiles without tiles.
+        Raises ValueError for settings of tiles without tiles.
         """
-        side = self.tile if side is None else side
-        if side == 0 and (overlap is not None or whole):
+        tile = self.tile if tile is None else tile
+        if tile == 0 and (tile_overlap is not None or tile_whole):
             raise ValueError("tile_overlap and tile_whole are settings of tiles: give tile, their side in pixels, too")
-        return Tiling(side, self.tile_overlap if overlap is None else overlap, whole) if side else None
+        tile_overlap = self.tile_overlap if tile_overlap is None else tile_overlap
+        return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
     def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.

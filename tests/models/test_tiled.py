@@ -1,19 +1,30 @@
 """models/tiled.py: an object on a seam counts once, two objects count twice, small images are left alone."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+import val
+from data import build_evaluation_loader
+from data.tiles.labels import tile_labels
 from models import build_model, load
 from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
-from models.tiled import MIN_PART_SCORE, TiledPredictor, merge_tiles
-from tests.models.test_predict import BrightSpot
+from models.tiled import MIN_PART_SCORE, TiledPredictor, merge_rows, merge_tiles
+from tests.data.test_loader import write_data
+from tests.models.test_predict import BrightSpot, assert_detections_close, by_image
+from tests.support.thread_ranks import run_ranks, thread_worlds
+from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.images.decode import read_image
 from utils.images.detections import ImageDetections
 from utils.images.tiles import CUT_MARGIN, Tiling
 
 TILING = Tiling(100, 0.4)
+TILES = Tiling(96, 0.25)
+LIMITS = {"confidence": 0.05, "iou": 0.6, "max_detections": 40}
 SIZE = (160, 160)  # two by two tiles, which overlap by 40 px: 0-100 and 60-160
 
 
@@ -343,3 +354,62 @@ def test_wrong_settings_of_tiles_are_rejected(weights, given, text):
 def test_loaded_detector_says_how_it_cuts_images(weights):
     assert load(weights["plain"], device="cpu").size_text == "64 px"
     assert load(weights["tiled"], device="cpu").size_text == "64 px, tiles of 96 px with an overlap of 30%"
+
+
+# ---------------------------------------------------------------------- val.py
+
+
+SIZES = [(200, 150), (64, 64), (130, 40), (96, 300), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("large"), SIZES)
+
+
+def detect_tiles(backend, labels, world, batch_size=4, workers=0, tiling=TILES):
+    """The detections of val.py on each image."""
+    loader = build_evaluation_loader(
+        tile_labels(labels, tiling),
+        batch_size=batch_size,
+        image_size=64,
+        stride=backend.stride,
+        workers=workers,
+        rank=world.rank,
+        size=world.size,
+    )
+    found = val.detect(backend, loader, world, active=False, **LIMITS)
+    assert found.labels is labels
+    return by_image(found.detections, labels)
+
+
+@pytest.mark.parametrize("tiling", [TILES, Tiling(96, 0.25, whole=True), Tiling(90, 0)])
+def test_boxes_of_val_equal_those_of_the_predictor(backend, labels, tiling):
+    """val.py reads the tiles by another path: planner, drawing and loader."""
+    expected = TiledPredictor(backend, tiling, image_size=64, multi_label=True, **LIMITS)(
+        [read_image(labels.path(i)) for i in range(len(labels))], channel_order="bgr"
+    )
+    assert min(map(len, expected)) > 0
+    assert_detections_close(detect_tiles(backend, labels, World(torch.device("cpu")), tiling=tiling), expected, 1e-3)
+
+
+def test_boxes_of_val_do_not_depend_on_processes_batches_and_workers(backend, labels):
+    alone = detect_tiles(backend, labels, World(torch.device("cpu")))
+    for size, batch_size, workers in ((2, 4, 0), (3, 1, 0), (1, 7, 2)):
+        worlds = thread_worlds(size)
+        works = [partial(detect_tiles, backend, labels, world, batch_size, workers) for world in worlds]
+        for found in run_ranks(works, worlds):
+            assert_detections_close(found, alone, 1e-3)
+
+
+def test_no_rows_give_no_rows(labels):
+    tiles = tile_labels(labels, TILES)
+    found = merge_rows(np.zeros((0, 7)), World(torch.device("cpu")), **tiles.layout(), iou=0.5, max_detections=9)
+    assert found.shape == (0, 7)
+
+
+def test_detections_as_rows_and_back():
+    found = detections([1, 0.5, 1, 2, 3, 5], [2, 0.25, 0, 0, 9, 9])
+    assert found.rows(7).tolist() == [[7, 1, 1, 2, 2, 3, 0.5], [7, 2, 0, 0, 9, 9, 0.25]]
+    assert rows(ImageDetections.from_rows(found.rows(7))) == rows(found)
+    assert detections().rows(0).shape == (0, 7)

@@ -74,6 +74,11 @@ class Tiling:
         return f"tiles of {self.side} px with an overlap of {self.overlap:.0%}{whole}"
 
 
+def open_tiling(tile: int, tile_overlap: float, tile_whole: bool) -> Tiling | None:
+    """Return the tiling with these settings; None if `tile` is 0: images are not cut. Raises ValueError as Tiling."""
+    return Tiling(tile, tile_overlap, tile_whole) if tile else None
+
+
 def clip(boxes_xyxy: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
     """Return the parts of boxes [..., 4] inside a region, in the pixels of the boxes; empty ones have no area.
 
