@@ -126,7 +126,7 @@ class Samples:
             self._drawer(plans, shape, memory),
             shape,
             np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
-            np.array([key.index for key in keys]),
+            np.array([self.planner.image_of(key.index) for key in keys]),
             np.stack([self._placement(key) for key in keys]),
         )
 

@@ -48,6 +48,15 @@ class Tiling:
         steps = -(-(length - self.side) // longest_step)
         return [number * (length - self.side) // steps for number in range(steps + 1)]
 
+    def step(self, length: int) -> float:
+        """Return the distance between the tiles along a side of the image, 0 if there is only one.
+
+        >>> Tiling(640, 0.2).step(1500), Tiling(640, 0.2).step(640)
+        (430.0, 0.0)
+        """
+        starts = self.starts(length)
+        return starts[-1] / max(1, len(starts) - 1)
+
     def grid(self, size: tuple[int, int]) -> list[Region]:
         """Return the tiles of an image of `size` (width, height), row by row.
 
