@@ -43,6 +43,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--agnostic-nms", action="store_true", help="boxes of different classes suppress each other too")
     add("--multi-label", action="store_true", help="a box may have several classes, as in val.py (on with --save-json)")
     add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+    add("--tile", type=int, help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)")
+    add("--tile-overlap", type=float, help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)")
+    add("--tile-whole", action="store_true", help="with tiles, detect in the whole image too, for large objects")
     add("--device", default="", help="cpu, mps or a GPU number")
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
@@ -120,7 +123,7 @@ def main(args: Namespace) -> Counter[int]:
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     detector = open_detector(args, weights)
     given = args.source or validation_images(detector.data)
-    log.say(f"{', '.join(weights)} on {given}, {detector.image_size} px, {describe(detector.device)}")
+    log.say(f"{', '.join(weights)} on {given}, {detector.size_text}, {describe(detector.device)}")
     if args.view_img:
         require_display()
     source = open_source(given, frame_step=args.vid_stride, say=log.say)
@@ -170,6 +173,9 @@ def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:
         multi_label=args.multi_label or args.save_json,
         augment=args.augment,
         batch_size=args.batch_size,
+        tile=args.tile,
+        tile_overlap=args.tile_overlap,
+        tile_whole=args.tile_whole,
     )
 
 

@@ -122,21 +122,17 @@ from utils.terminal import FaultError, run_and_exit
 def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
     """The writer of a checkpoint's files. Raises ValueError as load_detector does."""
     detector, saved = load_detector(path)
-    names, trained_size, data, single_class = description(saved)
-    weights, stride = digest(detector), max(detector.strides)
-    sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [trained_size]]
+    known, stride = description(saved), max(detector.strides)
+    sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [known["image_size"]]]
     limits = (args.conf_thres, args.iou_thres, args.topk_all, args.agnostic_nms)
     model = ExportedModel(
-        names=names,
+        **known | {"image_size": max(sides)},
         stride=stride,
-        image_size=max(sides),
         canvas=None if args.dynamic else (sides[0], sides[-1]),
         batch_size=None if args.dynamic else args.batch_size,
         nms=Suppression(*limits) if args.nms else None,
         precision="int8" if args.int8 else "fp16" if args.half else "fp32",
-        data=data,
-        single_class=single_class,
-        digest=weights,
+        digest=digest(detector),
         opset=args.opset,
         torch_version=str(torch.__version__),
     )

@@ -42,6 +42,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--epochs", type=int, help="passes over the training images")
     add("--batch-size", "--batch", type=int, help="images per batch over all processes; -1: largest that fits")
     add("--imgsz", "--img", "--img-size", type=int, help="image size in pixels, for training and validation")
+    add("--tile", type=int, help="train on tiles of this side, in pixels, resized to --imgsz; 0: on whole images")
+    add("--tile-overlap", type=float, help="minimum overlap of neighbouring tiles, as a fraction of their side")
     add("--rect", action="store_true", help="rectangular batches of images of similar shape; no mosaic")
     add("--resume", nargs="?", const="newest", help="resume a run: its folder or last.pt, or the newest run")
     add("--nosave", action="store_true", help="save only at the end, and on SIGTERM or SIGUSR1")
@@ -183,7 +185,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
     log.say(
-        f"{data.file}, {len(train_labels)} train and {len(data.labels['val'])} val images at {image_size} px; "
+        f"{data.file}, {len(train_labels)} train and {len(data.labels['val'])} val {data.unit}s at {image_size} px; "
         f"{state.describe(len(loaders.train))}; DataLoader workers: {loaders.train.workers}; writing to {run.folder}"
     )
     world.wait_for_main()
@@ -269,9 +271,7 @@ def train_one_epoch(
         with replica.gradients(last=step in closing):  # ranks exchange gradients once for each optimizer step
             with state.autocast:
                 maps = replica(images)
-            losses = criterion(
-                maps, targets, checkpoints.trigger.all_reduce_sum
-            )  # {"box": ..., ...}: this rank's share
+            losses = criterion(maps, targets, checkpoints.trigger.all_reduce_sum)  # {"box": ...}: this rank's share
             loss = sum(losses.values()) * state.batch.loss_scale
             state.scaler.scale(loss).backward(nan_if_nonfinite(loss))
         epoch_losses.add(losses)

@@ -35,6 +35,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--download", action="store_true", help="download the data set from the URL in its YAML, if it is missing")
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
+    add("--tile", type=int, help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)")
+    add("--tile-overlap", type=float, help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)")
+    add("--tile-whole", action="store_true", help="with tiles, detect in the whole image too, for large objects")
     add("--square", action="store_true", help="letterbox to a square, as models exported for a fixed size need")
     add("--conf-thres", "--conf", type=float, default=0.001, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
@@ -89,6 +92,7 @@ from data.labels import Labels
 from data.loader import Batch
 from data.sampler import EvaluationSampler
 from data.splits import Dataset, open_dataset
+from data.tiles.labels import TiledLabels
 from models import Detector
 from models.assign.targets import pad_targets
 from models.backends import Backend
@@ -97,6 +101,7 @@ from models.backends.in_torch import TorchBackend
 from models.backends.loading import LoadedModel, canvas_for, confidence_note, load_backend
 from models.losses import Loss
 from models.predict import detections_in_images
+from models.tiled import merge_rows
 from models.weights.kestrel import load_detector
 from utils.distributed.devices import describe, loader_workers, processes_for, wait_for
 from utils.distributed.host_copies import to_device
@@ -105,7 +110,7 @@ from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.files.folders import new_run_folder
 from utils.files.writers import write_json
-from utils.images.detections import ImageDetections
+from utils.images.tiles import clip
 from utils.log import RunLog
 from utils.metrics.coco import evaluate_boxes, format_summary
 from utils.metrics.coco_results import write_coco
@@ -161,7 +166,7 @@ def detect(
     active: bool = True,
     interrupted: Callable[[], bool] | None = None,
 ) -> Predictions:
-    """Detections of `model` on every image of `loader`, gathered from all processes.
+    """Detections of `model` on every image of `loader`, gathered from all processes, and merged if it loads tiles.
 
     criterion: also compute the losses, of a model that is not exported or combined. max_detections: kept per image,
     over all classes. Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
@@ -193,12 +198,15 @@ def detect(
             iou=iou,
             max_detections=max_detections,
         )
-        rows += [_as_rows(index, found) for index, found in zip(batch.indices.tolist(), in_images, strict=True)]
+        rows += [found.rows(index) for index, found in zip(batch.indices.tolist(), in_images, strict=True)]
         clock.append([len(images), forward_done - started, time.perf_counter() - forward_done])
     if interrupted is not None and world.all_gather_rows(torch.tensor([interrupted()])).any():
         raise InterruptedRunError
 
-    detections = _as_detections(world.all_gather_rows(torch.from_numpy(np.concatenate(rows))).numpy(), loader.labels)
+    gathered = world.all_gather_rows(torch.from_numpy(np.concatenate(rows))).numpy()
+    if isinstance(loader.labels, TiledLabels):
+        limits: dict[str, Any] = {"iou": iou, "max_detections": max_detections}
+        gathered = merge_rows(gathered, world, **loader.labels.layout(), **limits)
     numbers, images_in = torch.cat(sizes).split(1, 1)
     by_batch = world.all_gather_rows(torch.cat([numbers, torch.cat(losses).cpu().double() * images_in], 1))
     sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # same order for any number of ranks
@@ -206,8 +214,8 @@ def detect(
     timed, *seconds = world.all_gather_rows(warm).sum(0).tolist()
     waited = world.all_gather_rows(torch.tensor([[batches.waited]])).sum().item() / len(loader.labels)
     return Predictions(
-        loader.labels,
-        detections,
+        loader.labels.whole,
+        _as_detections(gathered, loader.labels.whole),
         dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
         {"load": waited * 1000} | {part: 1000 * s / timed for part, s in zip(("model", "nms"), seconds, strict=True)},
     )
@@ -216,13 +224,6 @@ def detect(
 def evaluate(model: Detector | Backend, loader: Loader[EvaluationSampler], world: World, **options: Any) -> Evaluation:
     """The metrics of `model` on all images of `loader`. options: further arguments of `detect`."""
     return detect(model, loader, world, **options).evaluate()
-
-
-def _as_rows(index: int, found: ImageDetections) -> NDArray[np.float64]:
-    """[D, 7]: image index, class, x, y, w, h in pixels of the image, score."""
-    low, high = np.split(found.boxes_xyxy, 2, axis=1)
-    head = np.stack([np.full(len(found), index), found.class_ids], 1)
-    return np.concatenate([head, low, high - low, found.scores[:, None]], 1)
 
 
 def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
@@ -273,10 +274,14 @@ def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.fl
     """[D, 7]: index in the batch, class, x1, y1, x2, y2 in the batch's pixels, score of at least SHOWN_CONFIDENCE."""
     rows = []
     for i, index in enumerate(batch.indices.tolist()):
-        chosen = (found.image_ids == labels.image_ids[index]) & (found.scores >= SHOWN_CONFIDENCE)
+        image_id, region = labels.part(index)
+        chosen = np.flatnonzero((found.image_ids == image_id) & (found.scores >= SHOWN_CONFIDENCE))
         low, size = np.split(found.boxes_xywh[chosen], 2, axis=1)
-        boxes = batch.placement_of(i).to_canvas(np.concatenate([low, low + size], 1))
-        head = np.stack([np.full(chosen.sum(), i), found.class_ids[chosen]], 1)
+        visible = clip(np.concatenate([low, low + size], 1), region)
+        shown = (visible[:, 2:] > visible[:, :2]).all(1)
+        chosen, visible = chosen[shown], visible[shown] - np.tile(region[:2], 2)
+        boxes = batch.placement_of(i).to_canvas(visible)
+        head = np.stack([np.full(len(chosen), i), found.class_ids[chosen]], 1)
         rows.append(np.concatenate([head, boxes, found.scores[chosen, None]], 1))
     return np.concatenate(rows)
 
@@ -336,9 +341,9 @@ def main(args: Namespace, world: World) -> Evaluation:
     single = args.single_cls or loaded[0].single_class
     speed, split = args.task == "speed", "val" if args.task == "speed" else args.task
     log = RunLog(active=world.is_main)
-    dataset = open_dataset(
-        data, (split,), world, log.say, download=args.download, single_class=single, cache_dir=args.cache_dir
-    )
+    reading: dict[str, Any] = {"download": args.download, "single_class": single, "cache_dir": args.cache_dir}
+    reading |= loaded[0].tiles(args.tile, args.tile_overlap, args.tile_whole)
+    dataset = open_dataset(data, (split,), world, log.say, **reading)
     backend = combine_members(paths, loaded, dataset, args.augment)
     if note := confidence_note(backend, args.conf_thres):
         log.say(note)
@@ -367,9 +372,9 @@ def main(args: Namespace, world: World) -> Evaluation:
     )
     log.table(class_table(result, dataset.names, verbose=args.verbose or len(dataset.names) <= 20))
     log.table(format_summary(result.coco.stats))
-    log.say(f"{result.describe_times()} per image, in batches of {args.batch_size}")
+    log.say(f"{result.describe_times()} per {dataset.unit}, in batches of {args.batch_size}")
     draw_results(Pictures(folder, dataset.names, active=world.is_main), result, loader)
-    if world.is_main and (summary := write_outputs(args, folder, result, labels, dataset.names)):
+    if world.is_main and (summary := write_outputs(args, folder, result, labels.whole, dataset.names)):
         log.table(summary)
     log.say(f"results written to {folder}")
     world.wait_for_main()

@@ -13,6 +13,8 @@ from data.labels import Labels
 from data.loader import Loader, Samples
 from data.sampler import EvaluationSampler, TrainSampler
 from data.splits import Dataset, open_dataset
+from data.tiles.labels import TiledLabels
+from data.tiles.plan import TilePlanner
 from utils.distributed.devices import loader_workers
 from utils.distributed.world import World
 from utils.images.letterbox import CanvasShapes, canvas_shapes
@@ -92,10 +94,10 @@ def build_train_loader(
 ) -> Loader[TrainSampler]:
     """Return the loader of this process's share of the training batches. batch_size is the total over all processes.
 
-    rect: group images of similar aspect ratio into batches, without mosaic, instead of square canvases.
-    mosaic_until: the first epoch without mosaic, mixup and copy-paste. images: base images, read from their files by
-    default. Set the epoch, its first batch and the image weights on the loader's sampler. Raises ValueError as
-    TrainSampler does.
+    labels: of images, or of tiles; then each sample is a tile, cut at a random position. rect: group samples of similar
+    aspect ratio into batches, without mosaic, instead of square canvases. mosaic_until: the first epoch without mosaic,
+    mixup and copy-paste. images: base images, of whole images, read from their files by default. Set the epoch, its
+    first batch and the image weights on the loader's sampler. Raises ValueError as TrainSampler does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = TrainSampler(
@@ -108,7 +110,12 @@ def build_train_loader(
         shapes=CanvasShapes(image_size, stride) if rect else None,
         mosaic_until=mosaic_until,
     )
-    samples = Samples(Planner(labels, image_size, augmentation, seed), images, augment=True)
+    planner = (
+        TilePlanner(labels, image_size, augmentation, seed)
+        if isinstance(labels, TiledLabels)
+        else Planner(labels, image_size, augmentation, seed)
+    )
+    samples = Samples(planner, images, augment=True)
     return Loader(samples, sampler, workers=workers, device=device)
 
 

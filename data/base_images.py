@@ -1,8 +1,11 @@
-"""Base images: images of a split, resized to a long side of the training size; uint8 [h, w, 3], blue green red."""
+"""Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3], blue green red."""
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 from data.labels import Labels
+from data.tiles.labels import TiledLabels
 from utils.images.decode import read_image
 from utils.images.letterbox import Image, base_sizes, resized
 from utils.printable import printable
@@ -13,16 +16,56 @@ Reader = Callable[[int], Image]  # index -> base image; callers must not write t
 class DecodedImages:
     """Base images decoded from their files on every call."""
 
-    def __init__(self, labels: Labels, image_size: int) -> None:
-        self.labels, self.image_size = labels, image_size
-        self.sizes = base_sizes(labels.sizes, image_size)
+    def __init__(self, labels: Labels, image_size: int, tile: int = 0) -> None:
+        """tile: side of the tiles that samples are cut from, see `base_sizes`."""
+        self.labels, self.image_size, self.tile = labels, image_size, tile
+        self.sizes = base_sizes(labels.sizes, image_size, tile)
+
+    @property
+    def key(self) -> list[Any]:
+        """What the base images depend on besides the files, as plain values."""
+        return [self.image_size, "of-tiles-of", self.tile] if self.tile else [self.image_size]
 
     def __call__(self, index: int) -> Image:
-        """Return base image `index`. Raises ValueError if it is damaged, or not of the size that its labels are for."""
-        path = self.labels.path(index)
-        image = read_image(path)
-        size, known = (image.shape[1], image.shape[0]), tuple(self.labels.sizes[index].tolist())
-        if size != known:
-            sizes = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
-            raise ValueError(f"{printable(path)}: has changed since its labels were read: it had {sizes}")
-        return resized(image, *self.sizes[index].tolist())
+        """Return base image `index`. Raises ValueError as `read_labelled` does."""
+        return resized(read_labelled(self.labels, index), *self.sizes[index].tolist())
+
+
+class DecodedTiles(DecodedImages):
+    """Base images of tiles, decoded from the files of their images. The last image is kept for its next tile."""
+
+    def __init__(self, labels: TiledLabels, image_size: int) -> None:
+        super().__init__(labels, image_size)
+        self._tiles = labels
+        self._read = lru_cache(maxsize=1)(lambda index: read_labelled(labels.images, index))
+
+    @property
+    def key(self) -> list[Any]:
+        tiling = self._tiles.tiling
+        return [self.image_size, "tiles", tiling.side, tiling.overlap, tiling.whole]
+
+    def __call__(self, index: int) -> Image:
+        x1, y1, x2, y2 = self._tiles.regions[index].tolist()
+        image = self._read(int(self._tiles.owners[index]))
+        return resized(image[y1:y2, x1:x2], *self.sizes[index].tolist())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodedTiles, (self._tiles, self.image_size)
+
+
+def decoded(labels: Labels, image_size: int, tile: int = 0) -> DecodedImages:
+    """Return a reader of the base images of images or tiles. tile: as for DecodedImages."""
+    return (
+        DecodedTiles(labels, image_size) if isinstance(labels, TiledLabels) else DecodedImages(labels, image_size, tile)
+    )
+
+
+def read_labelled(labels: Labels, index: int) -> Image:
+    """Return image `index`. Raises ValueError if it is damaged, or not of the size that its labels are for."""
+    path = labels.path(index)
+    image = read_image(path)
+    size, known = (image.shape[1], image.shape[0]), tuple(labels.sizes[index].tolist())
+    if size != known:
+        sizes = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
+        raise ValueError(f"{printable(path)}: has changed since its labels were read: it had {sizes}")
+    return image

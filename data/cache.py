@@ -25,9 +25,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.augment.draw_device import POOL_PADDING
-from data.base_images import DecodedImages, Reader
+from data.base_images import DecodedImages, Reader, decoded
 from data.labels import Labels
 from data.scan_cache import fingerprint
+from data.tiles.labels import TiledLabels
 from utils.distributed.memory import free_memory, free_ram
 from utils.distributed.world import World
 from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
@@ -122,7 +123,7 @@ def open_images(
     """
     if where == DEVICE and pastes:
         raise ValueError("--cache device does not support copy-paste (copy_paste in --hyp): choose --cache ram")
-    splits = [_Split(name, DecodedImages(split_labels, image_size)) for name, split_labels in labels.items()]
+    splits = [_Split(name, _reader(name, split_labels, image_size)) for name, split_labels in labels.items()]
     caches = _make_caches(splits, where, folder, spills, world.is_main, say) if world.local_rank == 0 else {}
     paths = world.all_gather_object({name: images.path for name, images in caches.items()})
     if world.local_rank > 0:
@@ -135,6 +136,13 @@ def open_images(
     if where == DEVICE and _fits_on_device(caches, world, say):
         readers["train"] = DeviceImages(caches["train"], world.device)
     return readers
+
+
+def _reader(split: str, labels: Labels, image_size: int) -> DecodedImages:
+    """Return the reader of a split's base images. Training cuts its tiles anywhere, so it needs whole images."""
+    if split == "train" and isinstance(labels, TiledLabels):
+        return decoded(labels.images, image_size, labels.tiling.side)
+    return decoded(labels, image_size)
 
 
 def _fits_on_device(caches: Mapping[str, CachedImages], world: World, say: Callable[[str], None]) -> bool:
@@ -231,7 +239,7 @@ class _Split:
     @cached_property
     def mark(self) -> bytes:
         """A digest of what the cache is made from. Computed when needed, because it checks the state of every file."""
-        made_of = [VERSION, cv2.__version__, self.source.image_size, fingerprint(self._paths())]
+        made_of = [VERSION, cv2.__version__, *self.source.key, fingerprint(self._paths())]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def _paths(self) -> list[str]:
@@ -244,7 +252,7 @@ class _Split:
     @cached_property
     def _folder_name(self) -> str:
         digest = hashlib.sha256(json.dumps(self._paths()).encode()).hexdigest()
-        return f"images-{digest[:16]}-{self.source.image_size}"
+        return "-".join(["images", digest[:16], *map(str, self.source.key)])
 
     def open_first(self, paths: Sequence[str]) -> CachedImages | None:
         """Open the first of these files that contains the images, if any. Paths of other machines do not exist here."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils.images.letterbox import Region
 from utils.metrics.records import GroundTruth
 
 MIN_BOX_SIDE = 1e-3  # pixels; a smaller box counts as empty
@@ -110,6 +111,16 @@ class Labels:
         row = range(len(self.classes))[row]
         return self.points[self.point_offsets[row] : self.point_offsets[row + 1]]
 
+    @property
+    def whole(self) -> "Labels":
+        """The labels of whole images: these, unless they are those of tiles (data/tiles/)."""
+        return self
+
+    def part(self, index: int) -> tuple[int, Region]:
+        """Return the id of the image that `index` shows, and the part: all of it, unless it is a tile."""
+        width, height = self.sizes[index].tolist()
+        return int(self.image_ids[index]), (0, 0, width, height)
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> "Labels":
         """Return the images `indices`, in that order, with their rows and polygons."""
         chosen = np.arange(len(self))[np.asarray(indices, dtype=np.int64)]
@@ -169,7 +180,7 @@ class Labels:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name; `Labels(**arrays)` is the inverse."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(Labels)}
 
 
 @dataclass

@@ -27,7 +27,7 @@ from data.augment.draw import Drawer
 from data.augment.draw_device import Packed, draw_batch, pack
 from data.augment.plan import Planner
 from data.augment.records import Plan
-from data.base_images import DecodedImages, Reader
+from data.base_images import Reader, decoded
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
@@ -108,7 +108,7 @@ class Samples:
         if isinstance(images, DeviceImages):
             self._drawer: _HostDrawer | _DeviceDrawer = _DeviceDrawer(images)
         else:
-            self._drawer = _HostDrawer(images or DecodedImages(planner.labels, planner.image_size))
+            self._drawer = _HostDrawer(images or decoded(planner.labels, planner.image_size, planner.tile))
 
     @property
     def pool(self) -> Tensor | None:
@@ -126,7 +126,7 @@ class Samples:
             self._drawer(plans, shape, memory),
             shape,
             np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
-            np.array([key.index for key in keys]),
+            np.array([self.planner.image_of(key.index) for key in keys]),
             np.stack([self._placement(key) for key in keys]),
         )
 

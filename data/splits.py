@@ -11,8 +11,10 @@ from data.labels import Labels
 from data.report import Report
 from data.scan import scan
 from data.shapes.generate import generate
+from data.tiles.labels import tile_labels
 from utils.distributed.world import World
 from utils.files.folders import cache_folder
+from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 
 FOLDER = Path(__file__).parent
 
@@ -53,6 +55,7 @@ class Dataset:
     world: World
     single_class: bool
     cache_dir: str
+    tiling: Tiling | None = None
     labels: dict[str, Labels] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of the labels
@@ -63,12 +66,17 @@ class Dataset:
         return self.spec.file
 
     @property
+    def unit(self) -> str:
+        """What a sample is: "image" or "tile"."""
+        return "tile" if self.tiling else "image"
+
+    @property
     def names(self) -> list[str]:
         """The class names; a single name if all classes are treated as one."""
         return class_names(self.spec.names, single=self.single_class)
 
     def read(self, split: str, say: Callable[[str], None] = lambda _: None) -> Labels:
-        """Read the labels of a split, and report a summary to `say`.
+        """Return the labels of a split, or of the tiles of its images, and report a summary to `say`.
 
         Raises ValueError as `scan` does, and if the processes read different labels.
         """
@@ -83,9 +91,12 @@ class Dataset:
         say(f"{split}: {report.summary()}")
         if problem := report.first_problem():
             say(f"{split}: the first problem is {problem}")
-        self.labels[split], self.reports[split], self.digests[split] = labels, report, labels.digest()
+        self.reports[split], self.digests[split] = report, labels.digest()
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
-        return labels
+        self.labels[split] = tile_labels(labels, self.tiling) if self.tiling else labels
+        if self.tiling:
+            say(f"{split}: {len(labels)} images are {len(self.labels[split])} {self.tiling}")
+        return self.labels[split]
 
 
 def open_dataset(
@@ -97,17 +108,20 @@ def open_dataset(
     download: bool,
     single_class: bool,
     cache_dir: str,
+    tile: int = 0,
+    tile_overlap: float = DEFAULT_OVERLAP,
+    tile_whole: bool = False,
 ) -> Dataset:
     """Open the data set of a YAML, given its path or its name in data/; one process of each machine downloads it.
 
-    splits: the splits that will be read. say: receives notes, such as paths that were corrected. Raises ValueError as
-    `open_data` does.
+    splits: the splits that will be read. say: receives notes, such as paths that were corrected. tile, tile_overlap,
+    tile_whole: cut images into tiles, see `open_tiling`. Raises ValueError as that and `open_data` do.
     """
     with world.local_main_first():
         spec = open_data(name, download=download, splits=splits)
     for note in spec.notes:
         say(note)
-    return Dataset(spec, world, single_class, cache_dir)
+    return Dataset(spec, world, single_class, cache_dir, open_tiling(tile, tile_overlap, tile_whole))
 
 
 def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:

@@ -28,6 +28,7 @@ from utils.images.letterbox import (
     place,
 )
 from utils.images.opencv import cv2
+from utils.images.tiles import Tiling
 from utils.stopwatch import Stopwatch
 
 
@@ -35,8 +36,10 @@ class Predictor:
     """Detects objects in images of any size, letterboxed as in val.py.
 
     An image's canvas depends only on that image, so its detections do not depend on the other images of the batch,
-    except for rounding in the forward pass.
+    except for rounding in the forward pass. tiling: how images are cut, None if they are not.
     """
+
+    tiling: Tiling | None = None
 
     def __init__(
         self,

@@ -13,8 +13,10 @@ from models.backends.loading import canvas_for, load_backend
 from models.image_inputs import ChannelOrder, read_input, split_inputs
 from models.predict import Predictor
 from models.result import Result
+from models.tiled import TiledPredictor
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
+from utils.images.tiles import open_tiling
 from utils.printable import excerpt, printable
 
 Weights = str | os.PathLike[str]
@@ -33,6 +35,12 @@ class LoadedDetector:
     @property
     def image_size(self) -> int:
         return self.predictor.image_size
+
+    @property
+    def size_text(self) -> str:
+        """The image size, and the tiles if images are cut, as text."""
+        tiling = self.predictor.tiling
+        return f"{self.image_size} px" + (f", {tiling}" if tiling else "")
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +81,9 @@ def load(
     multi_label: bool = False,
     augment: bool = False,
     batch_size: int = 16,
+    tile: int | None = None,
+    tile_overlap: float | None = None,
+    tile_whole: bool = False,
     urls: bool = False,
 ) -> LoadedDetector:
     """Load a checkpoint or an exported model as a detector for images of any size.
@@ -83,8 +94,10 @@ def load(
     scores at or below it. iou: NMS threshold. max_detections: per image. classes: detect only these, by index or name.
     names: of the classes, in the order that the results count them: those of the model in another order, or as many new
     ones. agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several
-    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. urls: allow
-    images to be downloaded from a URL.
+    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. tile: cut
+    larger images into tiles of this side in pixels, each resized to image_size; 0: never; by default as it was trained.
+    tile_overlap: of neighbouring tiles, as a fraction of the side; by default as it was trained, or 0.2. tile_whole:
+    detect in the whole image too, for objects larger than a tile. urls: allow images to be downloaded from a URL.
 
     Raises ValueError for a file that cannot be read, and settings out of range.
     """
@@ -104,18 +117,19 @@ def load(
     backend = Ensemble(members) if len(members) > 1 else members[0]
     wanted = [image_size] if isinstance(image_size, int) else image_size
     size, canvas = canvas_for(backend, wanted, loaded[0].image_size)
-    predictor = Predictor(
-        backend,
-        image_size=size,
-        canvas=canvas,
-        confidence=confidence,
-        iou=iou,
-        max_detections=max_detections,
-        class_ids=None if classes is None else [_class_id(each, names) for each in classes],
-        agnostic=agnostic,
-        multi_label=multi_label,
-        batch_size=batch_size,
-    )
+    settings: dict[str, Any] = {
+        "image_size": size,
+        "canvas": canvas,
+        "confidence": confidence,
+        "iou": iou,
+        "max_detections": max_detections,
+        "class_ids": None if classes is None else [_class_id(each, names) for each in classes],
+        "agnostic": agnostic,
+        "multi_label": multi_label,
+        "batch_size": batch_size,
+    }
+    tiling = open_tiling(**loaded[0].tiles(tile, tile_overlap, tile_whole))
+    predictor = TiledPredictor(backend, tiling, **settings) if tiling else Predictor(backend, **settings)
     return LoadedDetector(predictor, names, data=loaded[0].data, urls=urls)
 
 

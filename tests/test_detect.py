@@ -81,7 +81,12 @@ def rows_by_image(file: Path) -> dict[tuple[str, int], list[list[float]]]:
     return {key: sorted(values, reverse=True) for key, values in rows.items()}
 
 
-@pytest.mark.parametrize("flags", [[], ["--augment"], ["--img", "64", "--batch", "3"]])
+TILES = ["--tile", "64", "--tile-overlap", "0.3"]
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--augment"], ["--img", "64", "--batch", "3"], TILES, [*TILES, "--tile-whole", "--img", "64"]]
+)
 def test_boxes_equal_those_of_val(run, photos, weights, tmp_path, tiny_data, flags):
     folder = run("--source", photos, "--nosave", *SAME, *flags)
     paths = ["--project", str(tmp_path), "--name", "v", "--cache-dir", str(tmp_path / "cache"), "--workers", "0"]
@@ -200,6 +205,7 @@ def test_images_without_detections_give_empty_outputs(run, photos, capsys):
         (["--classes", "cat"], "class 'cat': the model has disc, square, bar"),
         (["--classes", "3"], r"class 3: the model has 3 classes \(0-2\)"),
         (["--batch", "0"], "batch_size 0: choose 1 or more"),
+        (["--tile", "-1"], "tile -1: choose a side of 1 pixel or more"),
         (["--weights", "no.pt"], "no.pt: cannot be read as a checkpoint: No such file"),
         (["--dnn"], "--dnn is not supported: OpenCV's DNN module is not used"),
         (["--update"], "--update is not supported: checkpoints are never rewritten"),

@@ -53,6 +53,7 @@ RUNS = {
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
     "a step to each batch": SHORT.replace("--batch 6", "--batch 44") + " --data MANY",
+    "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1") + " --tile 40 --tile-overlap 0.3",
     "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
 }
 FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with

@@ -213,6 +213,19 @@ def test_run_killed_20_times_and_resumed_ends_with_same_bits(attempt, tmp_path, 
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_tiled_run_killed_mid_epoch_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
+    tiled = ("--epochs", "2", "--tile", "48", "--tile-overlap", "0.3")
+    assert attempt(size, "straight", *tiled) == [0] * size
+    for at in ("before a step 3", "after a step 2", "in validation 5"):
+        assert min(attempt(size, "broken", *tiled, at=f"0 {at}")) == -9
+        halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
+        assert halfway["config"]["tile"] == 48
+        assert halfway["batch"] > 0
+    assert attempt(size, "broken", "--epochs", "2") == [0] * size  # the tiles are those of the run
+    assert_same_bits(tmp_path / "straight", tmp_path / "broken")
+
+
 def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path):
     """With lr0 0.001, rounding errors grow from 1e-16 to 3e-11; with 0.01 to 2e-6, which could hide a fault."""
     write_hyp(tmp_path / "slow.yaml", "hyp.scratch-low.yaml", lr0=0.001, warmup_bias_lr=0.001)

@@ -124,16 +124,22 @@ def test_number_of_workers_does_not_change_results(start):
     assert without_time(without_workers) == without_time(with_workers)
 
 
-def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path):
-    result, folder = start("--epochs", "3")
+@pytest.mark.parametrize("flags", [[], ["--tile", "64", "--tile-overlap", "0.3", "--imgsz", "64"]], ids=" ".join)
+def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, flags):
+    """With the image size and the tiles of the training.
+
+    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold.
+    """
+    result, folder = start("--epochs", "3", *flags)
     saved = checkpoint_file.load(folder / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]
     assert "optimizer" not in saved
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0"]
     arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
     measured = val.main(val.parse_args(arguments)[0], CPU)
-    assert measured.coco.stats == pytest.approx(result.coco.stats, abs=1e-6)
-    assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
+    tolerance = 1e-4 if flags else 1e-6
+    assert measured.coco.stats == pytest.approx(result.coco.stats, abs=tolerance)
+    assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=tolerance)
 
 
 def test_fine_tuning_copies_weights(start, capsys):
@@ -160,6 +166,8 @@ def test_frozen_layers_keep_their_initial_bits(start, tiny_model):
         ["--rect"],
         ["--image-weights"],
         ["--rect", "--image-weights"],
+        ["--tile", "64", "--imgsz", "64", "--rect", "--image-weights", "--cache"],
+        ["--tile", "64", "--imgsz", "64", "--multi-scale", "--batch-size", "-1"],
         ["--checkpoint-activations"],
         ["--amp", "fp64"],
         ["--multi-scale"],

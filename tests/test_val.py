@@ -235,6 +235,40 @@ def test_single_cls_evaluates_multi_class_model_as_one_class(measure):
     assert [category["name"] for category in truth["categories"]] == ["object"]
 
 
+# ---------------------------------------------------------------------- tiles
+
+
+def test_tiles_are_evaluated_over_whole_images(measure, capsys):
+    found, folder = measure("--tile", "64", "--tile-overlap", "0.25", "--img", "64", "--save-json")
+    said = capsys.readouterr().out
+    assert "val: 8 images are 32 tiles of 64 px with an overlap of 25%" in said
+    assert "per tile, in batches of 4" in said
+    assert found.images == 8
+    assert found.detections.image_ids.max() <= 8
+    assert (found.detections.boxes_xywh[:, :2] + found.detections.boxes_xywh[:, 2:]).max() > 64
+    assert json.loads((folder / "metrics.json").read_text())["AP"] == found.coco.stats["AP"]
+    assert {file.name for file in folder.glob("val_batch*")} >= {"val_batch0_labels.jpg", "val_batch0_pred.jpg"}
+
+
+def test_tiles_larger_than_the_images_change_nothing(measure):
+    (plain, _), (tiled, _) = measure(), measure("--tile", "96", "--tile-whole")
+    assert plain.coco.stats == tiled.coco.stats
+    assert plain.detections.boxes_xywh.tobytes() == tiled.detections.boxes_xywh.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--tile-overlap", "0.5"], "settings of tiles: give tile, their side in pixels, too"),
+        (["--tile", "-1"], "tile -1: choose a side of 1 pixel or more, or 0 to use whole images"),
+        (["--tile", "64", "--tile-overlap", "1"], "tile overlap 1.0: choose a fraction of the side from 0 to 0.9"),
+    ],
+)
+def test_wrong_tile_flags_are_rejected(measure, flags, text):
+    with pytest.raises(ValueError, match=text):
+        measure(*flags)
+
+
 # ---------------------------------------------------------------------- pictures
 
 

@@ -29,7 +29,7 @@ from data.augment.geometry import (
 )
 from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Plan, Tile
 from data.labels import Labels
-from utils.images.letterbox import Placement, base_sizes, centered, place
+from utils.images.letterbox import Placement, Region, base_sizes, centered, place
 
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30
@@ -52,9 +52,20 @@ def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.rand
 class Planner:
     """Plans samples of one data set. Holds flat arrays only, and has no state between calls."""
 
+    tile = 0  # side of the tiles that samples are, in source pixels; 0: samples are whole images
+    min_visible = 0.0  # fraction of its area; a box of which less is visible becomes an ignore region
+
     def __init__(self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int) -> None:
         self.labels, self.image_size, self.augmentation, self.seed = labels, image_size, augmentation, seed
-        self._base_sizes = base_sizes(labels.sizes, image_size)
+        self._base_sizes = base_sizes(labels.sizes, image_size, self.tile)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.labels)
+
+    def image_of(self, index: int) -> int:
+        """Return the image that sample `index` shows."""
+        return index
 
     def plan(self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool, repeat: int = 0) -> Plan:
         """Return the plan of sample `index` in `epoch` on a canvas of `size` (height, width).
@@ -68,7 +79,7 @@ class Planner:
             layer, targets = self._mosaic(random, index)
             layers = [layer]
             if random.random() < a.mixup:
-                layer, more = self._mosaic(random, int(random.integers(len(self.labels))))
+                layer, more = self._mosaic(random, int(random.integers(len(self))))
                 layers.append(layer)
                 targets, mix = np.concatenate([targets, more]), float(random.beta(32.0, 32.0))
         else:
@@ -82,7 +93,7 @@ class Planner:
 
     def plain(self, index: int, size: tuple[int, int]) -> Plan:
         """Return the plan of the letterboxed image on a canvas of `size`, without augmentation, as in validation."""
-        tile = self._letterboxed(index, size)
+        tile = self._letterboxed(index, (0, 0, *self.base_size(index)), size)
         return Plan(
             size, (CanvasLayer((tile,)),), self._targets([tile], [self.labels.rows(index)], size).astype(np.float32)
         )
@@ -94,15 +105,19 @@ class Planner:
 
     # ------------------------------------------------------------------ geometry
 
-    def _letterboxed(self, index: int, size: tuple[int, int]) -> Tile:
+    def _crop(self, random: np.random.Generator, index: int) -> tuple[int, Region]:
+        """Return the image of a sample and its region in base pixels: the whole image."""
+        return index, (0, 0, *self.base_size(index))
+
+    def _letterboxed(self, index: int, region: Region, size: tuple[int, int]) -> Tile:
         """Return a tile of the image in the centre of the canvas; it is shrunk if the canvas is smaller."""
-        region, target = (0, 0, *self.base_size(index)), centered(self.base_size(index), size)
+        target = centered((region[2] - region[0], region[3] - region[1]), size)
         return Tile(index, region, rectangle_to_rectangle(region, target), target)
 
     def _single(
         self, random: np.random.Generator, index: int, size: tuple[int, int]
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
-        boxed = self._letterboxed(index, size)
+        boxed = self._letterboxed(*self._crop(random, index), size)
         window = random_matrix(random, self.augmentation, (size[1] / 2, size[0] / 2), size)
         return self._layer([self._moved_tile(boxed, window, size)], [], size)
 
@@ -111,9 +126,9 @@ class Planner:
         side = self.image_size
         size = (side, side)
         x, y = (int(v) for v in random.uniform(0.5 * side, 1.5 * side, 2))
-        partners = random.integers(len(self.labels), size=3)
+        partners = random.integers(len(self), size=3)
         indices = random.permutation(np.array([index, *partners]))
-        placed = [self._quadrant(int(i), q, x, y) for q, i in enumerate(indices)]
+        placed = [self._quadrant(*self._crop(random, int(i)), q, x, y) for q, i in enumerate(indices)]
         copies = self._copies(random, placed) if self.augmentation.copy_paste > 0 else []
         window = random_matrix(random, self.augmentation, (side, side), size)
         tiles = [self._moved_tile(tile, window, size) for tile in placed]
@@ -134,14 +149,16 @@ class Planner:
                 pastes.append(Paste(tile.index, tile.region, self._outline(row, tile.index), tile.matrix))
         return CanvasLayer(visible, tuple(pastes)), np.concatenate(targets)
 
-    def _quadrant(self, index: int, quadrant: int, x: int, y: int) -> Tile:
-        """Return a tile of the image with a corner at (x, y) of a canvas of twice the training size, clipped to it."""
+    def _quadrant(self, index: int, region: Region, quadrant: int, x: int, y: int) -> Tile:
+        """Return a tile of the region with a corner at (x, y) of a canvas of twice the training size, clipped to it."""
         limit = 2 * self.image_size
-        wide, high = self.base_size(index)
+        x1, y1, x2, y2 = region
+        wide, high = x2 - x1, y2 - y1
         left = x if quadrant % 2 else x - wide
         top = y if quadrant >= 2 else y - high
-        region = (max(0, -left), max(0, -top), min(wide, limit - left), min(high, limit - top))
-        return Tile(index, region, translation(left, top))
+        visible = (max(0, -left), max(0, -top), min(wide, limit - left), min(high, limit - top))
+        shifted = (x1 + visible[0], y1 + visible[1], x1 + visible[2], y1 + visible[3])
+        return Tile(index, shifted, translation(left - x1, top - y1))
 
     def _moved_tile(self, tile: Tile, window: Matrix, size: tuple[int, int]) -> Tile | None:
         """Move the tile by the matrix `window`; return it as it will be drawn, None if it is not visible.
@@ -230,6 +247,7 @@ class Planner:
 
         crowd = self.labels.crowd[rows]
         fraction = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        kept = np.where(crowd, box_areas(after) > 0, keep_mask(box_areas(base) * stretch, after, fraction))
-        classes = np.where(crowd, IGNORE_CLASS, self.labels.classes[rows])
+        whole, visible = box_areas(base) * stretch, box_areas(after)
+        kept = np.where(crowd, visible > 0, keep_mask(whole, after, fraction))
+        classes = np.where(crowd | (visible < self.min_visible * whole), IGNORE_CLASS, self.labels.classes[rows])
         return np.concatenate([classes[kept, None], after[kept]], 1)

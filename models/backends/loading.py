@@ -18,6 +18,7 @@ from models.backends.torchscript import load_torchscript
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
+from utils.images.tiles import DEFAULT_OVERLAP
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class LoadedModel:
 
     names: of the classes. image_size: long side in pixels that it was trained or exported for. data: the data YAML it
     was trained on, "" if the file does not say. single_class: it was trained with all classes as one. digest: differs
-    between files with different weights.
+    between files with different weights. tile, tile_overlap: the tiles that it was trained on; a side of 0 for none.
     """
 
     backend: Backend
@@ -35,6 +36,19 @@ class LoadedModel:
     data: str
     single_class: bool
     digest: str
+    tile: int = 0
+    tile_overlap: float = DEFAULT_OVERLAP
+
+    def tiles(self, tile: int | None, tile_overlap: float | None, tile_whole: bool) -> dict[str, Any]:
+        """Return the arguments of `open_tiling`: those given, and as it was trained where None is given.
+
+        Raises ValueError for settings of tiles without tiles.
+        """
+        tile = self.tile if tile is None else tile
+        if tile == 0 and (tile_overlap is not None or tile_whole):
+            raise ValueError("tile_overlap and tile_whole are settings of tiles: give tile, their side in pixels, too")
+        tile_overlap = self.tile_overlap if tile_overlap is None else tile_overlap
+        return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
     def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.
@@ -72,19 +86,26 @@ def _load_checkpoint(path: Path, device: torch.device, half: bool) -> LoadedMode
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
-    return LoadedModel(TorchBackend(detector, precision=precision, packed=packed), *description(saved), weights)
+    return LoadedModel(TorchBackend(detector, precision=precision, packed=packed), digest=weights, **description(saved))
 
 
-def description(saved: Mapping[str, Any]) -> tuple[tuple[str, ...], int, str, bool]:
-    """Return names, image size, data and single_class, as in `LoadedModel`, of a checkpoint's entries."""
+def description(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `LoadedModel` that a checkpoint states, in the form that `ExportedModel` takes, too."""
     config = saved.get("config", {})
-    return tuple(saved["names"]), config.get("imgsz", 640), saved.get("data", ""), config.get("single_cls", False)
+    return {
+        "names": tuple(saved["names"]),
+        "image_size": config.get("imgsz", 640),
+        "data": saved.get("data", ""),
+        "single_class": config.get("single_cls", False),
+        "tile": config.get("tile", 0),
+        "tile_overlap": config.get("tile_overlap", DEFAULT_OVERLAP),
+    }
 
 
 def described(backend: ExportedBackend) -> LoadedModel:
     """Return the model of an exported file, from its metadata."""
-    model = backend.model
-    return LoadedModel(backend, model.names, model.image_size, model.data, model.single_class, model.digest)
+    same = ("names", "image_size", "data", "single_class", "digest", "tile", "tile_overlap")
+    return LoadedModel(backend, **{name: getattr(backend.model, name) for name in same})
 
 
 def confidence_note(backend: Backend, confidence: float) -> str:

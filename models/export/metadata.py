@@ -13,6 +13,7 @@ from typing import Any
 
 from models.nms import check_limits
 from utils.images.letterbox import GREY
+from utils.images.tiles import DEFAULT_OVERLAP
 from utils.printable import excerpt, printable
 
 KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
@@ -57,9 +58,9 @@ class ExportedModel:
 
     names: of the classes. stride: sides of images must be multiples of it. image_size: long side in pixels that it was
     trained or exported for. canvas: the only (height, width) it takes, or None for any. batch_size: the only one it
-    takes, or None for any. nms: None if the file returns all predictions. data, single_class, digest: as in
-    `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata; "" in a TorchScript file, whose
-    archive has checksums.
+    takes, or None for any. nms: None if the file returns all predictions. data, single_class, tile, tile_overlap,
+    digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata; "" in a TorchScript
+    file, whose archive has checksums.
     """
 
     names: tuple[str, ...]
@@ -71,6 +72,8 @@ class ExportedModel:
     precision: str = "fp32"
     data: str = ""
     single_class: bool = False
+    tile: int = 0
+    tile_overlap: float = DEFAULT_OVERLAP
     digest: str = ""
     opset: int = 0
     torch_version: str = ""
@@ -194,6 +197,8 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "precision": _precision,
     "data": _text,
     "single_class": _flag,
+    "tile": _whole(MAX_SIDE, 0),
+    "tile_overlap": _share,
     "digest": _text,
     "opset": _whole(1000, 0),
     "torch_version": _text,

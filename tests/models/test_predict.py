@@ -20,6 +20,7 @@ from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.images.detections import ImageDetections
+from utils.metrics.records import Detections
 
 CPU = World(torch.device("cpu"))
 SIZES = [(200, 100), (100, 200), (96, 96), (641, 479), (61, 20), (30, 20), (20000, 10), (1, 1)]  # width, height
@@ -77,7 +78,11 @@ def model(tiny_model):
 
 def detect_with_val(backend: Backend, labels: Labels, **settings) -> list[ImageDetections]:
     loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=backend.stride)
-    found = val.detect(backend, loader, CPU, active=False, **settings).detections
+    return by_image(val.detect(backend, loader, CPU, active=False, **settings).detections, labels)
+
+
+def by_image(found: Detections, labels: Labels) -> list[ImageDetections]:
+    """Return the detections of each image."""
     images = []
     for image_id in labels.image_ids:
         own = found.image_ids == image_id

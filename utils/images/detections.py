@@ -18,6 +18,18 @@ class ImageDetections:
         """Return the number of detections D."""
         return len(self.scores)
 
+    def rows(self, index: int) -> NDArray[np.float64]:
+        """Return [D, 7]: `index` of the image, class, x, y, w, h in pixels, score. `from_rows` inverts it."""
+        low, high = np.split(self.boxes_xyxy, 2, axis=1)
+        head = np.stack([np.full(len(self), index), self.class_ids], 1)
+        return np.concatenate([head, low, high - low, self.scores[:, None]], 1)
+
+    @staticmethod
+    def from_rows(rows: NDArray[np.float64]) -> "ImageDetections":
+        """Return the detections of the rows of one image, [D, 7]."""
+        boxes = np.concatenate([rows[:, 2:4], rows[:, 2:4] + rows[:, 4:6]], 1)
+        return ImageDetections(boxes, rows[:, 6], rows[:, 1].astype(np.int64))
+
 
 @dataclass(frozen=True)
 class Frame:

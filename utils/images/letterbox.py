@@ -67,13 +67,18 @@ def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
     return left, top, left + fit_w, top + fit_h
 
 
-def base_sizes(sizes: NDArray[np.int32], image_size: int) -> NDArray[np.int32]:
+def base_sizes(sizes: NDArray[np.int32], image_size: int, tile: int = 0) -> NDArray[np.int32]:
     """Width and height of the base images, [M, 2], at least 1 px each. sizes: [M, 2] width and height of the images.
+
+    tile: side of the tiles that images are cut into, which are resized to image_size in place of the whole image.
 
     >>> base_sizes(np.array([[640, 480], [20000, 10]], np.int32), 320).tolist()
     [[320, 240], [320, 1]]
+    >>> base_sizes(np.array([[640, 480], [3000, 500]], np.int32), 320, tile=1000).tolist()
+    [[320, 240], [960, 160]]
     """
-    ratios = image_size / sizes.max(1, initial=1, keepdims=True)
+    long_sides = sizes.max(1, initial=1, keepdims=True)
+    ratios = image_size / (np.minimum(long_sides, tile) if tile else long_sides)
     return np.maximum(np.round(sizes * ratios), 1).astype(np.int32)
 
 

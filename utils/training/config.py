@@ -36,6 +36,8 @@ class TrainConfig:
     epochs: int = 100
     batch_size: int = 16
     imgsz: int = 640
+    tile: int = 0
+    tile_overlap: float = 0.2
     rect: bool = False
     resume: str = ""
     nosave: bool = False
@@ -80,6 +82,10 @@ class TrainConfig:
         batch = f"--batch-size {self.batch_size}: choose 1 or more, or -1 for the largest that fits in memory"
         require(self.batch_size >= 1 or self.batch_size == -1, batch)
         require(32 <= self.imgsz <= 8192, f"--imgsz {self.imgsz}: choose 32 to 8192 pixels")
+        tile = f"--tile {self.tile}: choose the side of a tile in pixels, 32 or more, or 0 to train on whole images"
+        require(self.tile == 0 or self.tile >= 32, tile)
+        overlap = f"--tile-overlap {self.tile_overlap}: choose a fraction of the tile's side from 0 to 0.9"
+        require(0 <= self.tile_overlap <= 0.9, overlap)
         require(self.workers >= 0, f"--workers {self.workers}: choose 0 (load in the training process) or more")
         require(self.patience >= 0, f"--patience {self.patience}: choose a number of epochs, or 0: no early stopping")
         smoothing = f"--label-smoothing {self.label_smoothing}: choose a number from 0 to below 1"
@@ -117,7 +123,8 @@ class TrainConfig:
 
     def reading(self) -> dict[str, Any]:
         """Keyword arguments of `data.open_dataset`."""
-        return {"download": self.download, "single_class": self.single_cls, "cache_dir": self.cache_dir}
+        values = {"download": self.download, "single_class": self.single_cls, "cache_dir": self.cache_dir}
+        return values | {"tile": self.tile, "tile_overlap": self.tile_overlap}
 
     def caching(self) -> dict[str, Any]:
         """Keyword arguments of `data.cache.open_images`."""

@@ -398,7 +398,7 @@ def test_mosaic_partners_and_quadrants_are_uniformly_distributed() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(mosaic=1), 0)
     placed: list[list[int]] = []
     quadrant: Callable[..., Tile] = planner._quadrant
-    planner._quadrant = lambda i, q, x, y: placed.append([i, q]) or quadrant(i, q, x, y)  # type: ignore
+    planner._quadrant = lambda i, r, q, x, y: placed.append([i, q]) or quadrant(i, r, q, x, y)  # type: ignore
     for epoch in range(400):
         planner.plan(epoch, 7, (SIDE, SIDE), mosaic=True)
     pairs = np.array(placed)

@@ -1,0 +1,170 @@
+"""Claim: small objects in large images are found tile by tile almost as well as in small images, in bounded memory.
+
+    OMP_NUM_THREADS=1 python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --imgsz 320 --tile 640
+    python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --canvas 3000 --limit 48
+
+The images of the data set's validation split are pasted, unscaled, in a grid onto grey canvases of 3,000 x 3,000
+pixels, with their boxes as YOLO labels, in a temporary folder. One checkpoint then detects
+
+- in the original images, one by one (the reference);
+- in the canvases, resized to `--imgsz` as a whole;
+- in the canvases, in tiles of `--tile` pixels that are resized to `--imgsz`: the same scale as that of the originals,
+  if `--tile` is their long side;
+- in the canvases at that scale, without tiles.
+
+AP is COCO's without its limit of 100 detections per image and class, because a canvas shows more objects than that. The
+peak memory of a process that detects in one canvas is measured in a process of its own, less that of one which detects
+in a small image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import platform
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # must be set before numpy is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from data.labels import Labels  # noqa: E402
+from data.scan import scan  # noqa: E402
+from data.splits import open_data  # noqa: E402
+from models import load  # noqa: E402
+from utils.images.decode import read_image  # noqa: E402
+from utils.images.letterbox import GREY  # noqa: E402
+from utils.images.opencv import cv2  # noqa: E402
+from utils.metrics.coco import precision_and_recall, summarize  # noqa: E402
+from utils.metrics.matching import match_detections  # noqa: E402
+from utils.metrics.records import Detections  # noqa: E402
+
+GAP = 24  # grey pixels between pasted images
+SETTINGS = {"confidence": 0.001, "iou": 0.6, "max_detections": 3000, "multi_label": True}
+ALL = 10**6  # detections per image and class
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True, help="checkpoint")
+    parser.add_argument("--data", required=True, help="data YAML")
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--imgsz", type=int, default=640, help="long side that originals and tiles are resized to")
+    parser.add_argument("--tile", type=int, default=640, help="side of a tile in pixels")
+    parser.add_argument("--tile-overlap", type=float, default=0.2)
+    parser.add_argument("--canvas", type=int, default=3000, help="side of the canvases in pixels")
+    parser.add_argument("--limit", type=int, default=0, help="use only so many images of the split")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    spec = open_data(options.data, splits=(options.split,))
+    names = spec.names
+    labels, _ = scan(spec.sources(options.split), names, cache_dir=None, threads=1, progress=False)
+    labels = labels.subset(range(min(options.limit or len(labels), len(labels))))
+    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread(s), {options.device}")
+    with tempfile.TemporaryDirectory() as folder:
+        count = write_canvases(labels, Path(folder), options.canvas)
+        canvases, _ = scan((str(Path(folder) / "images"),), names, cache_dir=None, threads=1, progress=False)
+        boxes = (len(labels.classes), len(canvases.classes))
+        print(f"{len(labels)} images with {boxes[0]} boxes on {count} canvases with {boxes[1]} boxes")
+        full_size = round(options.canvas * options.imgsz / options.tile)
+        tiles = {"tile": options.tile, "tile_overlap": options.tile_overlap}
+        rows: list[tuple[str, Labels, dict[str, Any]]] = [
+            ("originals", labels, {"image_size": options.imgsz, "tile": 0}),
+            ("canvases", canvases, {"image_size": options.imgsz, "tile": 0}),
+            ("canvases in tiles", canvases, {"image_size": options.imgsz, **tiles}),
+            ("canvases in tiles and whole", canvases, {"image_size": options.imgsz, **tiles, "tile_whole": True}),
+            (f"canvases at {full_size} px", canvases, {"image_size": full_size, "tile": 0}),
+        ]
+        print("| images | AP | AP50 | APs | APm | APl | seconds per image | peak memory |")
+        print("|---|---|---|---|---|---|---|---|")
+        load_it = {"weights": options.weights, "device": options.device, "names": names}
+        base = peak_memory(load_it | {"image_size": 64, "tile": 0}, labels.path(0))
+        for name, shown, settings in rows:
+            started = time.perf_counter()
+            stats = average_precision(shown, load_it | settings)
+            seconds = (time.perf_counter() - started) / len(shown)
+            peak = peak_memory(load_it | settings, shown.path(0)) - base
+            values = " | ".join(f"{stats[key]:.4f}" for key in ("AP", "AP50", "APs", "APm", "APl"))
+            print(f"| {name} | {values} | {seconds:.2f} | {peak / 2**20:.0f} MiB |", flush=True)
+
+
+def write_canvases(labels: Labels, folder: Path, side: int) -> int:
+    """Write the canvases and their YOLO labels to images/ and labels/ in the folder; return their number."""
+    for name in ("images", "labels"):
+        (folder / name).mkdir()
+    pages = list(pages_of(labels.sizes, side))
+    for number, page in enumerate(pages):
+        canvas = np.full((side, side, 3), GREY, np.uint8)
+        lines = []
+        for index, x, y in page:
+            width, height = labels.sizes[index].tolist()
+            canvas[y : y + height, x : x + width] = read_image(labels.path(index))
+            for row in range(labels.rows(index).start, labels.rows(index).stop):
+                left, top, wide, high = labels.boxes_xywh[row].tolist()
+                values = ((x + left + wide / 2) / side, (y + top + high / 2) / side, wide / side, high / side)
+                lines.append(" ".join([str(labels.classes[row]), *(f"{value:.9f}" for value in values)]))
+        cv2.imwrite(str(folder / "images" / f"{number:04d}.png"), canvas, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+        (folder / "labels" / f"{number:04d}.txt").write_text("\n".join(lines) + "\n")
+    return len(pages)
+
+
+def pages_of(sizes: np.ndarray, side: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Iterate over canvases: (index, x, y) of the images on each, row by row. Raises ValueError if one is larger."""
+    page: list[tuple[int, int, int]] = []
+    x = y = row_height = 0
+    for index, (width, height) in enumerate(sizes.tolist()):
+        if max(width, height) > side:
+            raise ValueError(f"image {index} has {width} x {height} pixels: choose a larger --canvas")
+        if x + width > side:
+            x, y, row_height = 0, y + row_height + GAP, 0
+        if y + height > side:
+            yield page
+            page, x, y, row_height = [], 0, 0, 0
+        page.append((index, x, y))
+        x, row_height = x + width + GAP, max(row_height, height)
+    yield page
+
+
+def average_precision(labels: Labels, settings: dict[str, Any]) -> dict[str, float]:
+    """COCO's numbers of a checkpoint on these images, without a limit on detections per image and class."""
+    detector = load(**settings, **SETTINGS)
+    ids, classes, boxes, scores = [], [], [], []
+    for index in range(len(labels)):
+        found = detector.predictor(read_image(labels.path(index)), channel_order="bgr")
+        low, high = np.split(found.boxes_xyxy, 2, axis=1)
+        ids.append(np.full(len(found), labels.image_ids[index]))
+        classes.append(found.class_ids)
+        boxes.append(np.concatenate([low, high - low], 1))
+        scores.append(found.scores)
+    found_all = Detections(*(np.concatenate(parts) for parts in (ids, classes, boxes, scores)))
+    which = {"image_ids": labels.image_ids, "class_ids": np.arange(len(labels.category_ids))}
+    matches = match_detections(labels.ground_truth(), found_all, **which, max_detections=ALL)
+    return summarize(*precision_and_recall(matches, (1, 10, ALL)))
+
+
+def peak_memory(settings: dict[str, Any], path: str) -> int:
+    """The peak memory in bytes of a process that detects in one image."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_memory_here, (settings, path))
+
+
+def _peak_memory_here(settings: dict[str, Any], path: str) -> int:
+    detector = load(**settings, **SETTINGS, batch_size=4)
+    detector.predictor(read_image(path), channel_order="bgr")
+    if detector.device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

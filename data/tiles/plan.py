@@ -1,0 +1,39 @@
+"""Plan training samples that are tiles: crops of base images, at the positions of the grid plus a random shift."""
+
+import numpy as np
+
+from data.augment.plan import Planner
+from data.augment.records import Augmentation
+from data.tiles.labels import MIN_VISIBLE, TiledLabels
+from utils.images.letterbox import Region
+
+
+class TilePlanner(Planner):
+    """Plans samples of the tiles of a data set: sample k is tile k, moved by up to half the distance to its neighbours.
+
+    So each object is seen at every position of a tile, and over many epochs every crop of an image is equally likely,
+    except that more end at its borders. The images of its plans and of `labels` are the whole ones.
+    """
+
+    min_visible = MIN_VISIBLE
+
+    def __init__(self, tiles: TiledLabels, image_size: int, augmentation: Augmentation, seed: int) -> None:
+        self.tile = tiles.tiling.side
+        super().__init__(tiles.images, image_size, augmentation, seed)
+        self._owners, self._starts = tiles.owners, tiles.regions[:, :2]
+        self._steps = np.array([[tiles.tiling.step(side) for side in size] for size in self.labels.sizes.tolist()])
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def image_of(self, index: int) -> int:
+        return int(self._owners[index])
+
+    def _crop(self, random: np.random.Generator, index: int) -> tuple[int, Region]:
+        image = self.image_of(index)
+        base = np.array(self.base_size(image))
+        side = np.minimum(self.image_size, base)
+        start = self._starts[index] + random.uniform(-0.5, 0.5, 2) * self._steps[image]
+        x, y = np.round(start * self.base_scale(image)).astype(int).clip(0, base - side).tolist()
+        width, height = side.tolist()
+        return image, (x, y, x + width, y + height)

@@ -1,0 +1,113 @@
+"""Tiles: overlapping regions that cover a large image, for a detector whose input is smaller.
+
+Both data/ (loading) and models/ (prediction) use this module, because they must cut images identically and do not
+import each other.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.images.letterbox import Region
+
+DEFAULT_OVERLAP, MAX_OVERLAP = 0.2, 0.9  # fractions; beyond 0.9 the number of tiles explodes
+CUT_MARGIN = 0.01  # of a tile's side: a box that ends within it of the tile's border was probably cut there
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How images are cut into tiles.
+
+    side: of a tile, in pixels of the image. overlap: minimum overlap of neighbours, as a fraction of the side. whole:
+    the whole image is one more region, for objects larger than a tile. Raises ValueError for a number out of range.
+    """
+
+    side: int
+    overlap: float = DEFAULT_OVERLAP
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise ValueError(f"tile {self.side}: choose a side of 1 pixel or more, or 0 to use whole images")
+        if not 0 <= self.overlap <= MAX_OVERLAP:
+            raise ValueError(f"tile overlap {self.overlap}: choose a fraction of the side from 0 to {MAX_OVERLAP}")
+
+    def starts(self, length: int) -> list[int]:
+        """Return the first pixel of each tile along a side of the image: evenly spaced, the last tile ends the image.
+
+        >>> Tiling(640, 0.2).starts(1500)  # neighbours may be up to 512 px apart, so 1500 - 640 = 860 takes two steps
+        [0, 430, 860]
+        >>> Tiling(640, 0.2).starts(640), Tiling(640, 0.2).starts(641), Tiling(4, 0).starts(9)
+        ([0], [0, 1], [0, 2, 5])
+        """
+        if length <= self.side:
+            return [0]
+        longest_step = max(1, self.side - math.ceil(self.side * self.overlap - 1e-9))
+        steps = -(-(length - self.side) // longest_step)
+        return [number * (length - self.side) // steps for number in range(steps + 1)]
+
+    def step(self, length: int) -> float:
+        """Return the distance between the tiles along a side of the image, 0 if there is only one.
+
+        >>> Tiling(640, 0.2).step(1500), Tiling(640, 0.2).step(640)
+        (430.0, 0.0)
+        """
+        starts = self.starts(length)
+        return starts[-1] / max(1, len(starts) - 1)
+
+    def grid(self, size: tuple[int, int]) -> list[Region]:
+        """Return the tiles of an image of `size` (width, height), row by row.
+
+        An image that is not larger than a tile is one tile. Tiles are smaller than `side` only where the image is.
+
+        >>> Tiling(640).grid((1000, 300))
+        [(0, 0, 640, 300), (360, 0, 1000, 300)]
+        """
+        width, height = size
+        lefts, tops = self.starts(width), self.starts(height)
+        return [(x, y, min(x + self.side, width), min(y + self.side, height)) for y in tops for x in lefts]
+
+    def regions(self, size: tuple[int, int]) -> list[Region]:
+        """Return the tiles of an image of `size` (width, height), and then the whole image if `whole`.
+
+        >>> Tiling(640, whole=True).regions((1000, 300))[2:], Tiling(640, whole=True).regions((640, 300))
+        ([(0, 0, 1000, 300)], [(0, 0, 640, 300)])
+        """
+        tiles = self.grid(size)
+        return [*tiles, (0, 0, *size)] if self.whole and len(tiles) > 1 else tiles
+
+    def __str__(self) -> str:
+        whole = " and whole images" if self.whole else ""
+        return f"tiles of {self.side} px with an overlap of {self.overlap:.0%}{whole}"
+
+
+def open_tiling(tile: int, tile_overlap: float, tile_whole: bool) -> Tiling | None:
+    """Return the tiling with these settings; None if `tile` is 0: images are not cut. Raises ValueError as Tiling."""
+    return Tiling(tile, tile_overlap, tile_whole) if tile else None
+
+
+def clip(boxes_xyxy: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
+    """Return the parts of boxes [..., 4] inside a region, in the pixels of the boxes; empty ones have no area.
+
+    >>> clip(np.array([[-5.0, 2.0, 3.0, 20.0], [7.0, 0.0, 9.0, 1.0]]), (0, 0, 6, 10)).tolist()
+    [[0.0, 2.0, 3.0, 10.0], [6.0, 0.0, 6.0, 1.0]]
+    """
+    return boxes_xyxy.clip(np.tile(region[:2], 2), np.tile(region[2:], 2))
+
+
+def cut_by_tile(boxes_xyxy: NDArray[np.float64], region: Region, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which boxes [N, 4] end at a border of their tile that is not a border of the image: [N].
+
+    boxes_xyxy: in pixels of the image. region: the tile. size: (width, height) of the image.
+
+    >>> boxes = np.array([[0.0, 10.0, 50.0, 50.0], [600.0, 10.0, 636.0, 50.0], [600.0, 10.0, 630.0, 50.0]])
+    >>> cut_by_tile(boxes, (0, 0, 640, 640), (1000, 640)).tolist()  # the margin is 6.4 px
+    [False, True, False]
+    """
+    margin = CUT_MARGIN * max(region[2] - region[0], region[3] - region[1])
+    low, high = np.array(region[:2]), np.array(region[2:])
+    at_low = (boxes_xyxy[:, :2] - low <= margin) & (low > 0)
+    at_high = (high - boxes_xyxy[:, 2:] <= margin) & (high < np.array(size))
+    return (at_low | at_high).any(1)
