@@ -137,7 +137,7 @@ def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, fla
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0"]
     arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
     measured = val.main(val.parse_args(arguments)[0], CPU)
-    tolerance = 1e-4 if flags else 1e-6
+    tolerance = 1e-4 if flags else 1e-5  # val.py folds and packs the convolutions
     assert measured.coco.stats == pytest.approx(result.coco.stats, abs=tolerance)
     assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=tolerance)
 
