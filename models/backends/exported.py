@@ -12,6 +12,8 @@ from torch.nn.functional import pad
 
 from models.backends import Backend, Prediction
 from models.export.metadata import ExportedModel
+from utils.printable import one_line
+from utils.terminal import FaultError
 
 
 class ExportedBackend(Backend):
@@ -47,7 +49,11 @@ class ExportedBackend(Backend):
 
     def _run_padded(self, images: Tensor, size: int) -> list[Tensor]:
         missing = size - len(images)
-        outputs = self.run(pad(images, (0, 0) * 3 + (0, missing)) if missing else images)
+        padded = pad(images, (0, 0) * 3 + (0, missing)) if missing else images
+        try:
+            outputs = self.run(padded)
+        except Exception as error:  # each runtime has its own types of error
+            raise FaultError(f"the exported file fails on images {list(padded.shape)}: {one_line(error)}") from error
         return [values[: len(images)] for values in outputs]
 
     def _from_detections(self, rows: Tensor) -> Prediction:

@@ -26,7 +26,10 @@ class OnnxBackend(ExportedBackend):
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors only, which are raised as well
-        self._session = runtime.InferenceSession(content, options, providers=providers(runtime, device))
+        wanted = providers(runtime, device)
+        self._session = runtime.InferenceSession(content, options, providers=wanted, enable_fallback=0)
+        if device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
+            raise ValueError(f"onnxruntime cannot use the device {device}, its CUDA libraries do not load")
         self._outputs = list(model.outputs)
 
     def run(self, images: Tensor) -> Sequence[Tensor]:

@@ -5,6 +5,7 @@ import torch
 
 from models.backends.exported import ExportedBackend
 from models.export.metadata import ExportedModel, Suppression
+from utils.terminal import FaultError
 
 CPU = torch.device("cpu")
 NMS = Suppression(0.25, 0.45, 2, False)
@@ -52,6 +53,15 @@ def test_images_of_another_size_are_refused():
         Doubling(canvas=(64, 96)).predict(numbered(1))
     with pytest.raises(ValueError, match="images are 64 x 33, both sides must be multiples of 32"):
         Doubling().predict(numbered(1, height=33))
+
+
+def test_failure_of_a_runtime_is_one_sentence():
+    class Failing(Fixed):
+        def run(self, images):
+            raise RuntimeError("bad\nnode")
+
+    with pytest.raises(FaultError, match=r"^the exported file fails on images \[1, 3, 32, 64\]: bad node$"):
+        Failing().predict(numbered(1))
 
 
 def test_detections_become_boxes_and_scores_of_one_class():
