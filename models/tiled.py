@@ -78,7 +78,8 @@ def merge_tiles(
     """Return the detections of an image from those of its tiles.
 
     found: of each tile, in pixels of the tile, best score first. regions: the tiles, in pixels of the image. size:
-    (width, height) of the image. The rules, for boxes of one class, or of all classes if `agnostic`:
+    (width, height) of the image. If the whole image is one of the regions, only those of its boxes count that no tile
+    shows uncut, because tiles show the others better. The rules, for boxes of one class, or of all if `agnostic`:
 
     1. Whole boxes suppress each other, as in non-maximum suppression.
     2. A cut box gives way to a whole one with which it overlaps by more than the NMS IoU inside the cut box's tile. If
@@ -154,14 +155,20 @@ class _TileBoxes:
         uncut_in = np.stack([~cut_by_tile(boxes, region, size) for region in regions], 1)
         cut = ~uncut_in[np.arange(len(tiles)), tiles]
         kinds = np.zeros_like(classes) if agnostic else classes
-        return _TileBoxes(boxes, scores, classes, kinds, tiles, cut, uncut_in, regions, iou)
+        is_image = np.array([region == (0, 0, *size) for region in regions])
+        kept = ~(is_image[tiles] & uncut_in[:, ~is_image].any(1))
+        left = (boxes[kept], scores[kept], classes[kept], kinds[kept], tiles[kept], cut[kept], uncut_in[kept])
+        return _TileBoxes(*left, regions, iou)
 
     def suppressed(self, chosen: Indices) -> Indices:
         """Return those of the chosen boxes, in ascending order, that non-maximum suppression keeps."""
-        boxes = self.boxes[chosen]
-        apart = boxes + (self.kinds[chosen] * (boxes.max(initial=0) + 1))[:, None]  # kinds must not overlap
-        kept = nms(torch.from_numpy(apart), torch.from_numpy(self.scores[chosen]), self.iou)
-        return chosen[np.sort(kept.numpy())]
+        kept = [np.zeros(0, np.int64)]
+        for kind in np.unique(self.kinds[chosen]).tolist():
+            own = chosen[self.kinds[chosen] == kind]
+            kept.append(
+                own[nms(torch.from_numpy(self.boxes[own]), torch.from_numpy(self.scores[own]), self.iou).numpy()]
+            )
+        return np.sort(np.concatenate(kept))
 
     def not_shown_by(self, whole: Indices, parts: Indices) -> Indices:
         """Return those of the cut boxes `parts` that do not give way to one of the boxes `whole`, by rule 2."""

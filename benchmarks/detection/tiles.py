@@ -1,6 +1,9 @@
 """Claim: small objects in large images are found tile by tile almost as well as in small images, in bounded memory.
 
-    OMP_NUM_THREADS=1 python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --imgsz 320 --tile 640
+YOLOv5n trained on BCCD, at 320 px: AP 0.514 in 87 images of 640 x 480 px; pasted onto canvases of 3,000 px, 0.064
+without tiles, and 0.472 (0.488) in tiles of 640 px with an overlap of 0.2 (0.4).
+
+    python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --imgsz 320 --tile 640
     python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --canvas 3000 --limit 48
 
 The images of the data set's validation split are pasted, unscaled, in a grid onto grey canvases of 3,000 x 3,000
@@ -8,13 +11,13 @@ pixels, with their boxes as YOLO labels, in a temporary folder. One checkpoint t
 
 - in the original images, one by one (the reference);
 - in the canvases, resized to `--imgsz` as a whole;
-- in the canvases, in tiles of `--tile` pixels that are resized to `--imgsz`: the same scale as that of the originals,
-  if `--tile` is their long side;
+- in the canvases, in tiles of `--tile` pixels that are resized to `--imgsz`: the scale of the originals, if `--tile` is
+  their long side;
 - in the canvases at that scale, without tiles.
 
 AP is COCO's without its limit of 100 detections per image and class, because a canvas shows more objects than that. The
-peak memory of a process that detects in one canvas is measured in a process of its own, less that of one which detects
-in a small image.
+peak memory is that of a process that detects in one image with the default thresholds, in batches of 4, less the peak
+of one that detects in an image resized to 64 pixels. Linux only.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import argparse
 import multiprocessing
 import os
 import platform
-import resource
+import re
 import sys
 import tempfile
 import time
@@ -119,7 +122,7 @@ def write_canvases(labels: Labels, folder: Path, side: int) -> int:
 
 
 def pages_of(sizes: np.ndarray, side: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Iterate over canvases: (index, x, y) of the images on each, row by row. Raises ValueError if one is larger."""
+    """Iterate over canvases: the (index, x, y) of the images on each. Raises ValueError for a larger image."""
     page: list[tuple[int, int, int]] = []
     x = y = row_height = 0
     for index, (width, height) in enumerate(sizes.tolist()):
@@ -159,11 +162,12 @@ def peak_memory(settings: dict[str, Any], path: str) -> int:
 
 
 def _peak_memory_here(settings: dict[str, Any], path: str) -> int:
-    detector = load(**settings, **SETTINGS, batch_size=4)
+    detector = load(**settings, batch_size=4)
     detector.predictor(read_image(path), channel_order="bgr")
     if detector.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()  # ru_maxrss would include the memory of the parent process
+    return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -133,6 +133,13 @@ def test_noise_does_not_widen_a_box():
     assert len(merge_pair(left, right)) == 2
 
 
+def test_whole_image_contributes_only_boxes_that_no_tile_shows_uncut():
+    views, nothing = [*PAIR, (0, 0, 160, 100)], detections()
+    small, large = [0, 0.9, 70, 10, 90, 30], [0, 0.8, 50, 40, 110, 90]
+    found = merge_tiles([nothing, nothing, detections(small, large)], views, (160, 100), iou=0.5, max_detections=9)
+    assert rows(found) == [tuple(large)]
+
+
 def test_best_detections_are_kept_and_come_first():
     objects = [(0, 0.1 * k, [15 * k, 70, 15 * k + 10, 80]) for k in range(1, 10)]
     found = merged(objects, max_detections=4)
@@ -177,6 +184,9 @@ def slow_merge(found, regions, size, iou, max_detections):
         for box, score, kind in zip(each.boxes_xyxy.tolist(), each.scores, each.class_ids, strict=True):
             moved = [box[0] + r[0], box[1] + r[1], box[2] + r[0], box[3] + r[1]]
             boxes.append({"box": moved, "score": score, "kind": kind, "tile": t, "cut": is_cut(moved, r, size)})
+    image = [0, 0, *size]
+    small = [r for r in regions if list(r) != image]
+    boxes = [b for b in boxes if list(regions[b["tile"]]) != image or all(is_cut(b["box"], r, size) for r in small)]
     boxes.sort(key=lambda b: -b["score"])
 
     def suppress(given):

@@ -22,6 +22,8 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
         ({"batch_size": 0}, "--batch-size 0: choose 1 or more, or -1 for the largest that fits in memory"),
         ({"imgsz": 31}, "--imgsz 31: choose 32 to 8192 pixels"),
         ({"imgsz": 10**6}, "--imgsz 1000000: choose 32 to 8192 pixels"),
+        ({"tile": 31}, "--tile 31: choose the side of a tile in pixels, 32 or more, or 0 to train on whole images"),
+        ({"tile_overlap": 0.95}, "--tile-overlap 0.95: choose a fraction of the tile's side from 0 to 0.9"),
         ({"workers": -1}, "--workers -1: choose 0 (load in the training process) or more"),
         ({"patience": -1}, "--patience -1: choose a number of epochs, or 0: no early stopping"),
         ({"label_smoothing": 1.0}, "--label-smoothing 1.0: choose a number from 0 to below 1"),

@@ -52,6 +52,8 @@ MAY_NOT_CHANGE = {
     "cfg": "yolov5s.yaml",
     "hyp": "hyp.VOC.yaml",
     "imgsz": 320,
+    "tile": 320,
+    "tile_overlap": 0.5,
     "rect": True,
     "noautoanchor": True,
     "multi_scale": True,

@@ -13,7 +13,7 @@ from utils.printable import one_line
 
 # Raise it with every change of an entry's meaning, settings included, and have `upgraded` read the format before.
 # tests/utils/training/checkpoints/test_contents.py fails if the entries or settings change and this does not.
-FORMAT = 4
+FORMAT = 5
 OLDEST = 3  # the oldest format that can be read
 
 
@@ -122,13 +122,13 @@ def checked_checkpoint(path: str, saved: dict[str, Any]) -> Checkpoint:
 def upgraded(saved: dict[str, Any]) -> dict[str, Any]:
     """Convert the entries of an older format to this format.
 
-    In format 3, `compile` was "" where it is "off" now.
+    In format 3, `compile` was "" where it is "off" now. Before format 5 there were no tiles, which is the default.
     """
     if saved["format"] == 3:
         config = saved["config"]
         compiled = {"compile": "off"} if config.get("compile") == "" else {}
-        saved = saved | {"format": FORMAT, "config": config | compiled}
-    return saved
+        saved = saved | {"config": config | compiled}
+    return saved | {"format": FORMAT}
 
 
 def written_by_another_version(found: object) -> str:

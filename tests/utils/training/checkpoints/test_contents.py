@@ -54,6 +54,13 @@ def test_format_3_checkpoint_is_converted():
     assert kept.description.config["compile"] == "default"
 
 
+def test_format_4_checkpoint_has_no_tiles():
+    config = {name: value for name, value in TrainConfig().as_dict().items() if not name.startswith("tile")}
+    saved = checked_checkpoint("last.pt", entries(format=4, config=config))
+    assert saved.format == FORMAT
+    assert TrainConfig(**saved.description.config | {"freeze": (0,)}).tile == 0
+
+
 @pytest.mark.parametrize("found", [2, FORMAT + 1, "4", None, True])
 def test_other_format_is_reported_as_other_version(found):
     what = f"format {found}" if type(found) is int else "no format number"
@@ -78,7 +85,7 @@ def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
 
 # The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed: raise FORMAT, have
 # `upgraded` convert the format before or refuse it, and only then write the new digest here.
-FORMAT_DIGESTS = {4: "313a700298271148"}
+FORMAT_DIGESTS = {5: "b36eda4ba8d6a707"}
 
 
 def test_changed_entries_or_settings_require_a_new_format():
