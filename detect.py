@@ -91,6 +91,7 @@ if __name__ == "__main__":
 from data.dataset_yaml import find_yaml, read_data_yaml
 from data.sources import open_source
 from models import load
+from models.backends.loading import fixed_settings_note
 from models.predict import Predictor
 from models.python_api import LoadedDetector
 from models.result import count_text
@@ -122,7 +123,10 @@ def main(args: Namespace) -> Counter[int]:
     log = RunLog(active=True, sinks=[TerminalSink()])
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     detector = open_detector(args, weights)
-    given = args.source or validation_images(detector.data)
+    given = args.source or validation_images(args.data or detector.data)
+    if note := fixed_settings_note(detector.predictor.backend, args.conf_thres, multi_label=has_several_classes(args)):
+        log.say(note)
+    refuse_overwriting(given, Path(args.project) / args.name if args.exist_ok else None)
     log.say(f"{', '.join(weights)} on {given}, {detector.size_text}, {describe(detector.device)}")
     if args.view_img:
         require_display()
@@ -138,7 +142,8 @@ def main(args: Namespace) -> Counter[int]:
             counts.update(found.class_ids.tolist())
             frames += 1
             outputs.write(frame, found)
-    log.say(f"{frames} images, {count_text(counts, detector.names)}")
+    skipped = f" ({source.skipped} skipped)" if source.skipped else ""
+    log.say(f"{frames} images{skipped}, {count_text(counts, detector.names)}")
     log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}")
     log.say(f"results written to {folder}")
     return counts
@@ -170,7 +175,7 @@ def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:
         classes=args.classes,
         names=read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names if args.data else None,
         agnostic=args.agnostic_nms,
-        multi_label=args.multi_label or args.save_json,
+        multi_label=has_several_classes(args),
         augment=args.augment,
         batch_size=args.batch_size,
         tile=args.tile,
@@ -198,15 +203,31 @@ def open_detection_outputs(args: Namespace, folder: Path, names: Sequence[str]) 
     )
 
 
+def has_several_classes(args: Namespace) -> bool:
+    """Whether a box may be detected as several classes."""
+    return bool(args.multi_label or args.save_json)
+
+
+def refuse_overwriting(source: str, folder: Path | None) -> None:
+    """Raise ValueError if an existing run folder holds the source, whose files the outputs would overwrite."""
+    if folder and os.path.exists(source):
+        inside = Path(source).resolve()
+        if folder.resolve() in (inside, *inside.parents):
+            raise ValueError(f"--source {source} is in the run folder {folder}: choose another --project or --name")
+
+
 def validation_images(data: str) -> str:
     """The validation images of the data set that the model was trained on, if no --source is given.
 
     Raises ValueError if they cannot be found.
     """
+    hint = "give --source: an image, a video, a folder, a camera number or a URL"
+    if not data:
+        raise ValueError(hint)
     try:
         return str(read_data_yaml(find_yaml(data, DATA_FOLDER, "data set")).sources("val")[0])
-    except ValueError:
-        raise ValueError("give --source: an image, a video, a folder, a camera number or a URL") from None
+    except ValueError as error:
+        raise ValueError(f"{hint}; there are no validation images to use instead, because {error}") from None
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

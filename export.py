@@ -17,6 +17,7 @@ if __name__ == "__main__":
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--dynamic", action="store_true", help="take any batch size, and any height and width that fit the stride")
     add("--half", action="store_true", help="16-bit weights; TorchScript needs a GPU")
     add("--int8", action="store_true", help="8-bit integers, calibrated on the train split of --data")
-    add("--data", default="", help="data YAML for --int8 (default: the one the checkpoint was trained on)")
+    add("--data", default="", help="data YAML of the images to compare with torch, and to calibrate --int8")
     add("--calibration-images", type=int, default=300, help="images of the train split for --int8")
     add("--nms", action="store_true", help="put non-maximum suppression into the file")
     add("--agnostic-nms", action="store_true", help="with --nms: boxes of different classes suppress each other")
@@ -103,7 +104,7 @@ from data.labels import Labels
 from data.splits import Dataset
 from models.backends.combined import MergedClasses
 from models.backends.exported import ExportedBackend
-from models.backends.loading import described, description, load_backend
+from models.backends.loading import description, load_backend, loaded_from_metadata
 from models.export.compare import ReferenceBackend, compare, drawn_images
 from models.export.metadata import ExportedModel, Suppression
 from models.export.to_onnx import HIGHEST_OPSET, LOWEST_OPSET
@@ -161,7 +162,9 @@ class Images:
     def mean_ap(self, backend: ExportedBackend) -> float:
         """COCO's AP on the val split, with the suppression of val.py or of the file."""
         nms, single = self.model.nms, self.dataset.single_class
-        fitting = MergedClasses(backend) if single else described(backend).with_classes(self.dataset.names).backend
+        fitting = (
+            MergedClasses(backend) if single else loaded_from_metadata(backend).with_classes(self.dataset.names).backend
+        )
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], 8)
         return val.evaluate(fitting, loader, self.dataset.world, **limits).coco.stats["AP"]
@@ -180,19 +183,23 @@ def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> 
     return Images(dataset, model, loader_workers(args.workers, 8, world.device))
 
 
-def check_file(path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say) -> ExportedBackend:
-    """The backend of a file that was written, after a comparison with torch; FaultError if they differ too much."""
-    device = device if path.suffix == ".torchscript" else torch.device("cpu")
-    backend = load_backend(path, device).backend
+def open_exported(path: Path, device: torch.device) -> ExportedBackend:
+    """The backend of an exported file; only TorchScript runs on another device than the CPU here."""
+    backend = load_backend(path, device if path.suffix == ".torchscript" else torch.device("cpu")).backend
     if not isinstance(backend, ExportedBackend):
         raise TypeError(f"{path} is not an exported file")
-    if writer.model.precision != "int8":
-        reference = ReferenceBackend(writer.reference)
-        found = compare(backend, reference, (image.to(device) for image in images))
-        if not found.acceptable:
-            raise FaultError(f"{path}: {found}, which is too much: do not use this file")
-        say(f"{path}: {found}")
     return backend
+
+
+def check_file(path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say) -> None:
+    """Compare a file with torch; FaultError if they differ too much. 8-bit files only have to load."""
+    backend = open_exported(path, device)
+    if writer.model.precision == "int8":
+        return
+    found = compare(backend, ReferenceBackend(writer.reference), (image.to(backend.device) for image in images))
+    if not found.acceptable:
+        raise FaultError(f"{path.name}: {found}, which is too much: the file is not kept")
+    say(f"{path.name}: {found}")
 
 
 def report_loss(path: Path, images: Images, before: float, backend: ExportedBackend, say: Say) -> None:
@@ -214,10 +221,11 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
         calibration = images.spread("train", args.calibration_images, say)
         before = images.mean_ap(ReferenceBackend(writer.reference))
     for name in dict.fromkeys(args.include):
-        written = writer.write(name, path, calibration)
-        backend = check_file(written, writer, compared, device, say)
+        check = partial(check_file, writer=writer, images=compared, device=device, say=say)
+        written = writer.write(name, path, calibration, check)
+        say(f"written to {written}")
         if images and args.int8:
-            report_loss(written, images, before, backend, say)
+            report_loss(written, images, before, open_exported(written, device), say)
 
 
 def main(args: Namespace) -> None:

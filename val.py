@@ -98,7 +98,7 @@ from models.assign.targets import pad_targets
 from models.backends import Backend
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import LoadedModel, canvas_for, confidence_note, load_backend
+from models.backends.loading import LoadedModel, canvas_for, fixed_settings_note, load_backend
 from models.losses import Loss
 from models.predict import detections_in_images
 from models.tiled import merge_rows
@@ -290,7 +290,7 @@ def load_members(paths: Sequence[str], world: World, half: bool) -> list[LoadedM
     """The models of all files. Raises ValueError if the processes read different weights."""
     loaded = [load_backend(Path(path), world.device, half=half) for path in paths]
     for path, model in zip(paths, loaded, strict=True):
-        world.require_same(path, model.digest)
+        world.require_same(path, f"{model.digest} {model.backend.precision}")
     return loaded
 
 
@@ -345,7 +345,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     reading |= loaded[0].tiles(args.tile, args.tile_overlap, args.tile_whole)
     dataset = open_dataset(data, (split,), world, log.say, **reading)
     backend = combine_members(paths, loaded, dataset, args.augment)
-    if note := confidence_note(backend, args.conf_thres):
+    if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)
 
@@ -353,8 +353,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     folder = Path(world.broadcast_object(created))
     if world.devices:
         log.say(f"one process uses one device, {world.device}; --spawn starts a process for each device")
-    wanted = [args.imgsz] if args.imgsz else []
-    size, canvas = canvas_for(backend, wanted * (2 if args.square else 1), loaded[0].image_size)
+    wanted = [args.imgsz or loaded[0].image_size] * 2 if args.square else [args.imgsz] if args.imgsz else []
+    size, canvas = canvas_for(backend, wanted, loaded[0].image_size)
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
     process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
     process |= {"image_size": size, "stride": backend.stride, "canvas": canvas}

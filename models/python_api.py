@@ -1,7 +1,8 @@
 """Load a trained detector and use it from a Python program: `load("best.pt")("street.jpg")`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from models.backends import Backend
 from models.backends.combined import AugmentedViews, Ensemble
-from models.backends.loading import canvas_for, load_backend
+from models.backends.loading import canvas_for, join_names, load_backend
 from models.image_inputs import ChannelOrder, read_input, split_inputs
 from models.predict import Predictor
 from models.result import Result
@@ -20,6 +21,7 @@ from utils.images.tiles import open_tiling
 from utils.printable import excerpt, printable
 
 Weights = str | os.PathLike[str]
+MIN_SIDE, MAX_SIDE = 32, 8192  # of the canvas, in pixels, as the scripts allow
 
 
 class LoadedDetector:
@@ -69,14 +71,14 @@ class LoadedDetector:
 def load(
     weights: Weights | Sequence[Weights],
     *,
-    device: str = "",
+    device: str | int | torch.device = "",
     half: bool = False,
     image_size: int | Sequence[int] = (),
     confidence: float = 0.25,
     iou: float = 0.45,
     max_detections: int = 1000,
     classes: Sequence[int | str] | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping[int, str] | None = None,
     agnostic: bool = False,
     multi_label: bool = False,
     augment: bool = False,
@@ -104,7 +106,9 @@ def load(
     paths = [weights] if isinstance(weights, (str, os.PathLike)) else list(weights)
     if not paths:
         raise ValueError("weights is an empty list: give a checkpoint")
-    chosen = pick_devices(device, RankInfo())[0]
+    chosen = pick_devices(str(device), RankInfo())[0]
+    sides = _sides(image_size)
+    names = [names[k] for k in sorted(names)] if isinstance(names, Mapping) else names
     loaded = [load_backend(Path(path), chosen, half=half) for path in paths]
     order, names = _order_and_names(loaded[0].names, names)
     members: list[Backend] = []
@@ -115,15 +119,14 @@ def load(
             raise ValueError(f"{printable(path)} does not fit {printable(paths[0])}: {error}") from None
     members = [AugmentedViews(member) for member in members] if augment else members
     backend = Ensemble(members) if len(members) > 1 else members[0]
-    wanted = [image_size] if isinstance(image_size, int) else image_size
-    size, canvas = canvas_for(backend, wanted, loaded[0].image_size)
+    size, canvas = canvas_for(backend, sides, loaded[0].image_size)
     settings: dict[str, Any] = {
         "image_size": size,
         "canvas": canvas,
         "confidence": confidence,
         "iou": iou,
         "max_detections": max_detections,
-        "class_ids": None if classes is None else [_class_id(each, names) for each in classes],
+        "class_ids": None if classes is None else _class_ids(classes, names),
         "agnostic": agnostic,
         "multi_label": multi_label,
         "batch_size": batch_size,
@@ -136,20 +139,48 @@ def load(
 def _order_and_names(own: Sequence[str], wanted: Sequence[str] | None) -> tuple[Sequence[str], Sequence[str]]:
     """Return the model's own names in the order of the results, and the names that the results show.
 
-    Raises ValueError if there are more or fewer wanted names than own ones.
+    Raises ValueError if there are more or fewer wanted names than own ones, or only some of them are the same: it would
+    be unclear which class a new name stands for.
     """
     if wanted is None or list(wanted) == list(own):
         return own, own
     if len(wanted) != len(own):
         raise ValueError(f"{len(wanted)} class names are given, but the model has {len(own)} classes")
-    return (wanted if sorted(wanted) == sorted(own) else own), wanted
+    if sorted(wanted) == sorted(own):
+        return wanted, wanted
+    if set(wanted) & set(own):
+        given, others = (join_names(sorted(set(a) - set(b))) for a, b in ((wanted, own), (own, wanted)))
+        raise ValueError(
+            f"the model has no class {given}, but has {others}: give its names in any order, or all new ones"
+        )
+    return own, wanted
 
 
-def _class_id(given: int | str, names: Sequence[str]) -> int:
-    """Return the index of a class given by index or name. Raises ValueError if the model does not have it."""
-    if isinstance(given, str) and given in names:
-        return list(names).index(given)
-    try:
-        return int(given)  # the predictor checks the range
-    except ValueError:
-        raise ValueError(f"class '{excerpt(str(given))}': the model has {', '.join(names[:20])}") from None
+def _class_ids(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
+    """Return the indices of classes given by index or name; digits are an index, a name means all classes called so.
+
+    Raises ValueError if the model does not have a class of this name.
+    """
+    if isinstance(given, str):
+        raise ValueError(f"classes is '{excerpt(given)}': give a list of names or numbers")
+    found: list[int] = []
+    for each in given:
+        if isinstance(each, str) and not each.isdecimal():
+            own = [index for index, name in enumerate(names) if name == each]
+            if not own:
+                raise ValueError(f"class '{excerpt(each)}': the model has {join_names(names, 20)}")
+            found += own
+        elif isinstance(each, (str, Integral)):
+            found.append(int(each))  # the predictor checks the range
+        else:
+            raise ValueError(f"class {each!r}: give a name or a whole number")
+    return found
+
+
+def _sides(image_size: Any) -> list[int]:
+    """Return the sides of an image size, none for the default. Raises ValueError if one is out of range."""
+    sides = [image_size] if isinstance(image_size, Integral) else list(image_size)
+    for side in sides:
+        if not isinstance(side, Integral) or not MIN_SIDE <= int(side) <= MAX_SIDE:
+            raise ValueError(f"image size {side}: choose {MIN_SIDE} to {MAX_SIDE} pixels")
+    return [int(side) for side in sides]

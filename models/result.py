@@ -69,14 +69,14 @@ class Result:
 
     def _repr_png_(self) -> bytes:
         """The picture that a notebook shows, as PNG."""
-        return encode(self.plot(), ".png")
+        return encode_rgb(self.plot(), ".png")
 
     def plot(self, *, line_width: int = 0, labels: bool = True, scores: bool = True) -> NDArray[np.uint8]:
         """Return the image with its boxes drawn, uint8 [H, W, 3], RGB. line_width: in pixels, 0 to fit the image."""
         from utils.plots.annotate import draw_detections
 
-        return draw_detections(
-            self.image,
+        drawn = draw_detections(
+            self.image[..., ::-1],  # it takes and returns blue green red
             self.boxes_xyxy,
             self.class_ids,
             self.scores,
@@ -85,6 +85,7 @@ class Result:
             show_labels=labels,
             show_scores=scores,
         )
+        return np.ascontiguousarray(drawn[..., ::-1])
 
     def save(self, path: str | Path, **how: Any) -> Path:
         """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path. how: as for `plot`.
@@ -94,7 +95,7 @@ class Result:
         path = Path(path)
         if path.suffix.lower() not in (".jpg", ".jpeg", ".png"):
             raise ValueError(f"{printable(path)}: choose a name that ends in .jpg, .jpeg or .png")
-        content = encode(self.plot(**how), path.suffix)
+        content = encode_rgb(self.plot(**how), path.suffix)
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
         return path
@@ -105,7 +106,7 @@ class Result:
         detections = [detection._asdict() | {"box_xyxy": list(detection.box_xyxy)} for detection in self]
         return {"path": self.path, "width": width, "height": height, "detections": detections}
 
-    def to_coco(self, image_id: int | str = 1, *, first_category: int = 1) -> list[dict[str, Any]]:
+    def to_coco(self, image_id: int | str, *, first_category: int = 1) -> list[dict[str, Any]]:
         """Return the rows of a COCO results list; class k has the category id k + first_category."""
         return [
             {
@@ -144,7 +145,7 @@ def count_text(counts: Mapping[int, int], names: Sequence[str]) -> str:
     return ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
 
 
-def encode(image: NDArray[np.uint8], suffix: str) -> bytes:
+def encode_rgb(image: NDArray[np.uint8], suffix: str) -> bytes:
     """Return an RGB image as the bytes of a JPEG or PNG file."""
     from PIL import Image
 

@@ -92,13 +92,13 @@ def merge_tiles(
         return found[0]
     tiles = _TileBoxes.of(found, regions, size, iou, agnostic)
     whole, parts = np.flatnonzero(~tiles.cut), np.flatnonzero(tiles.cut)
-    whole = tiles.suppressed(whole)
+    whole = tiles.non_max_suppressed(whole)
     groups = tiles.groups(tiles.not_shown_by(whole, parts))
     joined = np.array([group[0] for group in groups if len(group) > 1], np.int64)
     single = np.array([group[0] for group in groups if len(group) == 1], np.int64)
     tiles.join(groups)
     single = tiles.not_shown_by(joined, single)
-    kept = tiles.suppressed(np.sort(np.concatenate([whole, joined, single])))[:max_detections]
+    kept = tiles.non_max_suppressed(np.sort(np.concatenate([whole, joined, single])))[:max_detections]
     return ImageDetections(tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept])
 
 
@@ -160,7 +160,7 @@ class _TileBoxes:
         left = (boxes[kept], scores[kept], classes[kept], kinds[kept], tiles[kept], cut[kept], uncut_in[kept])
         return _TileBoxes(*left, regions, iou)
 
-    def suppressed(self, chosen: Indices) -> Indices:
+    def non_max_suppressed(self, chosen: Indices) -> Indices:
         """Return those of the chosen boxes, in ascending order, that non-maximum suppression keeps."""
         kept = [np.zeros(0, np.int64)]
         for kind in np.unique(self.kinds[chosen]).tolist():

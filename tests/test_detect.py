@@ -157,7 +157,7 @@ def test_broken_files_are_reported_and_skipped(run, photos, tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"0_broken\.jpg is damaged, truncated or not an image", said)
     assert "0_empty.mp4" in said
-    assert "8 images, " in said
+    assert "8 images (2 skipped), " in said
     assert len(list(folder.glob("*.png"))) == 8
 
 
@@ -205,7 +205,7 @@ def test_images_without_detections_give_empty_outputs(run, photos, capsys):
         (["--classes", "cat"], "class 'cat': the model has disc, square, bar"),
         (["--classes", "3"], r"class 3: the model has 3 classes \(0-2\)"),
         (["--batch", "0"], "batch_size 0: choose 1 or more"),
-        (["--tile", "-1"], "tile -1: choose a side of 1 pixel or more"),
+        (["--tile", "-1"], "tile -1: choose a side of 32 pixels or more"),
         (["--weights", "no.pt"], "no.pt: cannot be read as a checkpoint: No such file"),
         (["--dnn"], "--dnn is not supported: OpenCV's DNN module is not used"),
         (["--update"], "--update is not supported: checkpoints are never rewritten"),
@@ -216,6 +216,19 @@ def test_wrong_flags_are_rejected_before_anything_is_written(run, tmp_path, flag
     with pytest.raises(ValueError, match=text):
         run("--source", ".", *flags) if "--source" not in flags else run(*flags)
     assert not (tmp_path / "d").exists()
+
+
+def test_images_are_never_overwritten_by_their_pictures(run, photos, weights, tmp_path):
+    own = tmp_path / "d"
+    shutil.copytree(photos, own)
+    before = {file.name: file.read_bytes() for file in own.iterdir()}
+    for source in (own, next(own.iterdir())):
+        with pytest.raises(ValueError, match=r"is in the run folder .*: choose another --project or --name"):
+            run("--source", source)
+    (tmp_path / "list.txt").write_text("".join(f"{file}\n" for file in own.iterdir()))
+    with pytest.raises(ValueError, match="would be overwritten by its own picture: choose another --project"):
+        run("--source", tmp_path / "list.txt")
+    assert {file.name: file.read_bytes() for file in own.iterdir()} == before
 
 
 def test_several_processes_are_rejected(run, monkeypatch):
@@ -234,7 +247,9 @@ def test_several_processes_are_rejected(run, monkeypatch):
 def test_missing_source_of_an_unknown_data_set_is_asked_for(run, tmp_path, weights):
     state = checkpoint_file.load(weights)
     checkpoint_file.save(tmp_path / "other.pt", state | {"data": "gone.yaml"})
-    with pytest.raises(ValueError, match="give --source: an image, a video, a folder, a camera number or a URL"):
+    with pytest.raises(
+        ValueError, match=r"give --source: an image, .* or a URL; there are no .* because no data set gone"
+    ):
         run("--weights", tmp_path / "other.pt")
 
 

@@ -91,7 +91,7 @@ def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch
         (["--half", "--int8", "--include", "onnx"], "--half and --int8 exclude each other"),
         (["--int8"], "--int8: TorchScript is not quantized"),
         (["--agnostic-nms"], "--agnostic-nms changes the suppression of --nms: give both"),
-        (["--keras"], "--keras is not supported: TensorFlow files are converted"),
+        (["--keras"], "--keras is not supported: TensorFlow models are made from an exported file by"),
         (["--workspace", "4"], "--workspace is not supported"),
         (["--inclde", "onnx"], "unknown flag --inclde (did you mean --include?)"),
     ],
@@ -112,16 +112,34 @@ def test_missing_package_is_named_with_its_pip_command(run, tmp_path, monkeypatc
     assert written(tmp_path) == set()
 
 
-def test_file_that_differs_from_torch_ends_with_an_error(run, monkeypatch):
-    write = Writer.write
+def test_file_that_differs_from_torch_is_not_kept(run, tmp_path, monkeypatch):
+    """An earlier file stays as it was."""
+    write = Writer._write
 
     def wrong(self, *arguments):
-        path = write(self, *arguments)
+        write(self, *arguments)
         next(self.reference.detector.parameters()).mul_(1.1)  # now torch computes something else
-        return path
 
-    monkeypatch.setattr(Writer, "write", wrong)
-    with pytest.raises(FaultError, match="which is too much: do not use this file"):
+    run()
+    before = (tmp_path / "m.torchscript").read_bytes()
+    monkeypatch.setattr(Writer, "_write", wrong)
+    with pytest.raises(FaultError, match=r"m\.torchscript: .* which is too much: the file is not kept"):
+        run()
+    assert written(tmp_path) == {"m.torchscript"}
+    assert (tmp_path / "m.torchscript").read_bytes() == before
+
+
+def test_missing_runtime_leaves_no_unchecked_file(run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxscript", reason="an optional package")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert exit_code_of(lambda: run("--include", "onnx")) == 2
+    assert "pip install onnxruntime" in capsys.readouterr().err
+    assert written(tmp_path) == set()
+
+
+def test_folder_in_the_place_of_a_file_is_refused(run, tmp_path):
+    (tmp_path / "m.torchscript").mkdir()
+    with pytest.raises(ValueError, match=r"m\.torchscript: is a folder; move it away"):
         run()
 
 
@@ -158,8 +176,8 @@ def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, ca
         assert len(best) == 500
     nms = exports(name, "--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
     assert evaluate(nms).detections.scores.min() > 0.3
-    assert "--conf-thres 0.001 finds no more" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="--imgsz 320: the model was exported for images of 64 x 64 pixels only"):
+    assert "several classes per box find no more: export it without --nms" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="image size 320: the model was exported for images of 64 x 64 pixels only"):
         evaluate(nms, "--img", "320")
 
 

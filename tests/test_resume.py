@@ -374,7 +374,7 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
         (
             {},
             {"format": 1},
-            "(format 1; this one reads 3 to 4): resume it with the version that wrote it, or start a",
+            "(format 1; this one reads 3 to 5): resume it with the version that wrote it, or start a",
         ),
         ({}, {"format": None}, "written by another version of Kestrel (no format number"),
         ({}, {"open": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),

@@ -259,8 +259,8 @@ def test_tiles_larger_than_the_images_change_nothing(measure):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--tile-overlap", "0.5"], "settings of tiles: give tile, their side in pixels, too"),
-        (["--tile", "-1"], "tile -1: choose a side of 1 pixel or more, or 0 to use whole images"),
+        (["--tile-overlap", "0.5"], "need tiles: give --tile, their side in pixels, too"),
+        (["--tile", "-1"], "tile -1: choose a side of 32 pixels or more, or 0 to use whole images"),
         (["--tile", "64", "--tile-overlap", "1"], "tile overlap 1.0: choose a fraction of the side from 0 to 0.9"),
     ],
 )

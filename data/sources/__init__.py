@@ -10,12 +10,12 @@ from data.sources.addresses import ALLOWED, addresses_in, has_scheme, is_camera,
 from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.live import LiveSource
 from data.sources.paths import folder_or_list, pattern, single_file
-from data.sources.protocol import Source
+from data.sources.protocol import FrameSource
 from data.sources.standard_input import paths_on_input
 from data.sources.stream_reader import Connection
 from utils.printable import printable
 
-__all__ = ["VIDEO_SUFFIXES", "Source", "open_source"]
+__all__ = ["VIDEO_SUFFIXES", "FrameSource", "open_source"]
 
 KINDS = f"an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt list, a .streams file, -, {ALLOWED}"
 
@@ -30,7 +30,7 @@ def open_source(
     read_timeout_s: float = 10.0,
     reconnects: int = 10,
     pause_s: float = 1.0,
-) -> Source:
+) -> FrameSource:
     """Return the frames of what the user gave as --source.
 
     say: called with each problem, one sentence, in the thread that iterates. frame_step: use every n-th frame of a

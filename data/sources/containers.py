@@ -2,7 +2,7 @@
 
 Left to guess, FFmpeg takes a playlist, a concat script or a session description for a video, whatever the suffix of the
 file is, and opens the files and addresses written in it.
-Source: ISO/IEC 14496-12 4.2 (boxes), RIFF (Multimedia Programming Interface 1.0, 1991), RFC 8794 (EBML), ISO/IEC
+FrameSource: ISO/IEC 14496-12 4.2 (boxes), RIFF (Multimedia Programming Interface 1.0, 1991), RFC 8794 (EBML), ISO/IEC
 13818-1 2.4.3 and 2.5.3 (transport and program streams).
 """
 

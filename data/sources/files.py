@@ -58,7 +58,7 @@ class FileSource:
 
     @property
     def total(self) -> int | None:
-        """As in Source. Opens each video once, one at a time, to read its header."""
+        """As in FrameSource. Opens each video once, one at a time, to read its header."""
         if self._total is None and isinstance(self._files, list):
             with quiet_decoder():
                 lengths = [video_length(file.path, self._frame_step) if file.is_video else 1 for file in self._files]

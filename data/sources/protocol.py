@@ -7,7 +7,7 @@ from typing import Protocol
 from utils.images.detections import Frame
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """Frames to detect objects in, one at a time; a context manager that closes itself.
 
     Iterating raises ValueError, in one sentence, if the source has ended without a single frame. It may be done in a
@@ -31,7 +31,7 @@ class Source(Protocol):
     def close(self) -> None:
         """End the iteration and release what is open."""
 
-    def __enter__(self) -> "Source": ...
+    def __enter__(self) -> "FrameSource": ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

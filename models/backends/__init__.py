@@ -22,8 +22,8 @@ class Backend(ABC):
     """A detector that is ready to predict. Several threads may call `predict` at the same time.
 
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
-    (H, W) it takes, or None for any. min_confidence: it returns no scores at or below this, because it has filtered its
-    predictions itself.
+    (H, W) it takes, or None for any. precision: that it computes in. min_confidence: it returns no scores at or below
+    this, because it has filtered its predictions itself.
     """
 
     num_classes: int
@@ -32,6 +32,7 @@ class Backend(ABC):
     dtype: torch.dtype = torch.float32
     canvas: tuple[int, int] | None = None
     min_confidence: float = 0.0
+    precision: torch.dtype = torch.float32
 
     @abstractmethod
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:

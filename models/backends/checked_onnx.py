@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.export.metadata import KEY, ExportedModel, read_metadata
-from models.export.to_onnx import payload_digest
+from models.export.to_onnx import onnx_digest
 from utils.optional_packages import require
 from utils.printable import excerpt, printable
 
@@ -43,7 +43,7 @@ def _read(path: Path) -> tuple[bytes, ExportedModel]:
         raise ValueError(f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py")
     model = read_metadata(text[0], path)
     reason = next(objections(proto), "")
-    if not reason and model.sealed(payload_digest(proto)) != model:
+    if not reason and model.sealed(onnx_digest(proto)) != model:
         reason = "its content does not match its checksum: it is damaged, or was changed after the export"
     if reason:
         raise ValueError(f"{printable(path)}: {reason}")

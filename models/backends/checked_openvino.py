@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from models.export.metadata import ExportedModel, read_metadata
-from models.export.to_openvino import METADATA, payload_digest
+from models.export.to_openvino import METADATA, openvino_digest
 from utils.printable import excerpt, one_line, printable
 
 MAX_GRAPH = 1 << 28  # bytes: 30 times that of a large model
@@ -47,7 +47,7 @@ def read_openvino(path: Path) -> OpenVinoFiles:
         GraphChecker(len(weights)).check(graph)
     except (ValueError, expat.ExpatError) as error:
         raise ValueError(f"{printable(graph_file)}: is refused or damaged: {one_line(error)}") from None
-    if model.sealed(payload_digest(graph, weights)) != model:
+    if model.sealed(openvino_digest(graph, weights)) != model:
         raise ValueError(
             f"{printable(graph_file)}: its content and its .bin do not match the checksum in {METADATA}: they are "
             "damaged, or were changed after the export"

@@ -76,6 +76,11 @@ class Ensemble(Combined):
             shown = " and ".join(f"{width} x {height}" for height, width in sorted(sizes))
             raise ValueError(f"models of an ensemble must take the same image size, these take {shown}")
         self.canvas = next(iter(sizes), None)
+        if self.canvas and any(side % self.stride for side in self.canvas):
+            height, width = self.canvas
+            raise ValueError(
+                f"one model takes images of {width} x {height} only, another one multiples of {self.stride}"
+            )
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         parts = [member.predict(images, confidence) for member in self.members]

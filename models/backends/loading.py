@@ -19,6 +19,7 @@ from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
 from utils.images.tiles import DEFAULT_OVERLAP
+from utils.printable import printable
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class LoadedModel:
         """
         tile = self.tile if tile is None else tile
         if tile == 0 and (tile_overlap is not None or tile_whole):
-            raise ValueError("tile_overlap and tile_whole are settings of tiles: give tile, their side in pixels, too")
+            raise ValueError("--tile-overlap and --tile-whole need tiles: give --tile, their side in pixels, too")
         tile_overlap = self.tile_overlap if tile_overlap is None else tile_overlap
         return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
@@ -70,12 +71,14 @@ def load_backend(path: Path, device: torch.device, *, half: bool = False) -> Loa
     where the device supports it; exported files have a precision of their own. Raises ValueError as `load_detector`,
     `load_torchscript`, `load_onnx` and `load_openvino` do.
     """
+    if half and path.suffix in (".torchscript", ".onnx"):
+        raise ValueError(f"{printable(path)}: its precision was chosen at export; leave out --half")
     if path.suffix == ".torchscript":
-        return described(load_torchscript(path, device))
+        return loaded_from_metadata(load_torchscript(path, device))
     if path.suffix == ".onnx":
-        return described(load_onnx(path, device))
+        return loaded_from_metadata(load_onnx(path, device))
     if path.suffix == ".xml" or path.is_dir():
-        return described(load_openvino(path, device, half=half))
+        return loaded_from_metadata(load_openvino(path, device, half=half))
     return _load_checkpoint(path, device, half)
 
 
@@ -102,19 +105,22 @@ def description(saved: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def described(backend: ExportedBackend) -> LoadedModel:
+def loaded_from_metadata(backend: ExportedBackend) -> LoadedModel:
     """Return the model of an exported file, from its metadata."""
     same = ("names", "image_size", "data", "single_class", "digest", "tile", "tile_overlap")
     return LoadedModel(backend, **{name: getattr(backend.model, name) for name in same})
 
 
-def confidence_note(backend: Backend, confidence: float) -> str:
-    """Return a sentence if the backend drops scores that a threshold of `confidence` would keep, else ""."""
-    if confidence >= backend.min_confidence:
+def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: bool) -> str:
+    """Return a sentence if the backend has non-maximum suppression inside, which some settings cannot change, else "".
+
+    That is the case for a lower confidence than that of the file, and for several classes per box.
+    """
+    if not backend.min_confidence or (confidence >= backend.min_confidence and not multi_label):
         return ""
     return (
-        f"the model has non-maximum suppression inside, which drops scores up to {backend.min_confidence:g}: "
-        f"--conf-thres {confidence:g} finds no more; export it without --nms for a full evaluation"
+        f"the model has non-maximum suppression inside, with one class per box and scores above "
+        f"{backend.min_confidence:g}; lower thresholds or several classes per box find no more: export it without --nms"
     )
 
 
@@ -144,4 +150,4 @@ def join_names(names: Sequence[str], most: int = 5) -> str:
     'a, b and 1 more'
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(printable, names[:most])) + more

@@ -25,7 +25,7 @@ class RawGraph(nn.Module):
 
 
 class DetectionsGraph(nn.Module):
-    """images [B, 3, H, W] float32 -> detections [B, D, 6]: see `suppress`."""
+    """images [B, 3, H, W] float32 -> detections [B, D, 6]: see `non_max_suppression_graph`."""
 
     def __init__(self, detector: Detector, nms: Suppression) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class DetectionsGraph(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         boxes_xyxy, scores = self.raw(images)
-        return suppress(boxes_xyxy, scores, self.nms)
+        return non_max_suppression_graph(boxes_xyxy, scores, self.nms)
 
 
-def suppress(boxes_xyxy: Tensor, scores: Tensor, nms: Suppression) -> Tensor:
+def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppression) -> Tensor:
     """Return detections [B, D, 6]: x1, y1, x2, y2, score, class, best first; unused rows are 0.
 
     They are those of `non_max_suppression` with one class per box. Here only tensors are used, so that a trace holds

@@ -78,14 +78,14 @@ def _strip(proto: Any) -> None:
 
 def with_metadata(proto: Any, model: ExportedModel) -> bytes:
     """Return the bytes of a ModelProto with this metadata and the checksum of its graph."""
-    complete = model.sealed(payload_digest(proto))
+    complete = model.sealed(onnx_digest(proto))
     del proto.metadata_props[:]
     proto.metadata_props.add(key=KEY, value=complete.to_json())
     content: bytes = proto.SerializeToString(deterministic=True)
     return content
 
 
-def payload_digest(proto: Any) -> str:
+def onnx_digest(proto: Any) -> str:
     """Return the SHA-256 of a ModelProto without its metadata."""
     bare = type(proto)()
     bare.CopyFrom(proto)

@@ -39,22 +39,25 @@ def keep_order_of_ties(model: Any) -> None:
                 old.replace(new)
 
 
-def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: ExportedModel) -> None:
-    """Write the folder atomically; weights in 16 bits if the metadata's precision is fp16.
+def require_replaceable(folder: Path) -> None:
+    """Raise ValueError if the folder exists and holds anything but an export, which would be lost."""
+    stem = folder.name.removesuffix(SUFFIX)
+    own = {METADATA, f"{stem}.xml", f"{stem}.bin"}
+    if folder.exists() and (not folder.is_dir() or not {file.name for file in folder.iterdir()} <= own):
+        raise ValueError(f"{printable(folder)}: exists and holds other files than an OpenVINO export; move it away")
 
-    Raises ValueError if the folder exists and is not an export.
-    """
-    if folder.exists() and not (folder / METADATA).is_file():
-        raise ValueError(f"{printable(folder)}: exists and is not an OpenVINO export; move it away")
+
+def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: ExportedModel) -> None:
+    """Write the folder atomically; weights in 16 bits if the metadata's precision is fp16."""
     openvino = require("openvino", "export to OpenVINO")
     openvino_graph.set_rt_info(model.to_json(), [KEY])
     with atomic_folder(folder) as temporary:
         graph = temporary / f"{stem}.xml"
         openvino.save_model(openvino_graph, str(graph), compress_to_fp16=model.precision == "fp16")
-        digest = payload_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
+        digest = openvino_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
         write_text(temporary / METADATA, model.sealed(digest).to_json() + "\n")
 
 
-def payload_digest(graph: bytes, weights: bytes) -> str:
+def openvino_digest(graph: bytes, weights: bytes) -> str:
     """Return the SHA-256 of graph and weights."""
     return hashlib.sha256(hashlib.sha256(graph).digest() + hashlib.sha256(weights).digest()).hexdigest()

@@ -1,6 +1,7 @@
-"""Write the files of an export beside its checkpoint, each atomically."""
+"""Write the files of an export beside its checkpoint, each atomically, and only if it passes a check."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -14,9 +15,10 @@ from models.export.graph import halve
 from models.export.int8 import quantized_onnx, quantized_openvino
 from models.export.metadata import ExportedModel
 from models.export.to_onnx import onnx_bytes
-from models.export.to_openvino import SUFFIX, openvino_model, write_openvino
+from models.export.to_openvino import SUFFIX, openvino_model, require_replaceable, write_openvino
 from models.export.to_torchscript import torchscript_bytes
-from utils.files.atomic import atomic_write
+from utils.files.atomic import name_os_errors, replace_folder, temporary_folder
+from utils.printable import printable
 
 SUFFIXES = {"torchscript": ".torchscript", "onnx": ".onnx", "openvino": SUFFIX}
 
@@ -28,23 +30,44 @@ class Writer:
         self.model = model
         self.reference = Export(detector, replace(model, precision="fp32"))
 
-    def write(self, name: str, weights: Path, calibration: Sequence[Tensor] = ()) -> Path:
-        """Write the format `name` (a key of SUFFIXES) beside the checkpoint `weights`; return the path.
+    def path(self, name: str, weights: Path) -> Path:
+        """Return the path of the format `name` (a key of SUFFIXES) beside the checkpoint `weights`."""
+        return weights.with_name(weights.stem + ("_int8" if self.model.precision == "int8" else "") + SUFFIXES[name])
 
-        calibration: batches of one image, for int8. Raises ValueError if a package is missing, and OSError.
+    def write(
+        self,
+        name: str,
+        weights: Path,
+        calibration: Sequence[Tensor] = (),
+        check: Callable[[Path], None] = lambda _: None,
+    ) -> Path:
+        """Write the format `name` beside the checkpoint `weights`; return the path.
+
+        calibration: batches of one image, for int8. check: called with the file in a temporary folder; it gets its
+        place only if this raises nothing. Raises ValueError if a package is missing, or if something else is at the
+        path, and OSError.
         """
-        stem = weights.stem + ("_int8" if self.model.precision == "int8" else "")
-        path = weights.with_name(stem + SUFFIXES[name])
+        path = self.path(name, weights)
+        if name == "openvino":
+            require_replaceable(path)
+        elif path.is_dir():
+            raise ValueError(f"{printable(path)}: is a folder; move it away")
+        with temporary_folder(path) as folder:
+            with name_os_errors(path):
+                folder.mkdir()
+                self._write(name, folder / path.name, calibration)
+            check(folder / path.name)
+            (replace_folder if name == "openvino" else os.replace)(folder / path.name, path)
+        return path
+
+    def _write(self, name: str, path: Path, calibration: Sequence[Tensor]) -> None:
         if name == "openvino":
             graph = openvino_model(self._float_onnx)
             if self.model.precision == "int8":
                 graph = quantized_openvino(graph, calibration)
-            write_openvino(path, stem, graph, self.model)
-            return path
-        content = torchscript_bytes(self._export) if name == "torchscript" else self._onnx(calibration)
-        with atomic_write(path) as temporary:
-            temporary.write_bytes(content)
-        return path
+            write_openvino(path, path.name.removesuffix(SUFFIX), graph, self.model)
+        else:
+            path.write_bytes(torchscript_bytes(self._export) if name == "torchscript" else self._onnx(calibration))
 
     @cached_property
     def _export(self) -> Export:

@@ -96,6 +96,21 @@ def test_names_reorder_or_rename_the_classes(weights, images):
         load(weights, **LOW, names=["a", "b"])
 
 
+def test_digits_are_numbers_of_classes_even_if_a_class_is_called_so(detector, tmp_path, images):
+    state = {"model": detector.state_dict(), "table": detector.table, "names": ["1", "x", "x"]}
+    checkpoint_file.save(tmp_path / "odd.pt", state)
+    settings = {**LOW, "image_size": 96, "max_detections": 300}
+    assert set(load(tmp_path / "odd.pt", **settings, classes=["1"])(images[0], channel_order="rgb").class_ids) == {1}
+    found = load(tmp_path / "odd.pt", **settings, classes=["x"], multi_label=True)(images[0], channel_order="rgb")
+    assert set(found.class_ids) == {1, 2}
+
+
+def test_settings_may_have_the_types_that_programs_use(weights):
+    given = {"device": torch.device("cpu"), "image_size": np.int64(64), "names": {1: "b", 0: "a", 2: "c"}}
+    detector = load(weights, **given)
+    assert (detector.image_size, detector.names, str(detector.device)) == (64, ("a", "b", "c"), "cpu")
+
+
 def test_image_size_is_that_of_the_training_or_as_given(weights):
     assert load(weights, device="cpu").image_size == 96
     assert load(weights, device="cpu", image_size=100).image_size == 128
@@ -134,7 +149,13 @@ def test_threads_may_share_a_detector(weights, images):
         ({"confidence": 2}, "confidence 2: choose a threshold from 0 to 1"),
         ({"classes": [3]}, r"class 3: the model has 3 classes \(0-2\)"),
         ({"classes": ["cat"]}, "class 'cat': the model has disc, square, bar"),
-        ({"image_size": (1, 2, 3)}, "image size 1 2 3: give a long side, or a height and a width"),
+        ({"image_size": (64, 64, 64)}, "image size 64 64 64: give a long side, or a height and a width"),
+        ({"image_size": 0}, "image size 0: choose 32 to 8192 pixels"),
+        ({"image_size": 10**7}, "image size 10000000: choose 32 to 8192 pixels"),
+        ({"image_size": "64"}, "image size 6: choose 32 to 8192 pixels"),
+        ({"classes": "disc"}, "classes is 'disc': give a list of names or numbers"),
+        ({"classes": [1.5]}, r"class 1.5: give a name or a whole number"),
+        ({"names": ["disc", "square", "Bar"]}, "the model has no class Bar, but has bar: give its names in any order"),
         ({"device": "tpu"}, "--device tpu: choose"),
         ({"batch_size": 0}, "batch_size 0: choose 1 or more"),
     ],

@@ -54,8 +54,8 @@ def test_coco_rows_have_width_and_height():
     rows = result_of().to_coco(7)
     assert rows[0] == {"image_id": 7, "category_id": 3, "bbox": [10.0, 20.0, 20.0, 40.0], "score": 0.9}
     assert rows[1]["bbox"] == [0.5, 1.0, 2.0, 3.0]
-    assert result_of().to_coco(first_category=0)[1]["category_id"] == 0
-    assert EMPTY.to_coco() == []
+    assert result_of().to_coco(1, first_category=0)[1]["category_id"] == 0
+    assert EMPTY.to_coco(1) == []
 
 
 def test_supervision_detections_hold_the_same_values():
@@ -83,6 +83,17 @@ def test_picture_shows_boxes_and_leaves_the_image_unchanged():
     assert changed[20:60, 9:12].mean() > 0.5  # the left side of the first box
     assert not changed[:, 40:].any()
     assert (EMPTY.plot() == 200).all()
+
+
+def test_picture_has_the_colours_that_detect_draws():
+    from utils.plots.annotate import draw_detections
+
+    result = result_of()
+    expected = draw_detections(
+        result.image, result.boxes_xyxy, result.class_ids, result.scores, NAMES
+    )  # BGR, a grey image
+    assert np.array_equal(result.plot(), expected[..., ::-1])
+    assert not np.array_equal(result.plot(), expected)
 
 
 def test_saved_picture_and_notebook_picture_are_those_of_plot(tmp_path):

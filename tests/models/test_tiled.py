@@ -350,9 +350,9 @@ def test_tiles_default_to_those_of_the_training(weights, name, given, expected):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"tile_overlap": 0.2}, "settings of tiles: give tile, their side in pixels, too"),
-        ({"tile": 0, "tile_whole": True}, "settings of tiles: give tile"),
-        ({"tile": -3}, "tile -3: choose a side of 1 pixel or more"),
+        ({"tile_overlap": 0.2}, "need tiles: give --tile, their side in pixels, too"),
+        ({"tile": 0, "tile_whole": True}, "need tiles: give --tile"),
+        ({"tile": -3}, "tile -3: choose a side of 32 pixels or more"),
         ({"tile": 64, "tile_overlap": 1.0}, r"tile overlap 1.0: choose a fraction"),
     ],
 )

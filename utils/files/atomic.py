@@ -48,14 +48,30 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     After an exception, or if the process is killed, `path` is the complete old folder, or is missing; it is never half
     written.
     """
-    temporary, old = (path.with_name(f"{path.name}.{word}.{os.getpid()}") for word in ("tmp", "old.tmp"))
-    try:
+    with temporary_folder(path) as temporary:
         with name_os_errors(path):
             temporary.mkdir()
             yield temporary
+        replace_folder(temporary, path)
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield the path of a folder beside `path`, which is removed at the end if it exists."""
+    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Rename the folder `new` to `path`, in place of a folder that exists there."""
+    old = path.with_name(f"{path.name}.old.tmp.{os.getpid()}")
+    with name_os_errors(path):
+        try:
             if path.exists():
                 os.replace(path, old)
-            os.replace(temporary, path)
-    finally:
-        for left in (temporary, old):
-            shutil.rmtree(left, ignore_errors=True)
+            os.replace(new, path)
+        finally:
+            shutil.rmtree(old, ignore_errors=True)

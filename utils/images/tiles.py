@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from utils.images.letterbox import Region
 
 DEFAULT_OVERLAP, MAX_OVERLAP = 0.2, 0.9  # fractions; beyond 0.9 the number of tiles explodes
+MIN_SIDE = 32  # pixels: smaller tiles would be many thousands
 CUT_MARGIN = 0.01  # of a tile's side: a box that ends within it of the tile's border was probably cut there
 
 
@@ -84,7 +85,12 @@ class Tiling:
 
 
 def open_tiling(tile: int, tile_overlap: float, tile_whole: bool) -> Tiling | None:
-    """Return the tiling with these settings; None if `tile` is 0: images are not cut. Raises ValueError as Tiling."""
+    """Return the tiling with these settings; None if `tile` is 0: images are not cut.
+
+    Raises ValueError for a tile of less than MIN_SIDE pixels, and as Tiling does.
+    """
+    if tile and tile < MIN_SIDE:
+        raise ValueError(f"tile {tile}: choose a side of {MIN_SIDE} pixels or more, or 0 to use whole images")
     return Tiling(tile, tile_overlap, tile_whole) if tile else None
 
 

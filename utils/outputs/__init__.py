@@ -5,9 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from utils.images.detections import Frame, ImageDetections
 from utils.outputs.annotated import Annotator
 from utils.outputs.crops import Crops
@@ -60,13 +57,11 @@ def open_outputs(
     line_width: int | None = None,
     show_labels: bool = True,
     show_scores: bool = True,
-    category_ids: NDArray[np.int64] | None = None,
 ) -> Outputs:
     """The outputs that are asked for, in an existing run folder.
 
     pictures: annotated images and videos. text: label files, in text_format 0 (YOLO) or 1 (VOC), with `scores` in each
-    row. category_ids: [C] of predictions.json, by default the class counted from 1. line_width, show_labels and
-    show_scores are those of `draw_detections`.
+    row. line_width, show_labels and show_scores are those of `draw_detections`.
     Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be created.
     """
     annotator = Annotator(names, line_width=line_width, show_labels=show_labels, show_scores=show_scores)
@@ -77,7 +72,7 @@ def open_outputs(
         if csv:
             outputs.append(CsvFile(folder / "predictions.csv", names))
         if json:
-            outputs.append(JsonFile(folder / "predictions.json", category_ids))
+            outputs.append(JsonFile(folder / "predictions.json"))
         if crops:
             outputs.append(Crops(folder, names))
         if pictures:

@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from utils.files.atomic import name_os_errors
 from utils.images.detections import Frame, ImageDetections
@@ -16,13 +15,13 @@ from utils.metrics.coco_results import coco_row
 class JsonFile:
     """Writes a JSON list with a COCO result for each detection: image_id, category_id, bbox, score, file_name.
 
-    Images and frames count from 1, in order; a detection in a video also has `frame`. category_ids: [C], by default
-    the class counted from 1. Rows are streamed to a temporary file, which gets its name when it is closed.
+    Images and frames count from 1, in order; a detection in a video also has `frame`. The category is the class
+    counted from 1. Rows are streamed to a temporary file, which gets its name when it is closed.
     Raises OSError if the file cannot be created.
     """
 
-    def __init__(self, path: Path, category_ids: NDArray[np.int64] | None = None) -> None:
-        self.path, self.category_ids = path, category_ids
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.images, self.rows = 0, 0
         self._temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
         with name_os_errors(path):
@@ -30,11 +29,10 @@ class JsonFile:
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
         self.images += 1
-        classes = found.class_ids + 1 if self.category_ids is None else self.category_ids[found.class_ids]
         low, high = np.split(found.boxes_xyxy, 2, axis=1)
         boxes_xywh = np.concatenate([low, high - low], 1)
         number = {} if frame.number is None else {"frame": frame.number}
-        columns = zip(classes.tolist(), boxes_xywh.tolist(), found.scores.tolist(), strict=True)
+        columns = zip((found.class_ids + 1).tolist(), boxes_xywh.tolist(), found.scores.tolist(), strict=True)
         for category_id, box, score in columns:
             row = coco_row(self.images, category_id, box, score, frame.name) | number
             self._append((",\n" if self.rows else "[\n") + json.dumps(row, ensure_ascii=False, allow_nan=False))

@@ -36,7 +36,7 @@ class LabelFiles:
             else found.boxes_xyxy
         )
         text = label_rows(found.class_ids, columns, found.scores if self.scores else None)
-        stem = with_number(self._names.stem(frame), frame)
+        stem = with_number(self._names.stem(frame, ".txt"), frame)
         write_text(prepare_file(self.folder, f"labels/{stem}.txt"), text)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from utils.images.detections import Frame
 
+OWN_FOLDERS = ("crops", "labels")  # of the run folder
 MAX_BYTES = 180  # of one part of a path: systems allow 255, and suffixes are added
 
 
@@ -20,6 +21,7 @@ class OutputNames:
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[str, bool]] = {}  # by path: the name of the frame, and whether it is of a video
+        self._folders: set[str] = set()
         self._videos: set[str] = set()
         self._numbered: set[str] = set()  # `clip` for an image `clip_1.jpg`
 
@@ -32,13 +34,16 @@ class OutputNames:
         ['b/a', 'b/a.png', 'b/a', '_/c']
         """
         name, owner = path_inside(frame.name), (frame.name, frame.number is not None)
+        if any(folder in self._owners for folder in folders_of(name.casefold())):
+            name = name.replace("/", "_")  # a file has the name of its folder
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         for candidate in itertools.chain((os.path.splitext(name)[0], name), numbered):
-            path = candidate + suffix
+            path = (candidate + suffix).casefold()  # some file systems ignore case
             if self._owners.get(path) == owner:
                 break
-            if path not in self._owners and self._claim(candidate, owner[1]):
+            if path not in self._owners and path not in self._folders and self._claim(candidate.casefold(), owner[1]):
                 self._owners[path] = owner
+                self._folders.update(folders_of(path))
                 break
         return candidate
 
@@ -60,13 +65,27 @@ def with_number(stem: str, frame: Frame) -> str:
     return stem if frame.number is None else f"{stem}_{frame.number}"
 
 
+def folders_of(path: str) -> list[str]:
+    """The folders that a relative path goes through.
+
+    >>> folders_of("a/b/c.jpg"), folders_of("c.jpg")
+    (['a', 'a/b'], [])
+    """
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
 def path_inside(name: str) -> str:
     """A relative path that stays in its folder, the same as `name` if that is one. Long parts are shortened.
 
-    >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside("")
-    ('street/a.jpg', 'etc/_/b.jpg', '_')
+    A folder that has the name of one of the outputs' own gets another one.
+
+    >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside(""), path_inside("crops/a.jpg")
+    ('street/a.jpg', 'etc/_/b.jpg', '_', '_crops/a.jpg')
     """
     parts = [part for part in name.replace("\\", "/").replace("\0", "_").split("/") if part not in ("", ".")]
+    if len(parts) > 1 and parts[0].casefold() in OWN_FOLDERS:
+        parts[0] = f"_{parts[0]}"
     return "/".join(shorten("_" if part == ".." else part) for part in parts) or "_"
 
 

@@ -11,6 +11,7 @@ from utils.images.detections import Frame, ImageDetections
 from utils.images.opencv import cv2
 from utils.outputs.annotated import Annotator
 from utils.outputs.names import OutputNames, prepare_file
+from utils.printable import printable
 
 JPEG_QUALITY = 95
 MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
@@ -34,6 +35,10 @@ class PictureFiles:
         image = self.annotator.draw(frame, found)
         suffix = picture_suffix(frame.name, image)
         file = prepare_file(self.folder, self._names.stem(frame, suffix) + suffix)
+        if file.exists() and os.path.exists(frame.path) and file.samefile(frame.path):
+            raise ValueError(
+                f"{printable(frame.path)} would be overwritten by its own picture: choose another --project"
+            )
         write_bytes(file, encode(image, suffix))
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.sources import Source, open_source
+from data.sources import FrameSource, open_source
 from data.sources.stream_reader import StreamReader
 from tests.support.clips import frame_number, jpeg, write_clip, write_noise
 from tests.support.scripted_server import Answer, Handler, file_answer, fixed_answer
@@ -68,10 +68,10 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def opened(serve: Callable[..., object], said: list[str]) -> Callable[..., Source]:
+def opened(serve: Callable[..., object], said: list[str]) -> Callable[..., FrameSource]:
     """opened(answer, ...) is the source of a server with these answers."""
 
-    def start(*answers: Answer, path: str = "/cam", **options: float) -> Source:
+    def start(*answers: Answer, path: str = "/cam", **options: float) -> FrameSource:
         return open_source(f"{serve(*answers).url}{path}", say=said.append, **{**FAST, **options})
 
     return start

@@ -6,7 +6,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from data.sources import Source, open_source
+from data.sources import FrameSource, open_source
 from tests.support.clips import frame_number, grey, write_clip
 
 
@@ -33,7 +33,7 @@ def write_image(path: Path, number: int = 1) -> Path:
     return path
 
 
-def summary(source: Source) -> list[tuple[str, int | None, int]]:
+def summary(source: FrameSource) -> list[tuple[str, int | None, int]]:
     """(name, number in the video, number drawn in the pixels) of each frame."""
     return [(frame.name, frame.number, frame_number(frame.image)) for frame in source]
 

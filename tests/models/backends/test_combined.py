@@ -61,6 +61,11 @@ def test_ensemble_takes_the_only_fixed_size_and_refuses_two():
         Ensemble([small, large])
 
 
+def test_ensemble_refuses_a_fixed_size_that_another_stride_does_not_divide():
+    with pytest.raises(ValueError, match="one model takes images of 96 x 96 only, another one multiples of 64"):
+        Ensemble([Fake(canvas=(96, 96)), Fake(stride=64)])
+
+
 def test_augmented_views_refuse_a_fixed_size():
     with pytest.raises(ValueError, match="needs a model for images of any size, this one is for 64 x 96 only"):
         AugmentedViews(Fake(canvas=(96, 64)))

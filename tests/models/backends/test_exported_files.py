@@ -12,9 +12,9 @@ import torch
 from models.backends.checked_openvino import read_openvino
 from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import confidence_note, load_backend
+from models.backends.loading import fixed_settings_note, load_backend
 from models.export.quiet import quiet
-from models.export.to_openvino import payload_digest
+from models.export.to_openvino import openvino_digest
 from models.nms import non_max_suppression
 from tests.support.exporting import NAMES, SIZE
 from tests.support.fuzzing import mutate, result_or_error
@@ -73,9 +73,9 @@ def test_file_with_suppression_finds_what_nms_finds(name, exports):
     assert min(map(len, expected)) > 2
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-3)
-    note = confidence_note(backend, 0.001)
-    assert "drops scores up to 0.3" in note
-    assert confidence_note(backend, 0.3) == ""
+    for settings in ({"confidence": 0.001, "multi_label": False}, {"confidence": 0.3, "multi_label": True}):
+        assert "with one class per box and scores above 0.3; lower" in fixed_settings_note(backend, **settings)
+    assert fixed_settings_note(backend, 0.3, multi_label=False) == ""
 
 
 @each_format
@@ -248,7 +248,7 @@ def openvino_folder(exports, tmp_path):
         assert old in graph
         changed, weights = graph.replace(old, new, 1), (whole / "m.bin").read_bytes()
         (folder / "m.xml").write_bytes(changed)
-        model = read_openvino(whole).model.sealed(payload_digest(changed, weights))
+        model = read_openvino(whole).model.sealed(openvino_digest(changed, weights))
         (folder / "metadata.json").write_text(model.to_json())
         return folder
 

@@ -136,11 +136,18 @@ def test_8_bit_files_run_and_are_close(name, nms, tiny_model, tmp_path):
         assert not found.scores.equal(expected.scores)
 
 
-def test_folder_that_is_not_an_export_is_not_replaced(tmp_path):
-    from models.export.to_openvino import write_openvino
+def test_folder_with_other_files_is_not_replaced(tmp_path):
+    from models.export.to_openvino import require_replaceable
 
-    (tmp_path / "m_openvino_model").mkdir()
-    (tmp_path / "m_openvino_model" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="exists and is not an OpenVINO export; move it away"):
-        write_openvino(tmp_path / "m_openvino_model", "m", None, ExportedModel(("a",), 32, 64))
-    assert (tmp_path / "m_openvino_model" / "thesis.txt").exists()
+    folder = tmp_path / "m_openvino_model"
+    require_replaceable(folder)  # there is nothing
+    folder.mkdir()
+    for name in ("metadata.json", "m.xml", "m.bin"):
+        (folder / name).touch()
+    require_replaceable(folder)
+    (folder / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="exists and holds other files than an OpenVINO export; move it away"):
+        require_replaceable(folder)
+    (tmp_path / "n_openvino_model").touch()
+    with pytest.raises(ValueError, match="n_openvino_model: exists and holds other files"):
+        require_replaceable(tmp_path / "n_openvino_model")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.export.graph import suppress
+from models.export.graph import non_max_suppression_graph
 from models.export.metadata import Suppression
 from models.nms import non_max_suppression
 
@@ -38,7 +38,7 @@ def predictions(case):
 @each_case
 def test_torch_graph_keeps_what_nms_keeps(case):
     boxes, scores, nms, expected = predictions(case)
-    assert suppress(boxes, scores, nms).equal(expected)
+    assert non_max_suppression_graph(boxes, scores, nms).equal(expected)
 
 
 def test_cases_have_detections_and_an_empty_image():

@@ -41,6 +41,19 @@ def test_stems_are_unique_with_their_suffix():
     ]
 
 
+def test_stems_differ_in_more_than_case():
+    assert stems("A.png", "a.jpg", "B.mp4", "b_1.png") == ["A", "a.jpg", "B", "b_1.png"]
+
+
+def test_file_and_folder_never_share_a_path():
+    assert stems("a.jpg", "a.txt/x.jpg", suffix=".txt") == ["a", "a.txt_x"]
+    assert stems("a.txt/x.jpg", "a.jpg", "a.txt/y.jpg", suffix=".txt") == ["a.txt/x", "a.jpg", "a.txt/y"]
+
+
+def test_folders_of_the_outputs_are_not_those_of_pictures():
+    assert stems("crops/RBC/a.jpg", "Labels/b.jpg", "crops.jpg") == ["_crops/RBC/a", "_Labels/b", "crops"]
+
+
 def test_number_of_a_frame_is_added():
     assert with_number("b/clip", drawn_frame("clip.mp4", 7)) == "b/clip_7"
     assert with_number("a", drawn_frame("a.jpg")) == "a"

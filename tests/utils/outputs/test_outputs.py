@@ -3,7 +3,6 @@
 import csv
 import json
 
-import numpy as np
 import pytest
 
 from tests.support.detected import drawn_frame, found_boxes
@@ -54,11 +53,6 @@ def test_run_without_frames(tmp_path):
     open_outputs(tmp_path, [], text=True, csv=True, json=True, crops=True).close()
     assert files(tmp_path) == ["predictions.csv", "predictions.json"]
     assert json.loads((tmp_path / "predictions.json").read_text()) == []
-
-
-def test_category_ids_and_labels_are_passed_on(tmp_path):
-    run(tmp_path, [drawn_frame("a.png")], json=True, category_ids=np.array([18, 90]), show_labels=False)
-    assert [r["category_id"] for r in json.loads((tmp_path / "predictions.json").read_text())] == [90, 18]
 
 
 class Recorder:
