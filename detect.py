@@ -21,6 +21,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -88,9 +89,12 @@ if __name__ == "__main__":
     answer_help(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
+import torch
+
 from data.dataset_yaml import find_yaml, read_data_yaml
 from data.sources import open_source
 from models import load
+from models.backends import Backend
 from models.backends.loading import fixed_settings_note
 from models.predict import Predictor
 from models.python_api import LoadedDetector
@@ -107,6 +111,7 @@ from utils.prefetch import prefetch
 from utils.progress import Progress
 from utils.stopwatch import Stopwatch
 from utils.terminal import run_and_exit
+from utils.threads import map_ahead
 
 DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs
@@ -134,8 +139,9 @@ def main(args: Namespace) -> Counter[int]:
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
     outputs = open_detection_outputs(args, folder, detector.names)
     watch, counts, frames = Stopwatch(), Counter[int](), 0
-    ready = prefetch(source, 1 if source.live else AHEAD * args.batch_size)
-    detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, watch), args.batch_size)
+    threads = 1 if source.live else detecting_threads(detector.predictor.backend)
+    ready = prefetch(source, 1 if source.live else AHEAD * args.batch_size * threads)
+    detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, threads, watch), args.batch_size)
     bar = Progress(detected, total=source.total, title="detect", active=True)
     with closing(detected), source, closing(outputs), suppress(WindowClosed):
         for frame, found in bar:
@@ -144,22 +150,31 @@ def main(args: Namespace) -> Counter[int]:
             outputs.write(frame, found)
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
     log.say(f"{frames} images{skipped}, {count_text(counts, detector.names)}")
-    log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}")
+    log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: {threads}")
     log.say(f"results written to {folder}")
     return counts
 
 
+def detecting_threads(backend: Backend) -> int:
+    """Return the number of threads in which images are detected at the same time.
+
+    On a CPU a thread for each core, with an image each: threads that share an image wait for one another.
+    """
+    return torch.get_num_threads() if backend.splits_threads else 1
+
+
 def detect_frames(
-    predictor: Predictor, frames: Iterator[Frame], batch_size: int, watch: Stopwatch
+    predictor: Predictor, frames: Iterator[Frame], batch_size: int, threads: int, watch: Stopwatch
 ) -> Iterator[tuple[Frame, ImageDetections]]:
-    """Iterate over the frames with their detections. watch: measures the stages."""
-    while True:
-        with watch("waiting for images"):
-            batch = list(islice(frames, batch_size))
-        if not batch:
-            return
+    """Iterate over the frames with their detections, in order. watch: measures the stages of each thread."""
+
+    def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
         found = predictor([frame.image for frame in batch], channel_order="bgr", watch=watch)
-        yield from zip(batch, found, strict=True)
+        return list(zip(batch, found, strict=True))
+
+    batches = iter(lambda: list(islice(frames, batch_size)), [])
+    for pairs in map_ahead(detect, batches, threads, start=partial(torch.set_num_threads, 1)):
+        yield from pairs
 
 
 def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:

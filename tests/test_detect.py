@@ -143,6 +143,18 @@ def test_vid_stride_uses_every_nth_frame(run, tmp_path):
     assert len(list((folder / "labels").iterdir())) == 3  # frames 0, 3 and 6
 
 
+def test_number_of_threads_changes_nothing(run, photos, tmp_path, monkeypatch):
+    expected = rows_by_image(run("--source", photos, "--nosave", *SAME) / "predictions.json")
+    before = torch.get_num_threads()
+    monkeypatch.setattr(detect, "detecting_threads", lambda backend: 3)
+    for flags in ([], ["--batch", "3"]):
+        found = rows_by_image(run("--source", photos, "--nosave", *SAME, *flags) / "predictions.json")
+        assert list(found) == list(expected)  # also the order of the images
+        for key, values in expected.items():
+            np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-3)
+    assert torch.get_num_threads() == before
+
+
 def test_classes_are_chosen_by_number_or_name(run, photos):
     both = run("--source", photos, "--nosave", "--save-json", "--conf", "0.1", "--classes", "0", "bar")
     assert {row["category_id"] for row in json.loads((both / "predictions.json").read_text())} <= {1, 3}
@@ -175,9 +187,7 @@ def test_summary_counts_classes_and_times(run, photos, capsys):
     run("--source", photos, "--conf", "0.3")
     said = capsys.readouterr().out
     assert re.search(r"^8 images, \d+ disc, \d+ square|^8 images, \d+ ", said, re.MULTILINE)
-    assert re.search(
-        r"images/s; for each image .* ms waiting for images, .* ms letterbox, .* ms model, .* ms NMS", said
-    )
+    assert re.search(r"images/s; for each image .* ms letterbox, .* ms model, .* ms NMS; threads: 1", said)
 
 
 def test_images_without_detections_give_empty_outputs(run, photos, capsys):

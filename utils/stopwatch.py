@@ -1,5 +1,6 @@
 """Measure how long the stages of a program take."""
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Adds up the seconds of named stages.
+    """Adds up the seconds of named stages, over all threads that use it.
 
     >>> watch = Stopwatch()
     >>> with watch("model"):
@@ -18,6 +19,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
@@ -26,7 +28,8 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - started
+            with self._lock:
+                self.seconds[stage] += time.perf_counter() - started
 
     def describe(self, count: int) -> str:
         """Return the milliseconds of each stage for each of `count` images, as text."""

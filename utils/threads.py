@@ -23,10 +23,13 @@ def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], th
             yield from pool.map(function, block)
 
 
-def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, start: Callable[[], None] = lambda: None
+) -> Iterator[Result]:
     """Iterate over the results in the order of the items, at most two per thread ahead, so few are in memory.
 
-    With one thread there is none ahead, and each item is asked for when its result is.
+    With one thread there is none ahead, and each item is asked for when its result is; `function` is then called in
+    the thread of the caller. start: called first in each other thread.
 
     >>> list(map_ahead(abs, [-3, 2, -1], threads=2)), list(map_ahead(abs, [], threads=2))
     ([3, 2, 1], [])
@@ -35,7 +38,7 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads
         yield from map(function, items)
         return
     remaining, started = iter(items), deque[Future[Result]]()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads, initializer=start) as pool:
         try:
             while True:
                 started.extend(pool.submit(function, item) for item in islice(remaining, 2 * threads - len(started)))

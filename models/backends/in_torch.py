@@ -21,7 +21,7 @@ class TorchBackend(Backend):
         self.detector = detector.eval()
         self.num_classes, self.stride, self.dtype = detector.num_classes, max(detector.strides), detector.dtype
         self.device = next(detector.parameters()).device
-        self.precision, self.packed = precision, packed
+        self.precision, self.packed, self.splits_threads = precision, packed, self.device.type == "cpu"
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         is_cast = self.precision.itemsize == 2 and not self.packed
