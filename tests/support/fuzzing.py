@@ -42,12 +42,12 @@ def mutate(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = (
     return data
 
 
-def result_or_error(read: Callable[[], T], file: Path) -> T | str:
+def result_or_error(read: Callable[[], T], file: Path, seconds: float = MAX_SECONDS) -> T | str:
     """The result of `read`, or the message of its ValueError, which must be one printable line that names `file`.
 
     Any other exception, a timeout or too much memory fails the test.
     """
-    with _limit_time_and_memory():
+    with _limit_time_and_memory(seconds):
         try:
             return read()
         except ValueError as error:
@@ -90,19 +90,19 @@ def _file_states(folder: Path) -> dict[bytes, tuple[int, bytes]]:
 
 
 @contextmanager
-def _limit_time_and_memory() -> Iterator[None]:
+def _limit_time_and_memory(seconds: float = MAX_SECONDS) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
     import resource
 
     def stop(*_: object) -> None:
-        raise HangError(f"more than {MAX_SECONDS} s")
+        raise HangError(f"more than {seconds} s")
 
     scale = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
