@@ -96,9 +96,9 @@ from data.tiles.labels import TiledLabels
 from models import Detector
 from models.assign.targets import pad_targets
 from models.backends import Backend
-from models.backends.combined import AugmentedViews, Ensemble, MergedClasses
+from models.backends.combined import MergedClasses
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import LoadedModel, canvas_for, fixed_settings_note, load_backend
+from models.backends.loading import LoadedModel, canvas_for, combine, fixed_settings_note, load_backend
 from models.losses import Loss
 from models.predict import detections_in_images
 from models.tiled import merge_rows
@@ -299,14 +299,8 @@ def combine_members(paths: Sequence[str], loaded: Sequence[LoadedModel], dataset
 
     Raises ValueError, with the file's path, if the classes of a model differ from those of the data set.
     """
-    members: list[Backend] = []
-    for path, model in zip(paths, loaded, strict=True):
-        try:
-            fitting = model if dataset.single_class else model.with_classes(dataset.names)
-        except ValueError as error:
-            raise ValueError(f"{path} does not fit {dataset.file}: {error}") from None
-        members.append(AugmentedViews(fitting.backend) if augment else fitting.backend)
-    combined = Ensemble(members) if len(members) > 1 else members[0]
+    names = None if dataset.single_class else dataset.names
+    combined = combine(paths, loaded, names, str(dataset.file), augment=augment)
     return MergedClasses(combined) if dataset.single_class else combined
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from models.backends import Backend
-from models.backends.combined import AugmentedViews, Ensemble
-from models.backends.loading import canvas_for, join_names, load_backend
+from models.backends.loading import canvas_for, combine, join_names, load_backend
 from models.image_inputs import ChannelOrder, read_input, split_inputs
 from models.predict import Predictor
 from models.result import Result
@@ -111,14 +109,7 @@ def load(
     names = [names[k] for k in sorted(names)] if isinstance(names, Mapping) else names
     loaded = [load_backend(Path(path), chosen, half=half) for path in paths]
     order, names = _order_and_names(loaded[0].names, names)
-    members: list[Backend] = []
-    for path, model in zip(paths, loaded, strict=True):
-        try:
-            members.append(model.with_classes(order).backend)
-        except ValueError as error:
-            raise ValueError(f"{printable(path)} does not fit {printable(paths[0])}: {error}") from None
-    members = [AugmentedViews(member) for member in members] if augment else members
-    backend = Ensemble(members) if len(members) > 1 else members[0]
+    backend = combine([Path(path) for path in paths], loaded, order, printable(paths[0]), augment=augment)
     size, canvas = canvas_for(backend, sides, loaded[0].image_size)
     settings: dict[str, Any] = {
         "image_size": size,

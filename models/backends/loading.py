@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from models.backends import Backend
-from models.backends.combined import ReorderedClasses
+from models.backends.combined import AugmentedViews, Ensemble, ReorderedClasses
 from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
 from models.backends.onnx_runtime import load_onnx
@@ -109,6 +109,24 @@ def loaded_from_metadata(backend: ExportedBackend) -> LoadedModel:
     """Return the model of an exported file, from its metadata."""
     same = ("names", "image_size", "data", "single_class", "digest", "tile", "tile_overlap")
     return LoadedModel(backend, **{name: getattr(backend.model, name) for name in same})
+
+
+def combine(
+    paths: Sequence[str | Path], loaded: Sequence[LoadedModel], names: Sequence[str] | None, what: str, *, augment: bool
+) -> Backend:
+    """Return one backend of all models, with their classes in the order of `names`; None leaves the classes alone.
+
+    augment: with test-time augmentation. Raises ValueError, with the file's path, if a model has other classes than
+    `what`, the text for where the names come from.
+    """
+    members: list[Backend] = []
+    for path, model in zip(paths, loaded, strict=True):
+        try:
+            backend = (model if names is None else model.with_classes(names)).backend
+        except ValueError as error:
+            raise ValueError(f"{printable(path)} does not fit {what}: {error}") from None
+        members.append(AugmentedViews(backend) if augment else backend)
+    return Ensemble(members) if len(members) > 1 else members[0]
 
 
 def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: bool) -> str:
