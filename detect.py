@@ -92,9 +92,8 @@ if __name__ == "__main__":
 import torch
 
 from data.dataset_yaml import find_yaml, read_data_yaml
-from data.sources import open_source
+from data.sources import is_live, open_source
 from models import load
-from models.backends import Backend
 from models.backends.loading import fixed_settings_note
 from models.predict import Predictor
 from models.python_api import LoadedDetector
@@ -115,6 +114,7 @@ from utils.threads import map_ahead
 
 DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs
+MOST_FRAMES = 32  # in which all threads detect at the same time
 
 
 def main(args: Namespace) -> Counter[int]:
@@ -127,7 +127,9 @@ def main(args: Namespace) -> Counter[int]:
         raise ValueError("detect.py runs in one process: start one for each part of the images, with its own --device")
     log = RunLog(active=True, sinks=[TerminalSink()])
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
-    detector = open_detector(args, weights)
+    live = is_live(args.source)
+    threads = 1 if live or args.source == "-" else detecting_threads(args.batch_size)  # 1: none waits for the next
+    detector = open_detector(args, weights, threads)
     given = args.source or validation_images(args.data or detector.data)
     if note := fixed_settings_note(detector.predictor.backend, args.conf_thres, multi_label=has_several_classes(args)):
         log.say(note)
@@ -139,8 +141,8 @@ def main(args: Namespace) -> Counter[int]:
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
     outputs = open_detection_outputs(args, folder, detector.names)
     watch, counts, frames = Stopwatch(), Counter[int](), 0
-    threads = 1 if source.live else detecting_threads(detector.predictor.backend)
-    ready = prefetch(source, 1 if source.live else AHEAD * args.batch_size * threads)
+    threads = detector.predictor.backend.threads
+    ready = prefetch(source, 1 if live else AHEAD * args.batch_size)
     detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, threads, watch), args.batch_size)
     bar = Progress(detected, total=source.total, title="detect", active=True)
     with closing(detected), source, closing(outputs), suppress(WindowClosed):
@@ -155,12 +157,13 @@ def main(args: Namespace) -> Counter[int]:
     return counts
 
 
-def detecting_threads(backend: Backend) -> int:
-    """Return the number of threads in which images are detected at the same time.
+def detecting_threads(batch_size: int) -> int:
+    """Return the number of threads in which images are detected at the same time on a CPU.
 
-    On a CPU a thread for each core, with an image each: threads that share an image wait for one another.
+    One for each core, with a batch each: threads that share a batch wait for one another. Fewer for large batches, to
+    bound the memory.
     """
-    return torch.get_num_threads() if backend.splits_threads else 1
+    return max(1, min(torch.get_num_threads(), MOST_FRAMES // max(1, batch_size)))
 
 
 def detect_frames(
@@ -173,12 +176,13 @@ def detect_frames(
         return list(zip(batch, found, strict=True))
 
     batches = iter(lambda: list(islice(frames, batch_size)), [])
-    for pairs in map_ahead(detect, batches, threads, start=partial(torch.set_num_threads, 1)):
+    share = max(1, torch.get_num_threads() // threads)
+    for pairs in map_ahead(detect, batches, threads, start=partial(torch.set_num_threads, share)):
         yield from pairs
 
 
-def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:
-    """The models in `weights`, with the settings in args."""
+def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> LoadedDetector:
+    """The models in `weights`, with the settings in args, for this many threads."""
     return load(
         weights,
         device=args.device,
@@ -193,6 +197,7 @@ def open_detector(args: Namespace, weights: Sequence[str]) -> LoadedDetector:
         multi_label=has_several_classes(args),
         augment=args.augment,
         batch_size=args.batch_size,
+        threads=threads,
         tile=args.tile,
         tile_overlap=args.tile_overlap,
         tile_whole=args.tile_whole,

@@ -81,6 +81,7 @@ def load(
     multi_label: bool = False,
     augment: bool = False,
     batch_size: int = 16,
+    threads: int = 1,
     tile: int | None = None,
     tile_overlap: float | None = None,
     tile_whole: bool = False,
@@ -94,20 +95,24 @@ def load(
     scores at or below it. iou: NMS threshold. max_detections: per image. classes: detect only these, by index or name.
     names: of the classes, in the order that the results count them: those of the model in another order, or as many new
     ones. agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several
-    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. tile: cut
-    larger images into tiles of this side in pixels, each resized to image_size; 0: never; by default as it was trained.
-    tile_overlap: of neighbouring tiles, as a fraction of the side; by default as it was trained, or 0.2. tile_whole:
-    detect in the whole image too, for objects larger than a tile. urls: allow images to be downloaded from a URL.
+    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. threads:
+    that will detect at the same time on a CPU, each with its share of the cores; for checkpoints, each of them calls
+    torch.set_num_threads. tile: cut larger images into tiles of this side in pixels, each
+    resized to image_size; 0: never; by default as it was trained. tile_overlap: of neighbouring tiles, as a fraction of
+    the side; by default as it was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a
+    tile. urls: allow images to be downloaded from a URL.
 
     Raises ValueError for a file that cannot be read, and settings out of range.
     """
+    if threads < 1:
+        raise ValueError(f"threads {threads}: choose 1 or more")
     paths = [weights] if isinstance(weights, (str, os.PathLike)) else list(weights)
     if not paths:
         raise ValueError("weights is an empty list: give a checkpoint")
     chosen = pick_devices(str(device), RankInfo())[0]
     sides = _sides(image_size)
     names = [names[k] for k in sorted(names)] if isinstance(names, Mapping) else names
-    loaded = [load_backend(Path(path), chosen, half=half) for path in paths]
+    loaded = [load_backend(Path(path), chosen, half=half, threads=threads) for path in paths]
     order, names = _order_and_names(loaded[0].names, names)
     backend = combine([Path(path) for path in paths], loaded, order, printable(paths[0]), augment=augment)
     size, canvas = canvas_for(backend, sides, loaded[0].image_size)

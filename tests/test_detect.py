@@ -146,7 +146,7 @@ def test_vid_stride_uses_every_nth_frame(run, tmp_path):
 def test_number_of_threads_changes_nothing(run, photos, tmp_path, monkeypatch):
     expected = rows_by_image(run("--source", photos, "--nosave", *SAME) / "predictions.json")
     before = torch.get_num_threads()
-    monkeypatch.setattr(detect, "detecting_threads", lambda backend: 3)
+    monkeypatch.setattr(detect, "detecting_threads", lambda batch_size: 3)
     for flags in ([], ["--batch", "3"]):
         found = rows_by_image(run("--source", photos, "--nosave", *SAME, *flags) / "predictions.json")
         assert list(found) == list(expected)  # also the order of the images

@@ -15,9 +15,14 @@ from data.sources.standard_input import paths_on_input
 from data.sources.stream_reader import Connection
 from utils.printable import printable
 
-__all__ = ["VIDEO_SUFFIXES", "FrameSource", "open_source"]
+__all__ = ["VIDEO_SUFFIXES", "FrameSource", "is_live", "open_source"]
 
 KINDS = f"an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt list, a .streams file, -, {ALLOWED}"
+
+
+def is_live(text: str) -> bool:
+    """Whether a --source is a camera or an address, or a file of them, whose frames do not wait for the reader."""
+    return is_camera(text) or has_scheme(text) or (text.lower().endswith(".streams") and os.path.isfile(text))
 
 
 def open_source(
@@ -45,14 +50,12 @@ def open_source(
     connection = Connection(open_timeout_s, read_timeout_s, reconnects, pause_s)
     if text == "-":
         return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
-    if is_camera(text) or has_scheme(text):
-        address = parse_address(text)
-        return LiveSource([address], address.shown, connection, frame_step=frame_step, say=say)
-    suffix = os.path.splitext(text)[1].lower()
-    if os.path.isdir(text) or (suffix == ".txt" and os.path.isfile(text)):
+    if is_live(text):
+        one = parse_address(text) if is_camera(text) or has_scheme(text) else None
+        addresses, shown = ([one], one.shown) if one else (addresses_in(text), printable(text))
+        return LiveSource(addresses, shown, connection, frame_step=frame_step, say=say)
+    if os.path.isdir(text) or (text.lower().endswith(".txt") and os.path.isfile(text)):
         return folder_or_list(text, frame_step=frame_step, say=say)
-    if suffix == ".streams" and os.path.isfile(text):
-        return LiveSource(addresses_in(text), printable(text), connection, frame_step=frame_step, say=say)
     if os.path.lexists(text):
         return single_file(text, frame_step=frame_step, say=say)
     if glob.has_magic(text):

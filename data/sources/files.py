@@ -39,8 +39,6 @@ class FileSource:
     files that were left out before.
     """
 
-    live = False
-
     def __init__(
         self,
         files: Iterable[InputFile],

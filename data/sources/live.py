@@ -16,7 +16,6 @@ CLOSE_S = 1.0  # a thread that FFmpeg keeps longer ends with its read timeout; i
 class LiveSource:
     """The frames of streams that are read at the same time; what: the source, as text for the user."""
 
-    live = True
     total = None
 
     def __init__(

@@ -15,10 +15,6 @@ class FrameSource(Protocol):
     """
 
     @property
-    def live(self) -> bool:
-        """Whether the frames come from cameras or network addresses, whose frames do not wait for the reader."""
-
-    @property
     def total(self) -> int | None:
         """The number of frames as far as the files state it, None if unknown (streams, cameras, standard input)."""
 

@@ -23,8 +23,8 @@ class Backend(ABC):
 
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
     (H, W) it takes, or None for any. precision: that it computes in. min_confidence: it returns no scores at or below
-    this, because it has filtered its predictions itself. splits_threads: several threads that compute with one thread
-    of torch each detect more images per second than one that uses all.
+    this, because it has filtered its predictions itself. threads: how many threads call `predict` at the same time at
+    best, each with an equal share of the CPU's cores; one that uses all cores is slower.
     """
 
     num_classes: int
@@ -34,7 +34,7 @@ class Backend(ABC):
     canvas: tuple[int, int] | None = None
     min_confidence: float = 0.0
     precision: torch.dtype = torch.float32
-    splits_threads: bool = False
+    threads: int = 1
 
     @abstractmethod
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:

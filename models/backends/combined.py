@@ -27,7 +27,7 @@ class Combined(Backend):
         )
         self.stride = max(member.stride for member in members)
         self.min_confidence = max(member.min_confidence for member in members)
-        self.splits_threads = all(member.splits_threads for member in members)
+        self.threads = min(member.threads for member in members)
 
 
 class AugmentedViews(Combined):

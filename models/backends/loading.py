@@ -64,32 +64,34 @@ class LoadedModel:
         return replace(self, backend=ReorderedClasses(self.backend, order), names=tuple(wanted))
 
 
-def load_backend(path: Path, device: torch.device, *, half: bool = False) -> LoadedModel:
+def load_backend(path: Path, device: torch.device, *, half: bool = False, threads: int = 1) -> LoadedModel:
     """Return the model in a file, on `device`: a checkpoint, or what export.py made of one.
 
     An exported file is recognised by its name: *.torchscript, *.onnx, *.xml, or a folder. half: compute in 16 bits
-    where the device supports it; exported files have a precision of their own. Raises ValueError as `load_detector`,
-    `load_torchscript`, `load_onnx` and `load_openvino` do.
+    where the device supports it; exported files have a precision of their own. threads: the number that will detect at
+    the same time, for backends on the CPU. Raises ValueError as `load_detector`, `load_torchscript`, `load_onnx` and
+    `load_openvino` do.
     """
     if half and path.suffix in (".torchscript", ".onnx"):
         raise ValueError(f"{printable(path)}: its precision was chosen at export; leave out --half")
     if path.suffix == ".torchscript":
-        return loaded_from_metadata(load_torchscript(path, device))
+        return loaded_from_metadata(load_torchscript(path, device, threads=threads))
     if path.suffix == ".onnx":
-        return loaded_from_metadata(load_onnx(path, device))
+        return loaded_from_metadata(load_onnx(path, device, threads=threads))
     if path.suffix == ".xml" or path.is_dir():
-        return loaded_from_metadata(load_openvino(path, device, half=half))
-    return _load_checkpoint(path, device, half)
+        return loaded_from_metadata(load_openvino(path, device, half=half, threads=threads))
+    return _load_checkpoint(path, device, half, threads)
 
 
-def _load_checkpoint(path: Path, device: torch.device, half: bool) -> LoadedModel:
+def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int) -> LoadedModel:
     """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path)
     weights = digest(detector)
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
-    return LoadedModel(TorchBackend(detector, precision=precision, packed=packed), digest=weights, **description(saved))
+    backend = TorchBackend(detector, precision=precision, packed=packed, threads=threads)
+    return LoadedModel(backend, digest=weights, **description(saved))
 
 
 def description(saved: Mapping[str, Any]) -> dict[str, Any]:

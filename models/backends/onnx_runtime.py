@@ -17,14 +17,15 @@ from utils.printable import one_line, printable
 class OnnxBackend(ExportedBackend):
     """Runs the bytes of an ONNX file in a session, which threads may share.
 
-    On a CPU it uses as many threads as torch does. Raises ValueError if the session cannot be created.
+    threads: as in `Backend`; all together use as many cores as torch does. Raises ValueError if the session cannot be
+    created.
     """
 
-    def __init__(self, content: bytes, model: ExportedModel, device: torch.device) -> None:
-        super().__init__(model, device)
+    def __init__(self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1) -> None:
+        super().__init__(model, device, threads=threads)
         runtime = require("onnxruntime", "an ONNX file")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = max(1, torch.get_num_threads() // threads)
         options.log_severity_level = 3  # errors only, which are raised as well
         wanted = providers(runtime, device)
         self._session = runtime.InferenceSession(content, options, providers=wanted, enable_fallback=0)
@@ -50,14 +51,14 @@ def providers(runtime: Any, device: torch.device) -> list[Any]:
     return [("CUDAExecutionProvider", {"device_id": device.index or 0}), "CPUExecutionProvider"]
 
 
-def load_onnx(path: Path, device: torch.device) -> OnnxBackend:
+def load_onnx(path: Path, device: torch.device, *, threads: int = 1) -> OnnxBackend:
     """Return the backend of an ONNX file that Kestrel exported.
 
     Raises ValueError if the file is damaged, refused (`read_onnx`), or does not run.
     """
     content, model = read_onnx(path)
     try:
-        return OnnxBackend(content, model, device)
+        return OnnxBackend(content, model, device, threads=threads)
     except ValueError:
         raise
     except Exception as error:  # onnxruntime's own errors are many, and derive from Exception

@@ -15,16 +15,16 @@ from utils.printable import one_line, printable
 
 
 class OpenVinoBackend(ExportedBackend):
-    """Runs a graph with as many threads as torch has. half: compute in 16 bits if the processor can."""
+    """Runs a graph on as many cores as torch uses. half: compute in 16 bits if the processor can.
 
-    def __init__(self, files: OpenVinoFiles, device: torch.device, *, half: bool = False) -> None:
-        super().__init__(files.model, device)
+    threads: as in `Backend`. Raises ValueError if the graph cannot be compiled.
+    """
+
+    def __init__(self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1) -> None:
+        super().__init__(files.model, device, threads=threads)
         core = require("openvino", "an OpenVINO model").Core()
-        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        if not half:  # OpenVINO's default is bfloat16 where the processor has it: scores change by up to 0.01
-            settings["INFERENCE_PRECISION_HINT"] = "f32"
         graph = core.read_model(model=files.graph, weights=files.weights)
-        self._compiled = core.compile_model(graph, "CPU", settings)
+        self._compiled = core.compile_model(graph, "CPU", settings(threads, half=half))
         self._idle: deque[Any] = deque()  # infer requests: a request serves one thread at a time
 
     def run(self, images: Tensor) -> Sequence[Tensor]:
@@ -40,7 +40,14 @@ class OpenVinoBackend(ExportedBackend):
         return outputs
 
 
-def load_openvino(path: Path, device: torch.device, *, half: bool = False) -> OpenVinoBackend:
+def settings(threads: int, *, half: bool) -> dict[str, Any]:
+    """Return OpenVINO's settings for this many threads that call at the same time."""
+    cores = {"INFERENCE_NUM_THREADS": max(threads, torch.get_num_threads()), "NUM_STREAMS": threads}
+    # OpenVINO's default is bfloat16 where the processor has it: scores change by up to 0.01.
+    return cores if half else {**cores, "INFERENCE_PRECISION_HINT": "f32"}
+
+
+def load_openvino(path: Path, device: torch.device, *, half: bool = False, threads: int = 1) -> OpenVinoBackend:
     """Return the backend of an OpenVINO folder that Kestrel exported. path: the folder, or the .xml file in it.
 
     Raises ValueError if a file is damaged, refused (`read_openvino`), does not run, or the device is not a CPU.
@@ -49,7 +56,7 @@ def load_openvino(path: Path, device: torch.device, *, half: bool = False) -> Op
         raise ValueError(f"{printable(path)}: OpenVINO runs on the CPU here: use --device cpu")
     files = read_openvino(path)
     try:
-        return OpenVinoBackend(files, device, half=half)
+        return OpenVinoBackend(files, device, half=half, threads=threads)
     except ValueError:
         raise
     except Exception as error:  # OpenVINO raises RuntimeError and types of its own

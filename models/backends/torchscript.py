@@ -16,10 +16,10 @@ from utils.printable import one_line, printable
 
 
 class TorchScriptBackend(ExportedBackend):
-    """Runs the bytes of a TorchScript file that was checked."""
+    """Runs the bytes of a TorchScript file that was checked. threads: as in `TorchBackend`."""
 
-    def __init__(self, content: bytes, model: ExportedModel, device: torch.device) -> None:
-        super().__init__(model, device)
+    def __init__(self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1) -> None:
+        super().__init__(model, device, threads=threads)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit is deprecated; its files still exist
             self._module = torch.jit.load(io.BytesIO(content), map_location=device)
@@ -30,7 +30,7 @@ class TorchScriptBackend(ExportedBackend):
         return found if isinstance(found, tuple) else (found,)
 
 
-def load_torchscript(path: Path, device: torch.device) -> TorchScriptBackend:
+def load_torchscript(path: Path, device: torch.device, *, threads: int = 1) -> TorchScriptBackend:
     """Return the backend of a TorchScript file that Kestrel exported.
 
     Raises ValueError if the file is damaged, refused (`read_torchscript`), or does not load.
@@ -39,6 +39,6 @@ def load_torchscript(path: Path, device: torch.device) -> TorchScriptBackend:
     if model.precision == "fp16" and device.type == "cpu":
         raise ValueError(f"{printable(path)}: was exported with --half and needs a GPU: give --device 0")
     try:
-        return TorchScriptBackend(content, model, device)
+        return TorchScriptBackend(content, model, device, threads=threads)
     except Exception as error:  # torch raises RuntimeError and others for a file that does not fit its code
         raise ValueError(f"{printable(path)}: torch cannot load it: {one_line(error)}") from None

@@ -45,7 +45,7 @@ def test_image_is_one_frame(tmp_path, said):
     assert (frame.path, frame.name, frame.number, frame.fps) == (str(path), "a.png", None, 0.0)
     assert frame.image.shape == (64, 64, 3)
     assert frame_number(frame.image) == 7
-    assert (source.total, source.live, source.skipped, said) == (1, False, 0, [])
+    assert (source.total, source.skipped, said) == (1, 0, [])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.sources import open_source
+from data.sources import is_live, open_source
 from data.sources.addresses import addresses_in, parse_address
 
 
@@ -73,3 +73,13 @@ def test_bad_streams_files_are_errors_with_the_line(tmp_path, text, message):
     (tmp_path / "a.streams").write_text(text)
     with pytest.raises(ValueError, match=message):
         open_source(str(tmp_path / "a.streams"), say=print)
+
+
+def test_only_cameras_addresses_and_lists_of_them_are_live(tmp_path):
+    streams, folder = tmp_path / "cams.streams", tmp_path / "folder.streams"
+    streams.write_text("0\n")
+    folder.mkdir()
+    for text in ("0", "rtsp://cam/1", "http://h/v.mp4", str(streams)):
+        assert is_live(text)
+    for text in ("", "-", "a.jpg", "missing.streams", str(folder), str(tmp_path)):
+        assert not is_live(text)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.backends import openvino_runtime
 from models.backends.checked_openvino import read_openvino
 from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
@@ -78,9 +79,11 @@ def test_file_with_suppression_finds_what_nms_finds(name, exports):
     assert fixed_settings_note(backend, 0.3, multi_label=False) == ""
 
 
+@pytest.mark.parametrize("shares", [1, 3])
 @each_format
-def test_threads_share_a_backend(name, exports):
-    backend = load_backend(exports(name, *STATIC), CPU).backend
+def test_threads_share_a_backend(name, shares, exports):
+    backend = load_backend(exports(name, *STATIC), CPU, threads=shares).backend
+    assert backend.threads == shares
     images = [pictures(2) * shade for shade in (0.2, 0.5, 1.0)]
     expected = [backend.predict(each) for each in images]
     wrong: list[int] = []
@@ -97,6 +100,15 @@ def test_threads_share_a_backend(name, exports):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize(("threads", "share", "cores"), [(1, 4, 4), (2, 2, 4), (3, 1, 4), (8, 1, 8)])
+def test_each_thread_gets_its_share_of_the_cores(threads, share, cores, exports, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    onnx = load_backend(exports("onnx", *STATIC), CPU, threads=threads).backend
+    assert onnx._session.get_session_options().intra_op_num_threads == share
+    given = openvino_runtime.settings(threads, half=True)
+    assert given == {"NUM_STREAMS": threads, "INFERENCE_NUM_THREADS": cores}
 
 
 def test_openvino_folder_is_named_by_its_xml_too(exports):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from models import build_model
+from models.backends import in_torch
 from models.backends.in_torch import TorchBackend
 from models.backends.loading import canvas_for, load_backend
 from tests.models.backends.test_combined import Fake
@@ -42,6 +43,31 @@ def test_loaded_backend_predicts_like_the_unfused_detector(checkpoint, detector)
     expected = TorchBackend(detector).predict(image)
     torch.testing.assert_close(boxes, expected.boxes_xyxy, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(scores, expected.scores, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_images_in_several_forward_passes_give_what_one_gives(checkpoint, monkeypatch):
+    backend, images = load_backend(checkpoint, CPU, threads=2).backend, torch.rand(5, 3, 64, 96)
+    assert backend.threads == 2
+    expected = backend.predict(images)
+    for passes, pixels in ((1, 5 * 64 * 96), (3, 2 * 64 * 96), (5, 64 * 96), (5, 1)):
+        shapes = []
+        with monkeypatch.context() as patch:
+            patch.setattr(in_torch, "PASS_PIXELS", pixels)
+            handle = backend.detector.register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))  # noqa: B023
+            found = backend.predict(images)
+            handle.remove()
+        assert len(shapes) == passes
+        for name in ("boxes_xyxy", "scores", "raw"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-3)
+
+
+def test_nested_raw_predictions_are_concatenated_in_place():
+    one, two = ({"a": [torch.full((n, 2), n)], "b": (torch.zeros(n),)} for n in (1, 2))
+    joined = in_torch.concatenate([one, two])
+    assert joined["a"][0].tolist() == [[1, 1], [2, 2], [2, 2]]
+    assert isinstance(joined["b"], tuple)
+    assert joined["b"][0].shape == (3,)
 
 
 @torch.no_grad()
