@@ -1,6 +1,5 @@
 """The result of detecting objects in one image: boxes, scores and classes, as arrays, records, files and pictures."""
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from utils.files.atomic import atomic_write
 from utils.images.detections import ImageDetections
+from utils.images.encode import encode_bgr
 from utils.printable import printable
 
 
@@ -69,14 +69,19 @@ class Result:
 
     def _repr_png_(self) -> bytes:
         """The picture that a notebook shows, as PNG."""
-        return encode_rgb(self.plot(), ".png")
+        return encode_bgr(self._drawn(), ".png")
 
     def plot(self, *, line_width: int = 0, labels: bool = True, scores: bool = True) -> NDArray[np.uint8]:
         """Return the image with its boxes drawn, uint8 [H, W, 3], RGB. line_width: in pixels, 0 to fit the image."""
+        drawn = self._drawn(line_width=line_width, labels=labels, scores=scores)
+        return np.ascontiguousarray(drawn[..., ::-1])
+
+    def _drawn(self, *, line_width: int = 0, labels: bool = True, scores: bool = True) -> NDArray[np.uint8]:
+        """Return what `plot` returns, but BGR."""
         from utils.plots.annotate import draw_detections
 
-        drawn = draw_detections(
-            self.image[..., ::-1],  # it takes and returns blue green red
+        return draw_detections(
+            self.image[..., ::-1],
             self.boxes_xyxy,
             self.class_ids,
             self.scores,
@@ -85,7 +90,6 @@ class Result:
             show_labels=labels,
             show_scores=scores,
         )
-        return np.ascontiguousarray(drawn[..., ::-1])
 
     def save(self, path: str | Path, **how: Any) -> Path:
         """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path. how: as for `plot`.
@@ -95,7 +99,7 @@ class Result:
         path = Path(path)
         if path.suffix.lower() not in (".jpg", ".jpeg", ".png"):
             raise ValueError(f"{printable(path)}: choose a name that ends in .jpg, .jpeg or .png")
-        content = encode_rgb(self.plot(**how), path.suffix)
+        content = encode_bgr(self._drawn(**how), path.suffix)
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
         return path
@@ -143,12 +147,3 @@ def count_text(counts: Mapping[int, int], names: Sequence[str]) -> str:
     ('1 cat, 2 dog', 'no detections')
     """
     return ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
-
-
-def encode_rgb(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """Return an RGB image as the bytes of a JPEG or PNG file."""
-    from PIL import Image
-
-    content = io.BytesIO()
-    Image.fromarray(image).save(content, "PNG" if suffix.lower() == ".png" else "JPEG", quality=95)
-    return content.getvalue()

@@ -1,10 +1,9 @@
 """Names of frames: safe relative paths, different for different inputs."""
 
 import os
-import unicodedata
 from pathlib import PurePath
 
-UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, undecodable bytes, line and paragraph separators
+from utils.files.safe_names import safe_name
 
 
 class FrameNames:
@@ -38,16 +37,6 @@ class FrameNames:
         self._last_number[key] = number
         self._used.add(candidate.casefold())
         return candidate
-
-
-def safe_name(name: str) -> str:
-    r"""Return a relative path that stays inside its folder and is one line, as close to `name` as possible.
-
-    >>> safe_name("../a\\b\n.jpg"), safe_name("/etc/x.jpg"), safe_name("street/ä b.jpg")
-    ('_/a_b_.jpg', 'etc/x.jpg', 'street/ä b.jpg')
-    """
-    clean = "".join("_" if c == "\\" or unicodedata.category(c) in UNSAFE_CATEGORIES else c for c in name)
-    return "/".join(part if part.strip(". ") else "_" for part in clean.split("/") if part) or "_"
 
 
 def path_below(path: str, folder: str) -> str:

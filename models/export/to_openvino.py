@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from models.export.metadata import KEY, ExportedModel
-from utils.files.atomic import atomic_folder
 from utils.files.writers import write_text
 from utils.optional_packages import require
 from utils.printable import printable
@@ -48,14 +47,14 @@ def require_replaceable(folder: Path) -> None:
 
 
 def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: ExportedModel) -> None:
-    """Write the folder atomically; weights in 16 bits if the metadata's precision is fp16."""
+    """Write the folder, which does not exist; weights in 16 bits if the metadata's precision is fp16."""
     openvino = require("openvino", "export to OpenVINO")
     openvino_graph.set_rt_info(model.to_json(), [KEY])
-    with atomic_folder(folder) as temporary:
-        graph = temporary / f"{stem}.xml"
-        openvino.save_model(openvino_graph, str(graph), compress_to_fp16=model.precision == "fp16")
-        digest = openvino_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
-        write_text(temporary / METADATA, model.sealed(digest).to_json() + "\n")
+    folder.mkdir()
+    graph = folder / f"{stem}.xml"
+    openvino.save_model(openvino_graph, str(graph), compress_to_fp16=model.precision == "fp16")
+    digest = openvino_digest(graph.read_bytes(), graph.with_suffix(".bin").read_bytes())
+    write_text(folder / METADATA, model.sealed(digest).to_json() + "\n")
 
 
 def openvino_digest(graph: bytes, weights: bytes) -> str:

@@ -54,7 +54,6 @@ class Writer:
             raise ValueError(f"{printable(path)}: is a folder; move it away")
         with temporary_folder(path) as folder:
             with name_os_errors(path):
-                folder.mkdir()
                 self._write(name, folder / path.name, calibration)
             check(folder / path.name)
             (replace_folder if name == "openvino" else os.replace)(folder / path.name, path)

@@ -42,31 +42,22 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it replaces the folder `path` when the block ends without an exception.
-
-    After an exception, or if the process is killed, `path` is the complete old folder, or is missing; it is never half
-    written.
-    """
-    with temporary_folder(path) as temporary:
-        with name_os_errors(path):
-            temporary.mkdir()
-            yield temporary
-        replace_folder(temporary, path)
-
-
-@contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield the path of a folder beside `path`, which is removed at the end if it exists."""
+    """Yield an empty folder beside `path`, to be filled before `path` is replaced. It is removed at the end."""
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
+        with name_os_errors(path):
+            temporary.mkdir()
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Rename the folder `new` to `path`, in place of a folder that exists there."""
+    """Rename the folder `new` to `path`, in place of a folder that exists there.
+
+    If the process is killed, `path` is the complete old or new folder, or is missing; it is never half written.
+    """
     old = path.with_name(f"{path.name}.old.tmp.{os.getpid()}")
     with name_os_errors(path):
         try:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from utils.files.writers import write_bytes
 from utils.images.detections import Frame, ImageDetections
+from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, shorten, with_number
-from utils.outputs.pictures import encode
 
 FORBIDDEN = '<>:"/\\|?*'  # in file names on some systems
 RESERVED = frozenset(
@@ -43,7 +43,7 @@ class Crops:
                 if not file.exists():
                     break
             next_number[class_id] = number + 1
-            write_bytes(file, encode(crop, ".jpg"))
+            write_bytes(file, encode_bgr(crop, ".jpg"))
 
     def close(self) -> None:
         """Nothing is open between two frames."""

@@ -6,6 +6,7 @@ import re
 import zlib
 from pathlib import Path
 
+from utils.files.safe_names import safe_name
 from utils.images.detections import Frame
 
 OWN_FOLDERS = ("crops", "labels")  # of the run folder
@@ -80,13 +81,13 @@ def path_inside(name: str) -> str:
 
     A folder that has the name of one of the outputs' own gets another one.
 
-    >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside(""), path_inside("crops/a.jpg")
-    ('street/a.jpg', 'etc/_/b.jpg', '_', '_crops/a.jpg')
+    >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside("crops/a.jpg")
+    ('street/a.jpg', 'etc/_/b.jpg', '_crops/a.jpg')
     """
-    parts = [part for part in name.replace("\\", "/").replace("\0", "_").split("/") if part not in ("", ".")]
+    parts = safe_name(name).split("/")
     if len(parts) > 1 and parts[0].casefold() in OWN_FOLDERS:
         parts[0] = f"_{parts[0]}"
-    return "/".join(shorten("_" if part == ".." else part) for part in parts) or "_"
+    return "/".join(map(shorten, parts))
 
 
 def shorten(part: str) -> str:

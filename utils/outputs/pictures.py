@@ -1,4 +1,4 @@
-"""Annotated images, and the encoding of images as files."""
+"""Annotated images, as files."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from utils.files.writers import write_bytes
 from utils.images.detections import Frame, ImageDetections
-from utils.images.opencv import cv2
+from utils.images.encode import encode_bgr
 from utils.outputs.annotated import Annotator
 from utils.outputs.names import OutputNames, prepare_file
 from utils.printable import printable
 
-JPEG_QUALITY = 95
 MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
 KEPT_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png")
 
@@ -39,7 +38,7 @@ class PictureFiles:
             raise ValueError(
                 f"{printable(frame.path)} would be overwritten by its own picture: choose another --project"
             )
-        write_bytes(file, encode(image, suffix))
+        write_bytes(file, encode_bgr(image, suffix))
 
     def close(self) -> None:
         """Nothing is open between two images."""
@@ -51,10 +50,3 @@ def picture_suffix(name: str, image: NDArray[np.uint8]) -> str:
         return ".png"
     suffix = os.path.splitext(name)[1]
     return suffix if suffix.lower() in KEPT_SUFFIXES else ".jpg"
-
-
-def encode(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """A BGR image as the content of a .png file or, with any other suffix, a JPEG file."""
-    if suffix.lower() == ".png":
-        return cv2.imencode(".png", image)[1].tobytes()
-    return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from utils.files.atomic import atomic_folder
+from utils.files.atomic import replace_folder, temporary_folder
 
 
 def fill(folder: Path, name: str) -> Path:
-    with atomic_folder(folder) as temporary:
-        (temporary / name).write_text(name)
+    with temporary_folder(folder) as temporary:
+        (temporary / "new").mkdir()
+        (temporary / "new" / name).write_text(name)
         assert temporary.parent == folder.parent
+        replace_folder(temporary / "new", folder)
     return folder
 
 
@@ -33,12 +35,12 @@ def test_after_an_error_the_old_folder_stays(tmp_path):
 
     folder = fill(tmp_path / "m", "first")
     for path in (folder, tmp_path / "new"):
-        with pytest.raises(KeyError), atomic_folder(path) as temporary:
+        with pytest.raises(KeyError), temporary_folder(path) as temporary:
             fail(temporary)
     assert (names(folder), names(tmp_path)) == (["first"], ["m"])
 
 
 def test_os_errors_name_the_folder(tmp_path):
-    with pytest.raises(OSError) as caught, atomic_folder(tmp_path / "missing" / "m"):
+    with pytest.raises(OSError) as caught, temporary_folder(tmp_path / "missing" / "m"):
         pass
     assert caught.value.filename == str(tmp_path / "missing" / "m")

@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from tests.support.detected import drawn_frame, found_boxes
+from utils.images.encode import encode_bgr
 from utils.outputs.annotated import Annotator
-from utils.outputs.pictures import PictureFiles, encode, picture_suffix
+from utils.outputs.pictures import PictureFiles, picture_suffix
 from utils.terminal import FaultError
 
 
@@ -19,7 +20,7 @@ def write(folder, *names, found=None):
 
 
 def test_pictures_keep_their_name_and_subfolder(tmp_path):
-    names = ["a.jpg", "b/c/a.png", "d.JPEG", "ä b\n.png"]
+    names = ["a.jpg", "b/c/a.png", "d.JPEG", "ä b.png"]
     assert write(tmp_path, *names) == sorted(names)
     for name in names:
         with Image.open(tmp_path / name) as image:
@@ -59,6 +60,6 @@ def test_removed_folder_is_reported(tmp_path):
 def test_very_long_image_becomes_png():
     image = np.zeros((1, 65501, 3), np.uint8)
     assert picture_suffix("a.jpg", image) == ".png"
-    assert encode(image, ".png").startswith(b"\x89PNG")
+    assert encode_bgr(image, ".png").startswith(b"\x89PNG")
     assert picture_suffix("a.jpg", image[:, :65500]) == ".jpg"
-    assert encode(image[:, :65500], ".jpg").startswith(b"\xff\xd8")
+    assert encode_bgr(image[:, :65500], ".jpg").startswith(b"\xff\xd8")
