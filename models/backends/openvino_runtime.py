@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,10 @@ class OpenVinoBackend(ExportedBackend):
 
     def __init__(self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1) -> None:
         super().__init__(files.model, device, threads=threads)
-        core = require("openvino", "an OpenVINO model").Core()
+        runtime = require("openvino", "an OpenVINO model")
+        # OpenVINO's first conversion of an array deadlocks if two threads make it at once, so this thread makes it.
+        _ = runtime.Tensor(np.zeros(1, np.float32), shared_memory=True).data
+        core = runtime.Core()
         graph = core.read_model(model=files.graph, weights=files.weights)
         self._compiled = core.compile_model(graph, "CPU", settings(threads, half=half))
         self._idle: deque[Any] = deque()  # infer requests: a request serves one thread at a time

@@ -9,6 +9,7 @@ from utils.images.detections import Frame, ImageDetections
 from utils.outputs.annotated import Annotator
 from utils.outputs.crops import Crops
 from utils.outputs.csv_file import CsvFile
+from utils.outputs.interrupts import delay_interrupt
 from utils.outputs.json_file import JsonFile
 from utils.outputs.label_files import LabelFiles
 from utils.outputs.pictures import PictureFiles
@@ -32,8 +33,10 @@ class Outputs:
         self.outputs = list(outputs)
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
-        for output in self.outputs:
-            output.write(frame, found)
+        """Write the frame to all outputs; Ctrl-C waits for the last of them, so that none lacks the frame."""
+        with delay_interrupt():
+            for output in self.outputs:
+                output.write(frame, found)
 
     def close(self) -> None:
         """Close each output, even if others raise; then raise one of these errors."""

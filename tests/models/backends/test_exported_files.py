@@ -1,6 +1,8 @@
 """TorchScript, ONNX and OpenVINO files: they predict what torch does, in threads too, and are refused if damaged."""
 
 import shutil
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -20,6 +22,7 @@ from models.nms import non_max_suppression
 from tests.support.exporting import NAMES, SIZE
 from tests.support.fuzzing import mutate, result_or_error
 
+ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 FORMATS = ["torchscript", "onnx", "openvino"]
 each_format = pytest.mark.parametrize("name", FORMATS)
@@ -100,6 +103,36 @@ def test_threads_share_a_backend(name, shares, exports):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+TWO_THREADS = """
+import os, sys, threading, torch
+from pathlib import Path
+from models.backends.loading import load_backend
+sys.setswitchinterval(1e-6)  # a deadlock of the first calls needs threads that take turns at the wrong moment
+backend = load_backend(Path(sys.argv[1]), torch.device("cpu"), threads=2).backend
+start = threading.Barrier(2)
+
+def predict():
+    start.wait()
+    backend.predict(torch.zeros(2, 3, int(sys.argv[2]), int(sys.argv[2])))
+
+threads = [threading.Thread(target=predict, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(20)
+print("waiting" if any(thread.is_alive() for thread in threads) else "done", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@each_format
+def test_first_calls_of_two_threads_end(name, exports):
+    command = [sys.executable, "-c", TWO_THREADS, str(exports(name, *STATIC)), str(SIZE)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "done\n", done.stderr
 
 
 @pytest.mark.parametrize(("threads", "share", "cores"), [(1, 4, 4), (2, 2, 4), (3, 1, 4), (8, 1, 8)])

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 
 import pytest
 
@@ -84,6 +86,27 @@ def test_outputs_close_after_a_failed_write(tmp_path):
     outputs.close()
     assert files(tmp_path) == ["b", "c.mp4", "predictions.csv", "predictions.json"]
     assert len(json.loads((tmp_path / "predictions.json").read_text())) == 4
+
+
+def test_interrupted_write_reaches_all_outputs():
+    class Interrupting:
+        def write(self, *_):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    class Counting:
+        frames = 0
+
+        def write(self, *_):
+            self.frames += 1
+
+    after = Counting()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Outputs([Interrupting(), after]).write(drawn_frame("a.jpg"), FOUND)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert after.frames == 1
 
 
 def test_invalid_option_leaves_no_open_file(tmp_path):
