@@ -92,7 +92,7 @@ if __name__ == "__main__":
 import torch
 
 from data.dataset_yaml import find_yaml, read_data_yaml
-from data.sources import is_live, open_source
+from data.sources import VIDEO_SUFFIXES, is_live, open_source
 from models import load
 from models.backends.loading import fixed_settings_note
 from models.predict import Predictor
@@ -114,7 +114,7 @@ from utils.threads import map_ahead
 
 DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs
-MOST_FRAMES = 32  # in which all threads detect at the same time
+MOST_FRAMES = 32  # in which all threads detect at the same time; about as many wait for them or for the outputs
 
 
 def main(args: Namespace) -> Counter[int]:
@@ -127,9 +127,8 @@ def main(args: Namespace) -> Counter[int]:
         raise ValueError("detect.py runs in one process: start one for each part of the images, with its own --device")
     log = RunLog(active=True, sinks=[TerminalSink()])
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
-    live = is_live(args.source)
-    threads = 1 if live or args.source == "-" else detecting_threads(args.batch_size)  # 1: none waits for the next
-    detector = open_detector(args, weights, threads)
+    cores = torch.get_num_threads()
+    detector = open_detector(args, weights, detecting_threads(args.source, args.batch_size, cores))
     given = args.source or validation_images(args.data or detector.data)
     if note := fixed_settings_note(detector.predictor.backend, args.conf_thres, multi_label=has_several_classes(args)):
         log.say(note)
@@ -141,9 +140,9 @@ def main(args: Namespace) -> Counter[int]:
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
     outputs = open_detection_outputs(args, folder, detector.names)
     watch, counts, frames = Stopwatch(), Counter[int](), 0
-    threads = detector.predictor.backend.threads
-    ready = prefetch(source, 1 if live else AHEAD * args.batch_size)
-    detected = prefetch(detect_frames(detector.predictor, ready, args.batch_size, threads, watch), args.batch_size)
+    ready = prefetch(source, 1 if is_live(args.source) else AHEAD * args.batch_size)
+    detections = detect_frames(detector.predictor, ready, args.batch_size, cores, watch)
+    detected = prefetch(detections, args.batch_size, stop=source.close)
     bar = Progress(detected, total=source.total, title="detect", active=True)
     with closing(detected), source, closing(outputs), suppress(WindowClosed):
         for frame, found in bar:
@@ -152,32 +151,39 @@ def main(args: Namespace) -> Counter[int]:
             outputs.write(frame, found)
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
     log.say(f"{frames} images{skipped}, {count_text(counts, detector.names)}")
+    threads = detector.predictor.backend.threads
     log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: {threads}")
     log.say(f"results written to {folder}")
     return counts
 
 
-def detecting_threads(batch_size: int) -> int:
+def detecting_threads(source: str, batch_size: int, cores: int) -> int:
     """Return the number of threads in which images are detected at the same time on a CPU.
 
     One for each core, with a batch each: threads that share a batch wait for one another. Fewer for large batches, to
-    bound the memory.
+    bound the memory. One with all cores for a single image, and for frames that arrive one by one, none of which
+    should wait for the next.
     """
-    return max(1, min(torch.get_num_threads(), MOST_FRAMES // max(1, batch_size)))
+    suffix = os.path.splitext(source)[1].lower()
+    single_image = os.path.isfile(source) and suffix not in {*VIDEO_SUFFIXES, ".txt"}
+    if single_image or source == "-" or is_live(source):
+        return 1
+    return max(1, min(cores, MOST_FRAMES // max(1, batch_size)))
 
 
 def detect_frames(
-    predictor: Predictor, frames: Iterator[Frame], batch_size: int, threads: int, watch: Stopwatch
+    predictor: Predictor, frames: Iterator[Frame], batch_size: int, cores: int, watch: Stopwatch
 ) -> Iterator[tuple[Frame, ImageDetections]]:
     """Iterate over the frames with their detections, in order. watch: measures the stages of each thread."""
+    threads = predictor.backend.threads
 
     def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
         found = predictor([frame.image for frame in batch], channel_order="bgr", watch=watch)
         return list(zip(batch, found, strict=True))
 
     batches = iter(lambda: list(islice(frames, batch_size)), [])
-    share = max(1, torch.get_num_threads() // threads)
-    for pairs in map_ahead(detect, batches, threads, start=partial(torch.set_num_threads, share)):
+    take_share = partial(torch.set_num_threads, max(1, cores // threads))
+    for pairs in map_ahead(detect, batches, threads, start=take_share):
         yield from pairs
 
 

@@ -96,11 +96,11 @@ def load(
     names: of the classes, in the order that the results count them: those of the model in another order, or as many new
     ones. agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several
     classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. threads:
-    that will detect at the same time on a CPU, each with its share of the cores; for checkpoints, each of them calls
-    torch.set_num_threads. tile: cut larger images into tiles of this side in pixels, each resized to image_size; 0:
-    never; by default as it was trained. tile_overlap: of neighbouring tiles, as a fraction of the side; by default as
-    it was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a tile. urls: allow
-    images to be downloaded from a URL.
+    that will detect at the same time on a CPU, each with its share of the cores; for files that torch runs, each of
+    them calls torch.set_num_threads. tile: cut larger images into tiles of this side in pixels, each resized to
+    image_size; 0: never; by default as it was trained. tile_overlap: of neighbouring tiles, as a fraction of the side;
+    by default as it was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a tile.
+    urls: allow images to be downloaded from a URL.
 
     Raises ValueError for a file that cannot be read, and settings out of range.
     """

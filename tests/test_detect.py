@@ -143,16 +143,39 @@ def test_vid_stride_uses_every_nth_frame(run, tmp_path):
     assert len(list((folder / "labels").iterdir())) == 3  # frames 0, 3 and 6
 
 
-def test_number_of_threads_changes_nothing(run, photos, tmp_path, monkeypatch):
+def test_number_of_threads_changes_nothing(run, photos, monkeypatch, capsys):
     expected = rows_by_image(run("--source", photos, "--nosave", *SAME) / "predictions.json")
-    before = torch.get_num_threads()
-    monkeypatch.setattr(detect, "detecting_threads", lambda batch_size: 3)
+    monkeypatch.setattr(detect, "detecting_threads", lambda *_: 3)
     for flags in ([], ["--batch", "3"]):
         found = rows_by_image(run("--source", photos, "--nosave", *SAME, *flags) / "predictions.json")
+        assert capsys.readouterr().out.count("threads: 3") == 1
         assert list(found) == list(expected)  # also the order of the images
         for key, values in expected.items():
             np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-3)
-    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "batch_size", "threads"),
+    [
+        ("photos", 1, 16),
+        ("photos", 4, 8),  # 8 threads with 4 images each are the 32 images that are allowed
+        ("photos", 16, 2),
+        ("photos", 64, 1),
+        ("", 1, 16),  # the validation images
+        ("list.txt", 1, 16),
+        ("clip.mp4", 1, 16),
+        ("a.jpg", 1, 1),
+        ("-", 1, 1),
+        ("0", 1, 1),
+        ("rtsp://camera", 1, 1),
+    ],
+)
+def test_number_of_detecting_threads(source, batch_size, threads, tmp_path, monkeypatch):
+    for name in ("a.jpg", "clip.mp4", "list.txt"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert detect.detecting_threads(source, batch_size, cores=16) == threads
+    assert detect.detecting_threads(source, batch_size, cores=1) == 1
 
 
 def test_classes_are_chosen_by_number_or_name(run, photos):
@@ -261,6 +284,31 @@ def test_missing_source_of_an_unknown_data_set_is_asked_for(run, tmp_path, weigh
         ValueError, match=r"give --source: an image, .* or a URL; there are no .* because no data set gone"
     ):
         run("--weights", tmp_path / "other.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals and named pipes")
+def test_interrupt_ends_a_source_that_waits(weights, photos, tmp_path):
+    os.mkfifo(tmp_path / "paths")
+    flags = ["--weights", weights, "--source", "-", "--device", "cpu", "--save-csv"]
+    pipe = os.open(tmp_path / "paths", os.O_RDWR)  # the process never sees its end
+    os.write(pipe, f"{photos / sorted(os.listdir(photos))[0]}\n".encode())
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "detect.py", *flags],
+        cwd=tmp_path,
+        stdin=pipe,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while not list(tmp_path.glob("runs/detect/exp/*.png")) and process.poll() is None:
+        time.sleep(0.05)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    os.close(pipe)
+    assert (process.returncode, said.strip().endswith("interrupted")) == (130, True), said
+    assert time.monotonic() - started < 8  # the limit for threads to end is 10 seconds
 
 
 @pytest.mark.slow

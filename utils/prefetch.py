@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import TypeVar, cast
 
@@ -11,10 +11,11 @@ JOIN_S = 10.0  # the longest time to wait for the thread to end
 POLL_S = 0.1  # how often a waiting thread looks whether the other one has ended
 
 
-def prefetch(items: Iterable[T], ahead: int) -> Generator[T, None, None]:
+def prefetch(items: Iterable[T], ahead: int, stop: Callable[[], object] = lambda: None) -> Generator[T, None, None]:
     """Iterate over the items, up to `ahead` of which a background thread has ready. Raises what `items` raises.
 
     The thread ends when the iterator is closed or no longer used; an item that it waits for meanwhile is dropped.
+    stop: called then, to end the waiting of `items` for a next item, if they can wait for long.
 
     >>> list(prefetch([1, 2, 3], ahead=2)), list(prefetch([], ahead=1))
     ([1, 2, 3], [])
@@ -54,4 +55,5 @@ def prefetch(items: Iterable[T], ahead: int) -> Generator[T, None, None]:
             yield cast(T, item)
     finally:
         closed.set()
+        stop()
         thread.join(JOIN_S)  # a thread that computes while Python exits could crash the process

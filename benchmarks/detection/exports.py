@@ -62,8 +62,9 @@ class Contender(NamedTuple):
 
 def size_mb(path: Path) -> float:
     """Return the size of a model's file, with its external data, or of all files in its folder, in MB."""
-    files = path.rglob("*") if path.is_dir() else path.parent.glob(f"{path.name}*")
-    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+    external = path.with_name(f"{path.name}.data")
+    files = path.rglob("*") if path.is_dir() else [path, *([external] if external.exists() else [])]
+    return sum(file.stat().st_size for file in files if not file.is_dir()) / 1e6
 
 
 def mean_ap(weights: str, half: bool, options: argparse.Namespace) -> float:
@@ -110,7 +111,7 @@ def peer(text: str) -> Contender:
     def run() -> Figures:
         with tempfile.TemporaryDirectory() as folder:
             words = [word.format(out=Path(folder, "out")) for word in shlex.split(command)]
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{command} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
         return read_figures(done.stdout + done.stderr)
@@ -176,7 +177,7 @@ def main() -> None:
             f"# Exported models; {about}; {versions}, {date.today()}",
             "",
             f"AP on the val split of {Path(options.data).name}. Milliseconds per image: medians over {options.rounds} "
-            f"rounds in turns. Load average: {os.getloadavg()[0]:.1f}.",
+            f"rounds in turns; -: not reported, and not in the sum. Load average: {os.getloadavg()[0]:.1f}.",
             "",
             f"| | MB | AP | {' | '.join(STAGES)} | sum | share outside the model |",
             f"| {'--- | ' * (len(STAGES) + 5)}".strip(),

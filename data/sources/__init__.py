@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from data.sources.addresses import ALLOWED, addresses_in, has_scheme, is_camera, parse_address
+from data.sources.addresses import ALLOWED, addresses_in, is_address, parse_address
 from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.live import LiveSource
 from data.sources.paths import folder_or_list, pattern, single_file
@@ -22,7 +22,7 @@ KINDS = f"an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt 
 
 def is_live(text: str) -> bool:
     """Whether a --source is a camera or an address, or a file of them, whose frames do not wait for the reader."""
-    return is_camera(text) or has_scheme(text) or (text.lower().endswith(".streams") and os.path.isfile(text))
+    return is_address(text) or (text.lower().endswith(".streams") and os.path.isfile(text))
 
 
 def open_source(
@@ -51,8 +51,8 @@ def open_source(
     if text == "-":
         return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
     if is_live(text):
-        one = parse_address(text) if is_camera(text) or has_scheme(text) else None
-        addresses, shown = ([one], one.shown) if one else (addresses_in(text), printable(text))
+        addresses = [parse_address(text)] if is_address(text) else addresses_in(text)
+        shown = addresses[0].shown if is_address(text) else printable(text)
         return LiveSource(addresses, shown, connection, frame_step=frame_step, say=say)
     if os.path.isdir(text) or (text.lower().endswith(".txt") and os.path.isfile(text)):
         return folder_or_list(text, frame_step=frame_step, say=say)

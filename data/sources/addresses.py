@@ -46,6 +46,15 @@ def is_camera(text: str) -> bool:
     return re.fullmatch(r"[0-9]+", text) is not None
 
 
+def is_address(text: str) -> bool:
+    """Whether the text is the number of a camera or starts like the address of a stream.
+
+    >>> is_address("0"), is_address("http://a"), is_address("a.jpg")
+    (True, True, False)
+    """
+    return is_camera(text) or has_scheme(text)
+
+
 def has_scheme(text: str) -> bool:
     """Whether the text starts like an address.
 

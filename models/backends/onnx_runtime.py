@@ -25,7 +25,10 @@ class OnnxBackend(ExportedBackend):
         super().__init__(model, device, threads=threads)
         runtime = require("onnxruntime", "an ONNX file")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = max(1, torch.get_num_threads() // threads)
+        # A session has one pool of threads, which all callers share and which works beside each of them.
+        options.intra_op_num_threads = max(1, torch.get_num_threads() - self.threads + 1)
+        # Threads that spin while they wait take the cores from letterboxing, NMS and other sessions.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors only, which are raised as well
         wanted = providers(runtime, device)
         self._session = runtime.InferenceSession(content, options, providers=wanted, enable_fallback=0)

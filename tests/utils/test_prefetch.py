@@ -67,6 +67,21 @@ def test_closing_ends_the_thread_and_closes_the_items():
     assert len(closed) == 1
 
 
+def test_closing_stops_items_that_wait():
+    stopped = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        stopped.wait(5)
+
+    found = prefetch(prefetch(items(), 1), 1, stop=stopped.set)
+    assert next(found) == 1
+    started = time.monotonic()
+    found.close()
+    assert time.monotonic() - started < 2
+    assert threads_ended()
+
+
 def test_consumer_that_raises_ends_the_thread():
     def consume() -> None:
         for _ in prefetch(range(1000), 2):

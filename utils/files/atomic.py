@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,10 +45,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path`, to be filled before `path` is replaced. It is removed at the end."""
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    with name_os_errors(path):
+        temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.tmp.", dir=path.parent))
     try:
-        with name_os_errors(path):
-            temporary.mkdir()
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -56,13 +56,18 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 def replace_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`, in place of a folder that exists there.
 
-    If the process is killed, `path` is the complete old or new folder, or is missing; it is never half written.
+    After an exception `path` is the old folder. If the process is killed, `path` is the complete old or new folder, or
+    is missing, and the old one is beside it; it is never half written.
     """
     old = path.with_name(f"{path.name}.old.tmp.{os.getpid()}")
     with name_os_errors(path):
+        existed = path.exists()
+        if existed:
+            os.replace(path, old)
         try:
-            if path.exists():
-                os.replace(path, old)
             os.replace(new, path)
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
+        except BaseException:
+            if existed and not path.exists():
+                os.replace(old, path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)

@@ -39,8 +39,8 @@ class Outputs:
                 output.write(frame, found)
 
     def close(self) -> None:
-        """Close each output, even if others raise; then raise one of these errors."""
-        with ExitStack() as stack:
+        """Close each output, even if others raise, and raise one of these errors; Ctrl-C waits for the last of them."""
+        with delay_interrupt(), ExitStack() as stack:
             for output in self.outputs:
                 stack.callback(output.close)
 

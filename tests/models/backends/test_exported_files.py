@@ -121,7 +121,7 @@ threads = [threading.Thread(target=predict, daemon=True) for _ in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
-    thread.join(20)
+    thread.join(40)
 print("waiting" if any(thread.is_alive() for thread in threads) else "done", flush=True)
 os._exit(0)
 """
@@ -135,11 +135,11 @@ def test_first_calls_of_two_threads_end(name, exports):
     assert done.stdout == "done\n", done.stderr
 
 
-@pytest.mark.parametrize(("threads", "share", "cores"), [(1, 4, 4), (2, 2, 4), (3, 1, 4), (8, 1, 8)])
-def test_each_thread_gets_its_share_of_the_cores(threads, share, cores, exports, monkeypatch):
+@pytest.mark.parametrize(("threads", "pool", "cores"), [(1, 4, 4), (2, 3, 4), (3, 2, 4), (8, 1, 8)])
+def test_threads_use_all_cores_together(threads, pool, cores, exports, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     onnx = load_backend(exports("onnx", *STATIC), CPU, threads=threads).backend
-    assert onnx._session.get_session_options().intra_op_num_threads == share
+    assert onnx._session.get_session_options().intra_op_num_threads == pool  # callers work too
     given = openvino_runtime.settings(threads, half=True)
     assert given == {"NUM_STREAMS": threads, "INFERENCE_NUM_THREADS": cores}
 

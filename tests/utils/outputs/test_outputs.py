@@ -109,6 +109,27 @@ def test_interrupted_write_reaches_all_outputs():
     assert after.frames == 1
 
 
+def test_interrupted_close_leaves_whole_files(tmp_path):
+    outputs = open_outputs(tmp_path, ["cat", "dog"], pictures=False, json=True)
+    outputs.write(drawn_frame("a.jpg"), FOUND)
+    written = outputs.outputs[0]
+    append = written._append
+
+    def interrupted(text):
+        os.kill(os.getpid(), signal.SIGINT)
+        append(text)
+
+    written._append = interrupted
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            outputs.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert files(tmp_path) == ["predictions.json"]
+    assert len(json.loads((tmp_path / "predictions.json").read_text())) == 2
+
+
 def test_invalid_option_leaves_no_open_file(tmp_path):
     with pytest.raises(ValueError, match="--save-format 7"):
         open_outputs(tmp_path, [], text=True, text_format=7, csv=True)
