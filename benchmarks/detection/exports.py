@@ -16,7 +16,7 @@ Whole programs are compared by benchmarks/detection/programs.py.
 """
 
 import argparse
-import multiprocessing
+import json
 import os
 import platform
 import re
@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -95,11 +94,15 @@ def time_stages(weights: str, half: bool, options: argparse.Namespace) -> dict[s
     return dict(zip(STAGES, map(median, zip(*rows[-len(paths) :], strict=True)), strict=True))
 
 
-def ours(weights: str, half: bool, options: argparse.Namespace) -> Contender:
+def ours(weights: str, half: bool, number: int) -> Contender:
+    """One of our models. number: of it in the list that --only refers to."""
+
     def run() -> Figures:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-            ap, times = (pool.submit(function, weights, half, options) for function in (mean_ap, time_stages))
-            return Figures(ap.result(), times.result())
+        command = [sys.executable, *sys.argv, "--only", str(number)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return Figures(**json.loads(done.stdout.splitlines()[-1]))
 
     return Contender(f"{Path(weights).name}{' --half' if half else ''}", Path(weights), run)
 
@@ -160,11 +163,15 @@ def main() -> None:
     add("--rounds", type=int, default=3)
     add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, as text for the report")
     add("--out", type=Path, help="file for the report")
+    add("--only", type=int, help=argparse.SUPPRESS)  # measure this model alone, and print its figures as JSON
     options = parser.parse_args()
 
-    contenders = [ours(weights, False, options) for weights in options.weights]
-    contenders += [ours(weights, True, options) for weights in options.half]
-    contenders += map(peer, options.peer)
+    models = [(weights, False) for weights in options.weights] + [(weights, True) for weights in options.half]
+    if options.only is not None:
+        chosen = *models[options.only], options
+        print(json.dumps(Figures(mean_ap(*chosen), time_stages(*chosen))._asdict()))
+        return
+    contenders = [ours(*model, number) for number, model in enumerate(models)] + list(map(peer, options.peer))
     figures: list[list[Figures]] = [[] for _ in contenders]
     for number in range(options.rounds):
         for contender, found in zip(contenders, figures, strict=True):

@@ -1,7 +1,7 @@
 """Detection from files to boxes: milliseconds per image of detect.py and of other projects' programs.
 
-Claim: with yolov5n at 640 px on two CPU cores, detect.py takes 0.70 of the time per image of YOLOv5's detect.py in
-float32, and 0.40 with --half (benchmarks/results/).
+Claim: with yolov5n at 640 and 320 px on two CPU cores, detect.py takes 0.54 of the time per image of YOLOv5's detect.py
+in float32, and 0.42 to 0.46 with --half (benchmarks/results/).
 
     python benchmarks/detection/programs.py --images photos --rounds 3 \
         --ours "640=--weights m.pt --img 640" \
