@@ -1,5 +1,6 @@
 """Shared fixtures: a tiny drawn data set, a tiny model, and one CPU thread so that sums have a fixed order."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def tiny_model() -> str:
 def exports(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Exports:
     """exports("onnx", "--nms") is the path of a file that export.py has written."""
     return Exports(tmp_path_factory.mktemp("exports"), tiny_model)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt during the test, whatever it did before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

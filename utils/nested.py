@@ -1,6 +1,6 @@
-"""Find tensors in nested lists and tuples."""
+"""Find and concatenate tensors in nested lists, tuples and dicts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,3 +17,17 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for entry in value:
             yield from tensors_in(entry)
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Concatenate equally nested dicts, lists and tuples of tensors along the first axis of each tensor.
+
+    >>> concatenate([[torch.tensor([1])], [torch.tensor([2])]])
+    [tensor([1, 2])]
+    """
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, dict):
+        return {key: concatenate([part[key] for part in parts]) for key in first}
+    return type(first)(map(concatenate, zip(*parts, strict=True)))

@@ -1,7 +1,7 @@
 r"""Exported models side by side: size, AP, and where the milliseconds of an image go; beside other projects' exports.
 
-Claim: every export has the AP of its checkpoint within 0.001 (INT8: within 0.01), and letterboxing and NMS take under
-a quarter of the time of an image on two CPU cores, together with decoding (benchmarks/results/).
+Claim: every export has the AP of its checkpoint within 0.001 (INT8: within 0.01), and decoding, letterboxing and NMS
+together take under a quarter of the time of an image on two CPU cores (benchmarks/results/).
 
     python export.py --weights m.pt --include torchscript onnx openvino --img 320 --dynamic
     python benchmarks/detection/exports.py --data mydata.yaml --img 320 --square \
@@ -80,10 +80,8 @@ def time_stages(weights: str, half: bool, options: argparse.Namespace) -> dict[s
     """Return the milliseconds of each stage, as medians over images."""
     labels, _ = read_split(open_data(options.data), "val", single=False, cache_dir="", progress=False)
     paths = [labels.path(i) for i in range(min(options.images, len(labels)))]
-    detector = load(weights, device=options.device, half=half, image_size=options.img)
-    if options.square and not detector.predictor.backend.canvas:
-        side = detector.predictor.image_size
-        detector = load(weights, device=options.device, half=half, image_size=(side, side))
+    size = (options.img, options.img) if options.square else options.img
+    detector = load(weights, device=options.device, half=half, image_size=size)
     rows = []
     for path in paths[:10] + paths:  # the first ones warm up
         watch = Stopwatch()
@@ -94,14 +92,20 @@ def time_stages(weights: str, half: bool, options: argparse.Namespace) -> dict[s
     return dict(zip(STAGES, map(median, zip(*rows[-len(paths) :], strict=True)), strict=True))
 
 
+def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. Raises SystemExit with the end of its output if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        output = (done.stdout + done.stderr)[-2000:]
+        raise SystemExit(f"{shlex.join(command)} ended with {done.returncode}:\n{output}")
+    return done
+
+
 def ours(weights: str, half: bool, number: int) -> Contender:
     """One of our models. number: of it in the list that --only refers to."""
 
     def run() -> Figures:
-        command = [sys.executable, *sys.argv, "--only", str(number)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        done = run_command([sys.executable, *sys.argv, "--only", str(number)])
         return Figures(**json.loads(done.stdout.splitlines()[-1]))
 
     return Contender(f"{Path(weights).name}{' --half' if half else ''}", Path(weights), run)
@@ -113,10 +117,7 @@ def peer(text: str) -> Contender:
 
     def run() -> Figures:
         with tempfile.TemporaryDirectory() as folder:
-            words = [word.format(out=Path(folder, "out")) for word in shlex.split(command)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{command} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+            done = run_command([word.format(out=Path(folder, "out")) for word in shlex.split(command)])
         return read_figures(done.stdout + done.stderr)
 
     return Contender(name, Path(path), run)

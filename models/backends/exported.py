@@ -20,8 +20,7 @@ class ExportedBackend(Backend):
     """The base class: a subclass runs the file's graph on a batch of a size that it takes."""
 
     def __init__(self, model: ExportedModel, device: torch.device, *, threads: int = 1) -> None:
-        self.model, self.device = model, device
-        self.threads = threads if device.type == "cpu" else 1
+        self.model, self.device, self.threads = model, device, threads
         self.num_classes, self.stride, self.canvas = len(model.names), model.stride, model.canvas
         self.min_confidence = model.nms.confidence if model.nms else 0.0
 

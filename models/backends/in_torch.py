@@ -3,7 +3,6 @@
 B images of H x W pixels.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from models.backends import Backend, Prediction
 from models.detector import Detector
 from utils.distributed.precision import autocast_for
+from utils.nested import concatenate
 
 PASS_PIXELS = 1_250_000  # of all images in a forward pass on a CPU; the maps of yolov5n then stay in its caches
 
@@ -32,7 +32,7 @@ class TorchBackend(Backend):
         self.device = next(detector.parameters()).device
         self.precision, self.packed = precision, packed
         self._on_cpu = self.device.type == "cpu"
-        self.threads = threads if self._on_cpu else 1
+        self.threads = threads
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         is_cast = self.precision.itemsize == 2 and not self.packed
@@ -49,17 +49,3 @@ class TorchBackend(Backend):
         most = max(1, PASS_PIXELS // images[0, 0].numel()) if self._on_cpu else len(images)
         parts = [self.detector(part) for part in images.split(most)]
         return parts[0] if len(parts) == 1 else concatenate(parts)
-
-
-def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate equally nested dicts, lists and tuples of tensors along the first axis of each tensor.
-
-    >>> concatenate([[torch.tensor([1])], [torch.tensor([2])]])
-    [tensor([1, 2])]
-    """
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(parts))
-    if isinstance(first, dict):
-        return {key: concatenate([part[key] for part in parts]) for key in first}
-    return type(first)(map(concatenate, zip(*parts, strict=True)))

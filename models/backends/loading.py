@@ -72,6 +72,7 @@ def load_backend(path: Path, device: torch.device, *, half: bool = False, thread
     the same time, for backends on the CPU. Raises ValueError as `load_detector`, `load_torchscript`, `load_onnx` and
     `load_openvino` do.
     """
+    threads = threads if device.type == "cpu" else 1
     if half and path.suffix in (".torchscript", ".onnx"):
         raise ValueError(f"{printable(path)}: its precision was chosen at export; leave out --half")
     if path.suffix == ".torchscript":

@@ -26,7 +26,7 @@ class OnnxBackend(ExportedBackend):
         runtime = require("onnxruntime", "an ONNX file")
         options = runtime.SessionOptions()
         # A session has one pool of threads, which all callers share and which works beside each of them.
-        options.intra_op_num_threads = max(1, torch.get_num_threads() - self.threads + 1)
+        options.intra_op_num_threads = max(1, torch.get_num_threads() - threads + 1)
         # Threads that spin while they wait take the cores from letterboxing, NMS and other sessions.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors only, which are raised as well

@@ -89,16 +89,12 @@ def test_ignored_interrupt_stays_ignored():
     assert run_in_shell(ignore + prepare) == (0, "", "")
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_allow_interrupts_restores_default_handler():
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        prepare_script()
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        allow_interrupts()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    prepare_script()
+    assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    allow_interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_is_first_process_by_launcher_variables():

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from utils.images.opencv import cv2
 
 JPEG_QUALITY = 95
+MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
 
 
 def encode_bgr(image: NDArray[np.uint8], suffix: str) -> bytes:
@@ -17,5 +18,7 @@ def encode_bgr(image: NDArray[np.uint8], suffix: str) -> bytes:
     encoded, content = cv2.imencode(kind, image, options)
     if not encoded:
         height, width = image.shape[:2]
-        raise ValueError(f"an image of {width} x {height} px cannot be a {kind} file; JPEG allows 65,500 px, PNG more")
+        raise ValueError(
+            f"an image of {width} x {height} px cannot be a {kind} file; JPEG allows {MAX_JPEG_SIDE:,} px, PNG more"
+        )
     return content.tobytes()

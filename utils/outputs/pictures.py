@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from utils.files.writers import write_bytes
 from utils.images.detections import Frame, ImageDetections
-from utils.images.encode import encode_bgr
+from utils.images.encode import MAX_JPEG_SIDE, encode_bgr
 from utils.outputs.annotated import Annotator
 from utils.outputs.names import OutputNames, prepare_file
 from utils.printable import printable
 
-MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
 KEPT_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png")
 
 

@@ -9,6 +9,7 @@ from models.backends.in_torch import TorchBackend
 from models.backends.loading import canvas_for, load_backend
 from tests.models.backends.test_combined import Fake
 from utils.files import checkpoint_file
+from utils.nested import concatenate
 
 CPU = torch.device("cpu")
 ABC = ["a", "b", "c"]
@@ -64,7 +65,7 @@ def test_images_in_several_forward_passes_give_what_one_gives(checkpoint, monkey
 
 def test_nested_raw_predictions_are_concatenated_in_place():
     one, two = ({"a": [torch.full((n, 2), n)], "b": (torch.zeros(n),)} for n in (1, 2))
-    joined = in_torch.concatenate([one, two])
+    joined = concatenate([one, two])
     assert joined["a"][0].tolist() == [[1, 1], [2, 2], [2, 2]]
     assert isinstance(joined["b"], tuple)
     assert joined["b"][0].shape == (3,)

@@ -8,46 +8,31 @@ import pytest
 
 from utils.outputs.interrupts import delay_interrupt
 
-
-@pytest.fixture(autouse=True)
-def default_handler():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interrupts")
 
 
 def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_interrupt_is_raised_after_the_block():
-    steps = []
+@pytest.mark.parametrize(
+    ("presses", "steps"),
+    [(1, ["after press 1", "the rest of the block"]), (2, ["after press 1"])],  # a second one is raised at once
+)
+def test_interrupt_is_raised_after_the_block_or_the_second_time(presses, steps):
+    done = []
 
     def run():
         with delay_interrupt():
-            press_ctrl_c()
-            steps.append("the rest of the block")
-        steps.append("after the block")
+            for press in range(1, presses + 1):
+                press_ctrl_c()
+                done.append(f"after press {press}")
+            done.append("the rest of the block")
+        done.append("after the block")
 
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert steps == ["the rest of the block"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_second_interrupt_is_raised_at_once():
-    steps = []
-
-    def run():
-        with delay_interrupt():
-            press_ctrl_c()
-            steps.append("between")
-            press_ctrl_c()
-            steps.append("after the second")
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert steps == ["between"]
+    assert done == steps
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -88,6 +88,7 @@ def test_outputs_close_after_a_failed_write(tmp_path):
     assert len(json.loads((tmp_path / "predictions.json").read_text())) == 4
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_interrupted_write_reaches_all_outputs():
     class Interrupting:
         def write(self, *_):
@@ -100,15 +101,12 @@ def test_interrupted_write_reaches_all_outputs():
             self.frames += 1
 
     after = Counting()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            Outputs([Interrupting(), after]).write(drawn_frame("a.jpg"), FOUND)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        Outputs([Interrupting(), after]).write(drawn_frame("a.jpg"), FOUND)
     assert after.frames == 1
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_interrupted_close_leaves_whole_files(tmp_path):
     outputs = open_outputs(tmp_path, ["cat", "dog"], pictures=False, json=True)
     outputs.write(drawn_frame("a.jpg"), FOUND)
@@ -120,12 +118,8 @@ def test_interrupted_close_leaves_whole_files(tmp_path):
         append(text)
 
     written._append = interrupted
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            outputs.close()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        outputs.close()
     assert files(tmp_path) == ["predictions.json"]
     assert len(json.loads((tmp_path / "predictions.json").read_text())) == 2
 
