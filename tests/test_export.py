@@ -64,6 +64,7 @@ def test_sizes_are_rounded_up_to_the_stride(run, tmp_path, capsys):
     assert "--simplify: nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [save_checkpoint(tmp_path / name, detector) for name in ("a.pt", "ü b.pt")]
@@ -129,6 +130,7 @@ def test_file_that_differs_from_torch_is_not_kept(run, tmp_path, monkeypatch):
     assert (tmp_path / "m.torchscript").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_missing_runtime_leaves_no_unchecked_file(run, tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxscript", reason="an optional package")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

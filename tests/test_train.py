@@ -167,7 +167,7 @@ def test_frozen_layers_keep_their_initial_bits(start, tiny_model):
         ["--image-weights"],
         ["--rect", "--image-weights"],
         ["--tile", "64", "--imgsz", "64", "--rect", "--image-weights", "--cache"],
-        ["--tile", "64", "--imgsz", "64", "--multi-scale", "--batch-size", "-1"],
+        pytest.param(["--tile", "64", "--imgsz", "64", "--multi-scale", "--batch-size", "-1"], marks=pytest.mark.slow),
         ["--checkpoint-activations"],
         ["--amp", "fp64"],
         ["--multi-scale"],

@@ -394,6 +394,7 @@ def test_killed_worker_raises_while_main_thread_is_busy(tmp_path: Path, another:
         signal.signal(signal.SIGCHLD, handler)
 
 
+@pytest.mark.slow
 @linux_only
 def test_killed_worker_raises_when_its_batch_is_due(tmp_path: Path) -> None:
     """As in Python 3.14, where workers are not children of this process, so nothing reports that they ended."""

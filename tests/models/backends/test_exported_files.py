@@ -63,6 +63,7 @@ def test_dynamic_file_predicts_like_torch_at_any_size(name, exports):
         assert_predicts_like_torch(backend, exports, pictures(count, height, width))
 
 
+@pytest.mark.slow
 @each_format
 @torch.inference_mode()
 def test_file_with_suppression_finds_what_nms_finds(name, exports):

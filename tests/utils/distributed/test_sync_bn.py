@@ -291,6 +291,7 @@ def test_model_with_ddp_and_sync_bn_matches_single_process(two):
         assert largest_error(two[0]["DDP"][key], expected) < 1e-12, key
 
 
+@pytest.mark.slow
 def test_sync_bn_supports_activation_checkpointing(two):
     for found in (results["recompute"] for results in two):
         straight = {name.removeprefix("straight "): value for name, value in found.items() if "straight" in name}

@@ -333,6 +333,7 @@ def training_step(model: nn.Module, side: int, *, optimizer: str = "SGD", amp: b
     return step
 
 
+@pytest.mark.slow
 def test_chosen_batch_fits_real_step_and_larger_batch_does_not(tiny_model, monkeypatch):
     torch.manual_seed(0)
     model = build_model(tiny_model, 3)
