@@ -25,6 +25,7 @@ from utils.stopwatch import Stopwatch
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+MIN_WHOLE_SCORE = 0.5  # of a cut box's score: noise must not replace the visible part of a large object
 MIN_PART_SCORE = 0.1  # of the other part's score: noise must not widen the box of an object
 
 
@@ -82,8 +83,9 @@ def merge_tiles(
     shows uncut, because tiles show the others better. The rules, for boxes of one class, or of all if `agnostic`:
 
     1. Whole boxes suppress each other, as in non-maximum suppression.
-    2. A cut box gives way to a whole one with which it overlaps by more than the NMS IoU inside the cut box's tile. If
-       the whole box's tile shows all of the cut box and beyond its cut, that share of the cut box's own area is enough.
+    2. A cut box gives way to a whole one that has at least half of its score, and with which it overlaps by more than
+       the NMS IoU inside the cut box's tile. If the whole box's tile shows all of the cut box and beyond its cut, that
+       share of the cut box's own area is enough.
     3. Remaining cut boxes of different tiles that overlap by more than the NMS IoU inside both tiles, with scores of
        one order of magnitude, are parts of one object. The box around them replaces them, with their highest score.
     4. The boxes of rule 3 count as whole: rule 2 applies again to them and the remaining cut boxes, then rule 1 to all.
@@ -180,7 +182,8 @@ class _TileBoxes:
             shared, areas = _intersections(self.boxes[own], visible[near]), _areas(self.boxes[own])[:, None]
             same = shared > self.iou * (areas + _areas(visible[near]) - shared)
             inside = (shared > self.iou * areas) & self.uncut_in[own][:, self.tiles[whole[near]]]
-            kept[chosen] = ~((same | inside) & self._same_kind(own, whole[near])).any(1)
+            sure = self.scores[whole[near]] >= MIN_WHOLE_SCORE * self.scores[own][:, None]
+            kept[chosen] = ~((same | inside) & sure & self._same_kind(own, whole[near])).any(1)
         return parts[kept]
 
     def groups(self, parts: Indices) -> list[list[int]]:

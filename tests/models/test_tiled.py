@@ -12,7 +12,7 @@ from data.tiles.labels import tile_labels
 from models import build_model, load
 from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
-from models.tiled import MIN_PART_SCORE, TiledPredictor, merge_rows, merge_tiles
+from models.tiled import MIN_PART_SCORE, MIN_WHOLE_SCORE, TiledPredictor, merge_rows, merge_tiles
 from tests.data.test_loader import write_data
 from tests.models.test_predict import BrightSpot, assert_detections_close, by_image
 from tests.support.thread_ranks import run_ranks, thread_worlds
@@ -108,8 +108,14 @@ def merge_pair(left, right, **settings):
 
 def test_cut_box_gives_way_to_a_whole_one_with_a_lower_score():
     # The whole box is 50-90. The right tile sees 60-90 of it, and its own box ends at 88: IoU 28/30 there.
-    left, right = detections([0, 0.3, 50, 10, 90, 30]), detections([0, 0.9, 0, 10, 28, 30])
-    assert merge_pair(left, right) == [(0, 0.3, 50, 10, 90, 30)]
+    left, right = detections([0, 0.5, 50, 10, 90, 30]), detections([0, 0.9, 0, 10, 28, 30])
+    assert merge_pair(left, right) == [(0, 0.5, 50, 10, 90, 30)]
+
+
+def test_noise_does_not_replace_a_cut_box():
+    # The same boxes, but the whole one has less than half of the score. Over all of both, IoU is 28/40: the best stays.
+    left, right = detections([0, 0.9 * MIN_WHOLE_SCORE - 0.01, 50, 10, 90, 30]), detections([0, 0.9, 0, 10, 28, 30])
+    assert merge_pair(left, right) == [(0, 0.9, 60, 10, 88, 30)]
 
 
 def test_cut_box_without_a_whole_one_stays():
@@ -198,7 +204,7 @@ def slow_merge(found, regions, size, iou, max_detections):
 
     def shown(part, wholes):
         for w in wholes:
-            if w["kind"] == part["kind"]:
+            if w["kind"] == part["kind"] and w["score"] >= MIN_WHOLE_SCORE * part["score"]:
                 view = inside(w["box"], regions[part["tile"]])
                 common = shared(part["box"], view)
                 beyond = not is_cut(part["box"], regions[w["tile"]], size)
