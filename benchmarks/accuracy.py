@@ -20,8 +20,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.pop(0)  # this folder: its profile.py would hide Python's own module
-
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval

@@ -33,7 +33,6 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 from torch import Tensor

@@ -26,7 +26,6 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # must be set before numpy is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import numpy as np  # noqa: E402
 from pycocotools.coco import COCO  # noqa: E402

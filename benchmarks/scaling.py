@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import numpy as np
 import torch

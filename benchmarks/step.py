@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 

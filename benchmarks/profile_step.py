@@ -2,8 +2,8 @@
 
 Claim: none; this is a tool. LOG.md has results obtained with it.
 
-    python benchmarks/profile.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp bf16
-    python benchmarks/profile.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 --trace trace.json
+    python benchmarks/profile_step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp bf16
+    python benchmarks/profile_step.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 --trace trace.json
 
 It runs train.py's `train_one_epoch` on one batch that is on the device already, `--steps` steps after a warm-up, twice.
 The first run times the parts, with the device synchronised before and after each: forward, loss, backward, optimizer
@@ -22,7 +22,6 @@ from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.pop(1)  # this folder: its profile.py would hide Python's own module
 
 import torch
 from torch.autograd import DeviceType
