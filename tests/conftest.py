@@ -38,9 +38,12 @@ def exports(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Export
     return Exports(tmp_path_factory.mktemp("exports"), tiny_model)
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt during the test, whatever it did before."""
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt during a test and in the programs it starts.
+
+    A shell without job control starts background commands with SIGINT ignored, which programs inherit.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

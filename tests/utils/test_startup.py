@@ -89,7 +89,6 @@ def test_ignored_interrupt_stays_ignored():
     assert run_in_shell(ignore + prepare) == (0, "", "")
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_allow_interrupts_restores_default_handler():
     prepare_script()
     assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler

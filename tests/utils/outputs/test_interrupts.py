@@ -8,8 +8,6 @@ import pytest
 
 from utils.outputs.interrupts import delay_interrupt
 
-pytestmark = pytest.mark.usefixtures("interrupts")
-
 
 def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)

@@ -88,7 +88,6 @@ def test_outputs_close_after_a_failed_write(tmp_path):
     assert len(json.loads((tmp_path / "predictions.json").read_text())) == 4
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_interrupted_write_reaches_all_outputs():
     class Interrupting:
         def write(self, *_):
@@ -106,7 +105,6 @@ def test_interrupted_write_reaches_all_outputs():
     assert after.frames == 1
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_interrupted_close_leaves_whole_files(tmp_path):
     outputs = open_outputs(tmp_path, ["cat", "dog"], pictures=False, json=True)
     outputs.write(drawn_frame("a.jpg"), FOUND)
