@@ -166,9 +166,10 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
     assert first.keys() == second.keys()
     floats = {key for key, value in first.items() if value.is_floating_point()}
     assert all(first[key].equal(second[key]) for key in first.keys() - floats)
-    shares = [((first[key] - second[key]).norm() / first[key].norm()).item() for key in floats]
+    differing = [key for key in floats if not first[key].equal(second[key])]  # a momentum may be all zeros in both
+    shares = [((first[key] - second[key]).norm() / first[key].norm()).item() for key in differing]
     assert all(math.isfinite(share) for share in shares)
-    return max(shares)
+    return max(shares, default=0.0)
 
 
 def state_differences(first: Path, second: Path) -> dict[str, float]:

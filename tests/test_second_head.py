@@ -1,4 +1,4 @@
-"""A head from outside the project: it trains, validates and resumes, and two processes train it like one."""
+"""Heads without anchors, one from outside the project: they learn, resume, and two processes train them like one."""
 
 import csv
 import sys
@@ -13,7 +13,6 @@ from models.heads.registry import HEADS
 from models.weights.kestrel import load_detector
 from tests import test_resume
 from tests.support.anchor_free import FAMILY, register
-from tests.support.anchor_free.head import AnchorFreeHead
 from tests.support.launching import forked, free_port, rank_environment, small_run_flags
 from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from tests.test_processes import TOLERANCE, state_differences
@@ -24,7 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
 ]
-TABLE = str(Path(__file__).parent / "tables" / "anchor_free.yaml")
+TABLES = Path(__file__).parent / "tables"
 REGISTERED = {"KESTREL_FAULT": "tests.support.anchor_free:register"}
 
 
@@ -35,9 +34,14 @@ def _registered():
         yield
 
 
+@pytest.fixture(scope="module", params=["anchor_free", "decoupled"])
+def table(request: pytest.FixtureRequest) -> str:
+    return str(TABLES / f"{request.param}.yaml")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("second")
+def folder(tmp_path_factory: pytest.TempPathFactory, table: str) -> Path:
+    return tmp_path_factory.mktemp(Path(table).stem)
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +50,21 @@ def data(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(folder: Path, data: Path) -> Path:
+def start(folder: Path, data: Path, table: str) -> Path:
     """The folder of a run in this process that overfits twelve images."""
-    write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, box=1.0, cls=1.0)
+    write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(table))
     learning = ["--epochs", "100", "--batch", "12", "--optimizer", "AdamW", "--noval", "--nosave", "--name", "start"]
-    train_here(folder, data, *learning, "--hyp", str(folder / "learn.yaml"))
+    train_here(folder, data, table, *learning, "--hyp", str(folder / "learn.yaml"))
     return folder / "start"
 
 
-def train_here(folder: Path, data: Path, *flags: str) -> None:
-    train.main(train.parse_args(small_run_flags(data, TABLE, folder, *flags))[0], SINGLE_PROCESS)
+def gains_for(table: str) -> dict[str, float]:
+    """The gains of a head whose own ones are not relative to those of hyp files."""
+    return {"box": 1.0, "cls": 1.0} if "anchor_free" in table else {}
+
+
+def train_here(folder: Path, data: Path, table: str, *flags: str) -> None:
+    train.main(train.parse_args(small_run_flags(data, table, folder, *flags))[0], SINGLE_PROCESS)
 
 
 def killed() -> None:
@@ -68,16 +77,17 @@ def rows_of(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_anchor_free_head_learns_and_is_evaluated(start, data, folder):
-    columns = ["epoch", "time", "train/box_loss", "train/cls_loss"]
-    columns += [f"metrics/{name}" for name in ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")]
-    assert list(rows_of(start)[0]) == [*columns, "val/box_loss", "val/cls_loss", "lr"]
-    first, last = rows_of(start)[0], rows_of(start)[-1]
-    for term in ("train/box_loss", "train/cls_loss"):
-        assert float(last[term]) < 0.5 * float(first[term])
+def test_head_learns_and_is_evaluated(start, data, folder, table):
     best = start / "weights" / "best.pt"
     model, saved = load_detector(best)
-    assert isinstance(model.head, AnchorFreeHead)
+    family = next(family for family in HEADS.values() if family.head is type(model.head))
+    assert type(model.head) is not HEADS["Detect"].head
+    columns = ["epoch", "time", *(f"train/{term}_loss" for term in family.loss.terms)]
+    columns += [f"metrics/{name}" for name in ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")]
+    assert list(rows_of(start)[0]) == [*columns, *(f"val/{term}_loss" for term in family.loss.terms), "lr"]
+    first, last = rows_of(start)[0], rows_of(start)[-1]
+    for term in family.loss.terms:
+        assert float(last[f"train/{term}_loss"]) < 0.5 * float(first[f"train/{term}_loss"])
     assert "anchors" not in saved["table"]
     words = f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir {folder}/cache --batch 4"
     found = val.main(val.parse_args(words.split())[0], SINGLE_PROCESS)
@@ -86,8 +96,8 @@ def test_anchor_free_head_learns_and_is_evaluated(start, data, folder):
 
 
 @pytest.mark.parametrize("flags", ["--batch -1", "--multi-scale --image-weights", "--checkpoint-activations --rect"])
-def test_anchor_free_head_trains_with_flags(data, tmp_path, flags):
-    train_here(tmp_path, data, *flags.split(), "--name", "run")
+def test_head_trains_with_flags(data, tmp_path, table, flags):
+    train_here(tmp_path, data, table, *flags.split(), "--name", "run")
     (row,) = rows_of(tmp_path / "run")
     assert float(row["train/cls_loss"]) > 0
     assert float(row["val/box_loss"]) > 0
@@ -103,13 +113,13 @@ def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> l
         return codes
 
 
-def test_anchor_free_head_in_two_processes_matches_single_process(start, folder, data):
-    tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "box": 1.0, "cls": 1.0}
+def test_head_in_two_processes_matches_single_process(start, folder, data, table):
+    tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, **gains_for(table)}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
     flags = ["--epochs", "2", "--batch", "6", "--sync-bn", "--amp", "fp64", "--nosave"]
     flags += ["--hyp", str(folder / "tune.yaml"), "--weights", str(start / "weights" / "last.pt")]
-    train_here(folder, data, *flags, "--name", "one")
-    assert run_processes(2, small_run_flags(data, TABLE, folder, *flags, "--name", "two"), folder) == [0, 0]
+    train_here(folder, data, table, *flags, "--name", "one")
+    assert run_processes(2, small_run_flags(data, table, folder, *flags, "--name", "two"), folder) == [0, 0]
     found = state_differences(folder / "one", folder / "two")
     assert max(found.values()) < TOLERANCE["fp64"], found
     assert checkpoint_file.load(folder / "one" / "weights" / "last.pt")["ema_updates"] == 3
@@ -120,12 +130,12 @@ def test_anchor_free_head_in_two_processes_matches_single_process(start, folder,
 
 
 @pytest.fixture
-def attempt(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
+def attempt(data: Path, table: str, tmp_path: Path) -> Callable[..., list[int]]:
     """attempt(name, at=instant): start a run, or resume it from its last checkpoint, and return its exit codes."""
 
     def one(name: str, at: str = "0 nowhere 1") -> list[int]:
         words = small_run_flags(
-            data, TABLE, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9"
+            data, table, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9"
         )
         last = tmp_path / name / "weights" / "last.pt"
         resume = ["--resume", str(last)] if last.exists() else []
@@ -135,7 +145,7 @@ def attempt(data: Path, tmp_path: Path) -> Callable[..., list[int]]:
     return one
 
 
-def test_killed_anchor_free_run_resumes_with_same_bits(attempt, tmp_path):
+def test_killed_run_resumes_with_same_bits(attempt, tmp_path):
     assert attempt("straight") == [0]
     for instant in ("before a step 3", "in a checkpoint 2", "after validation 1"):
         assert attempt("broken", f"0 {instant}") == [-9]

@@ -26,6 +26,19 @@ def to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
     return torch.cat([center - half, center + half], -1)
 
 
+def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
+    """IoU of box i with target i: [N], in [0, 1]; 0 if both are empty. Both inputs are [N, 4] in the same unit.
+
+    >>> iou_of_pairs(torch.tensor([[0., 0., 2., 2.]]), torch.tensor([[0., 0., 1., 4.]])).item()  # 2 / (4 + 4 - 2)
+    0.3333333432674408
+    """
+    low = torch.maximum(boxes_xyxy[..., :2], targets_xyxy[..., :2])
+    high = torch.minimum(boxes_xyxy[..., 2:], targets_xyxy[..., 2:])
+    shared = (high - low).clamp(min=0).prod(-1)
+    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (boxes_xyxy, targets_xyxy)]
+    return shared / (areas[0] + areas[1] - shared).clamp(min=torch.finfo(shared.dtype).tiny)
+
+
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU (CIoU) of box i with target i: [N], in (-1.5, 1], never above the IoU.
 

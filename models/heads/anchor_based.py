@@ -4,7 +4,6 @@ B images, L levels, A anchors per level, C classes, H W cells of a level, N pred
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from fractions import Fraction
 from math import log
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from models.anchors import check_anchors
 from models.heads import Head
+from models.heads.cells import OutputConv, grid_cells, levels_by_image
 from models.table import Anchors
 
 
@@ -43,7 +43,7 @@ class AnchorBasedHead(Head):
         ordered = torch.tensor(order_anchors(sizes, self.strides), dtype=torch.float32)
         self.register_buffer("anchors_px", ordered.view(len(strides), -1, 2))
         width = self.anchors_px.shape[1] * (5 + num_classes)
-        self.m = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in in_channels)
+        self.m = nn.ModuleList(OutputConv(channels, width, 1) for channels in in_channels)
         self.init_biases()
 
     @torch.no_grad()
@@ -101,16 +101,9 @@ class AnchorBasedHead(Head):
         return sentence
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits.
-
-        Computed in the precision of the weights, also under autocast: 16 bits in this last layer cost accuracy
-        (LOG.md), and 32 bits take almost no extra time.
-        """
+        """Return raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits."""
         parts = (self.anchors_px.shape[1], 5 + self.num_classes)
-        # Not next(self.parameters()): replicas of torch's DataParallel have no parameters.
-        dtype: torch.dtype = self.m[0].weight.dtype  # type: ignore[assignment]
-        with nullcontext() if maps[0].dtype == dtype else torch.autocast(maps[0].device.type, enabled=False):
-            raw = [conv(x.to(dtype)) for conv, x in zip(self.m, maps, strict=True)]
+        raw = [conv(x) for conv, x in zip(self.m, maps, strict=True)]
         return [x.unflatten(1, parts).permute(0, 1, 3, 4, 2) for x in raw]
 
     def decode(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -129,31 +122,15 @@ class AnchorBasedHead(Head):
 
     def decode_candidates(self, maps: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose objectness is above `confidence`: no class can score higher."""
-        boxes, scores, images = [], [], []
+        levels = []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
             objectness = raw[..., 4].float().sigmoid()  # [B, A, H, W]
             image, anchor, y, x = (objectness > confidence).nonzero(as_tuple=True)  # [K] each
             rows = raw[image, anchor, y, x].float()  # [K, 5 + C]
-            boxes.append(boxes_at(rows[:, :4], torch.stack([x, y], -1), anchors[anchor], stride))
+            boxes = boxes_at(rows[:, :4], torch.stack([x, y], -1), anchors[anchor], stride)
             score = objectness[image, anchor, y, x, None]
-            scores.append(score if self.num_classes == 1 else score * rows[:, 5:].sigmoid())
-            images.append(image)
-        owner = torch.cat(images)
-        order = owner.argsort(stable=True)
-        counts = owner.bincount(minlength=len(maps[0]))
-        return tuple(pad_rows(torch.cat(parts)[order], owner[order], counts) for parts in (boxes, scores))  # type: ignore[return-value]
-
-
-def pad_rows(rows: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
-    """Return rows [K, D] by their image, [B, max(counts), D], filled up with zeros. owner: [K], sorted; counts: [B].
-
-    >>> pad_rows(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2]), torch.tensor([1, 0, 2])).tolist()
-    [[[1.0], [0.0]], [[0.0], [0.0]], [[2.0], [3.0]]]
-    """
-    padded = rows.new_zeros(len(counts), int(counts.max()), rows.shape[1])
-    first = counts.cumsum(0) - counts
-    padded[owner, torch.arange(len(rows), device=rows.device) - first[owner]] = rows
-    return padded
+            levels.append((boxes, score if self.num_classes == 1 else score * rows[:, 5:].sigmoid(), image))
+        return levels_by_image(levels, len(maps[0]))
 
 
 def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
@@ -167,9 +144,7 @@ def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
     [-1.0, -6.0, 9.0, 14.0]
     """
     _, num_anchors, height, width, _ = raw.shape
-    columns = torch.arange(width, device=raw.device, dtype=raw.dtype)
-    rows = torch.arange(height, device=raw.device, dtype=raw.dtype)
-    cells = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # [H, W, 2]: x, y
+    cells = grid_cells(height, width, raw)
     return boxes_at(raw, cells, anchors_px.to(raw.dtype).view(num_anchors, 1, 1, 2), stride)
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from models.heads import Head
 from models.heads.anchor_based import AnchorBasedHead
+from models.heads.decoupled import DecoupledHead
 from models.losses import Loss, LossGains
 from models.losses.anchor_based import AnchorBasedLoss
+from models.losses.decoupled import DecoupledLoss
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class HeadFamily:
 
 HEADS: dict[str, HeadFamily] = {
     "Detect": HeadFamily(head=AnchorBasedHead, loss=AnchorBasedLoss),
+    "DecoupledDetect": HeadFamily(head=DecoupledHead, loss=DecoupledLoss),
 }
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from models.detector import Detector, check_shapes, mismatched_tensors
-from models.weights.yolov5 import is_external, load_external
+from models.weights.yolov5 import is_yolov5, load_yolov5
+from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
 from utils.printable import one_line
 
@@ -16,6 +17,8 @@ WHERE_WEIGHTS_COME_FROM = (
     "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have downloaded, for "
     "example from YOLOv5's releases: Kestrel does not download weights"
 )
+
+EXTERNAL = ((is_yolov5, load_yolov5), (is_yolox, load_yolox))  # whether it is such a file, and its reader
 
 
 def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
@@ -29,9 +32,10 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     try:
         saved = checkpoint_file.load(path)
     except ValueError:
-        if not is_external(path):
+        reader = next((reader for knows, reader in EXTERNAL if knows(path)), None)
+        if reader is None:
             raise
-        model, class_names = load_external(path)
+        model, class_names = reader(path)
         return model, {"names": class_names}
     model = detector_for_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"], load=True)
     names = saved["names"]

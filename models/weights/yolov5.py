@@ -6,7 +6,6 @@ L levels of the head, A anchors per level.
 """
 
 import re
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,24 @@ from torch import Tensor
 
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.table import KEYS, resolve
-from utils.files.pickled import MAX_DEPTH, Archive, ClassName, Record, TensorReader, is_args, open_limited
+from utils.files.checkpoint_file import external_errors
+from utils.files.pickled import (
+    MAPPINGS,
+    MAX_DEPTH,
+    Archive,
+    ClassName,
+    Record,
+    TensorReader,
+    is_args,
+    mapping_entries,
+    open_limited,
+)
 from utils.printable import one_line
 
 MAX_MODULES = 20_000
 MAX_TENSORS = 5_000
 MAX_VALUES = 5_000  # in a table
 MAX_NAMES = 50_000
-MAPPINGS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class ExternalCheckpoint:
     averaged: bool
 
 
-def load_external(path: Path) -> tuple[Detector, list[str]]:
+def load_yolov5(path: Path) -> tuple[Detector, list[str]]:
     """Return a detector in eval mode with the weights of another project's checkpoint, and its class names.
 
     Raises ValueError as read_external does, and if the model is not an anchor-based YOLOv5 model.
@@ -66,19 +75,13 @@ def read_external(path: Path) -> ExternalCheckpoint:
 
     Raises ValueError if there is no such file, or if it cannot be read without running its code.
     """
-    try:
-        with open_limited(path) as file:
-            archive = Archive(file)
-            return _foreign(path, archive, archive.unpickled())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
-    except Exception as error:  # a damaged file can make its readers raise nearly anything
-        reason = one_line(error) if isinstance(error, ValueError | zipfile.BadZipFile) else "it is damaged"
-        raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
+    with external_errors(path), open_limited(path) as file:
+        archive = Archive(file)
+        return _foreign(path, archive, archive.unpickled())
 
 
-def is_external(path: Path) -> bool:
-    """Whether a file's pickle holds another project's module, which `load_external` can read."""
+def is_yolov5(path: Path) -> bool:
+    """Whether a file's pickle holds another project's module, which `load_yolov5` can read."""
     try:
         with open_limited(path) as file:
             found, _ = _module(Archive(file).unpickled())
@@ -134,14 +137,6 @@ def _attributes(module: Any) -> dict[Any, Any]:
     return module.state
 
 
-def _entries(value: Any) -> dict[Any, Any]:
-    """Return the entries of a dict, or of the record of a dict subclass."""
-    found = value.items if isinstance(value, Record) and value.kind in MAPPINGS else value
-    if not isinstance(found, dict):
-        raise ValueError("one of its modules is damaged")
-    return found
-
-
 def _walk(root: Record) -> list[tuple[str, Record]]:
     """Return every module with the prefix of its tensors' names, parents first; a shared module appears repeatedly."""
     found: list[tuple[str, Record]] = []
@@ -156,7 +151,7 @@ def _walk_from(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, R
     if depth > MAX_DEPTH:
         raise ValueError("its modules are nested too deeply")
     yield prefix, module
-    for name, child in _entries(_attributes(module).get("_modules", {})).items():
+    for name, child in mapping_entries(_attributes(module).get("_modules", {})).items():
         if child is not None:
             yield from _walk_from(f"{prefix}{_checked_name(name)}.", child, depth + 1)
 
@@ -186,9 +181,9 @@ def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
     for prefix, module in modules:
         attributes = _attributes(module)
         not_saved = _members(attributes.get("_non_persistent_buffers_set"))
-        for name, value in _entries(attributes.get("_parameters", {})).items():
+        for name, value in mapping_entries(attributes.get("_parameters", {})).items():
             yield prefix + _checked_name(name), value
-        for name, value in _entries(attributes.get("_buffers", {})).items():
+        for name, value in mapping_entries(attributes.get("_buffers", {})).items():
             yield prefix + _checked_name(name), None if name in not_saved else value
 
 

@@ -24,12 +24,18 @@ from models.losses import Loss
 from models.table import load_model_table, model_names, read_table, resolve
 
 ROOT = Path(__file__).parents[2]
-COUNTS = {  # total, head, fused, GFLOPs at 640
+COUNTS = {  # total, head, fused (None: not published), GFLOPs at 640
     "yolov5n": (1_872_157, 115_005, 1_867_405, 4.47),
     "yolov5s": (7_235_389, 229_245, 7_225_885, 16.43),
     "yolov5m": (21_190_557, 343_485, 21_172_173, 48.87),
     "yolov5l": (46_563_709, 457_725, 46_533_693, 108.99),
     "yolov5x": (86_749_405, 571_965, 86_705_005, 205.45),
+    "yolox_nano": (912_159, 104_767, None, 2.47),
+    "yolox_tiny": (5_055_855, 1_087_455, None, 15.18),
+    "yolox_s": (8_968_255, 1_920_895, None, 26.69),
+    "yolox_m": (25_326_495, 4_294_335, None, 73.53),
+    "yolox_l": (54_208_895, 7_609_855, None, 155.29),
+    "yolox_x": (99_071_455, 11_867_455, None, 281.41),
 }
 PARAMETERS_PER_ROW = {  # parameters of rows 0-9, then of the later rows that have parameters
     "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
@@ -94,7 +100,7 @@ def test_parameter_counts_equal_published_values(name):
     model = build_meta(name)
     assert count_parameters(model) == total
     assert count_parameters(model.head) == head
-    assert count_parameters(model.fuse()) == fused
+    assert fused in (None, count_parameters(model.fuse()))
 
 
 @pytest.mark.parametrize(("name", "total"), [("yolov5n6", 3_246_940), ("yolov5s6", 12_626_620)])
@@ -382,7 +388,7 @@ def test_repeated_rows_become_a_stack(small_table):
         (
             1,
             [-1, 1, "Cnov", [16]],
-            r"row 1 \[-1, 1, Cnov, \[16\]\]: unknown module 'Cnov'; allowed are Conv, Bottleneck, C3",
+            r"row 1 \[-1, 1, Cnov, \[16\]\]: unknown module 'Cnov'; allowed are Conv, SeparableConv, ",
         ),
         (1, [-1, 1, "Conv", []], r"row 1 .*: Conv takes 1 to 5 arguments \(out_channels, kernel, .*\), got 0"),
         (1, [-1, 6, "C3", [16, True, 1, 0.5, 9]], r"row 1 .*: C3 takes 1 to 4 arguments .*, got 5"),
@@ -422,7 +428,7 @@ def test_repeated_rows_become_a_stack(small_table):
         (4, [[-1, 1], 1, "Concat", [2]], r"row 4 .*: maps can only be concatenated along dimension 1"),
         (5, [[-1, 2], 1, "Detect", [7, "anchors"]], r"a head with 2 classes"),
         (5, [-1, 1, "Detect", ["nc", "anchors"]], r"row 5 .*: anchors are given for 2 levels, but the head has 1"),
-        (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and only the last row, must be a head \(Detect\)"),
+        (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and only the last row, must be a head \(Detect, "),
     ],
 )
 def test_errors_name_the_invalid_row(small_table, position, row, message):

@@ -40,6 +40,7 @@ DTYPES = {
 }
 
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+MAPPINGS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict"}
 EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": list}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 VALUES = re.compile("BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BIN(UNICODE|STRING)|(SHORT_)?BINBYTES")
@@ -325,6 +326,14 @@ class TensorReader:
         if len(content) != stored.count * stored.dtype.itemsize:
             raise ValueError(f"its data/{stored.key} has {len(content)} bytes for {stored.count} {stored.dtype}")
         return content
+
+
+def mapping_entries(value: Any) -> dict[Any, Any]:
+    """The entries of a dict, or of the record of a dict subclass. Raises ValueError for anything else."""
+    found = value.items if isinstance(value, Record) and value.kind in MAPPINGS else value
+    if not isinstance(found, dict):
+        raise ValueError("one of its modules is damaged")
+    return found
 
 
 def is_tensor(value: Any) -> bool:

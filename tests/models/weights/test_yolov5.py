@@ -21,7 +21,7 @@ from torch import nn
 from models import build_model
 from models.detector import Detector
 from models.weights.kestrel import load_detector
-from models.weights.yolov5 import is_external, load_external, read_external
+from models.weights.yolov5 import is_yolov5, load_yolov5, read_external
 from utils.files import checkpoint_file, pickled
 from utils.files.pickled import PickleReader, Record
 
@@ -68,7 +68,7 @@ def save_external(path: Path, module: Any, **others: Any) -> Path:
 
 @needs_fixture
 def test_converted_yolov5_checkpoint_reproduces_its_outputs():
-    loaded, names = load_external(FIXTURE / "yolov5n_bccd.pt")
+    loaded, names = load_yolov5(FIXTURE / "yolov5n_bccd.pt")
     assert names == ["WBC", "RBC", "Platelets"]
     assert not loaded.training
     with np.load(FIXTURE / "forward.npz") as stored:
@@ -90,7 +90,7 @@ def test_converted_yolov5_checkpoint_reproduces_its_outputs():
 
 
 def test_external_module_round_trip(model, tmp_path):
-    found, names = load_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
+    found, names = load_yolov5(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     assert names == NAMES
     assert found.state_dict().keys() == model.state_dict().keys()
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
@@ -104,7 +104,7 @@ def test_external_module_round_trip(model, tmp_path):
 
 
 def test_converted_detector_can_be_saved_and_trained(model, tmp_path):
-    found, names = load_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
+    found, names = load_yolov5(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     checkpoint_file.save(tmp_path / "b.pt", {"model": found.state_dict(), "table": found.table, "names": names})
     again = Detector(checkpoint_file.load(tmp_path / "b.pt")["table"])
     again.load_state_dict(found.state_dict())
@@ -137,8 +137,8 @@ def test_external_checkpoint_prefers_ema_model(model, tmp_path):
     averaged.head.set_anchors(averaged.head.anchors_px * 2)
     path = save_external(tmp_path / "a.pt", to_yolov5_module(model), ema=to_yolov5_module(averaged))
     assert read_external(path).averaged
-    assert load_external(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
-    assert load_external(save_external(path, None, ema=to_yolov5_module(averaged)))[0].head.anchors_px.equal(
+    assert load_yolov5(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
+    assert load_yolov5(save_external(path, None, ema=to_yolov5_module(averaged)))[0].head.anchors_px.equal(
         averaged.head.anchors_px
     )
 
@@ -146,7 +146,7 @@ def test_external_checkpoint_prefers_ema_model(model, tmp_path):
 def test_bare_module_of_any_pickle_protocol_is_read(model, tmp_path):
     for protocol in (2, 3, 4, 5):
         torch.save(to_yolov5_module(model), tmp_path / "a.pt", pickle_protocol=protocol)
-        found, _ = load_external(tmp_path / "a.pt")
+        found, _ = load_yolov5(tmp_path / "a.pt")
         assert found.layers[0].conv.weight.equal(model.layers[0].conv.weight)
 
 
@@ -159,7 +159,7 @@ def test_modules_saved_by_old_torch_versions_are_read(model, tmp_path):
         for key in ("_modules", "_parameters", "_buffers"):
             module.__dict__[key] = OrderedDict(module.__dict__[key])
     theirs.yaml = OrderedDict(theirs.yaml)
-    found, names = load_external(save_external(tmp_path / "a.pt", theirs))
+    found, names = load_yolov5(save_external(tmp_path / "a.pt", theirs))
     assert names == NAMES
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
 
@@ -169,7 +169,7 @@ def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
     theirs.register_buffer("passing", torch.ones(3), persistent=False)
     theirs.model[0].conv.weight.data = theirs.model[0].conv.weight.data.to(memory_format=torch.channels_last)
     assert (
-        load_external(save_external(tmp_path / "a.pt", theirs))[0]
+        load_yolov5(save_external(tmp_path / "a.pt", theirs))[0]
         .layers[0]
         .conv.weight.equal(model.layers[0].conv.weight)
     )
@@ -183,17 +183,17 @@ def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
 
 
 def test_is_external_detects_only_external_checkpoints(model, tmp_path):
-    assert is_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
+    assert is_yolov5(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     checkpoint_file.save(tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES})
     torch.save(model.state_dict(), tmp_path / "c.pt")
     (tmp_path / "d.pt").write_text("")
-    assert not any(is_external(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", "."))
+    assert not any(is_yolov5(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", "."))
 
 
 # ---------------------------------------------------------------------- models that cannot be converted
 
 
-def error_message(path: Path, read: Callable[[Path], object] = load_external) -> str:
+def error_message(path: Path, read: Callable[[Path], object] = load_yolov5) -> str:
     """Return the error message for a file without the file's name, after checking that it is one short line."""
     with pytest.raises(ValueError) as caught:
         read(path)
@@ -429,7 +429,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     """Created after torch and numpy have imported the modules that they import only on first use."""
     np.random.default_rng(0).integers(9)
     detector = build_model(str(ROOT / "tests" / "tables" / "tiny.yaml"), 3)
-    load_external(save_external(tmp_path_factory.mktemp("first") / "a.pt", to_yolov5_module(detector)))
+    load_yolov5(save_external(tmp_path_factory.mktemp("first") / "a.pt", to_yolov5_module(detector)))
     return Watch()
 
 
@@ -465,11 +465,11 @@ def test_hostile_pickles_run_code_under_pickle_loads(tmp_path, audit):
 def test_hostile_pickles_are_rejected_without_running_code(watch, tmp_path, name):
     make, text = HOSTILE[name]
     path = write_archive(tmp_path / "a.pt", make(str(watch)))
-    for read in (read_external, load_external):
+    for read in (read_external, load_yolov5):
         message = error_message(path, read)
         assert message.startswith("is not a checkpoint that can be read without running it (")
         assert any(part in message for part in text.split("|"))
-    assert not is_external(path)
+    assert not is_yolov5(path)
     with pytest.raises(ValueError, match=r"a\.pt: is not a checkpoint of Kestrel"):
         load_detector(path)  # the reader of --weights
 
@@ -482,7 +482,7 @@ def test_classes_named_in_a_pickle_are_never_imported(watch, model, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     pickled = entries.pop("data.pkl").replace(b"torch.nn.modules.module\nModule", b"no.such.module\nModule")
-    found, _ = load_external(write_archive(tmp_path / "b.pt", pickled, entries))
+    found, _ = load_yolov5(write_archive(tmp_path / "b.pt", pickled, entries))
     assert found.head.anchors_px.equal(model.head.anchors_px)
 
 

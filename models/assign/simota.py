@@ -1,0 +1,155 @@
+"""SimOTA: assignment by a cost of the predictions, as many predictions per box as its best IoUs suggest.
+
+B images, L levels, T targets, N predictions per image over all levels, C classes, S = 9 L slots per target: the cells
+around its centre. Shapes depend only on T, N and L, and no value is read on the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from utils.boxes import iou_of_pairs
+
+RADIUS = 1.5  # strides
+MOST_PER_BOX = 10  # predictions of a box; also how many IoUs are summed to choose their number
+IOU_WEIGHT = 3.0
+PAIRS_AT_A_TIME = 1 << 20  # of a target and a prediction, in float32 4 MiB
+SOFTPLUS_THRESHOLD = 40.0  # above this x, log(1 + exp(x)) equals x even in float64
+MOST_LOG = 100.0  # of a probability, as torch's binary cross entropy
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Assigned predictions, each array [M]; entries where `valid` is False must not count. No prediction occurs twice.
+
+    prediction: its number among B * N; arbitrary where not valid. target: its row among the targets.
+    """
+
+    prediction: Tensor
+    target: Tensor
+    valid: Tensor
+
+
+@torch.no_grad()
+def simota(
+    boxes_xyxy: Tensor,
+    objectness: Tensor,
+    classes: Tensor,
+    grids: Sequence[tuple[int, int]],
+    strides: Sequence[int],
+    targets: Tensor,
+) -> Assigned:
+    """Return the predictions that are assigned to targets.
+
+    boxes_xyxy: [B, N, 4] in pixels. objectness: logits [B, N]. classes: logits [B, N, C]. grids: rows and columns of
+    each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class are not assigned.
+
+    Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the centre of one of its
+    boxes, in x and in y. Each box gets the k cheapest ones around its own centre; k is the sum of its 10 largest IoUs
+    with candidates of its image, rounded down, at least 1. A prediction that several boxes get is given to the box for
+    which it is cheapest. Cost: cross entropy of the classes, of sqrt(objectness * class), minus 3 log IoU.
+
+    Its authors let a box that has fewer than k cells around its centre take other candidates. With three levels or more
+    it always has at least 12.
+
+    Source: YOLOX, arXiv 2107.08430, section 2.1; OTA, arXiv 2103.14259.
+    """
+    images, predictions, _ = classes.shape
+    owner, real = targets[:, 0].long(), targets[:, 1] >= 0
+    cell, near = _cells_around(targets, grids, strides)  # [T, S]
+    near &= real[:, None]
+    prediction = owner[:, None] * predictions + cell
+
+    candidates = torch.zeros(images * predictions, dtype=torch.int32, device=targets.device)
+    candidates.scatter_reduce_(0, prediction.flatten(), near.flatten().int(), "amax")
+    number = _number_of_each(boxes_xyxy, candidates.view(images, predictions), owner, targets)
+
+    cost = _costs(boxes_xyxy.flatten(0, 1), objectness.flatten(), classes.flatten(0, 1), prediction, targets)
+    cost.masked_fill_(~near, torch.inf)
+    lowest, slot = cost.topk(min(MOST_PER_BOX, cost.shape[1]), 1, largest=False)  # [T, 10]
+    taken = (torch.arange(lowest.shape[1], device=lowest.device) < number[:, None]) & lowest.isfinite()
+    return _each_once(prediction, cost, slot, taken, images * predictions)
+
+
+def _cells_around(targets: Tensor, grids: Sequence[tuple[int, int]], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the 3 x 3 cells around the centre of each target on each level, [T, S], and whether each is near it."""
+    offsets = torch.arange(3, device=targets.device)
+    numbers, near, first = [], [], 0
+    for (height, width), stride in zip(grids, strides, strict=True):
+        cells, inside = [], []
+        for axis, count in enumerate((width, height)):
+            centres = (targets[:, 2 + axis] + targets[:, 4 + axis])[:, None] / 2
+            cell = (centres / stride - 0.5 - RADIUS).floor().long() + 1 + offsets  # [T, 3]
+            inside.append((((cell + 0.5) * stride - centres).abs() < RADIUS * stride) & (cell >= 0) & (cell < count))
+            cells.append(cell.clamp(0, count - 1))
+        numbers.append((first + cells[1][:, :, None] * width + cells[0][:, None]).flatten(1))
+        near.append((inside[1][:, :, None] & inside[0][:, None]).flatten(1))
+        first += height * width
+    return torch.cat(numbers, 1), torch.cat(near, 1)
+
+
+def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targets: Tensor) -> Tensor:
+    """Return how many predictions each target gets: the sum of its 10 largest IoUs, rounded down, at least 1; [T].
+
+    A few targets at a time are compared with all predictions of their images, so that images with hundreds of boxes
+    need no more memory than others. candidates: [B, N], 1 for a candidate, else 0.
+    """
+    left, top, right, bottom = boxes_xyxy.unbind(-1)  # [B, N]
+    area = (right - left) * (bottom - top)
+    allowed, step = candidates.to(area.dtype), max(1, PAIRS_AT_A_TIME // max(candidates.shape[1], 1))
+    numbers = []
+    for image, rows in zip(owner.split(step), targets[:, 2:].to(area.dtype).split(step), strict=True):
+        x1, y1, x2, y2 = rows.unbind(1)
+        wide = torch.minimum(right[image], x2[:, None]).sub_(torch.maximum(left[image], x1[:, None])).clamp_(min=0)
+        high = torch.minimum(bottom[image], y2[:, None]).sub_(torch.maximum(top[image], y1[:, None])).clamp_(min=0)
+        shared = wide.mul_(high)
+        union = (area[image] + ((x2 - x1) * (y2 - y1))[:, None]).sub_(shared).clamp_(min=torch.finfo(area.dtype).tiny)
+        iou = shared.div_(union).mul_(allowed[image])
+        numbers.append(iou.topk(min(MOST_PER_BOX, iou.shape[1]), 1).values.sum(1))
+    return torch.cat(numbers).long().clamp(min=1)
+
+
+def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: Tensor, targets: Tensor) -> Tensor:
+    """Return the cost of each slot, [T, S]. prediction: [T, S], numbers among B * N."""
+    at = prediction
+    if at.numel() < len(classes):  # only the rows that are needed
+        objectness, classes = objectness[at.flatten()], classes[at.flatten()]
+        at = torch.arange(at.numel(), device=at.device).view_as(at)
+    log_p = -(_softplus(-classes) + _softplus(-objectness)[:, None]) / 2  # of sqrt(p_objectness * p_class)
+    log_not = torch.log1p(-log_p.exp()).clamp(min=-MOST_LOG)
+    of_class = targets[:, 1].long().clamp(min=0)[:, None]
+    right, wrong = log_p[at, of_class].clamp(min=-MOST_LOG), log_not[at, of_class]
+    entropy = wrong - right - log_not.sum(1)[at]
+    iou = iou_of_pairs(boxes_xyxy[prediction], targets[:, None, 2:].to(boxes_xyxy.dtype))
+    return entropy - IOU_WEIGHT * (iou + 1e-8).log()
+
+
+def _each_once(prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, predictions: int) -> Assigned:
+    """Return the taken slots, each prediction once: given to the target for which it is cheapest, if several took it.
+
+    prediction, cost: [T, S]. slot: [T, 10], numbers of slots; taken: [T, 10], whether the target takes them.
+    """
+    rows = torch.arange(len(cost), device=cost.device)[:, None]
+    cheapest = cost.new_full((predictions,), torch.inf).scatter_reduce_(0, prediction.flatten(), cost.flatten(), "amin")
+    winner = torch.where(cost == cheapest[prediction], rows, len(cost))  # the first target, if costs are equal
+    winner = rows.new_full((predictions,), len(cost)).scatter_reduce_(0, prediction.flatten(), winner.flatten(), "amin")
+
+    chosen, taken = prediction.gather(1, slot).flatten(), taken.flatten()  # [M]
+    order = torch.arange(len(chosen), device=chosen.device)
+    takers = order.new_zeros(predictions).scatter_add_(0, chosen, taken.long())
+    first = order.new_full((predictions,), len(order))
+    first.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
+    valid = taken & (first[chosen] == order)
+    # A GPU adds the gradients of one prediction one by one, so invalid entries are spread over all predictions.
+    return Assigned(
+        prediction=torch.where(valid, chosen, order % max(predictions, 1)),
+        target=torch.where(takers[chosen] > 1, winner[chosen], rows.expand_as(slot).flatten()).clamp(max=len(cost) - 1),
+        valid=valid,
+    )
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return F.softplus(x, threshold=SOFTPLUS_THRESHOLD)

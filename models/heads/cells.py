@@ -1,0 +1,50 @@
+"""What heads have in common: the cells of a level, output convolutions, and predictions grouped by image."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+
+class OutputConv(nn.Conv2d):
+    """A convolution in the precision of its weights, also under autocast.
+
+    16 bits in the last layer of a head cost accuracy (LOG.md), and 32 bits take almost no extra time.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = self.weight.dtype
+        with nullcontext() if x.dtype == dtype else torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(dtype))
+
+
+def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
+    """Return the column and row of each cell of a level, [H, W, 2]. reference: for dtype and device.
+
+    >>> grid_cells(1, 3, torch.zeros(1)).tolist()
+    [[[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]]
+    """
+    columns, rows = (torch.arange(side, device=reference.device, dtype=reference.dtype) for side in (width, height))
+    return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
+
+
+def by_image(values: Tensor, owners: Tensor, images: int) -> Tensor:
+    """Return rows [K, D] by their image, [B, M, D], filled up with zeros; M is the most rows of an image.
+
+    owners: [K], the image of each row. images: B.
+
+    >>> by_image(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 2]), 3).tolist()
+    [[[2.0], [0.0]], [[0.0], [0.0]], [[1.0], [3.0]]]
+    """
+    order, counts = owners.argsort(stable=True), owners.bincount(minlength=images)
+    first, owner = counts.cumsum(0) - counts, owners[order]
+    padded = values.new_zeros(images, int(counts.max()), values.shape[1])
+    padded[owner, torch.arange(len(values), device=values.device) - first[owner]] = values[order]
+    return padded
+
+
+def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:
+    """Return boxes [B, M, 4], scores [B, M, C] from those of each level: boxes [K, 4], scores [K, C], images [K]."""
+    boxes, scores, owners = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    return by_image(boxes, owners, images), by_image(scores, owners, images)

@@ -1,0 +1,103 @@
+"""YOLOX's decoupled head: feature maps -> raw maps -> boxes_xyxy in pixels, scores.
+
+B images, L levels, C classes, H W cells of a level, N predictions per image over all levels.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from models.blocks import Conv, SeparableConv
+from models.heads import Head
+from models.heads.cells import OutputConv, grid_cells, levels_by_image
+
+PRIOR = 0.01  # initial objectness, and initial probability of each class
+
+
+class DecoupledHead(Head):
+    """A box, an objectness logit and C class logits for each cell, classes and boxes from branches of their own.
+
+    `DecoupledDetect` in tables. Both branches are as wide as the first level's map. separable: depthwise separable 3x3
+    convolutions. The attribute names are those of YOLOX's checkpoints.
+
+    Source: YOLOX, arXiv 2107.08430, section 2.1 and figure 2.
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        num_classes: int,
+        separable: bool = False,
+        *,
+        strides: Sequence[Fraction],
+    ) -> None:
+        super().__init__(num_classes, strides)
+        width, conv = in_channels[0], SeparableConv if separable else Conv
+
+        def branches() -> nn.ModuleList:
+            return nn.ModuleList(nn.Sequential(conv(width, width, 3), conv(width, width, 3)) for _ in in_channels)
+
+        def outputs(channels: int) -> nn.ModuleList:
+            return nn.ModuleList(OutputConv(width, channels, 1) for _ in in_channels)
+
+        self.stems = nn.ModuleList(Conv(channels, width, 1) for channels in in_channels)
+        self.cls_convs, self.reg_convs = branches(), branches()
+        self.cls_preds, self.reg_preds, self.obj_preds = outputs(num_classes), outputs(4), outputs(1)
+        for output in (*self.cls_preds, *self.obj_preds):
+            nn.init.constant_(output.get_parameter("bias"), -log((1 - PRIOR) / PRIOR))
+
+    def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the class outputs as rows per class [C, ...]; everything else is shared."""
+        return (values[:0], values) if key.startswith("cls_preds.") else (values, None)
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        """Return raw maps [B, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits."""
+        raw = []
+        for level, x in enumerate(maps):
+            x = self.stems[level](x)
+            classes, boxes = self.cls_convs[level](x), self.reg_convs[level](x)
+            parts = self.reg_preds[level](boxes), self.obj_preds[level](boxes), self.cls_preds[level](classes)
+            raw.append(torch.cat(parts, 1).permute(0, 2, 3, 1))
+        return raw
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32.
+
+        N runs over levels, rows, columns. A score is sigma(objectness) * sigma(class).
+        """
+        boxes, scores = [], []
+        for values, stride in zip(raw, self.strides, strict=True):
+            values = values.float()
+            boxes.append((boxes_in_cells(values) * stride).flatten(1, 2))
+            scores.append((values[..., 4:5].sigmoid() * values[..., 5:].sigmoid()).flatten(1, 2))
+        return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+    def decode_candidates(self, raw: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
+        """Return the predictions of `decode` whose objectness is above `confidence`: no class can score higher."""
+        levels = []
+        for values, stride in zip(raw, self.strides, strict=True):
+            image, row, column = (values[..., 4].float().sigmoid() > confidence).nonzero(as_tuple=True)  # [K] each
+            chosen = values[image, row, column].float()  # [K, 5 + C]
+            boxes = boxes_at(chosen, torch.stack([column, row], -1)) * stride
+            levels.append((boxes, chosen[:, 4:5].sigmoid() * chosen[:, 5:].sigmoid(), image))
+        return levels_by_image(levels, len(raw[0]))
+
+
+def boxes_in_cells(raw: Tensor) -> Tensor:
+    """Return boxes_xyxy [B, H, W, 4], in cells of a level, for raw maps [B, H, W, 4 or more]."""
+    return boxes_at(raw, grid_cells(raw.shape[1], raw.shape[2], raw))
+
+
+def boxes_at(raw: Tensor, cells: Tensor) -> Tensor:
+    """Return boxes_xyxy [..., 4] in cells, for raw x, y, w, h [..., 4 or more] of cells [..., 2] (x, y).
+
+    Centre = cell + raw_xy, size = exp(raw_wh).
+
+    >>> boxes_at(torch.zeros(1, 4), torch.tensor([[3.0, 5.0]])).tolist()
+    [[2.5, 4.5, 3.5, 5.5]]
+    """
+    centres, halves = raw[..., :2] + cells, raw[..., 2:4].exp() / 2
+    return torch.cat([centres - halves, centres + halves], -1)

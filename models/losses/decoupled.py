@@ -1,0 +1,113 @@
+"""Box, objectness and class terms of YOLOX's decoupled head, normalised over all processes.
+
+B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, T targets, M slots.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.assign.ignored import ignored_cells
+from models.assign.simota import Assigned, simota
+from models.heads.cells import grid_cells
+from models.heads.decoupled import DecoupledHead, boxes_in_cells
+from models.losses import Loss, LossGains, at_least_float32
+from utils.boxes import iou_of_pairs, to_cxcywh
+
+BOX_WEIGHT = 5.0
+AUTHORS_BATCH = 64  # their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum
+
+
+class DecoupledLoss(Loss):
+    """The loss terms of YOLOX's head, each divided by the number of assigned predictions in the whole batch.
+
+    box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside ignore regions or
+    assigned. cls: cross entropy of the classes of assigned predictions, whose target is the IoU. l1: with `l1`, the
+    absolute differences of raw box values of assigned predictions.
+
+    Source: YOLOX, arXiv 2107.08430, section 2.1; facts of its authors' code (L1, IoU as the class target).
+    """
+
+    terms = ("box", "obj", "cls")
+
+    def __init__(
+        self,
+        strides: tuple[int, ...],
+        *,
+        box_gain: float = BOX_WEIGHT,
+        obj_gain: float = 1.0,
+        cls_gain: float = 1.0,
+        l1_gain: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.strides = strides
+        self.box_gain, self.obj_gain, self.cls_gain, self.l1_gain = box_gain, obj_gain, cls_gain, l1_gain
+
+    @classmethod
+    def from_head(cls, head: DecoupledHead, gains: LossGains) -> "DecoupledLoss":
+        """Return the loss for `head`: its authors' gains, times `gains` relative to their defaults."""
+        return cls(
+            head.strides,
+            box_gain=BOX_WEIGHT / AUTHORS_BATCH * gains.box / LossGains.box,
+            obj_gain=1 / AUTHORS_BATCH * gains.obj / LossGains.obj,
+            cls_gain=1 / AUTHORS_BATCH * gains.cls / LossGains.cls,
+        )
+
+    def forward(
+        self, raw: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 5 + C] per level."""
+        levels = [at_least_float32(values) for values in raw]
+        grids = [(level.shape[1], level.shape[2]) for level in levels]
+        parts = [boxes_in_cells(level) * stride for level, stride in zip(levels, self.strides, strict=True)]
+        boxes = torch.cat([part.flatten(1, 2) for part in parts], 1)  # [B, N, 4] in pixels
+        values = torch.cat([level.flatten(1, 2) for level in levels], 1)  # [B, N, 5 + C]
+        given = values.detach()
+        found = simota(boxes.detach(), given[..., 4], given[..., 5:], grids, self.strides, targets)
+
+        count = found.valid.sum()[None]
+        if total is not None:
+            count = total(count)
+        count = count.clamp(min=1)[0]
+
+        rows = values.flatten(0, 1)[found.prediction]  # [M, 5 + C]
+        wanted = targets[found.target, 2:].to(rows.dtype)
+        iou = iou_of_pairs(boxes.flatten(0, 1)[found.prediction], wanted)  # [M]
+        box = ((1 - iou.square()) * found.valid).sum() / count
+        cls = self._class_sum(rows[:, 5:], targets[found.target, 1], iou.detach(), found.valid) / count
+        obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
+        terms = {"box": box * self.box_gain, "obj": obj * self.obj_gain, "cls": cls * self.cls_gain}
+        if self.l1_gain:
+            l1 = self._raw_differences(rows[:, :4], wanted, grids, found) / count
+            terms["box"] = terms["box"] + l1 * self.l1_gain
+        return terms
+
+    def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
+        """Return the sum over assigned predictions and classes. logits: [M, C]. classes, iou, valid: [M]."""
+        wanted = F.one_hot(classes.long().clamp(min=0), logits.shape[1]) * iou[:, None]
+        entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
+        return (entropy * valid).sum()
+
+    def _objectness_sum(self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assigned) -> Tensor:
+        """Return the sum over predictions that are assigned or outside ignore regions. logits: [B, N]."""
+        assigned = torch.zeros_like(logits).flatten()
+        assigned = assigned.scatter_reduce(0, found.prediction, found.valid.to(logits.dtype), "amax").view_as(logits)
+        ignored = [
+            ignored_cells(targets, len(logits), stride, grid).flatten(1)
+            for grid, stride in zip(grids, self.strides, strict=True)
+        ]
+        counts = (assigned > 0) | ~torch.cat(ignored, 1)
+        return (F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts).sum()
+
+    def _raw_differences(self, raw: Tensor, wanted: Tensor, grids: list[tuple[int, int]], found: Assigned) -> Tensor:
+        """Return the sum of the absolute differences of raw x, y, w, h [M, 4] from those of the targets' boxes."""
+        all_cells = [grid_cells(*grid, raw).flatten(0, 1) for grid in grids]
+        cells = torch.cat(all_cells)  # [N, 2]
+        sides = [raw.new_full((len(part), 1), stride) for part, stride in zip(all_cells, self.strides, strict=True)]
+        point = found.prediction % len(cells)
+        stride = torch.cat(sides)[point]
+        centre, size = to_cxcywh(wanted).split(2, 1)
+        aim = torch.cat([centre / stride - cells[point], (size / stride + 1e-8).log()], 1)
+        return ((raw - aim).abs().sum(1) * found.valid).sum()

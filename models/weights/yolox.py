@@ -1,0 +1,144 @@
+"""Read checkpoints of YOLOX: state dicts of its authors' modules, converted to a Detector.
+
+They are read as data (utils/files/pickled.py); none of their code is run.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.detector import Detector, check_shapes, mismatched_tensors
+from models.table import load_model_table, resolve
+from utils.files.checkpoint_file import external_errors
+from utils.files.pickled import Archive, TensorReader, mapping_entries, open_limited
+from utils.printable import excerpt
+
+MAX_TENSORS = 5_000
+STEM = "backbone.backbone.stem.conv."
+ROWS = {
+    "backbone.backbone.stem.conv": 0,  # inside the Focus module
+    "backbone.backbone.dark2.0": 1,
+    "backbone.backbone.dark2.1": 2,
+    "backbone.backbone.dark3.0": 3,
+    "backbone.backbone.dark3.1": 4,
+    "backbone.backbone.dark4.0": 5,
+    "backbone.backbone.dark4.1": 6,
+    "backbone.backbone.dark5.0": 7,
+    "backbone.backbone.dark5.1": 8,
+    "backbone.backbone.dark5.2": 9,
+    "backbone.lateral_conv0": 10,
+    "backbone.C3_p4": 13,
+    "backbone.reduce_conv1": 14,
+    "backbone.C3_p3": 17,
+    "backbone.bu_conv2": 18,
+    "backbone.C3_n3": 20,
+    "backbone.bu_conv1": 21,
+    "backbone.C3_n4": 23,
+    "head": 24,
+}  # the table row of each module
+# Its checkpoints hold no names. These are the 80 classes of COCO in their usual order, as in data/coco.yaml.
+# fmt: off
+COCO_NAMES = [
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
+    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
+    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
+    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
+    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
+    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
+    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+]
+# fmt: on
+SCALES = {0.33: 3, 0.67: 6, 1.0: 9, 1.33: 12}  # depth multiple: bottlenecks of row 4
+
+
+def is_yolox(path: Path) -> bool:
+    """Whether a file is a checkpoint of YOLOX, which `load_yolox` can read."""
+    try:
+        with open_limited(path) as file:
+            return f"{STEM}conv.weight" in _entries(Archive(file).unpickled())
+    except Exception:  # the caller's own reader reports what is wrong with the file
+        return False
+
+
+def load_yolox(path: Path) -> tuple[Detector, list[str]]:
+    """Return a detector in eval mode with the weights of a YOLOX checkpoint, and its class names.
+
+    The names are COCO's for 80 classes, else numbers, because the file has none. Raises ValueError if the file cannot
+    be read, or is not one of the models of models/yolox*.yaml in any depth and width.
+    """
+    with external_errors(path):
+        with open_limited(path) as file:
+            archive = Archive(file)
+            state = _state(_entries(archive.unpickled()), TensorReader(archive))
+        model = _detector(state, path.name)
+    number = model.num_classes
+    return model, COCO_NAMES if number == len(COCO_NAMES) else [str(index) for index in range(number)]
+
+
+def _entries(loaded: Any) -> dict[Any, Any]:
+    """Return the records of the state in a checkpoint; empty if there is none."""
+    return mapping_entries(mapping_entries(loaded).get("model", {}))
+
+
+def _state(entries: dict[Any, Any], reader: TensorReader) -> dict[str, Tensor]:
+    if len(entries) > MAX_TENSORS:
+        raise ValueError(f"it has more than {MAX_TENSORS} tensors")
+    state = {}
+    for key, value in entries.items():
+        tensor = reader.tensor(value)
+        tensor = tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+        if not isinstance(key, str) or not tensor.isfinite().all():
+            raise ValueError(f"{excerpt(str(key))} has values that are not finite")
+        state[key] = tensor.contiguous()
+    return state
+
+
+def _detector(given: dict[str, Tensor], source: str) -> Detector:
+    """Return the detector with these tensors. Memory is allocated only after all shapes are known to fit."""
+    state = dict(_renamed(key, value) for key, value in given.items())
+    model = check_shapes(_table(given, source))
+    if unfit := mismatched_tensors(model, state, types=True):
+        raise ValueError(f"{len(unfit)} of its tensors do not fit a YOLOX model, such as {unfit[0]}")
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def _table(given: dict[str, Tensor], source: str) -> dict[str, Any]:
+    """Return the resolved table of the model, whose depth and width show in the tensors."""
+    separable = any(".dconv." in key for key in given)
+    table, _ = load_model_table("yolox_nano" if separable else "yolox_s")
+    deep = len({key.split(".")[5] for key in given if key.startswith("backbone.backbone.dark3.1.m.")})
+    depth = next((depth for depth, number in SCALES.items() if number == deep), deep / 9)
+    width = given[f"{STEM}conv.weight"].shape[0] / 64
+    one = {key: value for key, value in table.items() if key != "scales"}
+    one |= {"source": source, "depth_multiple": depth, "width_multiple": width}
+    return resolve(one, None, given["head.cls_preds.0.weight"].shape[0])
+
+
+def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:
+    """Return a tensor's name and value in Kestrel's model.
+
+    The first convolution runs on 12 channels: four groups of an image's channels at pixels (0, 0), (1, 0), (0, 1) and
+    (1, 1) (y, x) of each 2 x 2. It becomes a 6x6 convolution of stride 2, on RGB in [0, 1] instead of BGR in [0, 255].
+    """
+    prefix = next((prefix for prefix in ROWS if key.startswith(f"{prefix}.")), None)
+    if prefix is None:
+        raise ValueError(f"it has a tensor {excerpt(key)}, which YOLOX's models do not have")
+    row, rest = ROWS[prefix], key.removeprefix(f"{prefix}.")
+    if prefix != "head":
+        rest = re.sub(r"(^|\.)conv([123])\.", r"\1cv\2.", rest)
+    if key == f"{STEM}conv.weight":
+        value = _first_convolution(value)
+    return f"layers.{row}.{rest}", value
+
+
+def _first_convolution(weight: Tensor) -> Tensor:
+    """Return the weight [D, 3, 6, 6] of the first convolution from that of YOLOX [D, 12, 3, 3]."""
+    out = weight.new_empty(weight.shape[0], 3, 6, 6)
+    for group, (dy, dx) in enumerate(((0, 0), (1, 0), (0, 1), (1, 1))):
+        out[:, :, dy::2, dx::2] = weight[:, 3 * group : 3 * group + 3]
+    return (out.flip(1) * 255).contiguous()

@@ -1,0 +1,124 @@
+"""Checkpoints of YOLOX: the same outputs as its authors' code, and nothing else is accepted."""
+
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from models import build_model
+from models.detector import Detector
+from models.weights.kestrel import load_detector
+from models.weights.yolox import COCO_NAMES, ROWS, is_yolox, load_yolox
+from tests.models.assign.test_simota import FIXTURES
+from utils.boxes import to_xyxy
+
+needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing")
+
+
+def to_yolox_state(detector: Detector) -> dict[str, Tensor]:
+    """Return a detector's state under the names of YOLOX's modules, for images in BGR, 0 to 255."""
+    prefixes = {row: prefix for prefix, row in ROWS.items()}
+    state = OrderedDict()
+    for key, value in detector.state_dict().items():
+        _, row, rest = key.split(".", 2)
+        if row != "24":
+            rest = re.sub(r"(^|\.)cv([123])\.", r"\1conv\2.", rest)
+        if key == "layers.0.conv.weight":
+            bgr = value.flip(1) / 255
+            value = torch.cat([bgr[:, :, dy::2, dx::2] for dy, dx in ((0, 0), (1, 0), (0, 1), (1, 1))], 1)
+        state[f"{prefixes[int(row)]}.{rest}"] = value
+    return state
+
+
+def save(path: Path, state: object, **others: object) -> Path:
+    torch.save({"model": state, "start_epoch": 300, **others}, path)
+    return path
+
+
+@pytest.fixture(params=["yolox_nano", "yolox_tiny"])
+def model(request: pytest.FixtureRequest) -> Detector:
+    torch.manual_seed(0)
+    return build_model(request.param, 4).eval()
+
+
+@needs_fixtures
+@pytest.mark.parametrize(
+    ("weights", "forward", "classes"), [("yolox_nano_coco", "nano", 80), ("yolox_narrow_random", "narrow", 5)]
+)
+def test_outputs_equal_those_of_its_authors(weights, forward, classes):
+    model, saved = load_detector(FIXTURES / f"{weights}.pth")
+    assert len(saved["names"]) == model.num_classes == classes
+    assert not model.training
+    with np.load(FIXTURES / f"forward_{forward}.npz") as stored, torch.inference_mode():
+        raw = model(torch.from_numpy(stored["images_u8_bgr"][:, ::-1].copy()).float() / 255)
+        boxes, scores = model.decode(raw)
+        expected, decoded = (torch.from_numpy(stored[key]) for key in ("raw", "decoded"))
+    found = torch.cat([level.flatten(1, 2) for level in raw], 1)
+    torch.testing.assert_close(found[..., :4], expected[..., :4], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found[..., 4:].sigmoid(), expected[..., 4:], rtol=0, atol=1e-4)
+    torch.testing.assert_close(boxes, to_xyxy(decoded[..., :4]), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(scores, decoded[..., 4:5] * decoded[..., 5:], rtol=0, atol=1e-4)
+
+
+@needs_fixtures
+def test_weights_trained_on_coco_have_its_names():
+    _, names = load_yolox(FIXTURES / "yolox_nano_coco.pth")
+    assert names == COCO_NAMES
+
+
+@pytest.mark.parametrize("file", ["coco.yaml", "coco128.yaml"])
+def test_coco_names_are_those_of_the_data(file):
+    names = yaml.safe_load((Path(__file__).parents[3] / "data" / file).read_text())["names"]
+    assert list(names.values() if isinstance(names, dict) else names) == COCO_NAMES
+
+
+def test_written_state_is_read_back(model, tmp_path):
+    path = save(tmp_path / "a.pth", to_yolox_state(model), optimizer={"state": {}})
+    assert is_yolox(path)
+    loaded, names = load_yolox(path)
+    assert names == ["0", "1", "2", "3"]
+    assert loaded.table["nc"] == 4
+    image = torch.rand(1, 3, 64, 96)
+    with torch.inference_mode():
+        for one, other in zip(loaded(image), model(image), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s | {"head.cls_preds.0.weight": s["head.cls_preds.0.weight"][:3]}, "do not fit a YOLOX model"),
+        (lambda s: s | {"head.more.weight": torch.zeros(1)}, "do not fit a YOLOX model"),
+        (lambda s: s | {"neck.weight": torch.zeros(1)}, "a tensor neck.weight, which YOLOX's models do not have"),
+        (lambda s: {k: v for k, v in s.items() if not k.startswith("head.cls_preds.0")}, "it is damaged"),
+        (lambda s: s | {"head.obj_preds.0.bias": torch.tensor([torch.nan])}, "values that are not finite"),
+        (lambda s: s | {"head.obj_preds.0.bias": 7}, "something else where a tensor should be"),
+        (lambda s: s | {f"head.{n}": torch.zeros(1) for n in range(6000)}, "more than 5000 tensors"),
+    ],
+)
+def test_other_states_are_refused(change, reason, tmp_path):
+    state = to_yolox_state(build_model("yolox_nano", 4))
+    path = save(tmp_path / "a.pth", change(dict(state)))
+    with pytest.raises(ValueError, match=re.escape(reason)) as error:
+        load_detector(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [{}, {"model": []}, {"model": {"a": torch.zeros(1)}}, [1]])
+def test_other_files_are_not_yolox(content, tmp_path):
+    torch.save(content, tmp_path / "a.pth")
+    assert not is_yolox(tmp_path / "a.pth")
+    assert not is_yolox(tmp_path / "missing.pth")
+
+
+def test_damaged_file_is_refused_in_one_sentence(tmp_path):
+    path = save(tmp_path / "a.pth", to_yolox_state(build_model("yolox_nano", 4)))
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ValueError, match=r"a\.pth"):
+        load_yolox(path)
