@@ -132,7 +132,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train with the settings in cfg; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
     run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data)  # a new run, or one to resume
-    cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size)
+    cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size, run.hyp.nominal_batch)
     world.require_same("the command line", cfg.training() | run.hyp.as_dict())
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
@@ -151,7 +151,8 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     criterion = build_loss(model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing))
     criterion.to(weights_dtype(precision))
     if batch.size == -1:
-        batch = measured_batch(run, model, criterion, precision, train_labels, image_size, log.say)
+        size = measured_batch(run, model, criterion, precision, train_labels, image_size, log.say)
+        batch = replace(batch, size=size)
     batch = batch.limited_to(len(train_labels), log.say)
     run.config = cfg = replace(cfg, batch_size=batch.size)  # kept if another number of processes resumes the run
 
@@ -326,7 +327,7 @@ def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say
 
 def measured_batch(
     run: Run, model: Detector, criterion: Loss, precision: torch.dtype, labels: Labels, image_size: int, say: Say
-) -> GlobalBatch:
+) -> int:
     """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes."""
     side = MultiScale.largest_side(image_size, max(model.strides)) if run.config.multi_scale else image_size
     boxes = 4 * labels.boxes_per_image(95) + 1  # a mosaic shows the boxes of four images

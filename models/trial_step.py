@@ -15,7 +15,6 @@ from utils.distributed.precision import autocast_for
 from utils.distributed.replica import Replica
 from utils.distributed.world import World
 from utils.training.autobatch import choose_batch, initialize_state
-from utils.training.batch_size import GlobalBatch
 from utils.training.ema import EMA
 from utils.training.optimizers import build_optimizer
 from utils.training.state import MAX_GRADIENT_NORM
@@ -70,8 +69,8 @@ def measure_batch(
     *,
     images: int,
     **trial: Any,
-) -> GlobalBatch:
-    """Return the largest batch whose training step stays within a share of the free memory, and log its memory use.
+) -> int:
+    """Return the largest global batch whose step stays within a share of the free memory, and log its memory use.
 
     images: number of training images. trial: arguments of `trial_step`. Raises ValueError as `choose_batch` does.
     """
@@ -84,4 +83,4 @@ def measure_batch(
         local_processes=world.local_size,
     )
     say(sentence)
-    return GlobalBatch(size, world.size)
+    return size

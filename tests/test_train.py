@@ -18,6 +18,7 @@ import torch
 import train
 import val
 from models import build_model
+from tests.support.processes import write_hyp
 from utils.background import BackgroundTask
 from utils.distributed.world import World
 from utils.files import checkpoint_file
@@ -146,6 +147,13 @@ def test_fine_tuning_copies_weights(start, capsys):
     _, folder = start("--epochs", "1", name="first")
     start("--epochs", "1", "--weights", str(folder / "weights" / "best.pt"), "--cfg", "", name="second")
     assert re.search(r"(\d+) of (\d+) tensors copied from", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("nominal", "steps"), [(64, 1), (8, 1), (4, 2), (1, 2)])
+def test_nominal_batch_sets_the_number_of_optimizer_steps(start, tmp_path, nominal, steps):
+    write_hyp(tmp_path / "hyp.yaml", "hyp.scratch-low.yaml", nominal_batch=nominal, warmup_epochs=0)
+    _, folder = start("--epochs", "1", "--hyp", str(tmp_path / "hyp.yaml"))  # two batches of four images
+    assert checkpoint_file.load(folder / "weights" / "last.pt")["ema_updates"] == steps
 
 
 @pytest.mark.slow

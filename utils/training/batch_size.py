@@ -1,20 +1,23 @@
 """What follows from the batch size: images per process, accumulation, loss scale and weight decay."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-NOMINAL_BATCH = 64  # gradients of about this many images make one optimizer step
+NOMINAL_BATCH = 64  # YOLOv5's: gradients of about this many images make one optimizer step
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
     """The number of images in one forward pass over all processes. size -1: still to be measured.
 
+    nominal: images per optimizer step, if they are more than one batch.
+
     Raises ValueError for a size that is not a multiple of the number of processes.
     """
 
     size: int
     processes: int = 1
+    nominal: float = NOMINAL_BATCH
 
     def __post_init__(self) -> None:
         if self.size > 0 and self.size % self.processes:
@@ -35,8 +38,8 @@ class GlobalBatch:
 
     @property
     def batches_to_nominal(self) -> float:
-        """Batches that hold NOMINAL_BATCH images together; below 1 if one batch holds more."""
-        return NOMINAL_BATCH / self.size
+        """Batches that hold `nominal` images together; below 1 if one batch holds more."""
+        return self.nominal / self.size
 
     @property
     def loss_scale(self) -> int:
@@ -48,12 +51,12 @@ class GlobalBatch:
         return self.size * self.processes
 
     def weight_decay(self, of_nominal_batch: float) -> float:
-        """The weight decay for a step of `accumulate` batches. of_nominal_batch: for a step of NOMINAL_BATCH images.
+        """The weight decay for a step of `accumulate` batches. of_nominal_batch: for a step of `nominal` images.
 
         >>> GlobalBatch(16).weight_decay(0.5), GlobalBatch(128).weight_decay(0.5)
         (0.5, 1.0)
         """
-        return of_nominal_batch * self.size * self.accumulate / NOMINAL_BATCH
+        return of_nominal_batch * self.size * self.accumulate / self.nominal
 
     def limited_to(self, images: int, say: Callable[[str], None] = lambda _: None) -> "GlobalBatch":
         """This batch or, if there are fewer images, one of the largest divisor of its size that they fill.
@@ -63,7 +66,7 @@ class GlobalBatch:
         """
         size = max(size for size in range(1, min(self.size, images) + 1) if self.size % size == 0)
         try:
-            batch = GlobalBatch(size, self.processes)
+            batch = replace(self, size=size)
         except ValueError:
             sentence = f"{images} training images are too few for {self.processes} processes: the batch would be {size}"
             raise ValueError(sentence) from None

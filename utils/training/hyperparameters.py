@@ -25,6 +25,7 @@ class Hyp:
     lrf: float = 0.01
     momentum: float = 0.937
     weight_decay: float = 0.0005
+    nominal_batch: float = 64.0  # images per optimizer step
     warmup_epochs: float = 3.0
     warmup_momentum: float = 0.8
     warmup_bias_lr: float = 0.1
@@ -93,6 +94,7 @@ _LIMITS = {
     "shear": (0.0, 89.0),
     "perspective": (0.0, 0.001),
     "anchor_t": (1.000001, 100.0),
+    "nominal_batch": (1.0, 1e6),
 }
 
 _HIGHEST = 1e6  # limit of all values that are not in _LIMITS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.training.batch_size import GlobalBatch
+from utils.training.batch_size import NOMINAL_BATCH, GlobalBatch
 from utils.training.optimizers import kind_of
 
 SHORTEST_WARMUP = 100  # batches
@@ -22,6 +22,7 @@ class Schedule:
     total: int
     epochs: int
     batch_size: int
+    nominal_batch: float = NOMINAL_BATCH
     lr0: float = 0.01
     lrf: float = 0.01
     cosine: bool = False
@@ -31,9 +32,13 @@ class Schedule:
     warmup_bias_lr: float = 0.1
 
     @property
+    def _batch(self) -> GlobalBatch:
+        return GlobalBatch(self.batch_size, nominal=self.nominal_batch)
+
+    @property
     def accumulate(self) -> int:
         """Batches per optimizer step, after warm-up."""
-        return GlobalBatch(self.batch_size).accumulate
+        return self._batch.accumulate
 
     @property
     def warmup(self) -> int:
@@ -66,7 +71,7 @@ class Schedule:
 
     def _group_size(self, step: int) -> int:
         """Batches per optimizer step at a batch of the warm-up."""
-        return max(1, round(self._ramp(step, 1, GlobalBatch(self.batch_size).batches_to_nominal)))
+        return max(1, round(self._ramp(step, 1, self._batch.batches_to_nominal)))
 
     def step_batches(self, first: int, last: int) -> set[int]:
         """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always with the last one.

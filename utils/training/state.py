@@ -139,7 +139,9 @@ def build_train_state(
     nominal batch. rates: further arguments of Schedule.
     """
     synchronised = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
-    schedule = Schedule(total=total, epochs=epochs, batch_size=batch.size, cosine=cosine, **rates)
+    schedule = Schedule(
+        total=total, epochs=epochs, batch_size=batch.size, nominal_batch=batch.nominal, cosine=cosine, **rates
+    )
     ema = EMA(model, *ema_constants(schedule.total // schedule.accumulate))
     accumulates = schedule.accumulate > 1
     replica = build_replica(model, world, sharded_layers=layers if shard else None, accumulates=accumulates)

@@ -27,6 +27,13 @@ def test_weight_decay_scales_with_images_per_step():
     assert GlobalBatch(24, 2).weight_decay(0.0005) == GlobalBatch(24).weight_decay(0.0005)
 
 
+def test_nominal_batch_is_kept_and_sets_the_accumulation():
+    batch = GlobalBatch(16, 2, nominal=32).limited_to(20)
+    assert (batch.size, batch.accumulate, batch.nominal) == (16, 2, 32)
+    assert batch.weight_decay(0.0005) == 0.0005  # 2 * 16 = 32 images
+    assert GlobalBatch(16, nominal=16).limited_to(9).accumulate == 2  # two batches of 8
+
+
 def test_indivisible_batch_size_is_refused():
     sentence = r"^--batch-size 5 is the total over all processes: choose a multiple of WORLD_SIZE, 2$"
     with pytest.raises(ValueError, match=sentence):
