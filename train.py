@@ -37,7 +37,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--weights", help="checkpoint to fine-tune from; '' trains from scratch")
     add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
     add("--data", help="data set YAML, as a path or a name in data/")
-    add("--download", action="store_true", help="download the data set if it is missing")
+    add("--download", action="store_true", help="download the data set, and published weights, if missing")
     add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
     add("--epochs", type=int, help="passes over the training images")
     add("--batch-size", "--batch", type=int, help="images per batch over all processes; -1: largest that fits")
@@ -151,8 +151,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     criterion = build_loss(model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing))
     criterion.to(weights_dtype(precision))
     if batch.size == -1:
-        size = measured_batch(run, model, criterion, precision, train_labels, image_size, log.say)
-        batch = replace(batch, size=size)
+        batch = replace(batch, size=measured(run, model, criterion, precision, train_labels, image_size, log.say))
     batch = batch.limited_to(len(train_labels), log.say)
     run.config = cfg = replace(cfg, batch_size=batch.size)  # kept if another number of processes resumes the run
 
@@ -320,12 +319,13 @@ def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say
         box_sizes=lambda stride: labels.box_sizes(round_up_to_stride(cfg.imgsz, stride)),
         ratio_limit=hyp.anchor_t,
         seed=cfg.seed,
+        download=cfg.download,
         world=world,
         say=say,
     )
 
 
-def measured_batch(
+def measured(
     run: Run, model: Detector, criterion: Loss, precision: torch.dtype, labels: Labels, image_size: int, say: Say
 ) -> int:
     """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes."""

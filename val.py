@@ -32,7 +32,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
     add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
-    add("--download", action="store_true", help="download the data set from the URL in its YAML, if it is missing")
+    add("--download", action="store_true", help="download the data set, and published weights, if missing")
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
     add("--tile", type=int, help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)")
@@ -103,6 +103,7 @@ from models.losses import Loss
 from models.predict import detections_in_images
 from models.tiled import merge_rows
 from models.weights.kestrel import load_detector
+from models.weights.pretrained import fetch_weights
 from utils.distributed.devices import describe, loader_workers, processes_for, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.session import distributed_session
@@ -286,8 +287,10 @@ def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.fl
     return np.concatenate(rows)
 
 
-def load_members(paths: Sequence[str], world: World, half: bool) -> list[LoadedModel]:
+def load_members(paths: Sequence[str], world: World, half: bool, download: bool) -> list[LoadedModel]:
     """The models of all files. Raises ValueError if the processes read different weights."""
+    for path in paths if download else ():
+        fetch_weights(path)
     loaded = [load_backend(Path(path), world.device, half=half) for path in paths]
     for path, model in zip(paths, loaded, strict=True):
         world.require_same(path, f"{model.digest} {model.backend.precision}")
@@ -327,7 +330,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     check_flags(args)
     world.require_same("the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE})
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
-    loaded = load_members(paths, world, args.half)
+    loaded = load_members(paths, world, args.half, args.download)
     data = args.data or loaded[0].data
     if not data:
         raise ValueError(f"{paths[0]}: does not name the data set that it was trained on; give --data")

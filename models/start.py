@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from models import build_model
 from models.detector import Detector, count_parameters
 from models.weights.kestrel import load_detector
+from models.weights.pretrained import fetch_weights
 from models.weights.transfer import transfer
 from utils.distributed.world import World
 
@@ -24,6 +25,7 @@ def start_model(
     box_sizes: Callable[[int], NDArray[np.float64]],
     ratio_limit: float,
     seed: int,
+    download: bool,
     world: World,
     say: Callable[[str], None],
 ) -> Detector:
@@ -34,10 +36,13 @@ def start_model(
     the head may be fitted to the boxes; with anchors_per_level it always is. box_sizes: takes the model's largest
     stride, to a multiple of which images are rounded up, and returns the widths and heights of the boxes in pixels at
     the training size, [N, 2]. ratio_limit: a box and an anchor match if their widths and their heights differ by less
-    than this factor. seed: for the anchor fitting. say: logs a sentence about the model, and one about the fit.
+    than this factor. seed: for the anchor fitting. download: whether to fetch
+    missing weights of models/pretrained.yaml. say: logs a sentence about the model, and one about the fit.
 
     Raises ValueError as build_model and load_detector do.
     """
+    if download:
+        fetch_weights(weights)
     source, checkpoint = load_detector(Path(weights)) if weights else (None, {})
     cfg = cfg or ("" if source else "yolov5n.yaml")
     model = build_model(source.table if source and not cfg else cfg, len(names), anchors=anchors_per_level or None)

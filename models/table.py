@@ -19,6 +19,7 @@ from utils.files.yaml_tree import is_absent, pairs, read_tree
 from utils.printable import excerpt, one_line, printable
 
 MODELS_DIR = Path(__file__).parent
+OTHER_FILES = ("pretrained.yaml",)  # in models/, but not a table of a model
 MAX_BYTES = 1 << 18
 MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `number` of a row
 MAX_MULTIPLE = 100
@@ -64,7 +65,7 @@ def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
         file = MODELS_DIR / f"{stem}.yaml"
         if os.path.isfile(file):
             return read_table(file), None
-        for file in sorted(MODELS_DIR.glob("*.yaml")):
+        for file in family_files():
             table, family = read_table(file), family_of(file)
             for scale in table.get("scales", {}):
                 if stem == family + scale:
@@ -79,10 +80,15 @@ def model_names() -> list[str]:
     ['yolov5s', 'yolov5s-p2', 'yolov5s6']
     """
     names = []
-    for file in MODELS_DIR.glob("*.yaml"):
+    for file in family_files():
         scales = read_table(file).get("scales")
         names += [file.stem] if scales is None else [family_of(file) + scale for scale in scales]
     return sorted(names)
+
+
+def family_files() -> list[Path]:
+    """Return the tables in models/, sorted."""
+    return sorted(file for file in MODELS_DIR.glob("*.yaml") if file.name not in OTHER_FILES)
 
 
 def family_of(file: Path) -> str:

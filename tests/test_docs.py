@@ -343,7 +343,7 @@ def write_named_files(words: list[str], finished: Path) -> None:
     if "m.onnx" in words:
         words = [*words, "m.pt"]
     for word in words:
-        if word.endswith(".pt") and not Path(word).exists():
+        if word.endswith((".pt", ".pth")) and not Path(word).exists():
             Path(word).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(finished / "weights" / ("last.pt" if "--resume" in words else "best.pt"), word)
     if "--resume" in words and not Path("runs/train/exp/results.csv").exists():

@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from models.detector import Detector, check_shapes, mismatched_tensors
+from models.weights.pretrained import where_published
 from models.weights.yolov5 import is_yolov5, load_yolov5
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
 from utils.printable import one_line
 
 WHERE_WEIGHTS_COME_FROM = (
-    "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have downloaded, for "
-    "example from YOLOv5's releases: Kestrel does not download weights"
+    "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel "
+    "ships no weights (docs/weights.md)"
 )
 
 EXTERNAL = ((is_yolov5, load_yolov5), (is_yolox, load_yolox))  # whether it is such a file, and its reader
@@ -28,7 +29,8 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     exist, is not a checkpoint, or holds weights that do not fit its table.
     """
     if not path.exists():
-        raise ValueError(f"{path}: cannot be read as a checkpoint: No such file. {WHERE_WEIGHTS_COME_FROM}")
+        where = where_published(path) or WHERE_WEIGHTS_COME_FROM
+        raise ValueError(f"{path}: cannot be read as a checkpoint: No such file. {where}")
     try:
         saved = checkpoint_file.load(path)
     except ValueError:

@@ -33,6 +33,7 @@ def start_with_log(cfg: str, weights: str = "", **changed: Any) -> tuple[Detecto
         "box_sizes": lambda stride: SIZES,
         "ratio_limit": 4.0,
         "seed": 5,
+        "download": False,
         "world": World(torch.device("cpu")),
     }
     torch.manual_seed(0)

@@ -75,6 +75,6 @@ def test_load_detector_explains_missing_file(tmp_path):
         load_detector(tmp_path / "yolov5s.pt")
     assert str(caught.value) == (
         f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Give a checkpoint of a training run "
-        "(runs/train/exp/weights/best.pt), or a file that you have downloaded, for example from YOLOv5's releases: "
-        "Kestrel does not download weights"
+        "(runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel ships no weights "
+        "(docs/weights.md)"
     )
