@@ -1,22 +1,29 @@
 """Checkpoints of YOLOX: the same outputs as its authors' code, and nothing else is accepted."""
 
+import io
 import re
 from collections import OrderedDict
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
 from models import build_model
 from models.detector import Detector
+from models.nms import non_max_suppression
 from models.weights.kestrel import load_detector
 from models.weights.yolox import COCO_NAMES, ROWS, is_yolox, load_yolox
 from tests.models.assign.test_simota import FIXTURES
 from utils.boxes import to_xyxy
+from utils.images.opencv import cv2
 
+COCO128 = FIXTURES.parents[1] / "datasets" / "coco128"
 needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing")
 
 
@@ -122,3 +129,38 @@ def test_damaged_file_is_refused_in_one_sentence(tmp_path):
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(ValueError, match=r"a\.pth"):
         load_yolox(path)
+
+
+def top_left(image: np.ndarray, side: int) -> tuple[Tensor, float]:
+    """The letterbox of YOLOX's authors, [1, 3, side, side] RGB in [0, 1], and its scale. image: BGR."""
+    scale = side / max(image.shape[:2])
+    height, width = (int(length * scale) for length in image.shape[:2])
+    canvas = np.full((side, side, 3), 114, np.uint8)
+    canvas[:height, :width] = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+    return torch.from_numpy(canvas[None, :, :, ::-1].transpose(0, 3, 1, 2).copy()).float() / 255, scale
+
+
+@pytest.mark.slow
+@needs_fixtures
+@pytest.mark.skipif(not COCO128.is_dir(), reason="../shared/datasets/coco128 is missing")
+@pytest.mark.parametrize(("split", "expected"), [("train", 0.35401), ("val", 0.46061), ("test", 0.37867)])
+def test_mean_average_precision_is_that_of_its_authors_code(split, expected):
+    """416 px, confidence 0.001, IoU 0.65, 300 detections; by pycocotools. Kestrel's letterbox gives more (LOG.md)."""
+    model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
+    with redirect_stdout(io.StringIO()):
+        truth = COCO(str(COCO128 / f"instances_{split}.json"))
+        results = []
+        for entry in truth.loadImgs(truth.getImgIds()):
+            pixels, scale = top_left(cv2.imread(str(COCO128 / "images" / split / entry["file_name"])), 416)
+            with torch.inference_mode():
+                predictions = model.decode(model(pixels))
+                (rows,) = non_max_suppression(*predictions, confidence=0.001, iou=0.65, max_detections=300)
+            for x1, y1, x2, y2, score, class_id in rows.tolist():
+                box = [x1 / scale, y1 / scale, (x2 - x1) / scale, (y2 - y1) / scale]
+                category = sorted(truth.getCatIds())[int(class_id)]
+                results.append({"image_id": entry["id"], "category_id": category, "bbox": box, "score": score})
+        evaluator = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    assert evaluator.stats[0] == pytest.approx(expected, abs=0.002)
