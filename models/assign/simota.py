@@ -97,17 +97,19 @@ def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targe
     A few targets at a time are compared with all predictions of their images, so that images with hundreds of boxes
     need no more memory than others. candidates: [B, N], 1 for a candidate, else 0.
     """
-    left, top, right, bottom = boxes_xyxy.unbind(-1)  # [B, N]
+    left, top, right, bottom = (side.contiguous() for side in boxes_xyxy.unbind(-1))  # [B, N]
     area = (right - left) * (bottom - top)
     allowed, step = candidates.to(area.dtype), max(1, PAIRS_AT_A_TIME // max(candidates.shape[1], 1))
     numbers = []
     for image, rows in zip(owner.split(step), targets[:, 2:].to(area.dtype).split(step), strict=True):
         x1, y1, x2, y2 = rows.unbind(1)
-        wide = torch.minimum(right[image], x2[:, None]).sub_(torch.maximum(left[image], x1[:, None])).clamp_(min=0)
-        high = torch.minimum(bottom[image], y2[:, None]).sub_(torch.maximum(top[image], y1[:, None])).clamp_(min=0)
-        shared = wide.mul_(high)
-        union = (area[image] + ((x2 - x1) * (y2 - y1))[:, None]).sub_(shared).clamp_(min=torch.finfo(area.dtype).tiny)
-        iou = shared.div_(union).mul_(allowed[image])
+        x_low, x_high, y_low, y_high, theirs, counts = (
+            part.index_select(0, image) for part in (left, right, top, bottom, area, allowed)
+        )  # [K, N]: index_select copies whole rows, and is faster than indexing
+        wide = x_high.clamp_(max=x2[:, None]).sub_(x_low.clamp_(min=x1[:, None])).clamp_(min=0)
+        shared = wide.mul_(y_high.clamp_(max=y2[:, None]).sub_(y_low.clamp_(min=y1[:, None])).clamp_(min=0))
+        union = theirs.add_(((x2 - x1) * (y2 - y1))[:, None]).sub_(shared).clamp_(min=torch.finfo(area.dtype).tiny)
+        iou = shared.div_(union).mul_(counts)
         numbers.append(iou.topk(min(MOST_PER_BOX, iou.shape[1]), 1).values.sum(1))
     return torch.cat(numbers).long().clamp(min=1)
 
