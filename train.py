@@ -203,6 +203,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         while not progress.finished(cfg.epochs):
             epoch = progress.epoch
             loaders.train.sampler.set_epoch(epoch, progress.batch)
+            criterion.start_epoch(epoch, cfg.epochs, closing=epoch >= cfg.epochs - cfg.close_mosaic)
             if cfg.image_weights:
                 loaders.train.sampler.weights = weights_after(train_labels, progress.metrics, data.names)
             set_training(model, frozen)
@@ -330,10 +331,9 @@ def measured(
 ) -> int:
     """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes."""
     side = MultiScale.largest_side(image_size, max(model.strides)) if run.config.multi_scale else image_size
-    boxes = 4 * labels.boxes_per_image(95) + 1  # a mosaic shows the boxes of four images
     trial: dict[str, Any] = {"optimizer": run.config.optimizer, "lr": run.hyp.lr0, "momentum": run.hyp.momentum}
-    trial |= {"images": len(labels), "image_size": side, "boxes_per_image": boxes}
-    return measure_batch(model, criterion, precision, run.world, say, **trial)
+    trial |= {"boxes_per_image": 4 * labels.boxes_per_image(95) + 1}  # a mosaic shows the boxes of four images
+    return measure_batch(model, criterion, precision, run.world, say, images=len(labels), image_size=side, **trial)
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

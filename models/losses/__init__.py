@@ -38,6 +38,13 @@ class Loss(nn.Module, ABC):
     def from_head(cls, head: Any, gains: LossGains) -> "Loss":
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
+    def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
+        """Adapt the terms to an epoch, 0 to `epochs` - 1. closing: it is one of the last ones, without mosaic.
+
+        A pure function of its arguments, so that a resumed run continues with the same loss. Without gradients, as in
+        validation, the terms must not depend on the epoch: they are compared between epochs.
+        """
+
     @abstractmethod
     def forward(self, raw: Any, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
         """Return this process's share of each term: the sum over all processes is the term of the whole batch.

@@ -24,13 +24,13 @@ class DecoupledLoss(Loss):
     """The loss terms of YOLOX's head, each divided by the number of assigned predictions in the whole batch.
 
     box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside ignore regions or
-    assigned. cls: cross entropy of the classes of assigned predictions, whose target is the IoU. l1: with `l1`, the
-    absolute differences of raw box values of assigned predictions.
+    assigned. cls: cross entropy of the classes of assigned predictions, whose target is the IoU. l1: absolute
+    differences of the raw box values of assigned predictions, when training in the closing epochs without mosaic.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1; facts of its authors' code (L1, IoU as the class target).
     """
 
-    terms = ("box", "obj", "cls")
+    terms = ("box", "obj", "cls", "l1")
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class DecoupledLoss(Loss):
         box_gain: float = BOX_WEIGHT,
         obj_gain: float = 1.0,
         cls_gain: float = 1.0,
-        l1_gain: float = 0.0,
+        l1_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        self.strides = strides
+        self.strides, self.closing = strides, False
         self.box_gain, self.obj_gain, self.cls_gain, self.l1_gain = box_gain, obj_gain, cls_gain, l1_gain
 
     @classmethod
@@ -53,7 +53,12 @@ class DecoupledLoss(Loss):
             box_gain=BOX_WEIGHT / AUTHORS_BATCH * gains.box / LossGains.box,
             obj_gain=1 / AUTHORS_BATCH * gains.obj / LossGains.obj,
             cls_gain=1 / AUTHORS_BATCH * gains.cls / LossGains.cls,
+            l1_gain=1 / AUTHORS_BATCH * gains.box / LossGains.box,
         )
+
+    def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
+        """Add L1 to the closing epochs, as its authors do."""
+        self.closing = closing
 
     def forward(
         self, raw: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
@@ -78,11 +83,10 @@ class DecoupledLoss(Loss):
         box = ((1 - iou.square()) * found.valid).sum() / count
         cls = self._class_sum(rows[:, 5:], targets[found.target, 1], iou.detach(), found.valid) / count
         obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
-        terms = {"box": box * self.box_gain, "obj": obj * self.obj_gain, "cls": cls * self.cls_gain}
-        if self.l1_gain:
-            l1 = self._raw_differences(rows[:, :4], wanted, grids, found) / count
-            terms["box"] = terms["box"] + l1 * self.l1_gain
-        return terms
+        refines = self.closing and torch.is_grad_enabled()
+        l1 = self._raw_differences(rows[:, :4], wanted, grids, found) / count if refines else torch.zeros_like(box)
+        gains = (self.box_gain, self.obj_gain, self.cls_gain, self.l1_gain)
+        return {name: term * gain for name, term, gain in zip(self.terms, (box, obj, cls, l1), gains, strict=True)}
 
     def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
         """Return the sum over assigned predictions and classes. logits: [M, C]. classes, iou, valid: [M]."""

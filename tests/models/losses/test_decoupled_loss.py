@@ -43,7 +43,13 @@ def entropy(logit: float, target: float) -> float:
     return -target * math.log(sigma(logit)) - (1 - target) * math.log(1 - sigma(logit))
 
 
-def slow_loss(maps: list[Tensor], targets: Tensor, *, l1_gain: float = 0.0) -> dict[str, float]:
+def make_loss(*, closing: bool = True) -> DecoupledLoss:
+    loss = DecoupledLoss(STRIDES)
+    loss.start_epoch(9, 10, closing=closing)
+    return loss
+
+
+def slow_loss(maps: list[Tensor], targets: Tensor) -> dict[str, float]:
     rows, boxes, numbers = [], [], []
     for level, stride in zip(maps, STRIDES, strict=True):
         for y in range(level.shape[1]):
@@ -64,7 +70,7 @@ def slow_loss(maps: list[Tensor], targets: Tensor, *, l1_gain: float = 0.0) -> d
                 )
     decoded, raw = torch.tensor(boxes).transpose(0, 1), torch.tensor(rows).transpose(0, 1)
     found = slow_simota(decoded, raw[..., 4], raw[..., 5:], targets)
-    box = obj = cls = 0.0
+    box = obj = cls = l1 = 0.0
     for image in range(len(raw)):
         for n, (x, y, stride) in enumerate(numbers):
             v, row = raw[image, n].tolist(), found.get((image, n))
@@ -87,26 +93,27 @@ def slow_loss(maps: list[Tensor], targets: Tensor, *, l1_gain: float = 0.0) -> d
                 math.log((wanted[2] - wanted[0]) / stride),
                 math.log((wanted[3] - wanted[1]) / stride),
             ]
-            box += l1_gain * sum(abs(one - other) for one, other in zip(v[:4], aim, strict=True))
+            l1 += sum(abs(one - other) for one, other in zip(v[:4], aim, strict=True))
     count = max(len(found), 1)
-    return {"box": box / count, "obj": obj / count, "cls": cls / count}
+    return {"box": box / count, "obj": obj / count, "cls": cls / count, "l1": l1 / count}
 
 
-@pytest.mark.parametrize("l1_gain", [0.0, 1.0])
+@pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 12])
-def test_decoupled_loss_equals_slow_loops(count, l1_gain):
+def test_decoupled_loss_equals_slow_loops(count, closing):
     maps, targets = random_maps(2), random_targets(count, 2, 3)
     if count > 1:
         targets[0, 1] = -1
-    expected = slow_loss(maps, targets, l1_gain=l1_gain)
+    expected = slow_loss(maps, targets)
+    expected["l1"] *= closing
     assert (expected["box"] > 0) == (count > 0)
     for given in (targets, pad_targets(targets)):
-        assert values(DecoupledLoss(STRIDES, l1_gain=l1_gain)(maps, given)) == pytest.approx(expected, rel=1e-4)
+        assert values(make_loss(closing=closing)(maps, given)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_decoupled_loss_shares_sum_to_batch_loss_and_gradient(at):
-    loss, targets = DecoupledLoss(STRIDES, l1_gain=1.0), random_targets(15, 4, 1)
+    loss, targets = make_loss(), random_targets(15, 4, 1)
     targets[0, 1] = -1
     whole = [level.double().requires_grad_() for level in random_maps(4)]
     expected = loss(whole, targets)
@@ -137,7 +144,7 @@ def test_gains_are_relative_to_their_defaults():
     assert {name: 64 * value for name, value in plain.items()} == pytest.approx(authors, rel=1e-6)
     gains = LossGains(box=0.1, obj=0.5, cls=1.5)  # twice, half and three times the defaults
     weighted = values(build_loss(model.head, gains)(maps, targets))
-    expected = {"box": 2 * plain["box"], "obj": plain["obj"] / 2, "cls": 3 * plain["cls"]}
+    expected = {"box": 2 * plain["box"], "obj": plain["obj"] / 2, "cls": 3 * plain["cls"], "l1": 2 * plain["l1"]}
     assert weighted == pytest.approx(expected, rel=1e-6)
 
 
@@ -162,7 +169,7 @@ def test_decoupled_loss_never_syncs_with_device():
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")
         maps = [torch.empty(2, *grid, 5 + CLASSES, device=device) for grid in GRIDS]
-        terms = DecoupledLoss(STRIDES, l1_gain=1.0)(maps, torch.empty(5, 6, device=device), lambda count: count)
+        terms = make_loss()(maps, torch.empty(5, 6, device=device), lambda count: count)
     assert all(term.device.type == "cuda" for term in terms.values())
 
 
@@ -170,7 +177,7 @@ def test_ignore_regions_train_no_objectness():
     maps = [level.requires_grad_() for level in random_maps(1)]
     everywhere = torch.tensor([[0.0, -1, 0, 0, SIDE, SIDE]])
     terms = DecoupledLoss(STRIDES)(maps, everywhere)
-    assert values(terms) == {"box": 0, "obj": 0, "cls": 0}
+    assert values(terms) == {"box": 0, "obj": 0, "cls": 0, "l1": 0}
 
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing")
@@ -185,10 +192,15 @@ def test_loss_equals_that_of_its_authors():
     with torch.no_grad():
         raw = model.train()(images)
     theirs = json.loads((FIXTURES / "losses.json").read_text())
-    plain = {
-        name: theirs["plain"][key] for name, key in (("box", "iou_loss"), ("obj", "conf_loss"), ("cls", "cls_loss"))
-    }
-    assert values(DecoupledLoss(STRIDES)(raw, targets)) == pytest.approx(plain, rel=1e-4)
-    with_l1 = values(DecoupledLoss(STRIDES, l1_gain=1.0)(raw, targets))
-    assert with_l1["box"] == pytest.approx(plain["box"] + theirs["l1"]["l1_loss"], rel=1e-4)
-    assert sum(with_l1.values()) == pytest.approx(theirs["l1"]["total_loss"], rel=1e-4)
+    keys = {"box": "iou_loss", "obj": "conf_loss", "cls": "cls_loss", "l1": "l1_loss"}
+    for name, closing in (("plain", False), ("l1", True)):
+        found = values(make_loss(closing=closing)(raw, targets))
+        assert found == pytest.approx({term: theirs[name][key] for term, key in keys.items()}, rel=1e-4)
+        assert sum(found.values()) == pytest.approx(theirs[name]["total_loss"], rel=1e-4)
+
+
+def test_validation_has_no_l1():
+    maps, targets, loss = random_maps(2), random_targets(5, 2, 0), make_loss()
+    assert values(loss(maps, targets))["l1"] > 0
+    with torch.no_grad():
+        assert values(loss(maps, targets)) == values(make_loss(closing=False)(maps, targets))
