@@ -64,14 +64,14 @@ TABLE: dict[str, Any] = {  # has a layer of every class
         [-1, 1, "nn.MaxPool2d", [2, 1, 0]],
         [-1, 1, "Bottleneck", [8]],
         [-1, 1, "Conv", [16, 3, 2]],  # 6, stride 8
-        [-1, 1, "Conv", [16, 3, 2]],
+        [-1, 1, "SeparableConv", [16, 3, 2]],
         [-1, 1, "SPPF", [16, 5]],
         [-1, 1, "SPP", [16]],  # 9, stride 16: output
     ],
     "head": [
         [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
         [[-1, 6], 1, "Concat", [1]],
-        [-1, 1, "Conv", [16, 1]],  # 12, stride 8: output
+        [-1, 1, "SeparableC3", [16]],  # 12, stride 8: output
         [[12, 9], 1, "Detect", ["nc", "anchors"]],
     ],
 }
@@ -243,6 +243,7 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SGD", 1, {"scale": True, "recompute": True}),
         ("SGD", 2, {"frozen": (1,)}),
         ("SGD", 1, {"head": ("AnchorFree", ["nc"])}),
+        ("SGD", 1, {"head": ("DecoupledDetect", ["nc", True])}),
         ("Adam", 1, {"scale": True, "focal_gamma": 1.5, "label_smoothing": 0.1}),
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],
@@ -253,7 +254,9 @@ def test_training_epoch_stays_on_device(labels: Labels, optimizer: str, size: in
     closing = epoch.state.schedule.step_batches(0, BATCHES)
     assert calls[COPIED_TO_DEVICE] == 2 * BATCHES  # images and targets
     assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one per parameter group
-    convolutions = sum(any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if type(c) is Conv2d)
+    convolutions = sum(
+        any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if isinstance(c, Conv2d)
+    )
     assert calls["convolution_backward"] == convolutions * BATCHES > 10
     assert epoch.state.ema.updates == len(closing) > 0
     assert epoch.state.progress.losses.sums.device == META
@@ -366,7 +369,7 @@ def test_device_fault_in_model_is_detected() -> None:
     model, images = fused_model(), torch.zeros(1, 3, SIDE, SIDE, device=META)
     with OneDevice() as device:
         model.decode(model(images))
-        assert device.calls["convolution"] == 17
+        assert device.calls["convolution"] == sum(isinstance(layer, Conv2d) for layer in model.modules()) > 10
         model.head.anchors_px = torch.ones(model.head.anchors_px.shape)
         with pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
             model.decode(model(images))

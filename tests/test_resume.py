@@ -36,7 +36,8 @@ from utils.distributed import session
 from utils.files import atomic, checkpoint_file
 from utils.plots import batches, operating
 from utils.plots.pictures import Pictures
-from utils.training import batch_size, state
+from utils.training import state
+from utils.training.batch_size import GlobalBatch
 from utils.training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
 from utils.training.checkpoints.resume import find_last, resumed_config
 from utils.training.config import TrainConfig
@@ -46,11 +47,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 # ---------------------------------------------------------------------- faults
 
 
+OF_EIGHT = {  # attributes of GlobalBatch with 8 images per optimizer step
+    "batches_to_nominal": property(lambda batch: 8 / batch.size),
+    "weight_decay": lambda batch, of_nominal_batch: of_nominal_batch * batch.size * batch.accumulate / 8,
+}
+
+
 def many_steps() -> None:
     """Have several optimizer steps per epoch with few images; draw less and wait for less time, to keep tests short."""
     Pictures.labels = lambda *_: None
     checkpoint_file.os.fsync = lambda *_: None  # only needed for a power cut: after a kill the system still writes data
-    batch_size.NOMINAL_BATCH = 8
+    for name, value in OF_EIGHT.items():
+        setattr(GlobalBatch, name, value)
     session.PATIENCE_S = session.JOIN_S = 1.0
 
 
@@ -374,7 +382,7 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
         (
             {},
             {"format": 1},
-            "(format 1; this one reads 3 to 5): resume it with the version that wrote it, or start a",
+            "(format 1; this one reads 3 to 6): resume it with the version that wrote it, or start a",
         ),
         ({}, {"format": None}, "written by another version of Kestrel (no format number"),
         ({}, {"open": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),
@@ -536,7 +544,8 @@ def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFa
 
 
 def many_steps_here(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(batch_size, "NOMINAL_BATCH", 8)
+    for name, value in OF_EIGHT.items():
+        patch.setattr(GlobalBatch, name, value)
 
 
 def raise_keyboard_interrupt() -> NoReturn:

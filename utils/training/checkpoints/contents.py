@@ -13,7 +13,7 @@ from utils.printable import one_line
 
 # Raise it with every change of an entry's meaning, settings included, and have `upgraded` read the format before.
 # tests/utils/training/checkpoints/test_contents.py fails if the entries or settings change and this does not.
-FORMAT = 5
+FORMAT = 6
 OLDEST = 3  # the oldest format that can be read
 
 
@@ -122,7 +122,8 @@ def checked_checkpoint(path: str, saved: dict[str, Any]) -> Checkpoint:
 def upgraded(saved: dict[str, Any]) -> dict[str, Any]:
     """Convert the entries of an older format to this format.
 
-    In format 3, `compile` was "" where it is "off" now. Before format 5 there were no tiles, which is the default.
+    In format 3, `compile` was "" where it is "off" now. Before format 5 there were no tiles, and before
+    format 6 64 images per optimizer step, which are the defaults.
     """
     if saved["format"] == 3:
         config = saved["config"]
