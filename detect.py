@@ -48,6 +48,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--tile-overlap", type=float, help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)")
     add("--tile-whole", action="store_true", help="with tiles, detect in the whole image too, for large objects")
     add("--device", default="", help="cpu, mps or a GPU number")
+    add("--head", default="", help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)")
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
     add("--save-txt", action="store_true", help="save detections as YOLO label files")
@@ -193,6 +194,7 @@ def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> Load
         weights,
         device=args.device,
         half=args.half,
+        head=args.head,
         image_size=args.imgsz,
         confidence=args.conf_thres,
         iou=args.iou_thres,

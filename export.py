@@ -5,8 +5,7 @@
     python export.py --weights m.pt --include onnx --nms --conf-thres 0.25            detections instead of predictions
     python export.py --weights m.pt --include openvino --int8 --data mydata.yaml      8-bit integers, prints the loss
 
-Every file is loaded again, run in its own runtime, and compared with torch. val.py takes the same files. See
-docs/export.md for the formats, and for TensorRT, CoreML and TFLite.
+Every file is loaded again, run in its own runtime, and compared with torch. docs/export.md describes the formats.
 """
 
 if __name__ == "__main__":
@@ -39,6 +38,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--batch-size", "--batch", type=int, default=1, help="images per batch, if not --dynamic")
     add("--device", default="cpu", help='"cpu" or a GPU number, to trace TorchScript and compare with torch')
     add("--dynamic", action="store_true", help="take any batch size, and any height and width that fit the stride")
+    add("--head", default="", help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)")
     add("--half", action="store_true", help="16-bit weights; TorchScript needs a GPU")
     add("--int8", action="store_true", help="8-bit integers, calibrated on the train split of --data")
     add("--data", default="", help="data YAML of the images to compare with torch, and to calibrate --int8")
@@ -123,15 +123,18 @@ from utils.terminal import FaultError, run_and_exit
 def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
     """The writer of a checkpoint's files. Raises ValueError as load_detector does."""
     detector, saved = load_detector(path)
+    detector.choose_output(args.head)
     known, stride = description(saved), max(detector.strides)
     sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [known["image_size"]]]
-    limits = (args.conf_thres, args.iou_thres, args.topk_all, args.agnostic_nms)
+    iou = args.iou_thres if detector.needs_nms else 1.0
+    limits = (args.conf_thres, iou, args.topk_all, args.agnostic_nms)
     model = ExportedModel(
         **known | {"image_size": max(sides)},
         stride=stride,
         canvas=None if args.dynamic else (sides[0], sides[-1]),
         batch_size=None if args.dynamic else args.batch_size,
         nms=Suppression(*limits) if args.nms else None,
+        needs_nms=detector.needs_nms,
         precision="int8" if args.int8 else "fp16" if args.half else "fp32",
         digest=digest(detector),
         opset=args.opset,
@@ -162,9 +165,8 @@ class Images:
     def mean_ap(self, backend: ExportedBackend) -> float:
         """COCO's AP on the val split, with the suppression of val.py or of the file."""
         nms, single = self.model.nms, self.dataset.single_class
-        fitting = (
-            MergedClasses(backend) if single else loaded_from_metadata(backend).with_classes(self.dataset.names).backend
-        )
+        named = loaded_from_metadata(backend)
+        fitting = MergedClasses(backend) if single else named.with_classes(self.dataset.names).backend
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], 8)
         return val.evaluate(fitting, loader, self.dataset.world, **limits).coco.stats["AP"]
@@ -178,8 +180,8 @@ def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> 
     if not name:
         return None
     world, splits = World(torch.device("cpu")), ("train", "val") if args.int8 else ("val",)
-    single = {"single_class": model.single_class, "cache_dir": args.cache_dir}
-    dataset = open_dataset(name, splits, world, say, download=False, **single)
+    own = {"single_class": model.single_class, "cache_dir": args.cache_dir}
+    dataset = open_dataset(name, splits, world, say, download=False, **own)
     return Images(dataset, model, loader_workers(args.workers, 8, world.device))
 
 
@@ -207,13 +209,14 @@ def report_loss(path: Path, images: Images, before: float, backend: ExportedBack
     after = images.mean_ap(backend)
     say(f"{path}: mAP {after:.4f} on the val split, {before:.4f} before: a loss of {before - after:.4f}")
     if before - after > MAX_LOSS:
-        advice = "try the other of onnx and openvino, more --calibration-images, or --half"
-        say(f"{path}: a loss above {MAX_LOSS} is too much; {advice}")
+        say(f"{path}: a loss above {MAX_LOSS} is too much; try the other format, more --calibration-images, or --half")
 
 
 def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
     """Write and check the files of one checkpoint."""
     writer = open_writer(path, args, device, say)
+    for name in writer.reference.detector.head.outputs:  # fused: only the chosen one
+        say(f"{path}: exports the head {name} (--head)")
     images = open_images(args, path, writer.model, say)
     compared = images.spread("val", COMPARED_IMAGES, say) if images else drawn_images(writer.model, COMPARED_IMAGES)
     calibration, before = [], 0.0
@@ -229,10 +232,7 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
 
 
 def main(args: Namespace) -> None:
-    """Export with the flags in args.
-
-    Raises ValueError for invalid flags, files or a missing package, and FaultError if a file differs from torch.
-    """
+    """Export. Raises ValueError for wrong flags, files or packages, and FaultError if a file differs from torch."""
     check_flags(args)
     device = pick_devices(args.device, RankInfo())[0]
     say = RunLog(active=True).say

@@ -8,8 +8,8 @@
     python train.py --device 0,1 --spawn                            the same, started by this script
     python train.py --device 0,1                                    one process for both GPUs: slower
 
-`--batch-size` is the total over all processes: several processes give the same training as one. `main`, read from
-top to bottom, is the complete training procedure; each function that it calls is in a short file.
+`--batch-size` is the total over all processes: several processes give the same training as one. `main` is the complete
+training procedure, from top to bottom.
 """
 
 if __name__ == "__main__":
@@ -32,13 +32,13 @@ from utils.yolov5_flags import NOT_IN_TRAIN
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
-    parser = FlagParser(__doc__, argument_default=SUPPRESS)  # to know which flags were given
+    parser = FlagParser(__doc__, argument_default=SUPPRESS, defaults=TrainConfig().as_dict())
     add = parser.add_argument
     add("--weights", help="checkpoint to fine-tune from; '' trains from scratch")
     add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
     add("--data", help="data set YAML, as a path or a name in data/")
-    add("--download", action="store_true", help="download the data set, and published weights, if missing")
-    add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/")
+    add("--download", action="store_true", help="download the data set, and weights of models/pretrained.yaml")
+    add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data")
     add("--epochs", type=int, help="passes over the training images")
     add("--batch-size", "--batch", type=int, help="images per batch over all processes; -1: largest that fits")
     add("--imgsz", "--img", "--img-size", type=int, help="image size in pixels, for training and validation")
@@ -53,7 +53,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--noplots", action="store_true", help="draw no pictures")
     add("--multi-scale", action="store_true", help="vary the image size by up to 50%% from batch to batch")
     add("--single-cls", action="store_true", help="treat all classes as one class")
-    add("--optimizer", help="SGD, Adam or AdamW")
+    add("--optimizer", help="SGD, Adam, AdamW, Muon or auto")
     add("--workers", type=int, help="max DataLoader workers per process")
     add("--image-weights", action="store_true", help="sample rare classes and those with low AP more often")
     add("--sync-bn", action="store_true", help="synchronize BatchNorm over all processes")
@@ -66,7 +66,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--label-smoothing", type=float, help="label smoothing epsilon")
     add("--patience", type=int, help="early stopping: epochs without improvement; 0: never")
     add("--freeze", nargs="+", type=int, help="layers to freeze: N for the first N, or layer numbers")
-    add("--save-period", type=int, help="keep a checkpoint every N epochs")
+    add("--save-period", type=int, help="keep a checkpoint every N epochs; -1: none")
     add("--save-minutes", type=float, help="also save every N minutes; 0: only after epochs")
     add("--seed", type=int, help="random seed of weights, sample order and augmentation")
     add("--amp", help="precision: auto, fp32, bf16, fp16 (mixed) or fp64")
@@ -97,9 +97,9 @@ from data.splits import find_data, find_hyp
 from models import Detector
 from models.assign.targets import pad_targets
 from models.freezing import freeze, set_training
-from models.heads.registry import build_loss
+from models.heads.registry import build_loss, family_of
 from models.losses import Loss, LossGains
-from models.start import place_model, start_model
+from models.start import check_model, place_model, start_model
 from models.trial_step import measure_batch
 from models.weights.kestrel import detector_for_state
 from utils.distributed.devices import processes_for, tuned_convolutions
@@ -131,24 +131,24 @@ FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train with the settings in cfg; return the evaluation of the best checkpoint."""
     log = RunLog(active=world.is_main)
-    run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data)  # a new run, or one to resume
-    cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size, run.hyp.nominal_batch)
-    world.require_same("the command line", cfg.training() | run.hyp.as_dict())
+    run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data, check_model=check_model)
+    cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size)
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
     # Data, model, loss
     data = open_dataset(cfg.data, ("train", "val"), world, log.say, **cfg.reading())
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
-    run.check_data(data, log.say)
     model = open_model(run, train_labels, data.names, world, log.say)
+    cfg = run.fit_to(data, family_of(model.head).short_run, model.pretrained, log.say)  # chooses "auto" settings
+    batch = replace(batch, nominal=run.hyp.nominal_batch)
     model.recompute = cfg.checkpoint_activations
     precision = agree_on_precision(cfg.amp, world, sharded=cfg.shard)
     place_model(model, weights_dtype(precision), world)
     frozen = freeze(model, cfg.freeze)
     image_size = fit_to_stride(cfg.imgsz, max(model.strides), log.say)
     images = open_images(data.labels, image_size, world, log.say, pastes=run.hyp.copy_paste > 0, **cfg.caching())
-    criterion = build_loss(model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing))
+    criterion = build_loss(model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing), log.say)
     criterion.to(weights_dtype(precision))
     if batch.size == -1:
         batch = replace(batch, size=measured(run, model, criterion, precision, train_labels, image_size, log.say))
@@ -179,14 +179,14 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     progress = state.progress
 
     # The run folder: created only after all checks have passed
-    run.open_folder({split: report.as_dict() for split, report in data.reports.items()})
+    run.open_folder({split: report.as_dict() for split, report in data.reports.items()}, log.say)
     log.send(RunStarted(run.folder, cfg.as_dict(), run.hyp.as_dict(), progress.rows))
     pictures = Pictures(run.folder, data.names, active=world.is_main and not cfg.noplots, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
     log.say(
         f"{data.file}, {len(train_labels)} train and {len(data.labels['val'])} val {data.unit}s at {image_size} px; "
-        f"{state.describe(len(loaders.train))}; DataLoader workers: {loaders.train.workers}; writing to {run.folder}"
+        f"{state.describe(len(loaders.train), cfg.optimizer)}; workers {loaders.train.workers}; writing to {run.folder}"
     )
     world.wait_for_main()
 
@@ -273,7 +273,7 @@ def train_one_epoch(
             with state.autocast:
                 maps = replica(images)
             losses = criterion(maps, targets, checkpoints.trigger.all_reduce_sum)  # {"box": ...}: this rank's share
-            loss = sum(losses.values()) * state.batch.loss_scale
+            loss = criterion.weighted_sum(losses) * state.batch.loss_scale
             state.scaler.scale(loss).backward(nan_if_nonfinite(loss))
         epoch_losses.add(losses)
 

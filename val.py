@@ -32,7 +32,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
     add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
-    add("--download", action="store_true", help="download the data set, and published weights, if missing")
+    add("--download", action="store_true", help="download the data set, and weights of models/pretrained.yaml")
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
     add("--tile", type=int, help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)")
@@ -57,6 +57,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--project", default="runs/val", help="folder for run folders")
     add("--name", default="exp", help="the run folder's name")
     add("--exist-ok", action="store_true", help="use an existing run folder")
+    add("--head", default="", help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)")
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--cache-dir", default="", help="folder for cached labels (default: the user's cache folder)")
     parser.refuse(NOT_IN_VAL)
@@ -196,7 +197,7 @@ def detect(
             [batch.placement_of(i) for i in range(len(images))],
             loader.labels.sizes[batch.indices.numpy()].tolist(),
             confidence=confidence,
-            iou=iou,
+            iou=backend.nms_iou(iou),
             max_detections=max_detections,
         )
         rows += [found.rows(index) for index, found in zip(batch.indices.tolist(), in_images, strict=True)]
@@ -256,9 +257,7 @@ def draw_results(pictures: Pictures, found: Evaluation, loader: Loader[Evaluatio
     """Draw the pictures at the end of a run: results, curves, confusion matrix, first batches with detections."""
     if not pictures.active:
         return
-    curves = found.curves
-    points = (curves.confidence, curves.precision, curves.recall, curves.f1, curves.pr_recall, curves.pr_precision)
-    pictures.results(points, curves.best_confidence, found.confusion())
+    pictures.results(found.curves.drawn(), found.curves.best_confidence, found.confusion())
     labels = loader.labels
     for number, batch in zip(range(BATCHES), loader, strict=False):
         draw_batch(pictures, number, batch, found.detections, labels)
@@ -287,11 +286,11 @@ def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.fl
     return np.concatenate(rows)
 
 
-def load_members(paths: Sequence[str], world: World, half: bool, download: bool) -> list[LoadedModel]:
+def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[LoadedModel]:
     """The models of all files. Raises ValueError if the processes read different weights."""
-    for path in paths if download else ():
+    for path in paths if args.download else ():
         fetch_weights(path)
-    loaded = [load_backend(Path(path), world.device, half=half) for path in paths]
+    loaded = [load_backend(Path(path), world.device, half=args.half, head=args.head) for path in paths]
     for path, model in zip(paths, loaded, strict=True):
         world.require_same(path, f"{model.digest} {model.backend.precision}")
     return loaded
@@ -330,7 +329,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     check_flags(args)
     world.require_same("the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE})
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
-    loaded = load_members(paths, world, args.half, args.download)
+    loaded = load_members(paths, world, args)
     data = args.data or loaded[0].data
     if not data:
         raise ValueError(f"{paths[0]}: does not name the data set that it was trained on; give --data")

@@ -152,13 +152,14 @@ def flags(run: Run, options: argparse.Namespace, folder: Path, world: World) -> 
     places = ["--project", str(folder / str(world.size)), "--name", run.name, "--cache-dir", str(folder / "cache")]
     words = f"--data {options.data} --img {options.img} --batch {options.batch} --epochs {options.steps} --workers 0"
     switches = [*["--sync-bn"] * run.sync_bn, *["--multi-scale"] * run.multi_scale]
-    return [*words.split(), *start, *places, *switches, "--noval", "--nosave", "--noplots", "--amp", run.precision]
+    recipe = ["--optimizer", "SGD", "--hyp", "hyp.scratch-low.yaml", "--noval", "--nosave", "--noplots"]
+    return [*words.split(), *start, *places, *switches, *recipe, "--amp", run.precision]
 
 
 def learn(options: argparse.Namespace, folder: Path) -> None:
     """Train the weights that the runs start from."""
     words = f"--data {options.data} --cfg {options.cfg} --img {options.img} --batch {options.batch} --workers 0"
-    more = f"--epochs {options.learn} --optimizer AdamW --hyp hyp.shapes.yaml --amp fp32 --noval --nosave --noplots"
+    more = f"--epochs {options.learn} --amp fp32 --noval --nosave --noplots"
     places = ["--project", str(folder), "--name", "learned", "--cache-dir", str(folder / "cache")]
     train.main(train.parse_args([*words.split(), *more.split(), *places])[0], World(torch.device("cpu")))
 

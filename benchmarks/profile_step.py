@@ -1,10 +1,11 @@
 """Profile of a training step: the time of its parts, the operations that take longest, and the memory in use.
 
-Claim: a step of YOLOX with 500 boxes in each image takes at most 1.5 times the time and twice the memory of 10 boxes.
-LOG.md has results of this tool.
+Claim: a step of YOLOX or YOLO11 with 500 boxes in each image takes at most 1.5 times the time and twice the memory of
+10 boxes. LOG.md has results of this tool.
 
     python benchmarks/profile_step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp bf16
     python benchmarks/profile_step.py --cfg yolox_nano.yaml --img 640 --boxes 500
+    python benchmarks/profile_step.py --cfg yolo11n.yaml --boxes 500
     python benchmarks/profile_step.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 --trace trace.json
 
 It runs train.py's `train_one_epoch` on one batch that is on the device already, `--steps` steps after a warm-up, twice.

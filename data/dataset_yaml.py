@@ -56,16 +56,24 @@ class DataSpec:
 
 
 def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
-    """Return the path `name` as given, or else `name` in `folder`. Raises ValueError with both paths if none exists."""
+    """Return the path `name` as given, or else `name` in `folder`, a bare name also without .yaml.
+
+    Raises ValueError with both paths and the files of the folder if none exists.
+    """
     given, inside = Path(name), folder / name
     for candidate in (given, inside):
         if os.path.isfile(candidate):
             return candidate
-    if os.path.isdir(given):
+    if str(name) and os.path.isdir(given):
         raise ValueError(f"{printable(given)} is a folder: give a {what} YAML file")
+    if given.name == str(name) and os.path.isfile(with_suffix := folder / f"{name}.yaml"):
+        return with_suffix
     tried = [printable(path) for path in dict.fromkeys(os.path.abspath(path) for path in (given, inside))]
     missing = f"neither {tried[0]} nor {tried[1]} exists" if len(tried) > 1 else f"{tried[0]} does not exist"
-    raise ValueError(f"no {what} {excerpt(str(name), 300)}: {missing}")
+    missing = missing if str(name) else "the name is empty"
+    known = ", ".join(sorted(printable(file.name) for file in folder.glob("*.yaml")))
+    hint = f". Files in {folder.name}/: {known}" if known else ""
+    raise ValueError(f"no {what} {excerpt(str(name), 300)}: {missing}{hint}")
 
 
 def read_data_yaml(file: str | Path) -> DataSpec:

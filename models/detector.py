@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.blocks import LAYERS, Conv, Layer, Stack
+from models.blocks import Layer, Stack
+from models.blocks.convolutions import Conv
+from models.blocks.registry import LAYERS
 from models.heads import Head, Raw
 from models.heads.registry import HEADS
 from models.recompute import recomputed
@@ -61,7 +63,7 @@ class Detector(nn.Module):
     recompute: False by default; True saves memory in training. A row with one input and parameters, except the head,
     then keeps only that input for the backward pass (models/recompute.py). Values and gradients are bit-identical.
     Recomputing only C3 rows would keep twice the bytes (yolov5s: 42 % instead of 21 %) in 0.9 of the time, and YOLOv3
-    has no C3 rows.
+    has no C3 rows. pretrained: whether most of its tensors were copied from a checkpoint when training began.
 
     Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of different strides.
     """
@@ -74,7 +76,7 @@ class Detector(nn.Module):
         self._info: list[LayerInfo] = []
         self._build()
         self._freed_after = last_uses(self.rows)
-        self.recompute = False
+        self.recompute, self.pretrained = False, False
         self._recomputable = recomputable(self.rows, self.layers)
 
     def _build(self) -> None:
@@ -103,6 +105,16 @@ class Detector(nn.Module):
     def num_classes(self) -> int:
         """Number of classes C."""
         return self.head.num_classes
+
+    def choose_output(self, name: str) -> None:
+        """Decode the predictions of this name, of a head that has several; "" chooses none. Raises ValueError."""
+        if name:
+            self.head.choose_output(name)
+
+    @property
+    def needs_nms(self) -> bool:
+        """Whether several predictions find the same object."""
+        return self.head.needs_nms
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -147,8 +159,12 @@ class Detector(nn.Module):
         return self.head.decode_candidates(raw, confidence) if confidence > 0 else self.head.decode(raw)
 
     def fuse(self) -> "Detector":
-        """Fold every BatchNorm into its convolution, in place and for inference only; return this detector."""
+        """Fold every BatchNorm into its convolution, in place and for inference only; return this detector.
+
+        Branches of the head that only training needs are removed.
+        """
         self.eval()
+        self.head.fuse()
         for module in self.modules():
             if isinstance(module, Conv):
                 module.fuse()
@@ -214,7 +230,7 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
     if kind.scales_width and args:
         if not is_whole(args[0], 1) or args[0] > MAX_CHANNELS:
             raise row.error(f"the first argument must be a number of channels, 1 to {MAX_CHANNELS:,}")
-        args[0] = scale_channels(args[0], table["width_multiple"])
+        args[0] = scale_channels(args[0], table["width_multiple"], table.get("max_channels"))
     return args
 
 

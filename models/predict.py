@@ -59,8 +59,8 @@ class Predictor:
 
         image_size: long side in pixels, rounded up to a multiple of the stride. canvas: (height, width) for all images,
         multiples of the stride, instead of one that fits the image; a backend may have its own. confidence: scores at
-        or below it are dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression. class_ids:
-        detect only these classes. batch_size: the most images in one forward pass.
+        or below it are dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression, which
+        a backend may not need. class_ids: detect only these classes. batch_size: the most images in one forward pass.
         Raises ValueError for a number out of range.
         """
         check_limits(confidence, iou, max_detections)
@@ -74,7 +74,7 @@ class Predictor:
         self._in_images = partial(
             detections_in_images,
             confidence=confidence,
-            iou=iou,
+            iou=backend.nms_iou(iou),
             max_detections=max_detections,
             agnostic=agnostic,
             multi_label=multi_label,

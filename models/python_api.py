@@ -71,6 +71,7 @@ def load(
     *,
     device: str | int | torch.device = "",
     half: bool = False,
+    head: str = "",
     image_size: int | Sequence[int] = (),
     confidence: float = 0.25,
     iou: float = 0.45,
@@ -90,7 +91,8 @@ def load(
     """Load a checkpoint or an exported model as a detector for images of any size.
 
     weights: a checkpoint, an exported model, or several, which make an ensemble. device: "cpu", "mps", a GPU number, ""
-    for GPU 0 or the CPU. half: compute in 16 bits where the device supports it. image_size: long side in pixels, or
+    for GPU 0 or the CPU. half: compute in 16 bits where the device supports it. head: "o2o" or "o2m", of a
+    checkpoint with two heads; "" for o2o. image_size: long side in pixels, or
     (height, width) of the canvas for all images; by default the long side that it was trained with. confidence: drop
     scores at or below it. iou: NMS threshold. max_detections: per image. classes: detect only these, by index or name.
     names: of the classes, in the order that the results count them: those of the model in another order, or as many new
@@ -112,7 +114,7 @@ def load(
     chosen = pick_devices(str(device), RankInfo())[0]
     sides = _sides(image_size)
     names = [names[k] for k in sorted(names)] if isinstance(names, Mapping) else names
-    loaded = [load_backend(Path(path), chosen, half=half, threads=threads) for path in paths]
+    loaded = [load_backend(Path(path), chosen, half=half, threads=threads, head=head) for path in paths]
     order, names = _order_and_names(loaded[0].names, names)
     backend = combine([Path(path) for path in paths], loaded, order, printable(paths[0]), augment=augment)
     size, canvas = canvas_for(backend, sides, loaded[0].image_size)

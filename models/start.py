@@ -9,10 +9,26 @@ from numpy.typing import NDArray
 
 from models import build_model
 from models.detector import Detector, count_parameters
-from models.weights.kestrel import load_detector
-from models.weights.pretrained import fetch_weights
+from models.table import load_model_table, multiples
+from models.weights.kestrel import load_detector, require_checkpoint
+from models.weights.pretrained import fetch_weights, where_published
 from models.weights.transfer import transfer
 from utils.distributed.world import World
+from utils.printable import counted, printable
+
+
+def check_model(cfg: str, weights: str, *, download: bool) -> None:
+    """Raise ValueError if there is no such model or checkpoint, before time is spent on the data set.
+
+    cfg, weights, download: as for `start_model`; missing weights that it would fetch are not checked.
+    """
+    if Path(cfg).suffix in (".pt", ".pth"):
+        raise ValueError(f"--cfg {printable(cfg)}: give a checkpoint with --weights, and a model table with --cfg")
+    if cfg:
+        table, scale = load_model_table(cfg)
+        multiples(table, scale, table["source"])
+    if weights and not (download and where_published(Path(weights))):
+        require_checkpoint(Path(weights))
 
 
 def start_model(
@@ -36,8 +52,8 @@ def start_model(
     the head may be fitted to the boxes; with anchors_per_level it always is. box_sizes: takes the model's largest
     stride, to a multiple of which images are rounded up, and returns the widths and heights of the boxes in pixels at
     the training size, [N, 2]. ratio_limit: a box and an anchor match if their widths and their heights differ by less
-    than this factor. seed: for the anchor fitting. download: whether to fetch
-    missing weights of models/pretrained.yaml. say: logs a sentence about the model, and one about the fit.
+    than this factor. seed: for the anchor fitting. download: whether to fetch missing weights of
+    models/pretrained.yaml. say: logs a sentence about the model, and one about the fit.
 
     Raises ValueError as build_model and load_detector do.
     """
@@ -49,8 +65,11 @@ def start_model(
     origin = "from scratch"
     if source:
         copied, total, shared = transfer(model, names, source, checkpoint["names"])
+        model.pretrained = copied > total / 2
         origin = f"{copied} of {total} tensors copied from {weights}, which has {shared} of the classes"
-    say(f"{cfg or weights}: {count_parameters(model):,} parameters, {len(names)} classes, {origin}")
+        if not model.pretrained:
+            origin += "; too few to count as trained weights"
+    say(f"{cfg or weights}: {count_parameters(model):,} parameters, {counted(len(names), 'class')}, {origin}")
     if fit or anchors_per_level:
         sentence = model.fit_to_boxes(
             box_sizes(max(model.strides)),

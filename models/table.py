@@ -1,8 +1,9 @@
 """Model tables: YAML files of rows [from, number, module, args], found by name, checked, and resolved to plain values.
 
-A family of models has `scales: {s: [depth, width]}`; a table of one model has `depth_multiple` and `width_multiple`.
-Both have `backbone` and `head`, and `anchors` if a row uses them. A resolved table describes one model and also has
-`nc`, `ch` and `source`: plain values that a checkpoint can store and that `Detector` is built from.
+A family of models has `scales: {s: [depth, width, most channels]}`; a table of one model has `depth_multiple`,
+`width_multiple` and `max_channels`. The most channels, before width multiplies them, may be left out. Both have
+`backbone` and `head`, and `anchors` if a row uses them. A resolved table describes one model and also has `nc`, `ch`
+and `source`: plain values that a checkpoint can store and that `Detector` is built from.
 """
 
 import math
@@ -10,6 +11,7 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +30,18 @@ SMALLEST_ANCHOR, LARGEST_ANCHOR = 1e-3, 100_000  # pixels; far from the limits o
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1
 WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)  # not 007: YAML 1.1 reads octal, other readers decimal
 FRACTION = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
-KEYS = ("source", "nc", "ch", "scales", "depth_multiple", "width_multiple", "anchors", "backbone", "head")
+KEYS = (
+    "source",
+    "nc",
+    "ch",
+    "scales",
+    "depth_multiple",
+    "width_multiple",
+    "max_channels",
+    "anchors",
+    "backbone",
+    "head",
+)
 
 Anchors = int | Sequence[Sequence[float]]
 
@@ -70,7 +83,10 @@ def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
             for scale in table.get("scales", {}):
                 if stem == family + scale:
                     return table, scale
-    raise ValueError(f"no model '{excerpt(str(name), 300)}': give a YAML file or one of {', '.join(model_names())}")
+    names = model_names()
+    near = get_close_matches(stem.lower()[:100], names, 1)
+    hint = f". Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"no model '{excerpt(str(name), 300)}': give a YAML file or one of {', '.join(names)}{hint}")
 
 
 def model_names() -> list[str]:
@@ -148,23 +164,23 @@ def resolve(
     """
     source = str(table.get("source", "model table"))
     check_keys(table, source)
-    depth, width = multiples(table, scale, source)
+    depth, width, most = multiples(table, scale, source)
     if not is_whole(num_classes, 1) or not is_whole(channels, 1):
         raise ValueError(
             f"{source}: a model needs 1 or more classes and image channels, got {num_classes} and {channels}"
         )
     if table.get("ch") not in (None, channels):
         raise ValueError(f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} channels")
-    anchor_entry = {}
+    optional: dict[str, Any] = {} if most is None else {"max_channels": most}
     if "anchors" in table:
-        anchor_entry["anchors"] = plain_anchors(table["anchors"] if anchors is None else anchors, source)
+        optional["anchors"] = plain_anchors(table["anchors"] if anchors is None else anchors, source)
     resolved = {
         "source": source,
         "nc": num_classes,
         "ch": channels,
         "depth_multiple": depth,
         "width_multiple": width,
-        **anchor_entry,
+        **optional,
         "backbone": table["backbone"],
         "head": table["head"],
     }
@@ -203,27 +219,35 @@ def _names_anchors(row: Any) -> bool:
     return isinstance(args, (list, tuple)) and any(isinstance(arg, str) and arg == "anchors" for arg in args)
 
 
-def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple[float, float]:
-    """Return the depth and width multiples of a table's scale.
+def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple[float, float, int | None]:
+    """Return the depth and width multiples of a table's scale, and its most channels, None for no limit.
 
-    Raises: ValueError if the scale is unknown or missing, or if a multiple is not a positive number up to MAX_MULTIPLE.
+    Raises: ValueError if the scale is unknown or missing, if a multiple is not a positive number up to MAX_MULTIPLE, or
+    if the most channels are not a whole number.
     """
     if "scales" in table:
         scales = table["scales"]
         if not isinstance(scales, Mapping):
             raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
         if scale not in scales:
-            hint = "choose one, as in yolov5s" if scale is None else f"got {scale!r}"
+            hint = "give depth_multiple and width_multiple instead, as the table is given by its path"
+            if source.startswith("models/"):
+                hint = f"choose one, as in {family_of(Path(source))}{next(iter(scales), '')}"
+            hint = hint if scale is None else f"got {scale!r}"
             known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
             raise ValueError(f"{source}: the table has the scales {known}; {hint}")
-        pair = scales[scale]
+        values = scales[scale]
     else:
-        pair = [table.get("depth_multiple"), table.get("width_multiple")]
-    if not isinstance(pair, list) or len(pair) != 2 or not all(is_positive(value) for value in pair):
-        raise ValueError(f"{source}: depth and width multiple must be two positive numbers, got {reprlib.repr(pair)}")
+        values = [table.get("depth_multiple"), table.get("width_multiple")]
+        values += [table["max_channels"]] if "max_channels" in table else []
+    pair, most = (values[:2], values[2:]) if isinstance(values, list) else (values, [])
+    if not isinstance(pair, list) or len(pair) != 2 or len(most) > 1 or not all(is_positive(value) for value in pair):
+        raise ValueError(f"{source}: depth and width multiple must be two positive numbers, got {reprlib.repr(values)}")
     if max(pair) > MAX_MULTIPLE:
         raise ValueError(f"{source}: depth and width multiple are {pair}, at most {MAX_MULTIPLE} is allowed")
-    return float(pair[0]), float(pair[1])
+    if not all(is_whole(value, 1) for value in most):
+        raise ValueError(f"{source}: the most channels must be a whole number, 1 or more, got {reprlib.repr(most[0])}")
+    return float(pair[0]), float(pair[1]), most[0] if most else None
 
 
 def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
@@ -292,13 +316,13 @@ def format_row(row: Sequence[Any]) -> str:
     return f"[{', '.join(excerpt(value) if isinstance(value, str) else reprlib.repr(value) for value in row)}]"
 
 
-def scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded up to a multiple of 8.
+def scale_channels(channels: int, width: float, most: int | None = None) -> int:
+    """Return `channels`, at most `most`, times `width`, rounded up to a multiple of 8.
 
-    >>> scale_channels(64, 0.25), scale_channels(64, 0.3)
-    (16, 24)
+    >>> scale_channels(64, 0.25), scale_channels(64, 0.3), scale_channels(1024, 0.75, 768)
+    (16, 24, 576)
     """
-    return math.ceil(channels * width / 8) * 8
+    return math.ceil(min(channels, most or channels) * width / 8) * 8
 
 
 def scale_number(number: int, depth: float) -> int:

@@ -52,7 +52,7 @@ def trial_step(
         pixels = torch.zeros(images * devices, image_size, image_size, 3, dtype=torch.uint8)
         with autocast:
             raw = replica(to_device(pixels, world.device, model.dtype))
-        sum(criterion(raw, targets).values()).backward()
+        criterion.weighted_sum(criterion(raw, targets)).backward()
         nn.utils.clip_grad_norm_(replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
         trial_optimizer.step()
         ema.update(replica.state_dict())

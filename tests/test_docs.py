@@ -28,6 +28,7 @@ import val
 from data.dataset_yaml import read_data_yaml
 from models.backends.loading import load_backend
 from models.predict import Predictor
+from tests.support.exporting import lively_detector, save_checkpoint
 from utils.distributed.world import World
 from utils.flags import FlagParser
 from utils.terminal import FaultError
@@ -339,12 +340,18 @@ MODES = {"--spawn", "--compile", "--dist-url"}  # started, compiled and connecte
 
 
 def write_named_files(words: list[str], finished: Path) -> None:
-    """Create the checkpoints and the run that a command names, as copies of those of a finished run."""
+    """Create the checkpoints and the run that a command names, as copies of those of a finished run.
+
+    For --head it is a checkpoint with two heads.
+    """
     if "m.onnx" in words:
         words = [*words, "m.pt"]
     for word in words:
         if word.endswith((".pt", ".pth")) and not Path(word).exists():
             Path(word).parent.mkdir(parents=True, exist_ok=True)
+            if "--head" in words:
+                save_checkpoint(Path(word), lively_detector(str(ROOT / "tests/tables/dual.yaml")))
+                continue
             shutil.copy(finished / "weights" / ("last.pt" if "--resume" in words else "best.pt"), word)
     if "--resume" in words and not Path("runs/train/exp/results.csv").exists():
         shutil.copytree(finished, "runs/train/exp", dirs_exist_ok=True)
@@ -530,7 +537,7 @@ def test_paths_in_pages_exist(page):
 def test_path_search_finds_paths_and_detects_missing_ones():
     """The test before has something to check."""
     assert {"models/nms.py", "data/augment/plan.py"} <= set(paths_of(ROOT / "PROVENANCE.md"))
-    assert "data/hyps/hyp.shapes.yaml" in set(paths_of(ROOT / "docs" / "benchmarks.md"))
+    assert "data/hyps/hyp.scratch-low.yaml" in set(paths_of(ROOT / "docs" / "recipes.md"))
     assert not path_exists("models/no_such_module")
     assert not path_exists("no_such_script.py")
 

@@ -24,6 +24,7 @@ from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from utils.distributed.world import World
 
+TABLES = Path(__file__).parent / "tables"
 BLOCKING_OPERATIONS = (
     "_local_scalar_dense",
     "item",
@@ -109,12 +110,22 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--multi-scale --optimizer AdamW", "--rect --amp bf16", "--image-weights --freeze 1"]
+    ("table", "flags"),
+    [
+        ("tiny", ""),
+        ("tiny", "--multi-scale --optimizer AdamW"),
+        ("tiny", "--rect --amp bf16"),
+        ("tiny", "--image-weights --freeze 1"),
+        ("decoupled", "--close-mosaic 1"),
+        ("distance", "--amp bf16"),
+        ("distance_plain", ""),
+        ("dual", "--multi-scale"),
+    ],
 )
 def test_training_steps_never_make_host_wait(
-    tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, flags: str
 ) -> None:
-    arguments = small_run_flags(tiny_data, tiny_model, tmp_path, *flags.split())
+    arguments = small_run_flags(tiny_data, str(TABLES / f"{table}.yaml"), tmp_path, *flags.split())
     with simulate_gpu(monkeypatch) as watch:
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert watch.operations > 1000

@@ -29,7 +29,7 @@ from models import Detector, build_model
 from models.assign.targets import pad_targets
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, OnlyClasses, ReorderedClasses
 from models.backends.in_torch import TorchBackend
-from models.blocks import LAYERS
+from models.blocks.registry import LAYERS
 from models.freezing import freeze, set_training
 from models.heads.registry import HEADS, build_loss
 from models.losses import LossGains
@@ -63,18 +63,33 @@ TABLE: dict[str, Any] = {  # has a layer of every class
         [-1, 1, "nn.ZeroPad2d", [[0, 1, 0, 1]]],
         [-1, 1, "nn.MaxPool2d", [2, 1, 0]],
         [-1, 1, "Bottleneck", [8]],
-        [-1, 1, "Conv", [16, 3, 2]],  # 6, stride 8
+        [-1, 1, "C2f", [8]],
+        [-1, 1, "Conv", [16, 3, 2]],  # 7, stride 8
         [-1, 1, "SeparableConv", [16, 3, 2]],
+        [-1, 1, "C3k2", [16, True]],
         [-1, 1, "SPPF", [16, 5]],
-        [-1, 1, "SPP", [16]],  # 9, stride 16: output
+        [-1, 1, "SPP", [16]],
+        [-1, 1, "C2PSA", [128]],  # 12, stride 16: output
     ],
     "head": [
         [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
-        [[-1, 6], 1, "Concat", [1]],
-        [-1, 1, "SeparableC3", [16]],  # 12, stride 8: output
-        [[12, 9], 1, "Detect", ["nc", "anchors"]],
+        [[-1, 7], 1, "Concat", [1]],
+        [-1, 1, "SeparableC3", [16]],  # 15, stride 8: output
+        [[15, 12], 1, "Detect", ["nc", "anchors"]],
     ],
 }
+HEAD_ARGS: dict[str, Any] = {
+    "Detect": ["nc", "anchors"],
+    "DecoupledDetect": ["nc"],
+    "DistanceDetect": ["nc"],
+    "DualDistanceDetect": ["nc"],
+}
+
+
+def table_with(head: str, args: Sequence[Any]) -> dict[str, Any]:
+    """Return TABLE with another head."""
+    return TABLE | {"head": [*TABLE["head"][:-1], [TABLE["head"][-1][0], 1, head, args]]}
+
 
 # ---------------------------------------------------------------------- the device itself
 
@@ -137,6 +152,7 @@ def test_one_device_mode_refuses_reading_values(look: Callable[[Tensor], object]
 
 def test_model_table_contains_every_layer() -> None:
     assert {row[2] for row in TABLE["backbone"] + TABLE["head"]} == {*LAYERS, "Detect"}
+    assert {*HEAD_ARGS, "AnchorFree"} == {*HEADS}
 
 
 def test_one_device_mode_allows_operations_on_one_device() -> None:
@@ -180,7 +196,7 @@ class Epoch:
     ) -> None:
         sampler, self.loader = loader.sampler, loader
         world = World(META, size=sampler.num_replicas)
-        self.model = build_model(TABLE | {"head": [*TABLE["head"][:-1], [[12, 9], 1, *head]]}, 3)
+        self.model = build_model(table_with(*head), 3)
         self.model.to(memory_format=torch.channels_last).to(META)
         self.model.recompute = recompute
         set_training(self.model, freeze(self.model, frozen))
@@ -244,6 +260,9 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SGD", 2, {"frozen": (1,)}),
         ("SGD", 1, {"head": ("AnchorFree", ["nc"])}),
         ("SGD", 1, {"head": ("DecoupledDetect", ["nc", True])}),
+        ("SGD", 1, {"head": ("DistanceDetect", ["nc", 16]), "recompute": True}),
+        ("AdamW", 2, {"head": ("DistanceDetect", ["nc", 1, True])}),
+        ("SGD", 2, {"head": ("DualDistanceDetect", ["nc"]), "scale": True}),
         ("Adam", 1, {"scale": True, "focal_gamma": 1.5, "label_smoothing": 0.1}),
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],
@@ -332,14 +351,17 @@ BACKENDS = {
 }
 
 
-def fused_model() -> Detector:
-    """Return a model as used in validation: on the device, with its BatchNorm folded into the convolutions."""
-    return build_model(TABLE, 3).to(memory_format=torch.channels_last).to(META).fuse()
+def fused_model(head: str = "Detect") -> Detector:
+    """Return a model as used to detect: on the device, with its BatchNorm folded into the convolutions."""
+    model = build_model(table_with(head, HEAD_ARGS[head]), 3)
+    return model.to(memory_format=torch.channels_last).to(META).fuse()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_predictions_stay_on_device(name: str) -> None:
-    backend, host = BACKENDS[name](fused_model()), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
+@pytest.mark.parametrize(
+    ("name", "head"), [*((name, "Detect") for name in BACKENDS), *(("single", head) for head in [*HEAD_ARGS][1:])]
+)
+def test_predictions_stay_on_device(name: str, head: str) -> None:
+    backend, host = BACKENDS[name](fused_model(head)), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
     with torch.no_grad(), OneDevice() as device:
         boxes, scores, _ = backend.predict(to_device(host, META))
     assert device.calls[COPIED_TO_DEVICE] == 1
@@ -349,13 +371,14 @@ def test_predictions_stay_on_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("boxes", [0, 3])
-def test_validation_loss_stays_on_device(boxes: int) -> None:
-    model = fused_model()
+@pytest.mark.parametrize("head", HEAD_ARGS)
+def test_validation_loss_stays_on_device(head: str, boxes: int) -> None:
+    model = build_model(table_with(head, HEAD_ARGS[head]), 3).to(memory_format=torch.channels_last).to(META).eval()
     criterion = build_loss(model.head, LossGains()).to(META)
     targets, images = torch.zeros(boxes, 6, device=META), torch.zeros(2, 3, SIDE, SIDE, device=META)
     with torch.no_grad(), OneDevice():
         losses = criterion(model(images), pad_targets(targets))
-    assert {name: loss.shape for name, loss in losses.items()} == {"box": (), "obj": (), "cls": ()}
+    assert {name: loss.shape for name, loss in losses.items()} == dict.fromkeys(criterion.terms, ())
 
 
 def test_fusing_a_model_stays_on_device() -> None:

@@ -424,7 +424,7 @@ def test_find_last_accepts_newest_folder_or_file(tmp_path):
 
 
 def test_finished_run_can_be_extended_with_more_epochs(attempt, tmp_path):
-    """The learning rate continues on the curve of the new length: here 1 - 0.99 * step / steps."""
+    """The learning rate continues on the curve of the new length: here 1 - 0.95 * step / steps."""
     assert attempt(1, "exp", "--epochs", "2") == [0]
     two = rows(tmp_path / "exp")
     assert attempt(1, "exp", "--epochs", "4") == [0]
@@ -432,7 +432,7 @@ def test_finished_run_can_be_extended_with_more_epochs(attempt, tmp_path):
     assert [row["epoch"] for row in four] == ["1", "2", "3", "4"]
     assert four[:2] == two
     # 18 images in batches of 4 are 18 batches in 4 epochs; the last one of the third epoch is number 12, counted from 0
-    assert float(four[2]["lr"]) == pytest.approx(0.01 * (1 - 0.99 * 12 / 18), rel=1e-5)
+    assert float(four[2]["lr"]) == pytest.approx(0.01 * (1 - 0.95 * 12 / 18), rel=1e-5)
     assert (tmp_path / "exp" / "metrics.json").exists()
     assert attempt(1, "exp", "--epochs", "4") == [2]
 

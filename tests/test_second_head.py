@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
 ]
 TABLES = Path(__file__).parent / "tables"
+EPOCHS = {"distance": "250", "dual": "150"}  # until boxes are found; with bins they begin at 15 strides, much too large
 REGISTERED = {"KESTREL_FAULT": "tests.support.anchor_free:register"}
 
 
@@ -34,7 +35,7 @@ def _registered():
         yield
 
 
-@pytest.fixture(scope="module", params=["anchor_free", "decoupled"])
+@pytest.fixture(scope="module", params=["anchor_free", "decoupled", "distance", "distance_plain", "dual"])
 def table(request: pytest.FixtureRequest) -> str:
     return str(TABLES / f"{request.param}.yaml")
 
@@ -53,7 +54,8 @@ def data(folder: Path) -> Path:
 def start(folder: Path, data: Path, table: str) -> Path:
     """The folder of a run in this process that overfits twelve images."""
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(table))
-    learning = ["--epochs", "100", "--batch", "12", "--optimizer", "AdamW", "--noval", "--nosave", "--name", "start"]
+    learning = ["--epochs", EPOCHS.get(Path(table).stem, "100"), "--batch", "12", "--optimizer", "AdamW"]
+    learning += ["--noval", "--nosave", "--name", "start"]
     train_here(folder, data, table, *learning, "--hyp", str(folder / "learn.yaml"))
     return folder / "start"
 
@@ -85,9 +87,9 @@ def test_head_learns_and_is_evaluated(start, data, folder, table):
     columns = ["epoch", "time", *(f"train/{term}_loss" for term in family.loss.terms)]
     columns += [f"metrics/{name}" for name in ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")]
     assert list(rows_of(start)[0]) == [*columns, *(f"val/{term}_loss" for term in family.loss.terms), "lr"]
-    first, last = rows_of(start)[0], rows_of(start)[-1]
     for term in {*family.loss.terms} - {"l1"}:
-        assert float(last[f"train/{term}_loss"]) < 0.5 * float(first[f"train/{term}_loss"])
+        values = [float(row[f"train/{term}_loss"]) for row in rows_of(start)]
+        assert values[-1] < 0.5 * max(values)  # the first is small where the wanted scores are still near 0
     assert "anchors" not in saved["table"]
     words = f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir {folder}/cache --batch 4"
     found = val.main(val.parse_args(words.split())[0], SINGLE_PROCESS)
@@ -95,10 +97,18 @@ def test_head_learns_and_is_evaluated(start, data, folder, table):
     assert found.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
 
 
-def test_l1_is_trained_in_the_closing_epochs(data, tmp_path):
-    train_here(tmp_path, data, str(TABLES / "decoupled.yaml"), "--epochs", "3", "--close-mosaic", "1", "--name", "run")
-    assert [float(row["train/l1_loss"]) > 0 for row in rows_of(tmp_path / "run")] == [False, False, True]
-    assert [float(row["val/l1_loss"]) for row in rows_of(tmp_path / "run")] == [0, 0, 0]
+def test_l1_is_trained_in_the_closing_epochs(tmp_path):
+    """Without mosaic, mixup and copy-paste, closing epochs differ in nothing else."""
+    data = draw_data(tmp_path / "data")
+    write_hyp(tmp_path / "plain.yaml", "hyp.no-augmentation.yaml", lr0=0.05)
+    for closed in (0, 1):
+        flags = ("--epochs", "3", "--close-mosaic", str(closed), "--name", f"run{closed}")
+        table = str(TABLES / "decoupled.yaml")
+        train_here(tmp_path, data, table, *flags, "--hyp", str(tmp_path / "plain.yaml"))
+    without, with_l1 = rows_of(tmp_path / "run0"), rows_of(tmp_path / "run1")
+    assert all(float(row["val/l1_loss"]) > 0 for row in [*without, *with_l1])
+    same = [one["val/box_loss"] == other["val/box_loss"] for one, other in zip(without, with_l1, strict=True)]
+    assert same == [True, True, False]
 
 
 @pytest.mark.parametrize("flags", ["--batch -1", "--multi-scale --image-weights", "--checkpoint-activations --rect"])

@@ -131,7 +131,7 @@ def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, fla
 
     val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold.
     """
-    result, folder = start("--epochs", "3", *flags)
+    result, folder = start("--epochs", "3", "--optimizer", "SGD", *flags)
     saved = checkpoint_file.load(folder / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]
     assert "optimizer" not in saved
@@ -147,6 +147,19 @@ def test_fine_tuning_copies_weights(start, capsys):
     _, folder = start("--epochs", "1", name="first")
     start("--epochs", "1", "--weights", str(folder / "weights" / "best.pt"), "--cfg", "", name="second")
     assert re.search(r"(\d+) of (\d+) tensors copied from", capsys.readouterr().out)
+
+
+def test_flags_that_the_recipe_names_give_the_same_bits(start, capsys):
+    _, chosen = start("--epochs", "2", name="auto")
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe for "))
+    assert line.startswith("recipe for 8 images x 2 epochs, 3 classes, random weights: ")
+    flags = re.search(r"(--optimizer \w+) (--hyp \S+)", line)
+    assert flags
+    _, given = start("--epochs", "2", *flags[1].split(), *flags[2].split(), name="given")
+    assert "recipe for" not in capsys.readouterr().out
+    states = [checkpoint_file.load(folder / "weights" / "last.pt") for folder in (chosen, given)]
+    for part in ("model", "ema", "optimizer"):
+        assert same(states[0][part], states[1][part])
 
 
 @pytest.mark.parametrize(("nominal", "steps"), [(64, 1), (8, 1), (4, 2), (1, 2)])
@@ -279,8 +292,9 @@ def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_pa
         while not (tmp_path / "exp" / "weights" / "last.pt").exists() and process.poll() is None:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (130, "interrupted\n")
+        assert said.endswith(f"continue with --resume {tmp_path}/exp/weights/last.pt\n")
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
     finally:

@@ -19,6 +19,7 @@ from data.dataset_yaml import read_data_yaml
 from data.scan import scan
 from models import build_model
 from models.backends import Backend, Prediction
+from tests.support.exporting import lively_detector, save_checkpoint
 from utils.distributed.world import World
 from utils.metrics.records import Detections
 from utils.plots import labels
@@ -315,3 +316,38 @@ def test_batch_plots_accept_gpu_tensors(loader, tmp_path):
     pictures._drawn[0].result(30)
     names = {"train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg"}
     assert {file.name for file in tmp_path.iterdir()} == names
+
+
+@pytest.fixture(scope="module")
+def two_heads(tiny_data, tmp_path_factory):
+    """The checkpoint of a model with two heads of random weights."""
+    detector = lively_detector(str(Path(__file__).parent / "tables" / "dual.yaml"))
+    with torch.no_grad():  # o2o begins as a copy of o2m
+        for values in detector.head.one_to_one.parameters():
+            values.mul_(1.1)
+    return save_checkpoint(tmp_path_factory.mktemp("two_heads") / "m.pt", detector, data=str(tiny_data))
+
+
+def found_by(program, weights, tmp_path, *flags):
+    """The detections of val.py or detect.py, as COCO's entries."""
+    words = ["--weights", str(weights), "--device", "cpu", "--project", str(tmp_path), "--name", "run", "--exist-ok"]
+    program.run([*words, "--conf-thres", "0.001", "--max-det", "1000", *flags])
+    return json.loads((tmp_path / "run" / "predictions.json").read_text())
+
+
+def test_head_flag_chooses_the_output(two_heads, tmp_path):
+    """o2o, the default, is not suppressed: the IoU threshold changes nothing. That of o2m does."""
+    validation = ["--save-json", "--workers", "0", "--cache-dir", str(tmp_path / "cache"), "--batch", "4"]
+    found = {}
+    for head in ("", "o2o", "o2m"):
+        for iou in ("0.1", "0.9"):
+            flags = ["--head", head] if head else []
+            found[head, iou] = found_by(val, two_heads, tmp_path, *validation, *flags, "--iou", iou)
+    assert found["", "0.1"] == found["", "0.9"] == found["o2o", "0.1"] == found["o2o", "0.9"] != found["o2m", "0.9"]
+    assert len(found["o2m", "0.1"]) < len(found["o2m", "0.9"])
+
+
+def test_unknown_head_is_refused(two_heads, trained, tmp_path):
+    for weights, sentence in ((two_heads, "choose o2o or o2m"), (trained, "this model's head has only one output")):
+        with pytest.raises(ValueError, match=f"^--head third: {sentence}$"):
+            found_by(val, weights, tmp_path, "--head", "third")

@@ -42,28 +42,46 @@ def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU (CIoU) of box i with target i: [N], in (-1.5, 1], never above the IoU.
 
-    Both inputs are [N, 4] in the same unit, pixels or cells. Widths and heights must not be negative, and should be
-    much larger than eps, which prevents a division by zero for empty boxes. No gradient flows through the weight of the
-    aspect-ratio term.
+    Both inputs are [N, 4] in the same unit, pixels or cells, or of shapes that broadcast. Widths and heights must not
+    be negative, and should be much larger than eps, which prevents a division by zero for empty boxes. No gradient
+    flows through the weight of the aspect-ratio term.
 
     Source: Zheng et al., Distance-IoU Loss (arXiv 1911.08287), equations 7 and 9 to 11.
 
     >>> complete_iou(torch.tensor([[1., 1., 2., 2.]]), torch.tensor([[1., 1., 2., 2.]])).item() > 1 - 1e-5
     True
     """
+    return complete_iou_of_terms(complete_iou_terms(boxes_cxcywh, eps), complete_iou_terms(targets_cxcywh, eps), eps)
+
+
+def complete_iou_terms(boxes_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
+    """Return what `complete_iou_of_terms` takes of boxes [..., N, 4]: [..., 8, N], to compute it once for many pairs.
+
+    The terms are the centre x, y, the sides left, top, right, bottom, the area, and the angle atan(width / height).
+    """
     center, size = boxes_cxcywh.split(2, -1)
-    target_center, target_size = targets_cxcywh.split(2, -1)
     low, high = center - size / 2, center + size / 2
-    target_low, target_high = target_center - target_size / 2, target_center + target_size / 2
+    width, height = size.unbind(-1)
+    sides = (*center.unbind(-1), *low.unbind(-1), *high.unbind(-1))
+    return torch.stack([*sides, width * height, torch.atan(width / (height + eps))], -2)
 
-    overlap = (torch.minimum(high, target_high) - torch.maximum(low, target_low)).clamp(min=0).prod(-1)
-    iou = overlap / (size.prod(-1) + target_size.prod(-1) - overlap + eps)
 
-    hull = torch.maximum(high, target_high) - torch.minimum(low, target_low)
-    distance = (center - target_center).square().sum(-1) / (hull.square().sum(-1) + eps)  # rho^2 / c^2
+def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> Tensor:
+    """Return `complete_iou` [..., N] of boxes and targets by their terms [..., 8, N], or of shapes that broadcast."""
+    x, y, left, top, right, bottom, area, angle = boxes.unbind(-2)
+    target_x, target_y, target_left, target_top, target_right, target_bottom, target_area, target_angle = (
+        targets.unbind(-2)
+    )
+    width = (torch.minimum(right, target_right) - torch.maximum(left, target_left)).clamp(min=0)
+    height = (torch.minimum(bottom, target_bottom) - torch.maximum(top, target_top)).clamp(min=0)
+    overlap = width * height
+    iou = overlap / (area + target_area - overlap + eps)
 
-    angle = torch.atan(size[..., 0] / (size[..., 1] + eps))
-    target_angle = torch.atan(target_size[..., 0] / (target_size[..., 1] + eps))
+    hull_width = torch.maximum(right, target_right) - torch.minimum(left, target_left)
+    hull_height = torch.maximum(bottom, target_bottom) - torch.minimum(top, target_top)
+    diagonal = hull_width.square() + hull_height.square() + eps  # c^2
+    distance = ((x - target_x).square() + (y - target_y).square()) / diagonal  # rho^2 / c^2
+
     aspect = 4 / math.pi**2 * (target_angle - angle).square()
     with torch.no_grad():
         weight = aspect / (1 - iou + aspect + eps)

@@ -17,20 +17,35 @@ NEAR = 0.8  # minimum similarity (difflib ratio, 0 to 1) at which a flag is sugg
 class FlagParser(argparse.ArgumentParser):
     """ArgumentParser that accepts no abbreviated flags and raises ValueError with one sentence on a mistake.
 
-    argparse itself would print its usage and exit.
+    argparse itself would print its usage and exit. defaults: of flags that have none in the parser, for the help.
     """
 
-    def __init__(self, description: str | None, *, argument_default: object = None) -> None:
+    def __init__(
+        self, description: str | None, *, argument_default: object = None, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             argument_default=argument_default,
         )
+        self.defaults = defaults or {}
         self.refused_values: dict[str, str] = {}  # a flag and its value -> what to use instead
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
+
+    def format_help(self) -> str:
+        """Return the help, with the default of each flag whose text does not say it."""
+        for action in self._actions:
+            default = self.defaults.get(action.dest, action.default)
+            stated = isinstance(default, (int, float, str, list)) and not isinstance(default, bool)
+            silent = action.help not in (None, argparse.SUPPRESS) and "(default" not in str(action.help)
+            if silent and stated and default not in ("", [], argparse.SUPPRESS):
+                words = default if isinstance(default, list) else [default]
+                shown = " ".join(f"{word:g}" if isinstance(word, float) else str(word) for word in words)
+                action.help = f"{action.help} (default: {shown})"
+        return super().format_help()
 
     def print_help(self, file: Any = None) -> None:
         """Print the help, with several processes only in rank 0."""

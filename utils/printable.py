@@ -21,6 +21,15 @@ def printable(text: str | bytes | PathLike[str]) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "class"), counted(2, "box"), counted(0, "image")
+    ('1 class', '2 boxes', '0 images')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("s", "x")) else "s")
+
+
 def excerpt(text: str | bytes, length: int = 40) -> str:
     """The first `length` characters of `text`, printable, for use in a message.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.assign.invalid import spread_invalid
 from utils.boxes import to_cxcywh
 
 
@@ -57,12 +58,10 @@ def match_anchors(
     columns, rows = cells.long().unbind(-1)
     cell = (targets[:, :1].long() * height + rows) * width + columns  # [T, 3]
     number = spread(cell[:, None] * len(anchors) + torch.arange(len(anchors), device=targets.device)[:, None])
-    # A GPU adds the gradients of one prediction one by one, so invalid entries are spread over all predictions.
-    arbitrary = torch.arange(len(number), device=targets.device) % max(images * height * width * len(anchors), 1)
     centers = spread((boxes[:, None, :2] - cells)[:, None], (2,))
     sizes = spread(boxes[:, None, None, 2:], (2,))
     return Matches(
-        prediction=torch.where(valid, number, arbitrary),
+        prediction=spread_invalid(number, valid, images * height * width * len(anchors)),
         class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat([centers, sizes], -1),
         anchor_size=spread(anchors[None, :, None], (2,)),

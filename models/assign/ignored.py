@@ -1,7 +1,9 @@
 """The cells of a level that are inside ignore regions.
 
-B images, H W cells of a level.
+B images, H W cells of a level, N predictions per image over all levels.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +30,14 @@ def ignored_cells(targets: Tensor, images: int, stride: float, grid: tuple[int, 
     corners.index_put_((image, end_row, end_column), one, accumulate=True)
     regions = corners.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
     return regions[:, :height, :width] > 0
+
+
+def ignored_predictions(
+    targets: Tensor, images: int, strides: Sequence[int], grids: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Return `ignored_cells` of all levels, bool [B, N], for heads with one prediction per cell."""
+    levels = [ignored_cells(targets, images, *level).flatten(1) for level in zip(strides, grids, strict=True)]
+    return torch.cat(levels, 1)
 
 
 def _covered(low: Tensor, high: Tensor, stride: float, cells: int) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.assign.invalid import spread_invalid
 from utils.boxes import iou_of_pairs
 
 RADIUS = 1.5  # strides
 MOST_PER_BOX = 10  # predictions of a box; also how many IoUs are summed to choose their number
 IOU_WEIGHT = 3.0
 PAIRS_AT_A_TIME = 1 << 20  # of a target and a prediction, in float32 4 MiB
-SOFTPLUS_THRESHOLD = 40.0  # above this x, log(1 + exp(x)) equals x even in float64
 MOST_LOG = 100.0  # of a probability, as torch's binary cross entropy
 
 
@@ -120,7 +120,7 @@ def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: 
     if at.numel() < len(classes):  # only the rows that are needed
         objectness, classes = objectness[at.flatten()], classes[at.flatten()]
         at = torch.arange(at.numel(), device=at.device).view_as(at)
-    log_p = -(_softplus(-classes) + _softplus(-objectness)[:, None]) / 2  # of sqrt(p_objectness * p_class)
+    log_p = (F.logsigmoid(classes) + F.logsigmoid(objectness)[:, None]) / 2  # of sqrt(p_objectness * p_class)
     log_not = torch.log1p(-log_p.exp()).clamp(min=-MOST_LOG)
     of_class = targets[:, 1].long().clamp(min=0)[:, None]
     right, wrong = log_p[at, of_class].clamp(min=-MOST_LOG), log_not[at, of_class]
@@ -145,13 +145,8 @@ def _each_once(prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, pr
     first = order.new_full((predictions,), len(order))
     first.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
     valid = taken & (first[chosen] == order)
-    # A GPU adds the gradients of one prediction one by one, so invalid entries are spread over all predictions.
     return Assigned(
-        prediction=torch.where(valid, chosen, order % max(predictions, 1)),
+        prediction=spread_invalid(chosen, valid, predictions),
         target=torch.where(takers[chosen] > 1, winner[chosen], rows.expand_as(slot).flatten()).clamp(max=len(cost) - 1),
         valid=valid,
     )
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return F.softplus(x, threshold=SOFTPLUS_THRESHOLD)

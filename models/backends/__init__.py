@@ -23,7 +23,8 @@ class Backend(ABC):
 
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
     (H, W) it takes, or None for any. precision: that it computes in. min_confidence: it returns no scores at or below
-    this, because it has filtered its predictions itself. threads: how many threads call `predict` at the same time at
+    this, because it has filtered its predictions itself. needs_nms: whether several predictions find the same object.
+    threads: how many threads call `predict` at the same time at
     best, each with an equal share of the CPU's cores; one that uses all cores is slower.
     """
 
@@ -33,8 +34,13 @@ class Backend(ABC):
     dtype: torch.dtype = torch.float32
     canvas: tuple[int, int] | None = None
     min_confidence: float = 0.0
+    needs_nms: bool = True
     precision: torch.dtype = torch.float32
     threads: int = 1
+
+    def nms_iou(self, wanted: float) -> float:
+        """Return the IoU threshold for non-maximum suppression: 1, which suppresses nothing, if it is not needed."""
+        return wanted if self.needs_nms else 1.0
 
     @abstractmethod
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:

@@ -27,6 +27,7 @@ class Combined(Backend):
         )
         self.stride = max(member.stride for member in members)
         self.min_confidence = max(member.min_confidence for member in members)
+        self.needs_nms = len(members) > 1 or first.needs_nms
         self.threads = min(member.threads for member in members)
 
 
@@ -38,6 +39,7 @@ class AugmentedViews(Combined):
 
     def __init__(self, member: Backend) -> None:
         super().__init__([member])
+        self.needs_nms = True
         if member.canvas:
             height, width = member.canvas
             raise ValueError(

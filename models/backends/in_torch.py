@@ -29,6 +29,7 @@ class TorchBackend(Backend):
     ) -> None:
         self.detector = detector.eval()
         self.num_classes, self.stride, self.dtype = detector.num_classes, max(detector.strides), detector.dtype
+        self.needs_nms = detector.needs_nms
         self.device = next(detector.parameters()).device
         self.precision, self.packed = precision, packed
         self._on_cpu = self.device.type == "cpu"

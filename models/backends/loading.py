@@ -64,14 +64,19 @@ class LoadedModel:
         return replace(self, backend=ReorderedClasses(self.backend, order), names=tuple(wanted))
 
 
-def load_backend(path: Path, device: torch.device, *, half: bool = False, threads: int = 1) -> LoadedModel:
+def load_backend(
+    path: Path, device: torch.device, *, half: bool = False, threads: int = 1, head: str = ""
+) -> LoadedModel:
     """Return the model in a file, on `device`: a checkpoint, or what export.py made of one.
 
     An exported file is recognised by its name: *.torchscript, *.onnx, *.xml, or a folder. half: compute in 16 bits
     where the device supports it; exported files have a precision of their own. threads: the number that will detect at
-    the same time, for backends on the CPU. Raises ValueError as `load_detector`, `load_torchscript`, `load_onnx` and
-    `load_openvino` do.
+    the same time, for backends on the CPU. head: the output of a checkpoint with several, o2o or o2m; "" for its first.
+    Raises ValueError as `load_detector`, `load_torchscript`, `load_onnx` and `load_openvino` do.
     """
+    exported = path.suffix in (".torchscript", ".onnx", ".xml") or path.is_dir()
+    if head and exported:
+        raise ValueError(f"{printable(path)}: its head was chosen at export; leave out --head")
     threads = threads if device.type == "cpu" else 1
     if half and path.suffix in (".torchscript", ".onnx"):
         raise ValueError(f"{printable(path)}: its precision was chosen at export; leave out --half")
@@ -79,15 +84,16 @@ def load_backend(path: Path, device: torch.device, *, half: bool = False, thread
         return loaded_from_metadata(load_torchscript(path, device, threads=threads))
     if path.suffix == ".onnx":
         return loaded_from_metadata(load_onnx(path, device, threads=threads))
-    if path.suffix == ".xml" or path.is_dir():
+    if exported:
         return loaded_from_metadata(load_openvino(path, device, half=half, threads=threads))
-    return _load_checkpoint(path, device, half, threads)
+    return _load_checkpoint(path, device, half, threads, head)
 
 
-def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int) -> LoadedModel:
+def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int, head: str) -> LoadedModel:
     """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path)
     weights = digest(detector)
+    detector.choose_output(head)
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.blocks import Conv
+from models.blocks.convolutions import Conv
 from models.detector import Detector
 
 TYPICAL_SIDE = 320  # of the map for which oneDNN chooses the layout of the weights; any other map works, too

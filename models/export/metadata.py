@@ -17,7 +17,7 @@ from utils.images.tiles import DEFAULT_OVERLAP
 from utils.printable import excerpt, printable
 
 KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
-FORMAT = 1  # of this JSON
+FORMAT = 2  # of this JSON
 MAX_JSON = 1 << 24  # characters
 MAX_SIDE, MAX_STRIDE, MAX_BATCH, MAX_CLASSES, MAX_DETECTIONS = 1 << 16, 1 << 12, 1 << 16, 1 << 16, 1 << 16
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -58,9 +58,9 @@ class ExportedModel:
 
     names: of the classes. stride: sides of images must be multiples of it. image_size: long side in pixels that it was
     trained or exported for. canvas: the only (height, width) it takes, or None for any. batch_size: the only one it
-    takes, or None for any. nms: None if the file returns all predictions. data, single_class, tile, tile_overlap,
-    digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata; "" in a TorchScript
-    file, whose archive has checksums.
+    takes, or None for any. nms: None if the file returns all predictions. needs_nms: as in `Backend`. data,
+    single_class, tile, tile_overlap, digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights
+    and metadata; "" in a TorchScript file, whose archive has checksums.
     """
 
     names: tuple[str, ...]
@@ -69,6 +69,7 @@ class ExportedModel:
     canvas: tuple[int, int] | None = None
     batch_size: int | None = None
     nms: Suppression | None = None
+    needs_nms: bool = True
     precision: str = "fp32"
     data: str = ""
     single_class: bool = False
@@ -99,7 +100,7 @@ def read_metadata(text: str, file: Path) -> ExportedModel:
     try:
         return _from_json(text)
     except ValueError as error:
-        raise ValueError(f"{printable(file)}: its metadata is not Kestrel's or is damaged: {error}") from None
+        raise ValueError(f"{printable(file)}: its metadata cannot be used: {error}") from None
 
 
 def _from_json(text: str) -> ExportedModel:
@@ -110,9 +111,11 @@ def _from_json(text: str) -> ExportedModel:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({excerpt(str(error))})") from None
     wanted = {"format", *CONVENTION, *(field.name for field in fields(ExportedModel))}
+    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"it is not of format {FORMAT}: export the checkpoint again")
     if not isinstance(values, dict) or values.keys() != wanted:
         raise ValueError(f"its entries must be {', '.join(sorted(wanted))}")
-    if values["format"] != FORMAT or any(values[key] != value for key, value in CONVENTION.items()):
+    if any(values[key] != value for key, value in CONVENTION.items()):
         raise ValueError(f"it is not of format {FORMAT}: export the checkpoint again")
     checked = {name: check(name, values[name]) for name, check in CHECKS.items()}
     model = ExportedModel(**checked)
@@ -194,6 +197,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "canvas": _optional(_canvas),
     "batch_size": _optional(_whole(MAX_BATCH)),
     "nms": _optional(_suppression),
+    "needs_nms": _flag,
     "precision": _precision,
     "data": _text,
     "single_class": _flag,

@@ -30,6 +30,8 @@ class Head(Layer, ABC):
     multi_input = True
     scales_width = False
     fitted: ClassVar[tuple[str, ...]] = ()  # state_dict keys that depend on the data: `transfer` does not copy them
+    outputs: tuple[str, ...] = ()  # the names of alternative predictions, if any
+    needs_nms: bool = True  # whether several predictions find the same box
 
     def __init__(self, num_classes: int, strides: Sequence[Fraction]) -> None:
         super().__init__()
@@ -61,6 +63,14 @@ class Head(Layer, ABC):
         Both are views of `values`, so that rows can be copied in place. The second is None if the tensor has no part
         per class. key: the tensor's name in the head's state_dict.
         """
+
+    def choose_output(self, name: str) -> None:
+        """Have `decode` return the predictions of this name. Raises ValueError if the head has none of this name."""
+        known = f"choose {' or '.join(self.outputs)}" if self.outputs else "this model's head has only one output"
+        raise ValueError(f"--head {name}: {known}")
+
+    def fuse(self) -> None:
+        """Remove what only training needs; a second call changes nothing."""
 
     def fit_to_boxes(
         self,

@@ -29,22 +29,23 @@ def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
 
 
-def by_image(values: Tensor, owners: Tensor, images: int) -> Tensor:
-    """Return rows [K, D] by their image, [B, M, D], filled up with zeros; M is the most rows of an image.
+def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:
+    """Return boxes [B, M, 4] and scores [B, M, C] by their image; M is the most rows of an image, others get zeros.
 
-    owners: [K], the image of each row. images: B.
+    levels: boxes [K, 4], scores [K, C] and images [K] of each level. images: B.
 
-    >>> by_image(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 2]), 3).tolist()
+    >>> level = torch.zeros(3, 4), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 2])
+    >>> levels_by_image([level], 3)[1].tolist()
     [[[2.0], [0.0]], [[0.0], [0.0]], [[1.0], [3.0]]]
     """
-    order, counts = owners.argsort(stable=True), owners.bincount(minlength=images)
-    first, owner = counts.cumsum(0) - counts, owners[order]
-    padded = values.new_zeros(images, int(counts.max()), values.shape[1])
-    padded[owner, torch.arange(len(values), device=values.device) - first[owner]] = values[order]
-    return padded
-
-
-def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:
-    """Return boxes [B, M, 4], scores [B, M, C] from those of each level: boxes [K, 4], scores [K, C], images [K]."""
     boxes, scores, owners = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    return by_image(boxes, owners, images), by_image(scores, owners, images)
+    order, counts = owners.argsort(stable=True), owners.bincount(minlength=images)
+    first, owner, most = counts.cumsum(0) - counts, owners[order], int(counts.max())
+    place = torch.arange(len(order), device=order.device) - first[owner]
+
+    def padded(values: Tensor) -> Tensor:
+        rows = values.new_zeros(images, most, values.shape[1])
+        rows[owner, place] = values[order]
+        return rows
+
+    return padded(boxes), padded(scores)

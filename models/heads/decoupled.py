@@ -10,11 +10,12 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from models.blocks import Conv, SeparableConv
+from models.blocks.convolutions import Conv, SeparableConv
 from models.heads import Head
 from models.heads.cells import OutputConv, grid_cells, levels_by_image
 
 PRIOR = 0.01  # initial objectness, and initial probability of each class
+LARGEST = 11  # exponent of a side, in cells
 
 
 class DecoupledHead(Head):
@@ -94,10 +95,10 @@ def boxes_in_cells(raw: Tensor) -> Tensor:
 def boxes_at(raw: Tensor, cells: Tensor) -> Tensor:
     """Return boxes_xyxy [..., 4] in cells, for raw x, y, w, h [..., 4 or more] of cells [..., 2] (x, y).
 
-    Centre = cell + raw_xy, size = exp(raw_wh).
+    Centre = cell + raw_xy, size = exp(raw_wh), at most exp(11), 60,000 cells, so that boxes and gradients stay finite.
 
     >>> boxes_at(torch.zeros(1, 4), torch.tensor([[3.0, 5.0]])).tolist()
     [[2.5, 4.5, 3.5, 5.5]]
     """
-    centres, halves = raw[..., :2] + cells, raw[..., 2:4].exp() / 2
+    centres, halves = raw[..., :2] + cells, raw[..., 2:4].clamp(max=LARGEST).exp() / 2
     return torch.cat([centres - halves, centres + halves], -1)

@@ -1,36 +1,50 @@
 """The heads by their name in model tables, each with its loss. To add a head, add a line to HEADS."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from models.heads import Head
 from models.heads.anchor_based import AnchorBasedHead
 from models.heads.decoupled import DecoupledHead
+from models.heads.distance import DistanceHead, DualDistanceHead
 from models.losses import Loss, LossGains
 from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.decoupled import DecoupledLoss
+from models.losses.distance import DistanceLoss, DualDistanceLoss
 
 
 @dataclass(frozen=True)
 class HeadFamily:
-    """A head class and the loss class that trains it."""
+    """A head class, the loss class that trains it, and the gains that --hyp auto changes in a short run."""
 
     head: type[Head]
     loss: type[Loss]
+    short_run: Mapping[str, float] = field(default_factory=dict)
 
 
 HEADS: dict[str, HeadFamily] = {
-    "Detect": HeadFamily(head=AnchorBasedHead, loss=AnchorBasedLoss),
+    "Detect": HeadFamily(head=AnchorBasedHead, loss=AnchorBasedLoss, short_run={"box": 0.1, "cls": 1.5}),
     "DecoupledDetect": HeadFamily(head=DecoupledHead, loss=DecoupledLoss),
+    "DistanceDetect": HeadFamily(head=DistanceHead, loss=DistanceLoss),
+    "DualDistanceDetect": HeadFamily(head=DualDistanceHead, loss=DualDistanceLoss),
 }
 
 
-def build_loss(head: Head, gains: LossGains) -> Loss:
-    """Return the loss that trains `head`, which must be of a class in HEADS.
+def family_of(head: Head) -> HeadFamily:
+    """Return the family of `head`. Raises ValueError if it is not in HEADS."""
+    families = {family.head: family for family in HEADS.values()}
+    kind = next((kind for kind in type(head).__mro__ if kind in families), None)  # fully_shard makes a subclass of it
+    if kind is None:
+        raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
+    return families[kind]
+
+
+def build_loss(head: Head, gains: LossGains, say: Callable[[str], None] = lambda _: None) -> Loss:
+    """Return the loss that trains `head`, which must be of a class in HEADS. say: logs the `gains` without effect.
 
     Raises: ValueError if there is no such loss, or it does not support the head, for example because of its levels.
     """
-    losses = {family.head: family.loss for family in HEADS.values()}
-    kind = next((kind for kind in type(head).__mro__ if kind in losses), None)  # fully_shard makes a subclass of it
-    if kind is None:
-        raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
-    return losses[kind].from_head(head, gains)
+    loss = family_of(head).loss
+    if idle := [name for name in gains.changed() if name in loss.unused]:
+        say(f"the loss of this head does not use {', '.join(idle)}: no effect")
+    return loss.from_head(head, gains)

@@ -1,8 +1,8 @@
 """The base class of all losses: raw predictions and targets -> named, weighted terms."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -27,11 +27,30 @@ class LossGains:
     label_smoothing: float = 0.0
     focal_gamma: float = 0.0
 
+    def changed(self) -> dict[str, float]:
+        """Return the settings that differ from the defaults, under their names in hyper-parameter files, or flags."""
+        names = {field.name: field.default for field in fields(self)}
+        return {SETTINGS.get(name, name): getattr(self, name) for name in names if getattr(self, name) != names[name]}
+
+
+SETTINGS = {
+    "obj_pos_weight": "obj_pw",
+    "cls_pos_weight": "cls_pw",
+    "ratio_limit": "anchor_t",
+    "label_smoothing": "--label-smoothing",
+    "focal_gamma": "fl_gamma",
+}  # names of LossGains in hyper-parameter files, or flags, where they differ
+
 
 class Loss(nn.Module, ABC):
-    """Base class of losses, each for one kind of head. terms: keys of `forward`'s result, in results.csv's order."""
+    """Base class of losses, each for one kind of head.
+
+    terms: keys of `forward`'s result, in results.csv's order. unused: the settings that change nothing, named as in
+    hyper-parameter files.
+    """
 
     terms: ClassVar[tuple[str, ...]]
+    unused: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -39,10 +58,10 @@ class Loss(nn.Module, ABC):
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
-        """Adapt the terms to an epoch, 0 to `epochs` - 1. closing: it is one of the last ones, without mosaic.
+        """Adapt `weighted_sum` to an epoch, 0 to `epochs` - 1. closing: it is one of the last ones, without mosaic.
 
-        A pure function of its arguments, so that a resumed run continues with the same loss. Without gradients, as in
-        validation, the terms must not depend on the epoch: they are compared between epochs.
+        A pure function of its arguments, so that a resumed run continues with the same loss. The terms must not depend
+        on the epoch: they are compared between epochs.
         """
 
     @abstractmethod
@@ -55,6 +74,11 @@ class Loss(nn.Module, ABC):
         float32, or in float64 for float64 maps. Shapes depend only on the shapes of raw and targets, and no value is
         read on the host, so that host and device never wait for each other.
         """
+
+    def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Return the scalar that training minimises, of `forward`'s terms: their sum unless a loss weights them."""
+        first, *others = terms.values()
+        return sum(others, first)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

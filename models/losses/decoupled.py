@@ -3,20 +3,20 @@
 B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, T targets, M slots.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.ignored import ignored_cells
+from models.assign.ignored import ignored_predictions
 from models.assign.simota import Assigned, simota
 from models.heads.cells import grid_cells
 from models.heads.decoupled import DecoupledHead, boxes_in_cells
 from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import iou_of_pairs, to_cxcywh
 
-BOX_WEIGHT = 5.0
+AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
 AUTHORS_BATCH = 64  # their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum
 
 
@@ -25,40 +25,33 @@ class DecoupledLoss(Loss):
 
     box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside ignore regions or
     assigned. cls: cross entropy of the classes of assigned predictions, whose target is the IoU. l1: absolute
-    differences of the raw box values of assigned predictions, when training in the closing epochs without mosaic.
+    differences of the raw box values of assigned predictions; `weighted_sum` adds it in the closing epochs, which are
+    without mosaic.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1; facts of its authors' code (L1, IoU as the class target).
     """
 
-    terms = ("box", "obj", "cls", "l1")
+    terms = tuple(AUTHORS_GAINS)
+    unused = ("obj_pw", "cls_pw", "anchor_t", "fl_gamma", "--label-smoothing")
 
-    def __init__(
-        self,
-        strides: tuple[int, ...],
-        *,
-        box_gain: float = BOX_WEIGHT,
-        obj_gain: float = 1.0,
-        cls_gain: float = 1.0,
-        l1_gain: float = 1.0,
-    ) -> None:
+    def __init__(self, strides: tuple[int, ...], gains: Mapping[str, float] = AUTHORS_GAINS) -> None:
         super().__init__()
-        self.strides, self.closing = strides, False
-        self.box_gain, self.obj_gain, self.cls_gain, self.l1_gain = box_gain, obj_gain, cls_gain, l1_gain
+        self.strides, self.gains, self.closing = strides, gains, False
 
     @classmethod
     def from_head(cls, head: DecoupledHead, gains: LossGains) -> "DecoupledLoss":
         """Return the loss for `head`: its authors' gains, times `gains` relative to their defaults."""
-        return cls(
-            head.strides,
-            box_gain=BOX_WEIGHT / AUTHORS_BATCH * gains.box / LossGains.box,
-            obj_gain=1 / AUTHORS_BATCH * gains.obj / LossGains.obj,
-            cls_gain=1 / AUTHORS_BATCH * gains.cls / LossGains.cls,
-            l1_gain=1 / AUTHORS_BATCH * gains.box / LossGains.box,
-        )
+        box, obj, cls_ = gains.box / LossGains.box, gains.obj / LossGains.obj, gains.cls / LossGains.cls
+        relative = {"box": box, "obj": obj, "cls": cls_, "l1": box}
+        return cls(head.strides, {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative})
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
-        """Add L1 to the closing epochs, as its authors do."""
+        """Add L1 in the closing epochs, as its authors do."""
         self.closing = closing
+
+    def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Return the sum of the terms, of l1 in the closing epochs only."""
+        return super().weighted_sum({name: term for name, term in terms.items() if name != "l1" or self.closing})
 
     def forward(
         self, raw: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
@@ -83,14 +76,12 @@ class DecoupledLoss(Loss):
         box = ((1 - iou.square()) * found.valid).sum() / count
         cls = self._class_sum(rows[:, 5:], targets[found.target, 1], iou.detach(), found.valid) / count
         obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
-        refines = self.closing and torch.is_grad_enabled()
-        l1 = self._raw_differences(rows[:, :4], wanted, grids, found) / count if refines else torch.zeros_like(box)
-        gains = (self.box_gain, self.obj_gain, self.cls_gain, self.l1_gain)
-        return {name: term * gain for name, term, gain in zip(self.terms, (box, obj, cls, l1), gains, strict=True)}
+        l1 = self._raw_differences(rows[:, :4], wanted, grids, found) / count
+        return {name: term * self.gains[name] for name, term in zip(self.terms, (box, obj, cls, l1), strict=True)}
 
     def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
         """Return the sum over assigned predictions and classes. logits: [M, C]. classes, iou, valid: [M]."""
-        wanted = F.one_hot(classes.long().clamp(min=0), logits.shape[1]) * iou[:, None]
+        wanted = (classes[:, None] == torch.arange(logits.shape[1], device=classes.device)) * iou[:, None]  # [M, C]
         entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
         return (entropy * valid).sum()
 
@@ -98,11 +89,7 @@ class DecoupledLoss(Loss):
         """Return the sum over predictions that are assigned or outside ignore regions. logits: [B, N]."""
         assigned = torch.zeros_like(logits).flatten()
         assigned = assigned.scatter_reduce(0, found.prediction, found.valid.to(logits.dtype), "amax").view_as(logits)
-        ignored = [
-            ignored_cells(targets, len(logits), stride, grid).flatten(1)
-            for grid, stride in zip(grids, self.strides, strict=True)
-        ]
-        counts = (assigned > 0) | ~torch.cat(ignored, 1)
+        counts = (assigned > 0) | ~ignored_predictions(targets, len(logits), self.strides, grids)
         return (F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts).sum()
 
     def _raw_differences(self, raw: Tensor, wanted: Tensor, grids: list[tuple[int, int]], found: Assigned) -> Tensor:

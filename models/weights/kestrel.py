@@ -8,18 +8,20 @@ import torch
 from torch import nn
 
 from models.detector import Detector, check_shapes, mismatched_tensors
+from models.weights.conversion import load_module
+from models.weights.pickled_module import holds_module
 from models.weights.pretrained import where_published
-from models.weights.yolov5 import is_yolov5, load_yolov5
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
-from utils.printable import one_line
+from utils.printable import one_line, printable
 
 WHERE_WEIGHTS_COME_FROM = (
     "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel "
     "ships no weights (docs/weights.md)"
 )
 
-EXTERNAL = ((is_yolov5, load_yolov5), (is_yolox, load_yolox))  # whether it is such a file, and its reader
+EXPORTED = (".onnx", ".torchscript", ".xml", ".engine")  # files that val.py and detect.py run, but that are not trained
+EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))  # whether it is such a file, and its reader
 
 
 def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
@@ -28,9 +30,7 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     Of another project's checkpoint, the only entry is `names`, the class names. Raises ValueError if the file does not
     exist, is not a checkpoint, or holds weights that do not fit its table.
     """
-    if not path.exists():
-        where = where_published(path) or WHERE_WEIGHTS_COME_FROM
-        raise ValueError(f"{path}: cannot be read as a checkpoint: No such file. {where}")
+    require_checkpoint(path)
     try:
         saved = checkpoint_file.load(path)
     except ValueError:
@@ -44,6 +44,19 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
         raise ValueError(f"{path}: `names` must be a list of {model.num_classes} names, one per class of its table")
     return model, saved
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise ValueError if there is no such file, or if its name is that of an exported model."""
+    problem = ""
+    if not path.exists():
+        problem = f"No such file. {where_published(path) or WHERE_WEIGHTS_COME_FROM}"
+    elif path.is_dir():
+        problem = f"Is a folder. {WHERE_WEIGHTS_COME_FROM}"
+    elif path.suffix in EXPORTED:
+        problem = "Is an exported model; give the checkpoint that it was exported from"
+    if problem:
+        raise ValueError(f"{printable(path)}: cannot be read as a checkpoint: {problem}")
 
 
 def detector_for_state(path: Path, table: Any, state: Any, *, load: bool) -> Detector:

@@ -44,7 +44,7 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
     if source is None:
         return ""
     if source.sha256:
-        return f"Its authors publish it at {source.url}: --download fetches it"
+        return f"Its authors publish it at {source.url}: train.py and val.py fetch it with --download"
     return f"Its authors publish it at {source.url}: download it, and give its path to --weights"
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from models.detector import Detector
 from models.heads import Head
 
@@ -11,9 +13,10 @@ def transfer(
 ) -> tuple[int, int, int]:
     """Copy the weights of `given` into `model`; return (tensors copied, tensors of `model`, classes copied).
 
-    Outside the head, every tensor with the same name and shape is copied. From a head of the same kind, the part that
-    all classes share is copied, and the rows of the classes that both models have by name. What a head fits to the
-    data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to the present data.
+    Outside the head, every tensor with the same name and shape is copied. From a head of the same kind, a layer is
+    copied if all of its tensors fit: the part that all classes share, and the rows of the classes that both models have
+    by name. What a head fits to the data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to
+    the present data.
     """
     own_prefix, given_prefix = (f"layers.{len(detector.layers) - 1}." for detector in (model, given))
     state = given.state_dict()
@@ -34,21 +37,43 @@ def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -
     common: (index in `head`, index in `given`) of each class that both heads have.
     """
     rows, given_rows = [own for own, _ in common], [other for _, other in common]
-    state, copied, with_classes = given.state_dict(), 0, 0
-    for key, values in head.state_dict().items():
-        if key in head.fitted or key not in state:
+    pairs = _pairs(head, given)
+    unfit = {_layer(key) for key, pair in pairs.items() if pair is None}
+    copied, with_classes = 0, 0
+    for key, pair in pairs.items():
+        if pair is None or _layer(key) in unfit:
             continue
-        (shared, classes), (given_shared, given_classes) = (
-            head.split_classes(key, values),
-            given.split_classes(key, state[key]),
-        )
-        if shared.shape != given_shared.shape or (classes is None) != (given_classes is None):
-            continue
+        shared, given_shared, classes, given_classes = pair
         if classes is not None and given_classes is not None:
-            if classes.shape[1:] != given_classes.shape[1:]:
-                continue
             classes[rows] = given_classes[given_rows]
             with_classes += 1
         shared.copy_(given_shared)
-        copied += 1
+        copied += shared.numel() > 0 or len(rows) > 0
     return copied, with_classes
+
+
+def _pairs(head: Head, given: Head) -> dict[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None]:
+    """Return views of each tensor of both heads: shared part, that of `given`, class part, that of `given`.
+
+    None for a tensor whose parts do not have the shapes of those in `given`.
+    """
+    state = given.state_dict()
+    pairs: dict[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None] = {}
+    for key, values in head.state_dict().items():
+        if key in head.fitted:
+            continue
+        pairs[key] = None
+        if key in state:
+            (shared, classes), (other, other_classes) = (
+                head.split_classes(key, values),
+                given.split_classes(key, state[key]),
+            )
+            shapes = [None if part is None else part.shape[1:] for part in (classes, other_classes)]
+            if shared.shape == other.shape and shapes[0] == shapes[1]:
+                pairs[key] = (shared, other, classes, other_classes)
+    return pairs
+
+
+def _layer(key: str) -> str:
+    """Return the layer of a tensor: a bias without its weight would be worse than random ones."""
+    return key.rpartition(".")[0]

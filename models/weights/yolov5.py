@@ -1,306 +1,32 @@
-"""Read checkpoints of other projects: the pickled modules of YOLOv5 and Ultralytics, converted to a Detector.
-
-They are read as data (utils/files/pickled.py); none of their code is run.
-
-L levels of the head, A anchors per level.
-"""
+"""YOLOv5's models: their tables and tensors under Kestrel's names."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from models.detector import Detector, check_shapes, mismatched_tensors
-from models.table import KEYS, resolve
-from utils.files.checkpoint_file import external_errors
-from utils.files.pickled import (
-    MAPPINGS,
-    MAX_DEPTH,
-    Archive,
-    ClassName,
-    Record,
-    TensorReader,
-    is_args,
-    mapping_entries,
-    open_limited,
-)
-from utils.printable import one_line
-
-MAX_MODULES = 20_000
-MAX_TENSORS = 5_000
-MAX_VALUES = 5_000  # in a table
-MAX_NAMES = 50_000
+from models.table import KEYS
+from models.weights.pickled_module import ExternalCheckpoint
 
 
-@dataclass(frozen=True)
-class ExternalCheckpoint:
-    """The model in another project's checkpoint.
-
-    state: tensors by their names in the file, floats as float32; anchors_px: [L, A, 2], None for a head without
-    anchors; strides: pixels per cell of each level; head: class of the last layer; activations: classes of the
-    activations after convolutions; bn_eps: epsilons of the BatchNorms; averaged: whether these are the averaged (EMA)
-    weights.
-    """
-
-    path: Path
-    state: dict[str, Tensor]
-    names: list[str]
-    table: dict[str, Any]
-    anchors_px: Tensor | None
-    strides: list[int]
-    head: str
-    activations: frozenset[str]
-    bn_eps: frozenset[float]
-    averaged: bool
+def owns(foreign: ExternalCheckpoint) -> bool:
+    """Whether a checkpoint's model has YOLOv5's head, the one with anchors."""
+    return foreign.anchors_px is not None
 
 
-def load_yolov5(path: Path) -> tuple[Detector, list[str]]:
-    """Return a detector in eval mode with the weights of another project's checkpoint, and its class names.
-
-    Raises ValueError as read_external does, and if the model is not an anchor-based YOLOv5 model.
-    """
-    foreign = read_external(path)
-    try:
-        return as_detector(foreign), foreign.names
-    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path}: its model cannot be converted ({one_line(error)})") from error
-
-
-def read_external(path: Path) -> ExternalCheckpoint:
-    """Return the model in a checkpoint of YOLOv5 or Ultralytics: the averaged one if there are two.
-
-    Raises ValueError if there is no such file, or if it cannot be read without running its code.
-    """
-    with external_errors(path), open_limited(path) as file:
-        archive = Archive(file)
-        return _foreign(path, archive, archive.unpickled())
-
-
-def is_yolov5(path: Path) -> bool:
-    """Whether a file's pickle holds another project's module, which `load_yolov5` can read."""
-    try:
-        with open_limited(path) as file:
-            found, _ = _module(Archive(file).unpickled())
-    except Exception:  # the caller's own reader reports what is wrong with the file
-        return False
-    return found is not None
-
-
-# ---------------------------------------------------------------------- from pickle records to ExternalCheckpoint
-
-
-def _foreign(path: Path, archive: Archive, loaded: Any) -> ExternalCheckpoint:
-    module, averaged = _module(loaded)
-    if module is None:
-        raise ValueError("it holds no module of YOLOv5 or Ultralytics")
-    modules, attributes = _walk(module), _attributes(module)
-    reader = TensorReader(archive)
-    state = _state(modules, reader)
-    table = plain(attributes.get("yaml"), iter(range(MAX_VALUES)))
-    if not isinstance(table, dict):
-        raise ValueError("its model has no architecture table")
-    head = next((child for prefix, child in reversed(modules) if re.fullmatch(r"model\.\d+\.", prefix)), module)
-    strides = _strides(attributes.get("stride", _attributes(head).get("stride")), reader)
-    kinds = [child.kind.rpartition(".")[2] for prefix, child in modules if prefix.endswith(".act.")]
-    eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
-    return ExternalCheckpoint(
-        path,
-        state,
-        _names(plain(attributes.get("names"), iter(range(MAX_NAMES)))),
-        table,
-        _anchors_px(state, strides),
-        strides,
-        head.kind,
-        frozenset(kinds),
-        frozenset(value for value in eps if isinstance(value, float)),
-        averaged,
-    )
-
-
-def _module(loaded: Any) -> tuple[Record | None, bool]:
-    """Return a checkpoint's module, and whether it is the averaged one, which both projects also prefer."""
-    entries = loaded if isinstance(loaded, dict) else {"model": loaded}
-    for key in ("ema", "model"):
-        found = entries.get(key)
-        if isinstance(found, Record) and isinstance(found.state, dict) and "_modules" in found.state:
-            return found, key == "ema"
-    return None, False
-
-
-def _attributes(module: Any) -> dict[Any, Any]:
-    if not isinstance(module, Record) or not isinstance(module.state, dict):
-        raise ValueError("an entry that should be a module is not one")
-    return module.state
-
-
-def _walk(root: Record) -> list[tuple[str, Record]]:
-    """Return every module with the prefix of its tensors' names, parents first; a shared module appears repeatedly."""
-    found: list[tuple[str, Record]] = []
-    for prefix, module in _walk_from("", root, 0):
-        found.append((prefix, module))
-        if len(found) > MAX_MODULES:
-            raise ValueError(f"it has more than {MAX_MODULES} modules")
-    return found
-
-
-def _walk_from(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
-    if depth > MAX_DEPTH:
-        raise ValueError("its modules are nested too deeply")
-    yield prefix, module
-    for name, child in mapping_entries(_attributes(module).get("_modules", {})).items():
-        if child is not None:
-            yield from _walk_from(f"{prefix}{_checked_name(name)}.", child, depth + 1)
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or len(name) > 100:
-        raise ValueError("the name of a module or tensor is not text of at most 100 characters")
-    return name
-
-
-def _state(modules: list[tuple[str, Record]], reader: TensorReader) -> dict[str, Tensor]:
-    """Return what state_dict() of the modules would return."""
-    state: dict[str, Tensor] = {}
-    for count, (key, value) in enumerate(_tensors(modules)):
-        if count == MAX_TENSORS:
-            raise ValueError(f"it has more than {MAX_TENSORS} tensors")
-        if value is not None:
-            tensor = reader.tensor(value)
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-            state[key] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
-            if not state[key].isfinite().all():
-                raise ValueError(f"{key} has values that are not finite")
-    return state
-
-
-def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
-    for prefix, module in modules:
-        attributes = _attributes(module)
-        not_saved = _members(attributes.get("_non_persistent_buffers_set"))
-        for name, value in mapping_entries(attributes.get("_parameters", {})).items():
-            yield prefix + _checked_name(name), value
-        for name, value in mapping_entries(attributes.get("_buffers", {})).items():
-            yield prefix + _checked_name(name), None if name in not_saved else value
-
-
-def _members(value: Any) -> list[Any]:
-    """Return the strings in a set; empty for None: modules saved before torch 1.5 have no such set."""
-    if isinstance(value, Record):
-        value = value.args[0] if is_args(value.args, 1) else []
-    if value is not None and (not isinstance(value, list) or len(value) > 100):
-        raise ValueError("one of its modules is damaged")
-    return [member for member in value or () if isinstance(member, str)]
-
-
-def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
-    """Return a value as lists, dicts and plain values; other objects become their class names.
-
-    budget: an iterator with one item for each value allowed. Raises ValueError for more values or for deep nesting.
-
-    >>> plain({"head": (1, Record("torch.nn.SiLU", ()))}, iter(range(9)))
-    {'head': [1, 'torch.nn.SiLU']}
-    >>> plain([0] * 9, iter(range(9)))
-    Traceback (most recent call last):
-    ValueError: its table or names are too large
-    """
-    if depth > MAX_DEPTH or next(budget, None) is None:
-        raise ValueError("its table or names are too large")
-    if isinstance(value, Record) and value.kind in MAPPINGS:
-        value = value.items
-    if isinstance(value, dict):
-        return {key: plain(member, budget, depth + 1) for key, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(member, budget, depth + 1) for member in value]
-    if isinstance(value, Record | ClassName):
-        return value.kind if isinstance(value, Record) else value.name
-    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
-
-
-def _names(value: Any) -> list[str]:
-    """Return the class names from a list, or from a dict with class numbers as keys.
-
-    >>> _names({1: "b", 0: "a"}), _names(["a", 7]), _names(None)
-    (['a', 'b'], ['a', '7'], [])
-    """
-    if isinstance(value, dict):
-        if set(value) != set(range(len(value))):
-            raise ValueError("its class names are not numbered from 0")
-        value = [value[number] for number in range(len(value))]
-    if not isinstance(value, list | None) or any(isinstance(name, dict | list) for name in value or ()):
-        raise ValueError("its class names are not a list of names")
-    return [str(name) for name in value or ()]
-
-
-def _strides(value: Any, reader: TensorReader) -> list[int]:
-    if value is None:
-        return []
-    strides = reader.tensor(value).flatten().tolist()
-    if len(strides) > 16 or not all(1 <= stride <= 1024 and stride == int(stride) for stride in strides):
-        raise ValueError("its strides are not at most 16 whole numbers from 1 to 1024")
-    return [int(stride) for stride in strides]
-
-
-def _anchors_px(state: dict[str, Tensor], strides: list[int]) -> Tensor | None:
-    """Return the anchors [L, A, 2] in pixels; YOLOv5 stores them in units of the strides."""
-    keys = [key for key in state if re.fullmatch(r"model\.\d+\.anchors", key)]
-    if not keys:
-        return None
-    anchors = state[keys[0]]
-    if len(keys) > 1 or anchors.ndim != 3 or anchors.shape[0] != len(strides) or anchors.shape[2] != 2:
-        raise ValueError("its anchors do not have the shape [levels, anchors, 2]")
-    return anchors * torch.tensor(strides, dtype=torch.float32).view(-1, 1, 1)
-
-
-# ---------------------------------------------------------------------- from ExternalCheckpoint to a Detector
-
-
-def as_detector(foreign: ExternalCheckpoint) -> Detector:
-    """Return the detector of the table, in eval mode, with the tensors of `foreign`.
-
-    Memory for the model is allocated only after its shapes are known to equal those in the file.
-
-    Raises ValueError if it is not an anchor-based YOLOv5 model, or its tensors do not fit its table.
-    """
-    table = _table(foreign)
-    state = _renamed(foreign)
-    model = check_shapes(table)
-    if list(model.strides) != foreign.strides:
-        raise ValueError(f"its strides are {foreign.strides}, but those of its table are {list(model.strides)}")
-    if unfit := mismatched_tensors(model, state, types=True):
-        raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
-    model.load_state_dict(state, assign=True)
-    return model
-
-
-def _table(foreign: ExternalCheckpoint) -> dict[str, Any]:
-    """Return the resolved table, with the anchors in the model's state.
+def table_entries(foreign: ExternalCheckpoint) -> dict[str, Any]:
+    """Return the entries of its model table, with the anchors in the model's state.
 
     Unknown keys are left out: the shapes of the tensors or the activations show whatever they could change.
     """
-    if foreign.anchors_px is None:
-        raise ValueError(f"its head {foreign.head} has no anchors; only YOLOv5's anchor-based Detect is supported")
-    if other := sorted(foreign.activations - {"SiLU"}):
-        raise ValueError(f"it has the activations {', '.join(other)}; only SiLU is supported")
-    if foreign.bn_eps - {1e-3}:
-        raise ValueError("the eps of its BatchNorm is not 0.001")
-    table = {key: foreign.table[key] for key in KEYS if key in foreign.table and key != "scales"}
-    classes = table.get("nc")
-    if classes != len(foreign.names):
-        raise ValueError(f"it has {len(foreign.names)} class names for {classes} classes")
-    anchors = foreign.anchors_px.flatten(1).tolist()
-    return resolve(table | {"source": foreign.path.name}, None, classes, channels=table.get("ch", 3), anchors=anchors)
+    entries = {key: foreign.table[key] for key in KEYS if key in foreign.table and key != "scales"}
+    return entries | {"anchors": [] if foreign.anchors_px is None else foreign.anchors_px.flatten(1).tolist()}
 
 
-def _renamed(foreign: ExternalCheckpoint) -> dict[str, Tensor]:
-    """Return the state under Kestrel's names. anchor_grid, in releases before 6.0, only repeats the anchors."""
-    state = {
-        re.sub(r"^model\.", "layers.", key): value
-        for key, value in foreign.state.items()
-        if not key.endswith((".anchors", ".anchor_grid"))
-    }
-    head = max((int(key.split(".")[1]) for key in foreign.state if re.match(r"model\.\d+\.", key)), default=0)
-    return state | ({} if foreign.anchors_px is None else {f"layers.{head}.anchors_px": foreign.anchors_px})
+def renamed(key: str, head: int) -> str:
+    """Return the name of a tensor or layer in a Detector; "" for anchors, which the reader has converted to pixels.
+
+    head: the number of the last layer. anchor_grid, in releases before 6.0, only repeats the anchors.
+
+    >>> renamed("model.24.m.0.bias", 24), renamed("model.24.anchor_grid", 24)
+    ('layers.24.m.0.bias', '')
+    """
+    return "" if key in (f"model.{head}.anchors", f"model.{head}.anchor_grid") else re.sub(r"^model\.", "layers.", key)

@@ -7,16 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.table import load_model_table, resolve
-from utils.files.checkpoint_file import external_errors
+from models.weights.external import external_errors, read_state
 from utils.files.pickled import Archive, TensorReader, mapping_entries, open_limited
 from utils.printable import excerpt
 
-MAX_TENSORS = 5_000
 STEM = "backbone.backbone.stem.conv."
 ROWS = {
     "backbone.backbone.stem.conv": 0,  # inside the Focus module
@@ -73,7 +71,7 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
     with external_errors(path):
         with open_limited(path) as file:
             archive = Archive(file)
-            state = _state(_entries(archive.unpickled()), TensorReader(archive))
+            state = read_state(_entries(archive.unpickled()).items(), TensorReader(archive))
         model = _detector(state, path.name)
     number = model.num_classes
     return model, COCO_NAMES if number == len(COCO_NAMES) else [str(index) for index in range(number)]
@@ -82,19 +80,6 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
 def _entries(loaded: Any) -> dict[Any, Any]:
     """Return the records of the state in a checkpoint; empty if there is none."""
     return mapping_entries(mapping_entries(loaded).get("model", {}))
-
-
-def _state(entries: dict[Any, Any], reader: TensorReader) -> dict[str, Tensor]:
-    if len(entries) > MAX_TENSORS:
-        raise ValueError(f"it has more than {MAX_TENSORS} tensors")
-    state = {}
-    for key, value in entries.items():
-        tensor = reader.tensor(value)
-        tensor = tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
-        if not isinstance(key, str) or not tensor.isfinite().all():
-            raise ValueError(f"{excerpt(str(key))} has values that are not finite")
-        state[key] = tensor.contiguous()
-    return state
 
 
 def _detector(given: dict[str, Tensor], source: str) -> Detector:
@@ -137,7 +122,12 @@ def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:
 
 
 def _first_convolution(weight: Tensor) -> Tensor:
-    """Return the weight [D, 3, 6, 6] of the first convolution from that of YOLOX [D, 12, 3, 3]."""
+    """Return the weight [D, 3, 6, 6] of the first convolution from that of YOLOX [D, 12, 3, 3].
+
+    Raises ValueError for another shape.
+    """
+    if weight.shape[1:] != (12, 3, 3):
+        raise ValueError(f"{STEM}conv.weight is {list(weight.shape)}, expected [D, 12, 3, 3]")
     out = weight.new_empty(weight.shape[0], 3, 6, 6)
     for group, (dy, dx) in enumerate(((0, 0), (1, 0), (0, 1), (1, 1))):
         out[:, :, dy::2, dx::2] = weight[:, 3 * group : 3 * group + 3]

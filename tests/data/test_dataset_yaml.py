@@ -132,8 +132,13 @@ def test_find_yaml_tries_given_path_then_folder(tmp_path: Path) -> None:
     file = write(tmp_path, "", "shapes.yaml")
     assert find_yaml("shapes.yaml", tmp_path) == file
     assert find_yaml(file, tmp_path / "other") == file
-    with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml exists"):
+    assert find_yaml("shapes", tmp_path) == file
+    with pytest.raises(ValueError, match="does not exist"):
+        find_yaml(tmp_path / "shapes", tmp_path)
+    with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml exists. Files in .*/: shapes.yaml$"):
         find_yaml("none.yaml", tmp_path)
+    with pytest.raises(ValueError, match=r"^no file : the name is empty. Files in .*/: shapes.yaml$"):
+        find_yaml("", tmp_path)
     with pytest.raises(ValueError) as refusal:
         find_yaml(tmp_path, tmp_path / "other", "data set")
     assert str(refusal.value) == f"{tmp_path} is a folder: give a data set YAML file"

@@ -95,6 +95,9 @@ def matches_file(kind: str, value: Any, file: Path) -> bool:
     if kind == "data":
         return list(value.names) == _texts(written["names"]) and _train_folder(written, file) in (value.train or ("",))
     if kind == "hyp":
+        optimizer, value = value
+        if optimizer != written.get("optimizer", "auto"):
+            return False
         return all(getattr(value, field.name) == float(written.get(field.name, field.default)) for field in fields(Hyp))
     rows = [*written["backbone"], *written["head"]]
     read = [*value["backbone"], *value["head"]]

@@ -31,6 +31,7 @@ class BrightSpot(torch.nn.Module):
 
     strides = (16, 32)
     num_classes = 3
+    needs_nms = True
     dtype = torch.float32
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import models.detector
 from models import build_model
-from models.blocks import Conv
+from models.blocks.convolutions import Conv
 from models.detector import Detector
 from models.recompute import preserve_batchnorm_statistics, recomputed
 from utils.training.ema import EMA

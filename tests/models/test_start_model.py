@@ -10,7 +10,7 @@ import torch
 from models import build_model
 from models.anchors import check_anchors
 from models.detector import Detector, count_parameters
-from models.start import start_model
+from models.start import check_model, start_model
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
@@ -106,3 +106,54 @@ def test_weights_can_be_used_with_another_table(weights, tiny_model):
 def test_missing_weights_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="cannot be read as a checkpoint: No such file"):
         start_with_log("", str(tmp_path / "none.pt"))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "weights", "sentence"),
+    [
+        ("yolov5s.yaml", "absent.pt", "absent.pt: cannot be read as a checkpoint: No such file. Give a checkpoint"),
+        ("", "yolox_s.pth", "yolox_s.pth: cannot be read as a checkpoint: No such file. Its authors publish it at"),
+        ("", "", None),
+        ("", "folder", "folder: cannot be read as a checkpoint: Is a folder. Give a checkpoint"),
+        ("", "best.onnx", "best.onnx: cannot be read as a checkpoint: Is an exported model; give the checkpoint that"),
+        ("best.pt", "", "--cfg best.pt: give a checkpoint with --weights, and a model table with --cfg"),
+        ("YOLOv5z", "", "no model 'YOLOv5z': give a YAML file or one of yolo11l"),
+        ("absent.yaml", "", "no model 'absent.yaml': give a YAML file or one of yolo11l"),
+        ("yolov8n.yaml", "", None),
+        ("yolov5.yaml", "", "models/yolov5.yaml: the table has the scales n, s, m, l, x; choose one, as in yolov5n"),
+        ("own.yaml", "", "own.yaml: the table has the scales a; give depth_multiple and width_multiple instead, as"),
+    ],
+)
+def test_missing_model_or_checkpoint_is_found_before_the_data_is_read(tmp_path, monkeypatch, cfg, weights, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "best.onnx").touch()
+    (tmp_path / "own.yaml").write_text("scales: {a: [1, 1]}")
+    if sentence is None:
+        check_model(cfg, weights, download=False)
+        return
+    with pytest.raises(ValueError) as caught:
+        check_model(cfg, weights, download=False)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_weights_that_are_fetched_need_not_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_model("", "yolox_s.pth", download=True)
+    with pytest.raises(ValueError, match=r"absent\.pt: cannot be read"):
+        check_model("", "absent.pt", download=True)
+
+
+@pytest.mark.parametrize(("name", "near"), [("yolov5z", "yolov5"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")])
+def test_name_near_to_that_of_a_model_is_suggested(name, near):
+    with pytest.raises(ValueError, match=rf"Did you mean {near}\w*\?$"):
+        check_model(name, "", download=False)
+
+
+def test_too_few_copied_tensors_are_said_to_count_as_random_weights(tmp_path):
+    source = build_model("yolov5n.yaml", 3)
+    path = tmp_path / "other.pt"
+    checkpoint_file.save(path, {"table": source.table, "names": NAMES, "model": source.state_dict()})
+    model, lines = start_with_log("yolov8n.yaml", str(path))
+    assert not model.pretrained
+    assert lines[0].endswith("; too few to count as trained weights")

@@ -9,6 +9,7 @@ from torch import nn
 import export
 from models import build_model
 from models.detector import Detector
+from models.heads.cells import OutputConv
 from utils.files import checkpoint_file
 
 NAMES = ["disc", "square", "bar"]
@@ -20,7 +21,7 @@ def lively_detector(table: str, seed: int = 0) -> Detector:
     torch.manual_seed(seed)
     detector = build_model(table, len(NAMES))
     convolutions = [module for module in detector.modules() if isinstance(module, nn.Conv2d)]
-    outputs = [module for module in detector.head.modules() if isinstance(module, nn.Conv2d)]
+    outputs = [module for module in detector.head.modules() if isinstance(module, OutputConv)]
     with torch.no_grad():
         for module in convolutions:
             module.weight.mul_(2.5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.ops import complete_box_iou_loss
 
-from utils.boxes import complete_iou, to_cxcywh, to_xyxy
+from utils.boxes import complete_iou, complete_iou_of_terms, complete_iou_terms, to_cxcywh, to_xyxy
 
 
 def random_boxes(count: int, seed: int) -> torch.Tensor:
@@ -45,6 +45,15 @@ def test_complete_iou_equals_torchvision():
     ours, theirs = random_boxes(2000, 1), random_boxes(2000, 2)
     wanted = 1 - complete_box_iou_loss(to_xyxy(ours), to_xyxy(theirs))
     torch.testing.assert_close(complete_iou(ours, theirs), wanted, rtol=0, atol=1e-5)
+
+
+def test_complete_iou_of_all_pairs_by_their_terms_is_bit_identical():
+    """With terms [8, N] of boxes and [T, 8, 1] of targets, as the task-aligned assignment computes them."""
+    ours, theirs = random_boxes(70, 1), random_boxes(30, 2)
+    found = complete_iou_of_terms(complete_iou_terms(ours), complete_iou_terms(theirs[:, None]))
+    assert found.equal(torch.stack([complete_iou(ours, one.expand(70, 4)) for one in theirs]))
+    assert complete_iou(ours, theirs[:, None]).equal(found)
+    assert complete_iou(ours[:0], theirs[:, None]).shape == (30, 0)
 
 
 def test_complete_iou_gradient_equals_torchvision():

@@ -1,5 +1,6 @@
 """FlagParser: every mistake in a command line raises one sentence."""
 
+import argparse
 import sys
 
 import pytest
@@ -50,6 +51,25 @@ def test_help_omits_unsupported_flags(parser, capsys):
     said = capsys.readouterr().out
     assert "--epochs" in said
     assert "evolve" not in said
+
+
+def test_help_says_every_default_once():
+    parser = FlagParser("words", argument_default=argparse.SUPPRESS, defaults={"rate": 10.0, "seed": -1, "cache": True})
+    add = parser.add_argument
+    add("--rate", type=float, help="a rate")
+    add("--seed", type=int, help="a seed")
+    add("--cache", action="store_true", help="a switch")
+    add("--compile", help="mode: default or off")
+    add("--sides", type=int, nargs="+", default=[3, 4], help="two sides")
+    add("--name", default="exp", help="a name (default: any)")
+    add("--hidden", default="secret", help=argparse.SUPPRESS)
+    add("--empty", default="", help="no text")
+    wanted = ("a rate (default: 10)", "a seed (default: -1)", "a switch\n", "off\n", "two sides (default: 3 4)")
+    for _ in range(2):
+        said = parser.format_help()
+        for text in (*wanted, "a name (default: any)\n", "no text\n"):
+            assert text in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--epochs", "5", "-h"]])

@@ -65,7 +65,7 @@ def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> t
     add("--dist-url", help="rendezvous address of the processes: env://, tcp://HOST:PORT or file:///PATH")
     add("--dist-backend", help="auto (nccl on GPUs, gloo on CPUs), nccl or gloo")
     add("--dist-timeout", type=float, help="timeout in seconds for a process that does not answer")
-    add("--local-rank", "--local_rank", type=int, help="set by older launchers")
+    add("--local-rank", "--local_rank", type=int, help="set by older launchers (default: from LOCAL_RANK)")
     parser.set_defaults(**asdict(Launch()))
     values = vars(parser.read(arguments))
     return Launch(**{name: values.pop(name) for name in asdict(Launch())}), values

@@ -3,8 +3,7 @@
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,18 +89,6 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"model", "table", "names"} <= state.keys():
         raise ValueError(f"{path}: is not a checkpoint of Kestrel (model, table or names are missing)")
     return state
-
-
-@contextmanager
-def external_errors(path: Path) -> Iterator[None]:
-    """Raise ValueError with the path, and the reason if known, for any error of reading another project's file."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
-    except Exception as error:  # a damaged file can make its readers raise nearly anything
-        reason = one_line(error) if isinstance(error, ValueError | zipfile.BadZipFile) else "it is damaged"
-        raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
 
 
 def fingerprint(path: Path) -> str:

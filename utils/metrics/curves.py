@@ -45,6 +45,12 @@ class OperatingCurves:
         """COCO's AP at IoU 0.5 of each class, float64 [K]."""
         return self.pr_precision.mean(axis=1)
 
+    def drawn(self) -> tuple[np.ndarray, ...]:
+        """confidence, precision, recall, f1, pr_recall, pr_precision; NaN for classes without ground truth."""
+        rows = (self.precision, self.recall, self.f1, self.pr_precision)
+        precision, recall, f1, interpolated = (np.where(self.has_truth[:, None], each, np.nan) for each in rows)
+        return self.confidence, precision, recall, f1, self.pr_recall, interpolated
+
     def mean(self, rows: np.ndarray) -> np.ndarray:
         """Mean over the classes that have ground truth, [K, ...] to [...]; zeros if none has."""
         return _mean_rows(rows, self.has_truth)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from utils.plots.canvas import FAINT, INK, MAX_DRAWN_CLASSES, draw_no_data, name_ticks, picture
+from utils.plots.canvas import FAINT, INK, MAX_DRAWN_CLASSES, draw_no_data, name_ticks, picture, short_name
 
 MAX_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
 
@@ -21,16 +21,18 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
         matrix: int [K + 1, K + 1], rows predicted, columns true; the last ones are background: its row has the missed
             objects, its column the false positives.
 
-    Of more than 1000 classes those with the most boxes are drawn, without their names.
+    Of more than 25 classes, those that occur are drawn, and of these the 1000 with the most boxes.
     The shares in a column are fractions of the objects of that class. Background has no objects, so the shares in its
     column are fractions of the boxes predicted for each class.
     """
     classes = max(len(matrix) - 1, 0)
-    matrix = _most_frequent(np.asarray(matrix), MAX_DRAWN_CLASSES).astype(np.float64)
-    count = max(len(matrix) - 1, 0)
+    shown = _shown_classes(np.asarray(matrix), MAX_COUNTED_CLASSES, MAX_DRAWN_CLASSES)
+    names = [short_name(names, k) for k in shown]
+    rows = np.append(shown, classes) if len(matrix) else shown
+    matrix, count = np.asarray(matrix, np.float64)[np.ix_(rows, rows)], len(shown)
     with picture(path, *_confusion_size(count)) as figure:
         axes = figure.subplots()
-        axes.set_title("Confusion matrix" + (f" of the {count:,} most frequent classes" if count < classes else ""))
+        axes.set_title("Confusion matrix" + (f" of {count:,} of {classes:,} classes" if count < classes else ""))
         if count < 1 or not matrix.any():
             draw_no_data(axes)
             return
@@ -49,17 +51,17 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
         )
 
 
-def _most_frequent(matrix: np.ndarray, most: int) -> np.ndarray:
-    """The rows and columns of background and of the `most` classes with the most boxes, in their order.
+def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
+    """The classes to draw: all if there are `few`, else at most `most` of those with boxes, those with the most boxes.
 
-    >>> _most_frequent(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), 1)
-    array([[5, 0], [2, 0]])
+    >>> _shown_classes(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), few=1, most=1)
+    array([1])
     """
-    if len(matrix) - 1 <= most:
-        return matrix
+    classes = max(len(matrix) - 1, 0)
+    if classes <= few:
+        return np.arange(classes)
     boxes = matrix[:-1].sum(1) + matrix[:, :-1].sum(0)
-    chosen = np.append(np.sort(np.argsort(-boxes, kind="stable")[:most]), len(matrix) - 1)
-    return matrix[np.ix_(chosen, chosen)]
+    return np.sort(np.argsort(-boxes, kind="stable")[: min(most, np.count_nonzero(boxes))])
 
 
 def _confusion_size(count: int) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from utils.plots.canvas import (
     picture,
     short_name,
 )
+from utils.printable import counted
 
 
 def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequence[str], png_path: str | Path) -> None:
@@ -48,22 +49,23 @@ def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequenc
 
 def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) -> None:
     counts = np.bincount(classes[classes >= 0], minlength=max(len(names), 1))
-    order = np.arange(len(counts))
+    order, title = np.arange(len(counts)), counted(len(counts), "class")
     if len(counts) > MAX_NAMED_TICKS:
-        order = np.argsort(-counts, kind="stable")
-        axes.set_xlabel(
-            "classes, the most frequent first: " + ", ".join(short_name(names, k) for k in order[:8]) + " …"
-        )
+        order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+        title += f", {len(order):,} of them with boxes"
+    counts, names = counts[order], [short_name(names, int(k)) for k in order]
+    if len(counts) > MAX_NAMED_TICKS:
+        axes.set_xlabel(f"classes, the most frequent first: {', '.join(names[:8])} …")
     if len(counts) > MAX_DRAWN_CLASSES:  # one outline instead of a bar and a colour for each
-        axes.stairs(counts[order], np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
+        axes.stairs(counts, np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
     else:
-        axes.bar(np.arange(len(counts)), counts[order], width=0.8, color=[hex_colour(int(k)) for k in order])
-    axes.set_title(f"{len(classes):,} boxes, {len(counts):,} class{'' if len(counts) == 1 else 'es'}")
+        axes.bar(np.arange(len(counts)), counts, width=0.8, color=[hex_colour(int(k)) for k in order])
+    axes.set_title(f"{counted(len(classes), 'box')}, {title}")
     axes.set_ylabel("boxes")
     axes.grid(True, axis="y")
     margin = max(0.7, 5 - len(counts) / 2)  # a single bar is not as wide as the picture
     axes.set_xlim(-margin, len(counts) - 1 + margin)
-    if counts.max() > 100 * max(1, np.median(counts)):
+    if counts.size and counts.max() > 100 * max(1, np.median(counts)):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,.0f}")  # the default is math text, which _style() turns off
     name_ticks(axes, names, len(counts), "x")

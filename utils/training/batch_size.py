@@ -22,8 +22,8 @@ class GlobalBatch:
     def __post_init__(self) -> None:
         if self.size > 0 and self.size % self.processes:
             raise ValueError(
-                f"--batch-size {self.size} is the total over all processes: choose a multiple of WORLD_SIZE, "
-                f"{self.processes}"
+                f"--batch-size {self.size} is the total over all processes: choose a multiple of "
+                f"{self.processes}, the number of processes (WORLD_SIZE)"
             )
 
     @property
@@ -71,5 +71,6 @@ class GlobalBatch:
             sentence = f"{images} training images are too few for {self.processes} processes: the batch would be {size}"
             raise ValueError(sentence) from None
         if size < self.size:
-            say(f"--batch-size {self.size} is more than the {images} training images: using {size}")
+            many = "image" if images == 1 else "images"
+            say(f"--batch-size {self.size}: {images} training {many}, so {size}, its largest divisor that they fill")
         return batch

@@ -1,5 +1,6 @@
 """The flags of train.py as a frozen dataclass, checked once, stored as plain values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,6 +20,17 @@ PER_MACHINE = (
     "download",
 )
 
+OPTIMIZERS = ("auto", "SGD", "Adam", "AdamW", "Muon")
+
+
+def among(names: Sequence[str]) -> str:
+    """Return the names as a choice.
+
+    >>> among(["a", "b", "c"])
+    'a, b or c'
+    """
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
 
 def require(condition: bool, sentence: str) -> None:
     if not condition:
@@ -32,7 +44,7 @@ class TrainConfig:
     weights: str = ""
     cfg: str = ""
     data: str = "shapes.yaml"
-    hyp: str = "hyp.scratch-low.yaml"
+    hyp: str = "auto"
     epochs: int = 100
     batch_size: int = 16
     imgsz: int = 640
@@ -47,7 +59,7 @@ class TrainConfig:
     noplots: bool = False
     multi_scale: bool = False
     single_cls: bool = False
-    optimizer: str = "SGD"
+    optimizer: str = "auto"
     workers: int = 8
     image_weights: bool = False
     sync_bn: bool = False
@@ -96,7 +108,7 @@ class TrainConfig:
         require(self.val_period >= 1, f"--val-period {self.val_period}: choose a number of epochs, 1 or more")
         require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 to {2**63 - 1}")
-        require(self.optimizer in ("SGD", "Adam", "AdamW"), f"--optimizer {self.optimizer}: choose SGD, Adam or AdamW")
+        require(self.optimizer in OPTIMIZERS, f"--optimizer {self.optimizer}: choose {among(OPTIMIZERS)}")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
         modes = ("off", "default", "reduce-overhead", "max-autotune")
@@ -108,6 +120,8 @@ class TrainConfig:
         require(self.cache in caches, f"--cache {self.cache}: choose one of {', '.join(caches)}")
         fp16 = "--shard and --amp fp16 cannot be used together: choose --amp bf16"
         require(not (self.shard and self.amp == "fp16"), fp16)
+        muon = "--shard and --optimizer Muon cannot be used together: choose AdamW"
+        require(not (self.shard and self.optimizer == "Muon"), muon)
         require(not (self.rect and self.multi_scale), "--rect and --multi-scale cannot be used together")
 
     def as_dict(self) -> dict[str, Any]:

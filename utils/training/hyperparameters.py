@@ -1,4 +1,4 @@
-"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines."""
+"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines that may name an optimizer."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -8,10 +8,12 @@ from typing import Any
 
 import yaml
 
+from utils.files.writers import write_yaml
 from utils.printable import excerpt, one_line, printable
-from utils.training.config import require
+from utils.training.config import OPTIMIZERS, among, require
 
 MAX_HYP_BYTES = 64 * 1024
+OPTIMIZER = "optimizer"  # the only key whose value is not a number
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,13 @@ def _check_number(name: str, value: object) -> None:
     require(low <= value <= high, f"{name} is {value:g}, allowed are {low:g} to {high:g}")
 
 
-def read_hyp(path: Path) -> Hyp:
-    """The hyper-parameters of a YAML file of `key: number` lines; missing keys keep their defaults.
+def read_hyp(path: Path) -> tuple[str, Hyp]:
+    """Return the optimizer and the hyper-parameters of a YAML file of `key: number` lines, and `optimizer: name`.
 
-    Raises ValueError, with the file and the line, for an unknown or repeated key, and for a value that is not a number
-    or is out of range.
+    The optimizer is "auto" if the file names none; missing numbers keep their defaults. Raises ValueError, with the
+    file and the line, for an unknown or repeated key, and for a value that is not allowed.
     """
-    known = {field.name for field in fields(Hyp)}
+    known = {OPTIMIZER, *(field.name for field in fields(Hyp))}
     given: dict[str, Any] = {}
     for line, key, value in _flat_yaml(path):
         where = f"{printable(path)} line {line}"
@@ -123,11 +125,21 @@ def read_hyp(path: Path) -> Hyp:
         require(key in known | _UNUSED, unknown)
         require(key not in given, f"{where}: {key} is given twice")
         try:
-            _check_number(key, value)
+            if key == OPTIMIZER:
+                found = value if isinstance(value, str) else f"{value:g}"
+                require(found in OPTIMIZERS[1:], f"{key} is '{excerpt(found)}', expected {among(OPTIMIZERS[1:])}")
+            else:
+                _check_number(key, value)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         given[key] = value
-    return Hyp(**{key: value for key, value in given.items() if key in known})
+    optimizer = given.pop(OPTIMIZER, "auto")
+    return optimizer, Hyp(**{key: value for key, value in given.items() if key in known})
+
+
+def write_hyp(path: Path, optimizer: str, hyp: Hyp) -> None:
+    """Write a file that `read_hyp` reads."""
+    write_yaml(path, {OPTIMIZER: optimizer} | hyp.as_dict())
 
 
 def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:

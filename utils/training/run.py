@@ -1,6 +1,6 @@
 """A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,12 +13,14 @@ from utils.files.disk import lock_folder
 from utils.files.folders import new_run_folder, remove_partial_files
 from utils.files.writers import write_json, write_yaml
 from utils.log import Say
+from utils.printable import counted
 from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint, refuse_damaged
 from utils.training.checkpoints.manager import PREEMPTED
 from utils.training.checkpoints.restart import MARKS, METRICS, PreviousAttempt, find_previous_attempt
 from utils.training.checkpoints.resume import batch_after_resize, find_last, resumed_config, run_folder
 from utils.training.config import TrainConfig
-from utils.training.hyperparameters import Hyp, read_hyp
+from utils.training.hyperparameters import Hyp, read_hyp, write_hyp
+from utils.training.recipe import AUTO, Recipe, choose_recipe
 from utils.training.state import TrainState
 
 FINISHED = (METRICS, PREEMPTED)  # files that say how a run ended
@@ -31,7 +33,13 @@ class TrainingData(Protocol):
     def file(self) -> Path: ...
 
     @property
+    def unit(self) -> str: ...
+
+    @property
     def names(self) -> list[str]: ...
+
+    @property
+    def labels(self) -> Mapping[str, Sized]: ...  # the images of each split
 
     digests: dict[str, str]  # of each split's labels
 
@@ -45,14 +53,37 @@ class Run:
     saved: Checkpoint | None
     attempt: PreviousAttempt
     world: World
+    recipe: Recipe | None = None  # of a new run, set by `fit_to`
     folder: Path = Path()  # set by `open_folder`
 
-    def check_data(self, data: TrainingData, say: Say) -> None:
-        """Raises ValueError if a resumed run was trained on other classes; logs a line if its images have changed."""
-        if self.saved and data.names != self.saved.description.names:
+    def fit_to(self, data: TrainingData, gains: Mapping[str, float], pretrained: bool, say: Say) -> TrainConfig:
+        """Choose the settings of a new run that are "auto", or check a resumed run; return all settings.
+
+        gains: of the head's loss in a short run, where they differ from the defaults. pretrained: whether the model
+        starts from trained weights. A resumed run raises ValueError if it was trained on other classes, and logs a line
+        if its images have changed. Raises ValueError if the processes' choices differ.
+        """
+        if self.saved is None:
+            cfg, given = self.config, None if self.config.hyp == AUTO else self.hyp
+            self.recipe = choose_recipe(
+                cfg.optimizer,
+                given,
+                images=len(data.labels["train"]),
+                epochs=cfg.epochs,
+                classes=len(data.names),
+                pretrained=pretrained,
+                sharded=cfg.shard,
+                gains=gains,
+                unit=data.unit,
+            )
+            self.config, self.hyp = replace(cfg, optimizer=self.recipe.optimizer), self.recipe.hyp
+            self.world.require_same("the recipe", {"optimizer": self.recipe.optimizer} | self.hyp.as_dict())
+            return self.config
+        if data.names != self.saved.description.names:
             raise ValueError(f"{self.config.resume}: its class names differ from those of {data.file}")
-        if self.saved and data.digests["train"] != self.saved.description.images:
+        if data.digests["train"] != self.saved.description.images:
             say(f"{data.file}: since {self.config.resume} was written the training images or their labels have changed")
+        return self.config
 
     def describe(self, table: dict[str, Any], data: TrainingData) -> Description:
         """The description of the run in its checkpoints. table: of the model."""
@@ -79,11 +110,11 @@ class Run:
             progress = state.progress
             progress.batch = batch_after_resize(progress.batch, epoch=progress.epoch, images=images, **sizes)
 
-    def open_folder(self, report: dict[str, Any]) -> None:
+    def open_folder(self, report: dict[str, Any], say: Say) -> None:
         """Create or reopen the run's folder, lock it until this process ends, and write the settings into it.
 
-        Call it after all checks. report: of the data set. Raises ValueError if another run has locked the folder, or it
-        cannot be created.
+        Call it after all checks. report: of the data set. say: logs the chosen recipe. Raises ValueError if another run
+        has locked the folder, or it cannot be created.
         """
         cfg, path = self.config, ""
         if self.world.is_main:
@@ -98,8 +129,12 @@ class Run:
         for name in FINISHED:
             (self.folder / name).unlink(missing_ok=True)
         write_yaml(self.folder / "args.yaml", cfg.as_dict())
-        write_yaml(self.folder / "hyp.yaml", self.hyp.as_dict())
+        write_hyp(self.folder / "hyp.yaml", cfg.optimizer, self.hyp)
         write_json(self.folder / "data_report.json", report)
+        if self.recipe and self.recipe.chosen:
+            say(self.recipe.describe(str(self.folder / "hyp.yaml")))
+            if advice := self.recipe.advice(cfg.batch_size):
+                say(advice)
         if any(self.attempt.marks):
             write_json(self.folder / MARKS, self.attempt.marks)
 
@@ -118,12 +153,13 @@ def open_run(
     *,
     find_hyp: Callable[[str], Path],
     find_data: Callable[[str], Path],
+    check_model: Callable[..., None],
 ) -> Run:
     """The run to train: a new one, the one that --resume names, or the one that this launch began before a restart.
 
-    find_hyp, find_data: return the files of --hyp and --data. Raises SystemExit(0) if a launcher has restarted a run
-    that is done, and ValueError if there is nothing to resume, the checkpoint does not fit, or processes read different
-    checkpoints.
+    find_hyp, find_data: return the files of --hyp and --data. check_model: `models.start.check_model`. Raises
+    SystemExit(0) if a launcher has restarted a run that is done, and ValueError if there is nothing to resume, the
+    checkpoint does not fit, or processes have different settings or read different checkpoints.
     """
     attempt = find_previous_attempt(Path(cfg.project), world)
     if attempt.done:
@@ -138,12 +174,21 @@ def open_run(
     if len(set(world.all_gather_object(fingerprint(Path(cfg.resume)) if saved else ""))) > 1:
         raise ValueError(f"{cfg.resume}: differs between the processes; all machines must read the same file")
     if saved is None:
-        return Run(cfg, read_hyp(find_hyp(cfg.hyp)), None, attempt, world)
-    if "data" in cfg.given:
-        cfg = replace(cfg, data=str(find_data(cfg.data)))
-    cfg, changes = resumed_config(cfg, saved)
-    with refuse_damaged(cfg.resume):
-        hyp = Hyp(**saved.description.hyp)
-    for line in (f"resuming {cfg.resume}", *changes):
-        say(line)
+        check_model(cfg.cfg, cfg.weights, download=cfg.download)
+        optimizer, hyp = (AUTO, Hyp()) if cfg.hyp == AUTO else read_hyp(find_hyp(cfg.hyp))
+        try:
+            cfg = replace(cfg, optimizer=optimizer if cfg.optimizer == AUTO else cfg.optimizer)
+        except ValueError as error:
+            raise ValueError(f"{cfg.hyp}: optimizer is {optimizer}: {error}") from None
+    else:
+        if "data" in cfg.given:
+            cfg = replace(cfg, data=str(find_data(cfg.data)))
+        cfg, changes = resumed_config(cfg, saved)
+        with refuse_damaged(cfg.resume):
+            hyp = Hyp(**saved.description.hyp)
+        model = cfg.cfg or cfg.weights or "yolov5n.yaml"
+        done = f"{model}, {saved.epoch} of {counted(cfg.epochs, 'epoch')} done"
+        for line in (f"resuming {cfg.resume}: {done}", *changes):
+            say(line)
+    world.require_same("the command line", cfg.training() | hyp.as_dict())
     return Run(cfg, hyp, saved, attempt, world)

@@ -95,12 +95,13 @@ class TrainState(Generic[Model]):
         set_random_state(saved.random, self.world.device)
         self.progress.load(saved)
 
-    def describe(self, batches: int) -> str:
-        """Device, precision, batch size and learning rate as text. batches: in an epoch."""
+    def describe(self, batches: int, optimizer: str) -> str:
+        """Device, precision, batch size, optimizer and learning rate as text. batches: in an epoch."""
         batch, size, precision = self.batch, self.world.size, str(self.precision).removeprefix("torch.")
         each = f" ({batch.per_process} in each of {size} processes)" if size > 1 else ""
-        steps = f"batches per optimizer step: {min(batch.accumulate, batches)}, learning rate {self.schedule.lr0:g}"
-        return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}"
+        steps = f"batches per optimizer step: {min(batch.accumulate, batches)}"
+        learning = f"{optimizer}, learning rate {self.schedule.lr0:g}"
+        return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}; {learning}"
 
     def sync_buffers(self) -> None:
         """After an epoch, make weights and statistics the same on all processes."""

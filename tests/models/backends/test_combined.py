@@ -91,3 +91,15 @@ def test_only_classes_zeroes_scores_of_other_classes():
         torch.testing.assert_close(scores, torch.tensor([[expected]], dtype=torch.float32))
     with pytest.raises(ValueError, match=r"class 2: the model has 2 classes \(0-1\)"):
         OnlyClasses(member, [2])
+
+
+def test_only_joined_predictions_need_suppression():
+    """A single model without duplicates stays free of them, whatever happens to its classes."""
+    free = Fake()
+    free.needs_nms = False
+    assert [one.needs_nms for one in (MergedClasses(free), ReorderedClasses(free, [1, 0]), OnlyClasses(free, [1]))] == [
+        False
+    ] * 3
+    assert [both.needs_nms for both in (Ensemble([free, free]), AugmentedViews(free), OnlyClasses(Fake(), [1]))] == [
+        True
+    ] * 3

@@ -1,12 +1,15 @@
 """models/backends/loading.py: checkpoints as backends, with the classes in the order that is asked for."""
 
+import numpy as np
 import pytest
 import torch
 
+import export
 from models import build_model
 from models.backends import in_torch
 from models.backends.in_torch import TorchBackend
 from models.backends.loading import canvas_for, load_backend
+from models.predict import Predictor
 from tests.models.backends.test_combined import Fake
 from utils.files import checkpoint_file
 from utils.nested import concatenate
@@ -108,3 +111,76 @@ def test_other_size_than_that_of_the_export_is_rejected(wanted, shown):
 def test_three_sides_are_rejected():
     with pytest.raises(ValueError, match="image size 1 2 3: give a long side, or a height and a width"):
         canvas_for(Fake(), [1, 2, 3], 640)
+
+
+# ---------------------------------------------------------------------- two heads
+
+
+@pytest.fixture(scope="module")
+def two_heads(tmp_path_factory):
+    """The checkpoint of a model with two heads whose boxes differ, and the model."""
+    torch.manual_seed(0)
+    model = build_model("yolo26n", 3).eval()
+    for parameter in model.head.one_to_one.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    path = tmp_path_factory.mktemp("two_heads") / "m.pt"
+    checkpoint_file.save(path, {"model": model.state_dict(), "table": model.table, "names": ABC})
+    return path, model
+
+
+@pytest.mark.parametrize(
+    ("head", "chosen", "needs_nms"), [("", "o2o", False), ("o2o", "o2o", False), ("o2m", "o2m", True)]
+)
+@torch.inference_mode()
+def test_head_chooses_the_predictions(two_heads, head, chosen, needs_nms):
+    path, model = two_heads
+    image = torch.rand(1, 3, 64, 96)
+    backend = load_backend(path, CPU, head=head).backend
+    assert backend.needs_nms == needs_nms
+    assert [backend.nms_iou(0.6), Predictor(backend, iou=0.6)._in_images.keywords["iou"]] == [
+        0.6 if needs_nms else 1
+    ] * 2
+    model.head.choose_output(chosen)
+    expected = TorchBackend(model).predict(image)
+    found = backend.predict(image)
+    torch.testing.assert_close(found.boxes_xyxy, expected.boxes_xyxy, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
+    assert load_backend(path, CPU, head=head).digest == load_backend(path, CPU).digest
+
+
+@torch.inference_mode()
+def test_detections_without_suppression_are_those_of_the_highest_scores(two_heads):
+    """At most 300 of all predictions of all classes, best first, however much they overlap."""
+    backend = load_backend(two_heads[0], CPU).backend
+    pixels = torch.randint(256, (64, 64, 3), dtype=torch.uint8)
+    limits = {"confidence": 0.0, "iou": 0.1, "max_detections": 40, "multi_label": True}
+    found = Predictor(backend, image_size=64, canvas=(64, 64), **limits)(pixels.numpy(), channel_order="rgb")
+    boxes, scores, _ = backend.predict(pixels.permute(2, 0, 1)[None] / 255)
+    best = scores[0].flatten().sort(descending=True, stable=True)
+    np.testing.assert_allclose(found.scores, best.values[:40].numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found.boxes_xyxy, boxes[0, best.indices[:40] // 3].clamp(0, 64).numpy(), atol=1e-3)
+
+
+def test_unknown_heads_are_refused(two_heads, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=r"^--head both: choose o2o or o2m$"):
+        load_backend(two_heads[0], CPU, head="both")
+    with pytest.raises(ValueError, match=r"^--head o2o: this model's head has only one output$"):
+        load_backend(checkpoint, CPU, head="o2o")
+    with pytest.raises(ValueError, match=r"m\.onnx: its head was chosen at export; leave out --head$"):
+        load_backend(tmp_path / "m.onnx", CPU, head="o2o")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("flags", [[], ["--nms", "--conf-thres", "0.0001"], ["--head", "o2m"]], ids=" ".join)
+def test_exported_file_has_the_chosen_head(two_heads, tmp_path, flags):
+    """export.py compares the file's predictions with those of torch."""
+    path = tmp_path / "m.pt"
+    path.write_bytes(two_heads[0].read_bytes())
+    export.run(["--weights", str(path), "--img", "64", *flags])
+    backend = load_backend(tmp_path / "m.torchscript", CPU).backend
+    assert backend.needs_nms == ("o2m" in flags)
+    nms = backend.model.nms
+    assert (nms.iou if nms else None) == (1.0 if "--nms" in flags else None)
+    expected = load_backend(path, CPU, head="o2m" if "o2m" in flags else "").backend.predict(torch.ones(1, 3, 64, 64))
+    found = backend.predict(torch.ones(1, 3, 64, 64))
+    torch.testing.assert_close(found.scores.amax(), expected.scores.amax(), rtol=1e-4, atol=1e-6)

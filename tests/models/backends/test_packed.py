@@ -10,7 +10,7 @@ from models import build_model
 from models.backends import packed
 from models.backends.in_torch import TorchBackend
 from models.backends.packed import PackedConv, pack_convolutions
-from models.blocks import Conv
+from models.blocks.convolutions import Conv
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 

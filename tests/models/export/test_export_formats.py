@@ -23,6 +23,7 @@ from tests.support.exporting import NAMES, lively_detector
 CPU = torch.device("cpu")
 FORMATS = ["torchscript", "onnx", "openvino"]
 TABLES = Path(__file__).parents[2] / "tables"
+OTHER_HEADS = ["anchor_free.yaml", "decoupled.yaml", "distance.yaml", "dual.yaml"]
 NMS = Suppression(0.3, 0.45, 20, False)
 
 
@@ -53,15 +54,17 @@ def _anchor_free(monkeypatch):
 
 @pytest.mark.usefixtures("_anchor_free")
 @pytest.mark.parametrize("nms", [None, NMS])
-def test_another_head_is_exported_to_torchscript(nms, tmp_path):
-    assert_like_torch(writer(str(TABLES / "anchor_free.yaml"), nms=nms), "torchscript", tmp_path)
+@pytest.mark.parametrize("table", OTHER_HEADS)
+def test_another_head_is_exported_to_torchscript(table, nms, tmp_path):
+    assert_like_torch(writer(str(TABLES / table), nms=nms), "torchscript", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_anchor_free")
 @pytest.mark.parametrize("name", FORMATS)
-def test_another_head_is_exported_to_every_format(name, tmp_path):
-    assert_like_torch(writer(str(TABLES / "anchor_free.yaml"), nms=NMS), name, tmp_path)
+@pytest.mark.parametrize("table", OTHER_HEADS)
+def test_another_head_is_exported_to_every_format(table, name, tmp_path):
+    assert_like_torch(writer(str(TABLES / table), nms=NMS), name, tmp_path)
 
 
 @pytest.mark.slow

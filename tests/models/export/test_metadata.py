@@ -32,7 +32,7 @@ def refusal(text: str) -> str:
     with pytest.raises(ValueError) as caught:
         read_metadata(text, FILE)
     message = str(caught.value)
-    assert message.startswith(r"a\nb.onnx: its metadata is not Kestrel's or is damaged: ")
+    assert message.startswith(r"a\nb.onnx: its metadata cannot be used: ")
     assert message.isprintable()
     return message
 
@@ -49,7 +49,7 @@ def refusal(text: str) -> str:
         ("nms", {"confidence": 0.5, "iou": 0.5, "max_detections": 1 << 40, "agnostic": False}),
         ("nms", {"confidence": 0.5, "iou": "0.5", "max_detections": 1, "agnostic": False}),
         ("nms", {"confidence": 1e999, "iou": 0.5, "max_detections": 1, "agnostic": False}),
-        ("format", 2), ("input", {}), ("outputs", None), ("another", 1),
+        ("format", 1), ("input", {}), ("outputs", None), ("another", 1),
     ],
 )  # fmt: skip
 def test_other_values_are_refused(name, value):
@@ -63,3 +63,10 @@ def test_other_texts_are_refused():
     without = json.loads(MODEL.to_json())
     del without["nms"]
     assert "its entries must be" in refusal(json.dumps(without))
+
+
+def test_files_of_an_older_format_are_to_be_exported_again():
+    """Also if the older format had other entries."""
+    older = json.loads(MODEL.to_json()) | {"format": 1}
+    del older["needs_nms"]
+    assert refusal(json.dumps(older)).endswith("it is not of format 2: export the checkpoint again")

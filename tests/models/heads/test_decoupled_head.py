@@ -44,6 +44,16 @@ def test_decoupled_candidates_are_the_predictions_above_the_confidence(head, con
         assert not some_scores[image, number:].any()
 
 
+def test_extreme_sides_stay_finite(head):
+    """e^100 is infinite in float32; boxes of infinite size would make NMS and the loss not a number."""
+    raw = [torch.full((1, 1, 1, 8), 100.0, requires_grad=True), torch.full((1, 1, 1, 8), -200.0)]
+    boxes, _ = head.decode(raw)
+    assert (boxes[0, 0, 2:] - boxes[0, 0, :2]).tolist() == pytest.approx([8 * math.exp(11)] * 2, rel=1e-6)
+    assert boxes[0, 1].isfinite().all()
+    boxes.sum().backward()
+    assert raw[0].grad.isfinite().all()
+
+
 def test_decoupled_decode_accepts_empty_batch(head):
     boxes, scores = head.decode(head([torch.zeros(0, 8, 4, 4), torch.zeros(0, 16, 2, 2)]))
     assert boxes.shape == (0, 20, 4)

@@ -50,7 +50,10 @@ def test_weights_are_fetched_once_and_checked(tmp_path, serve):
     file = table(tmp_path, f"a.pth:\n  url: {server.url}/a.pth\n  sha256: {DIGEST}\n")
     target = tmp_path / "own" / "a.pth"
     target.parent.mkdir()
-    assert where_published(target, file) == f"Its authors publish it at {server.url}/a.pth: --download fetches it"
+    assert (
+        where_published(target, file)
+        == f"Its authors publish it at {server.url}/a.pth: train.py and val.py fetch it with --download"
+    )
     for _ in range(2):
         fetch_weights(str(target), file)
         assert target.read_bytes() == CONTENT

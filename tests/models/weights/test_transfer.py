@@ -61,6 +61,28 @@ def test_transfer_to_different_anchor_count_leaves_head_unchanged(model, tiny_mo
     assert all(value.equal(head[key]) for key, value in other.head.state_dict().items())
 
 
+def test_class_outputs_without_common_classes_are_not_counted():
+    given, model = build_model("yolox_nano", 3), build_model("yolox_nano", 2)
+    copied, total, classes = transfer(model, ["x", "y"], given, ABC)
+    assert (total - copied, classes) == (3 * 2, 0)  # three levels, each with a weight and a bias of the classes
+
+
+def test_class_biases_are_not_copied_without_their_weights():
+    """With 80 classes YOLOv8n's class branches have 80 channels, with 3 classes 64: their convolutions do not fit."""
+    given, model = build_model("yolov8n", 80), build_model("yolov8n", 3)
+    for number, detector in enumerate((given, model)):
+        for value in detector.state_dict().values():
+            value.fill_(number)
+    copied, total, classes = transfer(model, ABC, given, [*ABC, *map(str, range(77))])
+    assert classes == 0
+    state = model.state_dict()
+    assert state["layers.22.branches.sides.0.2.bias"].eq(0).all()
+    unfit = {key for key, value in state.items() if value.ne(0).any()}
+    assert all(key.startswith("layers.22.branches.classes.") for key in unfit)
+    # three levels, each with two layers of a convolution and a BatchNorm of 5, and an output convolution of 2
+    assert len(unfit) == 3 * (2 * 6 + 2) == total - copied
+
+
 def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.layers[0] = nn.Identity()

@@ -101,6 +101,11 @@ def test_written_state_is_read_back(model, tmp_path):
     [
         (lambda s: s | {"head.cls_preds.0.weight": s["head.cls_preds.0.weight"][:3]}, "do not fit a YOLOX model"),
         (lambda s: s | {"head.more.weight": torch.zeros(1)}, "do not fit a YOLOX model"),
+        (lambda s: s | {"head.more.weight": torch.zeros(9, 0)}, "head.more.weight has no values"),
+        (  # 3 x 6 x 6 values each in the model
+            lambda s: s | {"backbone.backbone.stem.conv.conv.weight": torch.zeros(1 << 10, 1, 1, 1)},
+            "backbone.backbone.stem.conv.conv.weight is [1024, 1, 1, 1], expected [D, 12, 3, 3]",
+        ),
         (lambda s: s | {"neck.weight": torch.zeros(1)}, "a tensor neck.weight, which YOLOX's models do not have"),
         (lambda s: {k: v for k, v in s.items() if not k.startswith("head.cls_preds.0")}, "it is damaged"),
         (lambda s: s | {"head.obj_preds.0.bias": torch.tensor([torch.nan])}, "values that are not finite"),

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from models.blocks import Conv
+from models.blocks.convolutions import Conv
 from utils.distributed.sync_bn import (
     NormalizeByAll,
     SyncBatchNorm2d,

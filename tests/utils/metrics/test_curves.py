@@ -4,12 +4,14 @@ import warnings
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from utils.metrics.coco import evaluate_boxes
 from utils.metrics.confusion import confusion_matrix
 from utils.metrics.curves import operating_curves
 from utils.metrics.matching import box_iou
 from utils.metrics.records import Detections, GroundTruth
+from utils.plots.operating import plot_curves
 
 NO_TRUTH = GroundTruth([], [], [], [], [])
 NO_DETECTIONS = Detections([], [], [], [])
@@ -216,3 +218,23 @@ class TestConfusionMatrix:
     def test_confusion_iou_out_of_range_is_refused(self):
         with pytest.raises(ValueError, match=r"is 0, but must be above 0 and at most 1"):
             confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=[0], iou=0)
+
+
+def test_classes_without_ground_truth_are_not_drawn(tmp_path, monkeypatch):
+    """The legend's mean over all classes is AP50, as in the table: class 3 is evaluated but does not occur."""
+    truth, detections = draw(0)
+    ids = {"image_ids": range(6), "class_ids": range(4)}
+    curves = operating_curves(truth, detections, **ids)
+    confidence, *rows, pr_recall, pr_precision = curves.drawn()
+    assert (confidence is curves.confidence, pr_recall is curves.pr_recall) == (True, True)
+    for drawn, given in zip([*rows, pr_precision], ("precision", "recall", "f1", "pr_precision"), strict=True):
+        assert np.array_equal(drawn[:3], getattr(curves, given)[:3])
+        assert np.isnan(drawn[3]).all()
+    legends = []
+    monkeypatch.setattr(Figure, "legend", lambda _, lines, labels, **more: legends.append(labels))
+    plot_curves(*curves.drawn(), list("abcd"), tmp_path, curves.best_confidence)
+    ap50 = evaluate_boxes(truth, detections, **ids).stats["AP50"]
+    means = [curves.mean(each) for each in (curves.precision_at_best, curves.recall_at_best)]
+    pr, _, precision, recall = (labels[0] for labels in legends)  # the last line drawn is the first in the legend
+    assert [pr, precision, recall] == [f"all classes  {value:.3f}" for value in (ap50, *means)]
+    assert all(len(labels) == 4 for labels in legends)

@@ -125,8 +125,28 @@ def test_labels_plot_writes_counts_as_plain_numbers(tmp_path, monkeypatch):
     assert not [text for text in ticks if "$" in text]
 
 
+def test_labels_plot_of_many_classes_shows_those_with_boxes(tmp_path, monkeypatch):
+    shown = []
+    real = labels._draw_boxes
+
+    def draw_and_read(axes, *arguments):
+        real(axes, *arguments)
+        counts = axes.figure.axes[0]
+        shown.append(
+            (counts.get_title(loc="left"), [text.get_text() for text in counts.get_xticklabels()], counts.get_xlabel())
+        )
+
+    monkeypatch.setattr(labels, "_draw_boxes", draw_and_read)
+    classes = np.repeat([7, 1999], [2, 5])
+    labels.plot_labels(classes, np.full((7, 4), 0.5), names_of(2000), tmp_path / "labels.png")
+    title = "7 boxes, 2,000 classes, 2 of them with boxes"
+    named = [names_of(2000)[1999], names_of(2000)[7]]
+    assert shown == [(title, named, "")]
+
+
 def test_labels_plot_of_classes_without_names(tmp_path):
     labels.plot_labels(np.array([5, -1]), np.full((2, 4), 0.5), ["only one"], tmp_path / "labels.png")
+    labels.plot_labels(np.array([-1]), np.full((1, 4), 0.5), names_of(100), tmp_path / "labels.png")
     read(tmp_path / "labels.png")
 
 
@@ -252,12 +272,13 @@ def test_confusion_plot_of_empty_matrix(tmp_path, matrix):
     read(tmp_path / "confusion.png")
 
 
-def test_confusion_plot_keeps_most_frequent_classes(tmp_path):
+def test_confusion_plot_keeps_classes_that_occur(tmp_path):
     matrix = np.zeros((1202, 1202), int)
-    matrix[7, 7], matrix[-1, 1200] = 3, 5
-    kept = confusion._most_frequent(matrix, 1000)
-    assert kept.shape == (1001, 1001)
-    assert (kept[7, 7], kept[-1, -2], kept.sum()) == (3, 5, 8)
+    matrix[7, 7], matrix[-1, 1200], matrix[500, -1], matrix[0, -1] = 3, 5, 1, 2  # correct, missed, false positives
+    assert confusion._shown_classes(matrix, few=25, most=1000).tolist() == [0, 7, 500, 1200]
+    assert confusion._shown_classes(matrix, few=25, most=2).tolist() == [7, 1200]  # 3 counts for both its axes
+    assert confusion._shown_classes(matrix[:4, :4], few=25, most=1000).tolist() == [0, 1, 2]
+    assert confusion._shown_classes(np.zeros((40, 40), int), few=25, most=1000).tolist() == []
     confusion.plot_confusion(matrix, names_of(1201), tmp_path / "confusion.png")
     read(tmp_path / "confusion.png")
 

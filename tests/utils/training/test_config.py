@@ -9,7 +9,8 @@ from string import ascii_letters
 import pytest
 import yaml
 
-from utils.training.config import TrainConfig
+from utils.training import hyperparameters
+from utils.training.config import OPTIMIZERS, TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp
 
 HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
@@ -31,7 +32,7 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
         ({"freeze": (3, -1)}, "--freeze [3, -1]: layer numbers start at 0"),
         ({"close_mosaic": -1}, "--close-mosaic -1: choose a number of epochs, or 0"),
         ({"seed": -1}, "--seed -1: choose 0 to 9223372036854775807"),
-        ({"optimizer": "sgd"}, "--optimizer sgd: choose SGD, Adam or AdamW"),
+        ({"optimizer": "sgd"}, "--optimizer sgd: choose auto, SGD, Adam, AdamW or Muon"),
         ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
         ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
@@ -73,7 +74,7 @@ def test_processes_must_agree_on_cache_but_not_on_cache_dir():
 
 def test_hyp_defaults_equal_scratch_low_file():
     low = next(path for path in HYPS if path.name == "hyp.scratch-low.yaml")
-    assert read_hyp(low) == Hyp()
+    assert read_hyp(low) == ("SGD", Hyp())
 
 
 # The published values, one row per key: low, med, high, no-augmentation, Objects365, VOC.
@@ -115,13 +116,15 @@ FILES = ("scratch-low", "scratch-med", "scratch-high", "no-augmentation", "Objec
 def test_hyp_files_contain_published_values(column, name):
     [path] = [path for path in HYPS if path.stem == f"hyp.{name}"]
     rows = [line.split() for line in PUBLISHED.strip().splitlines()]
-    assert read_hyp(path).as_dict() == {key: float(numbers[column]) for key, *numbers in rows}
+    optimizer, hyp = read_hyp(path)
+    assert hyp.as_dict() == {key: float(numbers[column]) for key, *numbers in rows}
+    assert optimizer == "SGD"
 
 
 @pytest.mark.parametrize("path", HYPS, ids=lambda path: path.stem)
 def test_hyp_files_list_every_hyperparameter(path):
     given = [line.split(":")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
-    assert given == list(read_hyp(path).as_dict())
+    assert given == ["optimizer", *read_hyp(path)[1].as_dict()]
 
 
 def write_hyp(tmp_path: Path, text: str | bytes) -> Path:
@@ -132,7 +135,7 @@ def write_hyp(tmp_path: Path, text: str | bytes) -> Path:
 
 def test_yolov5_hyp_file_is_accepted(tmp_path):
     text = "# comment\nlr0: 0.02  # first\niou_t: 0.20  # unused\nanchor_t: 4.0\n# anchors: 3\nfl_gamma: 0.0\n"
-    assert read_hyp(write_hyp(tmp_path, text)) == Hyp(lr0=0.02)
+    assert read_hyp(write_hyp(tmp_path, text)) == ("auto", Hyp(lr0=0.02))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +143,19 @@ def test_yolov5_hyp_file_is_accepted(tmp_path):
     [("lr0: 1e-3", 0.001), ("lr0: 1.0e-3", 0.001), ("lr0: 1", 1.0), ("{lr0: 0.5}", 0.5), ("\ufefflr0: .5", 0.5)],
 )
 def test_hyp_number_formats_are_read(tmp_path, text, value):
-    assert read_hyp(write_hyp(tmp_path, text)) == Hyp(lr0=value)
+    assert read_hyp(write_hyp(tmp_path, text)) == ("auto", Hyp(lr0=value))
 
 
 def test_hyp_file_without_entries_gives_defaults(tmp_path):
-    assert read_hyp(write_hyp(tmp_path, "{}")) == Hyp()
+    assert read_hyp(write_hyp(tmp_path, "{}")) == ("auto", Hyp())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:])
+def test_written_hyp_file_is_read_back(tmp_path, optimizer):
+    path = tmp_path / "hyp.yaml"
+    hyperparameters.write_hyp(path, optimizer, Hyp(lr0=0.25, box=0.125))
+    assert read_hyp(path) == (optimizer, Hyp(lr0=0.25, box=0.125))
+    assert path.read_text().startswith(f"optimizer: {optimizer}\nlr0: 0.25\n")
 
 
 @pytest.mark.parametrize(
@@ -156,6 +167,10 @@ def test_hyp_file_without_entries_gives_defaults(tmp_path):
         ("lr0: '0.1'", "my.yaml line 1: lr0 is '0.1', expected a number"),
         ("lr0: true", "my.yaml line 1: lr0 is 'true', expected a number"),
         ("lr0:", "my.yaml line 1: lr0 is '', expected a number"),
+        ("optimizer: sgd", "my.yaml line 1: optimizer is 'sgd', expected SGD, Adam, AdamW or Muon"),
+        ("optimizer: 1", "my.yaml line 1: optimizer is '1', expected SGD, Adam, AdamW or Muon"),
+        ("optimizer: auto", "my.yaml line 1: optimizer is 'auto', expected SGD, Adam, AdamW or Muon"),
+        ("optimizer: SGD\noptimizer: SGD", "my.yaml line 2: optimizer is given twice"),
         ("lr0: .nan", "my.yaml line 1: lr0 is '.nan', expected a number"),
         ("lr0: nan", "my.yaml line 1: lr0 is nan, allowed are 0 to 1e+06"),
         ("lr0: inf", "my.yaml line 1: lr0 is inf, allowed are 0 to 1e+06"),

@@ -35,7 +35,7 @@ def one_step(model: nn.Module, steps: NonFiniteGuard, images: Tensor, gain: floa
     steps.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Muon"])
 @pytest.mark.parametrize("on_the_device", [False, True])
 @pytest.mark.parametrize("fault", ["loss", "input"])
 def test_nonfinite_step_has_no_effect(name, on_the_device, fault):
@@ -140,10 +140,13 @@ def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
 
 def all_finite(file: Path) -> bool:
     saved = checkpoint_file.load(file)
-    momentum = {
-        f"momentum {k}": v["momentum_buffer"] for k, v in saved.get("optimizer", {"state": {}})["state"].items()
+    state = {
+        f"{name} of parameter {number}": torch.as_tensor(value)
+        for number, values in saved.get("optimizer", {"state": {}})["state"].items()
+        for name, value in values.items()
     }
-    return all(value.isfinite().all() for value in (saved["model"] | saved.get("ema", {}) | momentum).values())
+    assert state or "optimizer" not in saved
+    return all(value.isfinite().all() for value in (saved["model"] | saved.get("ema", {}) | state).values())
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from utils.files import checkpoint_file
 from utils.training import run as run_module
 from utils.training.checkpoints.restart import MARKS, launcher_mark
 from utils.training.config import TrainConfig
-from utils.training.hyperparameters import Hyp
+from utils.training.hyperparameters import Hyp, read_hyp
 from utils.training.run import open_run
 
 HYPS = Path(__file__).parents[3] / "data" / "hyps"
@@ -79,8 +79,10 @@ class FakeData:
     """The data set that small_description() describes."""
 
     file: Path = Path("shapes.yaml")
+    unit: str = "image"
     names: list = field(default_factory=lambda: list(NAMES))
     digests: dict = field(default_factory=lambda: {"train": "abc", "val": "def"})
+    labels: dict = field(default_factory=lambda: {"train": range(200), "val": range(9)})  # images
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +95,10 @@ def never(path):
     raise AssertionError(f"{path} is not searched for")
 
 
-def opened(cfg, world=None, *, find_data=never, find_hyp=never):
+def opened(cfg, world=None, *, find_data=never, find_hyp=never, check_model=lambda *_, **__: None):
     """The run, and the lines that it logs."""
-    said = []
-    return open_run(cfg, world or World(CPU), said.append, find_hyp=find_hyp, find_data=find_data), said
+    said, found = [], {"find_hyp": find_hyp, "find_data": find_data, "check_model": check_model}
+    return open_run(cfg, world or World(CPU), said.append, **found), said
 
 
 def new_run(project, world=None, **flags):
@@ -132,10 +134,16 @@ def resumed_run(last, world=None, **given):
 # ---------------------------------------------------------------------- opening
 
 
+def test_model_of_a_new_run_is_checked_first(tmp_path):
+    checked = []
+    opened(TrainConfig(cfg="a", weights="b"), check_model=lambda *given, **more: checked.append((given, more)))
+    assert checked == [(("a", "b"), {"download": False})]
+
+
 def test_new_run_has_the_given_settings_and_no_checkpoint(tmp_path):
     cfg = TrainConfig(project=str(tmp_path), epochs=7, hyp="hyp.VOC.yaml")
     run, said = opened(cfg, find_hyp=lambda name: HYPS / name)
-    assert (run.config, run.saved, said) == (cfg, None, [])
+    assert (run.config, run.saved, said) == (replace(cfg, optimizer="SGD"), None, [])
     assert run.hyp.as_dict() != Hyp().as_dict()
     assert files_of(tmp_path) == set()  # the folder is created after all checks
 
@@ -148,7 +156,7 @@ def test_resumed_run_has_the_settings_of_its_checkpoint(tmp_path):
         assert (run.config.imgsz, run.config.optimizer, run.config.resume) == (320, "AdamW", str(last))
         assert run.hyp == Hyp(lr0=0.5)
         assert run.saved.epoch == 2
-        assert said == [f"resuming {last}"]
+        assert said == [f"resuming {last}: yolov5n.yaml, 2 of 100 epochs done"]
 
 
 def test_every_flag_is_known_to_these_tests():
@@ -163,7 +171,7 @@ def test_flag_changes_a_resumed_run(tmp_path, name):
     assert getattr(run.config, name) == MAY_CHANGE[name]
     before = small_description().config | {"data": "shapes.yaml"}
     flag = "--" + name.replace("_", "-")
-    assert said == [f"resuming {last}", f"--resume changes {flag} from {before[name]} to {MAY_CHANGE[name]}"]
+    assert said[1:] == [f"--resume changes {flag} from {before[name]} to {MAY_CHANGE[name]}"]
 
 
 @pytest.mark.parametrize("name", MAY_NOT_CHANGE)
@@ -214,7 +222,7 @@ def test_restarted_run_resumes_from_its_checkpoint(tmp_path, monkeypatch):
     mark_run(tmp_path / "exp", monkeypatch)
     run, said = opened(TrainConfig(project=str(tmp_path)))
     assert (run.config.resume, run.config.imgsz, run.saved.epoch) == (str(last), 320, 1)
-    assert said == ["restarted by the launcher", f"resuming {last}"]
+    assert said == ["restarted by the launcher", f"resuming {last}: yolov5n.yaml, 1 of 100 epochs done"]
 
 
 def test_restarted_run_without_checkpoint_begins_again_in_its_folder(tmp_path, monkeypatch):
@@ -222,7 +230,7 @@ def test_restarted_run_without_checkpoint_begins_again_in_its_folder(tmp_path, m
     mark_run(folder, monkeypatch)
     run = new_run(tmp_path)
     assert run.saved is None
-    run.open_folder({})
+    run.open_folder({}, never)
     assert run.folder == folder
     run.close_folder({})
 
@@ -263,25 +271,26 @@ def test_ranks_that_read_the_same_checkpoint_resume(tmp_path):
 
 def test_resumed_run_refuses_other_classes(tmp_path):
     run, said = resumed_run(saved_run(tmp_path / "exp")), []
-    run.check_data(FakeData(), said.append)
+    run.fit_to(FakeData(), {}, False, said.append)
     assert said == []
     for names in (NAMES[:1], NAMES[::-1], [*NAMES, "bar"]):
         with pytest.raises(ValueError, match=r"last\.pt: its class names differ from those of shapes\.yaml$"):
-            run.check_data(FakeData(names=names), said.append)
+            run.fit_to(FakeData(names=names), {}, False, said.append)
 
 
 def test_resumed_run_reports_changed_training_images(tmp_path):
     """Changed validation images are not reported: they do not change the training."""
     last, said = saved_run(tmp_path / "exp"), []
     run = resumed_run(last)
-    run.check_data(FakeData(digests={"train": "abc", "val": "new"}), said.append)
+    run.fit_to(FakeData(digests={"train": "abc", "val": "new"}), {}, False, said.append)
     assert said == []
-    run.check_data(FakeData(digests={"train": "new", "val": "def"}), said.append)
+    run.fit_to(FakeData(digests={"train": "new", "val": "def"}), {}, False, said.append)
     assert said == [f"shapes.yaml: since {last} was written the training images or their labels have changed"]
 
 
 def test_new_run_accepts_any_data(tmp_path):
-    new_run(tmp_path).check_data(FakeData(names=["other"], digests={"train": "new"}), never)
+    run = new_run(tmp_path)
+    assert run.fit_to(FakeData(names=["other"], digests={"train": "new"}), {}, False, never) is run.config
 
 
 def test_description_has_settings_hyperparameters_and_data(tmp_path):
@@ -335,12 +344,12 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
 def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
     for name in ("exp", "exp2"):
         run = new_run(tmp_path, epochs=7, hyp="hyp.VOC.yaml")
-        run.open_folder({"train": {"images": 3}})
+        run.open_folder({"train": {"images": 3}}, never)
         assert run.folder == tmp_path / name
         assert files_of(run.folder) - {"lock"} == {"args.yaml", "hyp.yaml", "data_report.json"}
         assert (run.folder / "weights").is_dir()
         assert yaml.safe_load((run.folder / "args.yaml").read_text()) == run.config.as_dict()
-        assert yaml.safe_load((run.folder / "hyp.yaml").read_text()) == run.hyp.as_dict()
+        assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
         assert json.loads((run.folder / "data_report.json").read_text()) == {"train": {"images": 3}}
         assert run.close_folder({"best": 0.5}) == {"best": 0.5}
         assert json.loads((run.folder / "metrics.json").read_text()) == {"best": 0.5}
@@ -352,7 +361,7 @@ def test_resumed_run_reopens_its_folder_and_is_not_marked_as_done(tmp_path):
     for name in ("metrics.json", "preempted.json", "results.csv", "weights/best.pt"):
         (tmp_path / "exp" / name).write_text("{}")
     run = resumed_run(last, epochs=9, project=str(tmp_path / "other"), name="other")
-    run.open_folder({})
+    run.open_folder({}, never)
     assert run.folder == tmp_path / "exp"
     kept = {"weights/last.pt", "weights/best.pt", "results.csv"}
     assert files_of(tmp_path / "exp") - {"lock"} == kept | {"args.yaml", "hyp.yaml", "data_report.json"}
@@ -375,7 +384,7 @@ def test_folder_is_locked_while_files_are_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr("utils.training.run.lock_folder", Lock)
     run = new_run(tmp_path)
-    run.open_folder({})
+    run.open_folder({}, never)
     run.close_folder({})
     settings = {"args.yaml", "hyp.yaml", "data_report.json"}
     assert found == [set(), settings | {"metrics.json"}]
@@ -390,29 +399,29 @@ def test_folder_that_another_run_has_locked_does_not_change(tmp_path, monkeypatc
     monkeypatch.setattr("utils.training.run.lock_folder", refuse)
     run = resumed_run(last)
     with pytest.raises(ValueError, match="another run is writing there"):
-        run.open_folder({})
+        run.open_folder({}, never)
     assert files_of(tmp_path / "exp") == {"weights/last.pt", "preempted.json"}
 
 
 def test_launcher_is_recorded_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     run = new_run(tmp_path)
-    run.open_folder({})
+    run.open_folder({}, never)
     assert json.loads((run.folder / MARKS).read_text()) == [launcher_mark(os.environ)]
     run.close_folder({})
 
 
 def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monkeypatch):
     worlds, written = thread_worlds(2), []
-    for name in ("write_yaml", "write_json"):
+    for name in ("write_yaml", "write_hyp", "write_json"):
         real = getattr(run_module, name)
         monkeypatch.setattr(
-            run_module, name, lambda path, values, real=real: (written.append(path), real(path, values))
+            run_module, name, lambda path, *values, real=real: (written.append(path), real(path, *values))
         )
 
     def run(world):
         own = new_run(tmp_path / str(world.rank), world)
-        own.open_folder({})
+        own.open_folder({}, never)
         assert own.close_folder({"best": 0.5}) == {"best": 0.5}
         return own.folder
 
@@ -420,3 +429,78 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
     assert run_ranks([partial(run, world) for world in worlds], worlds) == [folder] * 2
     assert written == [folder / name for name in ("args.yaml", "hyp.yaml", "data_report.json", "metrics.json")]
     assert not (tmp_path / "1").exists()
+
+
+# ---------------------------------------------------------------------- automatic settings
+
+
+def test_new_run_chooses_settings_that_are_not_given(tmp_path):
+    run, lines = new_run(tmp_path), []
+    cfg = run.fit_to(FakeData(), {"box": 0.1}, False, never)
+    assert (cfg, cfg.optimizer, cfg.hyp, run.hyp.nominal_batch, run.hyp.box) == (run.config, "Muon", "auto", 16, 0.1)
+    run.open_folder({}, lines.append)
+    assert lines == [run.recipe.describe(str(run.folder / "hyp.yaml"))]
+    assert "200 images x 100 epochs, 2 classes, random weights: --optimizer Muon" in lines[0]
+    assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", "Muon"), ("Adam", "Adam")])
+def test_hyp_file_of_a_run_gives_the_same_run_again(tmp_path, given, expected):
+    """Its optimizer too, unless the command line has another one."""
+    first = new_run(tmp_path)
+    first.fit_to(FakeData(), {"box": 0.1}, False, never)
+    first.open_folder({}, lambda _: None)
+    again, lines = new_run(tmp_path, hyp=str(first.folder / "hyp.yaml"), optimizer=given), []
+    again.fit_to(FakeData(), {"box": 0.2}, False, never)
+    assert (again.config.optimizer, again.hyp) == (expected, first.hyp)
+    again.open_folder({}, lines.append)
+    assert not lines
+
+
+def test_optimizer_of_a_file_that_the_flags_exclude_is_refused(tmp_path):
+    (tmp_path / "my.yaml").write_text("optimizer: Muon")
+    with pytest.raises(ValueError, match=r"my\.yaml: optimizer is Muon: --shard and --optimizer Muon cannot be used"):
+        new_run(tmp_path, hyp=str(tmp_path / "my.yaml"), shard=True)
+
+
+def test_new_run_with_few_steps_says_so(tmp_path):
+    run, lines = new_run(tmp_path, batch_size=64), []
+    run.fit_to(FakeData(), {}, False, never)
+    run.open_folder({}, lines.append)
+    assert lines[1].startswith("only 312 optimizer steps: ")
+    assert len(lines) == 2
+
+
+def test_run_from_trained_weights_takes_their_recipe(tmp_path):
+    run = new_run(tmp_path)
+    assert run.fit_to(FakeData(unit="tile"), {}, True, never).optimizer == "AdamW"
+    assert run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights"
+
+
+@pytest.mark.parametrize("differs", ["optimizer", "hyper-parameters"])
+def test_ranks_that_choose_different_recipes_are_refused(tmp_path, differs):
+    """For example where --weights is set on one machine only, or --hyp is a file there."""
+    worlds = thread_worlds(2)
+
+    def refused(world):
+        run = new_run(tmp_path / str(world.rank), world)
+        gains = {"box": 0.1 if differs == "hyper-parameters" and world.rank else 0.05}
+        with pytest.raises(ValueError, match="the recipe differs between the processes: "):
+            run.fit_to(FakeData(), gains, differs == "optimizer" and world.rank > 0, never)
+        return True
+
+    assert run_ranks([partial(refused, world) for world in worlds], worlds) == [True, True]
+
+
+def test_new_run_keeps_settings_that_are_given(tmp_path):
+    run = new_run(tmp_path, optimizer="Adam", hyp="hyp.VOC.yaml")
+    assert run.fit_to(FakeData(), {"box": 0.1}, False, never).optimizer == "Adam"
+    assert run.hyp.lr0 == 0.00334
+    run.open_folder({}, never)  # and logs no recipe
+
+
+def test_resumed_run_keeps_the_chosen_settings(tmp_path):
+    """More images, which change the choice of a new run, do not change that of a run that is resumed."""
+    run = resumed_run(saved_run(tmp_path / "exp", epochs=2, optimizer="AdamW", hyp={"lr0": 0.5}))
+    cfg = run.fit_to(FakeData(labels={"train": range(10**6)}), {}, False, never)
+    assert (cfg.optimizer, run.hyp.lr0, run.recipe) == ("AdamW", 0.5, None)

@@ -44,14 +44,18 @@ class CheckpointManager:
         self.trigger = SaveTrigger(state.world, minutes, self.background)
         self.final_only, self.period, self.world, self.progress = final_only, period, state.world, state.progress
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
+        self._saved = self.progress.epoch + self.progress.batch > 0  # last.pt is of this run: resumed, or written since
         self._pending_ema: dict[str, Tensor] | None = None  # of the epoch whose validation is pending
 
     def __enter__(self) -> "CheckpointManager":
         self.trigger.__enter__()
         return self
 
-    def __exit__(self, *failure: object) -> None:
-        self.trigger.__exit__(*failure)
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+        self.trigger.__exit__(kind, *failure)
+        if kind is KeyboardInterrupt and self._saved:
+            with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
+                print_lines(f"continue with --resume {self.last}")
 
     def after_step(self, batch: int) -> None:
         """Save if it is due, and record the result of the background evaluation.
@@ -71,7 +75,7 @@ class CheckpointManager:
         """Save within an epoch. Raises PreemptedExit if the reason is a signal."""
         name, state = self.trigger.agreed_signal(), self._state()
         if self.world.is_main:
-            checkpoint_file.save(self.last, state)
+            self._save_last(state)
         self._continue_or_exit(name)
 
     @contextmanager
@@ -100,7 +104,7 @@ class CheckpointManager:
             if self.world.is_main:
                 if self.period > 0 and self.progress.epoch % self.period == 0:
                     checkpoint_file.save(self.last.with_name(f"epoch{self.progress.epoch}.pt"), state)
-                checkpoint_file.save(self.last, state)
+                self._save_last(state)
                 if self._is_best() or (done and self.final_only):
                     self._save_best()
         if self.progress.pending and not self.final_only:
@@ -145,6 +149,10 @@ class CheckpointManager:
         known = progress.epoch > 0 and not progress.pending
         best = progress.early_stopping.best_epoch in (progress.epoch - 1, None)
         return available and known and not self.final_only and best
+
+    def _save_last(self, state: dict[str, Any]) -> None:
+        checkpoint_file.save(self.last, state)
+        self._saved = True
 
     def _save_best(self) -> None:
         result = {"epoch": self.progress.epoch, "metrics": self.progress.metrics, "results": self.progress.rows}

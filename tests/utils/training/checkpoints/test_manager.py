@@ -21,6 +21,7 @@ from tests.support.small_run import (
 )
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from utils.files import checkpoint_file
+from utils.training.checkpoints import manager as manager_module
 from utils.training.checkpoints import preemption
 from utils.training.checkpoints.contents import read_checkpoint
 from utils.training.checkpoints.manager import CheckpointManager
@@ -399,3 +400,43 @@ def test_best_of_a_resumed_nosave_run_is_written_only_if_no_epoch_follows(tmp_pa
     assert not manager.best.exists()
     assert restored(resumed_manager(manager, nosave=True), done=True) == []
     assert weight_of(tmp_path / "exp") == 1
+
+
+# ---------------------------------------------------------------------- Ctrl-C
+
+
+def interrupt(manager):
+    with pytest.raises(KeyboardInterrupt), manager:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("flags", [{}, {"nosave": True}])
+def test_ctrl_c_names_a_checkpoint_that_this_run_has_written(tmp_path, capsys, flags):
+    """An older run's last.pt, in a folder that --exist-ok uses again, is not named."""
+    train_epoch(open_manager(tmp_path / "exp"), 0.5)
+    saving = TrainConfig(**flags).saving()
+    manager = CheckpointManager(tmp_path / "exp", small_state(), small_description(), **saving)
+    interrupt(manager)
+    assert capsys.readouterr().out == ""
+    train_epoch(manager, 0.5)
+    interrupt(manager)
+    line = f"continue with --resume {tmp_path}/exp/{LAST}\n"
+    assert capsys.readouterr().out == ("" if flags else line)
+
+
+def test_ctrl_c_of_a_resumed_run_names_its_checkpoint(tmp_path, capsys):
+    state = small_state()
+    state.progress.batch = 3
+    saving = TrainConfig().saving()
+    interrupt(CheckpointManager(run_folder(tmp_path / "exp"), state, small_description(), **saving))
+    assert capsys.readouterr().out.endswith(f"--resume {tmp_path}/exp/{LAST}\n")
+
+
+def test_ctrl_c_that_has_also_ended_the_reader_of_the_output_is_no_fault(tmp_path, monkeypatch):
+    def closed(text):
+        raise BrokenPipeError
+
+    manager = open_manager(tmp_path / "exp")
+    train_epoch(manager, 0.5)
+    monkeypatch.setattr(manager_module, "print_lines", closed)
+    interrupt(manager)

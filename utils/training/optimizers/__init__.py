@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from utils.training.optimizers.muon import MATRICES, MuonAdamW
+
 IMPLEMENTATION = ("fused", "foreach", "capturable")  # settings that change how a step is computed, on some devices only
 Groups = list[dict[str, Any]]
 OTHER_STATE = "the optimizer's state is of another model or optimizer"
@@ -19,12 +21,14 @@ class OptimizerKind:
 
     momentum_key: the name of that setting in a group; of "betas" it is the first; "" if there is none. bias_warmup:
     whether the learning rate of biases falls from warmup_bias_lr during warm-up, or rises from 0 like the others.
+    matrices: whether the weights of convolutions have a group of their own.
     """
 
     cls: type[torch.optim.Optimizer]
     build: Callable[[Groups, float, float, bool], torch.optim.Optimizer]
     momentum_key: str
     bias_warmup: bool = True
+    matrices: bool = False
 
     def set_momentum(self, group: dict[str, Any], momentum: float) -> None:
         """Set a group's momentum from the next step on."""
@@ -51,10 +55,15 @@ def _adamw(groups: Groups, lr: float, momentum: float, fused: bool) -> torch.opt
     return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
 
 
+def _muon(groups: Groups, lr: float, momentum: float, fused: bool) -> torch.optim.Optimizer:
+    return MuonAdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
+
+
 OPTIMIZERS = {
     "SGD": OptimizerKind(torch.optim.SGD, _sgd, momentum_key="momentum"),
     "Adam": OptimizerKind(torch.optim.Adam, _adam, momentum_key="betas"),
     "AdamW": OptimizerKind(torch.optim.AdamW, _adamw, momentum_key="betas"),
+    "Muon": OptimizerKind(MuonAdamW, _muon, momentum_key="betas", matrices=True),
 }
 
 # Entries of a group that depend on this run's flags and device, not on its training so far.
@@ -67,26 +76,36 @@ def build_optimizer(
     """An optimizer with three groups named "bias", "norm" and "weight"; only "weight" decays.
 
     "norm" holds the scales of normalisation layers: all one-dimensional parameters that are not biases. Parameters that
-    need no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999).
-    Raises ValueError for another name, or if no parameter is left to train.
+    need no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999), or
+    Muon. For Muon a fourth group, "matrix", which decays too, holds the weights of convolutions that are neither
+    depthwise nor the output of a head. Raises ValueError for another name, or if no parameter is left to train.
     """
-    groups: dict[str, list[nn.Parameter]] = {"bias": [], "norm": [], "weight": []}
-    for path, parameter in model.named_parameters():  # lists a shared parameter once
-        if parameter.requires_grad:
-            is_bias = path.rpartition(".")[2] == "bias"
-            groups["bias" if is_bias else "norm" if parameter.ndim <= 1 else "weight"].append(parameter)
-    if not any(groups.values()):
-        raise ValueError("no parameter is left to train: freeze fewer layers (--freeze)")
     if name not in OPTIMIZERS:
         *others, last = OPTIMIZERS
         raise ValueError(f"--optimizer {name}: choose {', '.join(others)} or {last}")
-    settings = [
-        {"params": parameters, "name": group, "weight_decay": weight_decay if group == "weight" else 0.0}
-        for group, parameters in groups.items()
+    kind = OPTIMIZERS[name]
+    groups: dict[str, list[nn.Parameter]] = {"bias": [], "norm": [], "weight": []}
+    groups |= {"matrix": []} if kind.matrices else {}
+    parameters = dict(model.named_parameters())  # lists a shared parameter once
+    for path, parameter in parameters.items():
+        if parameter.requires_grad:
+            owner, _, own = path.rpartition(".")
+            # A convolution with a bias is the output of a head: all others are followed by a normalisation layer.
+            is_matrix = kind.matrices and parameter.ndim == 4 and parameter.shape[1] > 1
+            is_matrix = is_matrix and f"{owner}.bias" not in parameters
+            group = "bias" if own == "bias" else "norm" if parameter.ndim <= 1 else "matrix" if is_matrix else "weight"
+            groups[group].append(parameter)
+    if not any(groups.values()):
+        raise ValueError("no parameter is left to train: freeze fewer layers (--freeze)")
+    settings: Groups = [
+        {"params": members, "name": group, "weight_decay": weight_decay if group in ("weight", "matrix") else 0.0}
+        for group, members in groups.items()
     ]
+    for entries in settings if kind.matrices else ():
+        entries[MATRICES] = entries["name"] == "matrix"
     first = next(model.parameters())
     fused = first.is_cuda and not isinstance(first, DTensor)  # a DTensor does not mix with the flag that skips a step
-    return OPTIMIZERS[name].build(settings, lr, momentum, fused)
+    return kind.build(settings, lr, momentum, fused)
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:

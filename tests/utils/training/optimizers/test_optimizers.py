@@ -75,7 +75,7 @@ def test_sgd_without_momentum_is_allowed():
 
 
 def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match="--optimizer Adagrad: choose SGD, Adam or AdamW"):
+    with pytest.raises(ValueError, match="--optimizer Adagrad: choose SGD, Adam, AdamW or Muon"):
         build(Net(), "Adagrad")
 
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from models.blocks import C3, LAYERS, SPP, SPPF, Bottleneck, Concat, Conv, MaxPool, Stack, Upsample, ZeroPad, join
+from models.blocks import Stack
+from models.blocks.convolutions import Conv
+from models.blocks.cross_stage import C3, Bottleneck
+from models.blocks.joining import Concat, join
+from models.blocks.registry import LAYERS
+from models.blocks.resizing import SPP, SPPF, MaxPool, Upsample, ZeroPad
 
 
 def randomise_statistics(module: nn.Module) -> None:

@@ -1,0 +1,107 @@
+"""Task-aligned assignment: the predictions of a box are those that best agree on its class and its place.
+
+B images, T targets, N predictions per image over all levels, C classes, K predictions per target, M = T * K slots.
+Shapes depend only on T, N and K, and no value is read on the host.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.assign.invalid import spread_invalid
+from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
+
+PAIRS_AT_A_TIME = 1 << 17  # of a target and a prediction: 512 KiB in float32, which fit in the cache of a CPU
+MORE_AT_A_TIME = 8  # times as many on other devices, to start fewer kernels
+SMALLEST_SIDE = 1e-9  # a prediction's point must be farther than this from all sides of the box
+EPS = 1e-9
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Assigned predictions, each array [M]; entries where `valid` is False must not count. No prediction occurs twice.
+
+    prediction: its number among B * N; arbitrary where not valid. target: its row among the targets. wanted: the score
+    that the prediction should give the target's class, in [0, 1]; 0 where not valid.
+    """
+
+    prediction: Tensor
+    target: Tensor
+    wanted: Tensor
+    valid: Tensor
+
+
+@torch.no_grad()
+def task_aligned(
+    boxes_xyxy: Tensor,
+    classes: Tensor,
+    points: Tensor,
+    targets: Tensor,
+    *,
+    candidates: int = 10,
+    kept: int | None = None,
+    smallest: float = 0.0,
+) -> Aligned:
+    """Return the predictions that are assigned to targets.
+
+    boxes_xyxy: [B, N, 4] in pixels, float32 or float64. classes: logits [B, N, C]. points: the middles of their cells,
+    x, y in pixels, [N, 2]. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class are not
+    assigned. candidates: K, per target. kept: how many of them are assigned; None: all. smallest: a side of a box that
+    is shorter, in pixels, is lengthened to this when candidates are chosen.
+
+    Candidates of a target are the K predictions, of points inside its box, with the largest alignment t = score^0.5 *
+    CIoU^6. A prediction that several targets have is given to the one with which its CIoU is largest. The wanted score
+    is t, scaled so that the target's largest one is its largest CIoU.
+
+    Source: TOOD, arXiv 2108.07755, sections 3.2 and 3.3, equation 4, with CIoU instead of IoU; `kept` of 1 is the
+    one-to-one matching of YOLOv10, arXiv 2405.14458, section 3.1.
+    """
+    images, predictions, _ = classes.shape
+    owner, of_class = targets[:, 0].long(), targets[:, 1].long()
+    boxes = to_cxcywh(targets[:, 2:].to(boxes_xyxy.dtype))
+    predicted = to_cxcywh(boxes_xyxy)
+    predicted[..., 2:].clamp_(min=0)
+    terms, wanted_terms = complete_iou_terms(predicted), complete_iou_terms(boxes[:, None])  # [B, 8, N], [T, 8, 1]
+    (x, y), (middle_x, middle_y) = points.unbind(1), boxes[:, :2, None].unbind(1)  # [N] each, [T, 1] each
+    half = (boxes[:, 2:].clamp(min=smallest) / 2 - SMALLEST_SIDE).masked_fill((of_class < 0)[:, None], 0)
+    half_x, half_y = half[..., None].unbind(1)
+    pairs = PAIRS_AT_A_TIME * (1 if targets.device.type == "cpu" else MORE_AT_A_TIME)
+    slots, step = min(candidates, predictions), max(1, pairs // max(predictions, 1))
+    best, chosen, overlap = [], [], []
+    for start in range(0, max(len(targets), 1), step):
+        rows = slice(start, start + step)
+        iou = complete_iou_of_terms(terms.index_select(0, owner[rows]), wanted_terms[rows]).clamp_(min=0)  # [rows, N]
+        score = classes[owner[rows], :, of_class[rows].clamp(min=0)].sigmoid_()
+        outside = ((x - middle_x[rows]).abs() >= half_x[rows]) | ((y - middle_y[rows]).abs() >= half_y[rows])
+        alignment = (score.sqrt_() * (iou**3).square_()).masked_fill_(outside, 0)  # iou**6 takes four times as long
+        values, at = alignment.topk(slots, 1)
+        best.append(values)
+        chosen.append(at)
+        overlap.append(iou.gather(1, at))
+    alignment, at, iou = torch.cat(best), torch.cat(chosen), torch.cat(overlap)  # [T, K]
+    prediction = owner[:, None] * predictions + at
+    valid = _of_one_target(prediction, iou, alignment > 0, images * predictions)
+    if kept is not None:
+        alignment = alignment * valid
+        order = alignment.argsort(dim=1, descending=True, stable=True)
+        valid &= order.argsort(1) < kept
+    highest = (alignment * valid).amax(1, keepdim=True)
+    wanted = alignment * valid * (iou * valid).amax(1, keepdim=True) / (highest + EPS)
+    return Aligned(
+        prediction=spread_invalid(prediction.flatten(), valid.flatten(), images * predictions),
+        target=torch.arange(len(targets), device=targets.device)[:, None].expand_as(at).flatten(),
+        wanted=wanted.flatten(),
+        valid=valid.flatten(),
+    )
+
+
+def _of_one_target(prediction: Tensor, iou: Tensor, claimed: Tensor, predictions: int) -> Tensor:
+    """Return which claims [T, K] win: those with the largest IoU for their prediction, the first target's if equal."""
+    rows = torch.arange(len(prediction), device=prediction.device)[:, None].expand_as(prediction)
+    at = prediction.flatten()
+    largest = iou.new_zeros(predictions).scatter_reduce_(0, at, (iou * claimed).flatten(), "amax")
+    claimed = claimed & (iou == largest[prediction])
+    claimant = torch.where(claimed, rows, len(rows))
+    first = rows.new_full((predictions,), len(rows)).scatter_reduce_(0, at, claimant.flatten(), "amin")
+    return claimed & (rows == first[prediction])

@@ -1,0 +1,24 @@
+"""The layers by their name in model tables. To add a layer, add a line to LAYERS."""
+
+from models.blocks import Layer
+from models.blocks.convolutions import Conv, SeparableConv
+from models.blocks.cross_stage import C2PSA, C3, Bottleneck, C2f, C3k2, SeparableC3
+from models.blocks.joining import Concat
+from models.blocks.resizing import SPP, SPPF, MaxPool, Upsample, ZeroPad
+
+LAYERS: dict[str, type[Layer]] = {
+    "Conv": Conv,
+    "SeparableConv": SeparableConv,
+    "Bottleneck": Bottleneck,
+    "C3": C3,
+    "SeparableC3": SeparableC3,
+    "C2f": C2f,
+    "C3k2": C3k2,
+    "C2PSA": C2PSA,
+    "SPP": SPP,
+    "SPPF": SPPF,
+    "Concat": Concat,
+    "nn.Upsample": Upsample,
+    "nn.MaxPool2d": MaxPool,
+    "nn.ZeroPad2d": ZeroPad,
+}

@@ -1,0 +1,106 @@
+"""Pooling, enlarging and padding of maps."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from models.blocks import Layer, whole_stride
+from models.blocks.convolutions import Conv, LinearConv
+from models.blocks.joining import join
+
+MAX_REPEATS = 100  # of a pool: of a block with few channels, a table could otherwise demand hours
+
+
+class SPP(Layer):
+    """Spatial pyramid pooling: the map concatenated with its maxima over windows of several sizes.
+
+    Source: SPP-net, arXiv 1406.4729, with stride 1 as in YOLOv3-SPP.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernels: Sequence[int] = (5, 9, 13)) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        hidden = in_channels // 2
+        self.cv1 = Conv(in_channels, hidden, 1)
+        self.cv2 = Conv(hidden * (1 + len(kernels)), out_channels, 1)
+        self.m = nn.ModuleList(nn.MaxPool2d(kernel, 1, kernel // 2) for kernel in kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cv1(x)
+        return self.cv2(join([x, *(pool(x) for pool in self.m)]))
+
+
+class SPPF(Layer):
+    """SPP by one pool applied repeatedly: two of kernel 5 equal one of kernel 9, and three equal one of kernel 13.
+
+    shortcut: no activation after the first convolution, and the input added if its number of channels is equal. Raises
+    ValueError for repeats outside 1 to MAX_REPEATS.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int = 5, repeats: int = 3, shortcut: bool = False
+    ) -> None:
+        super().__init__()
+        if not 1 <= repeats <= MAX_REPEATS:
+            raise ValueError(f"the pool is repeated 1 to {MAX_REPEATS} times, got {repeats}")
+        self.out_channels = out_channels
+        hidden = in_channels // 2
+        self.cv1 = LinearConv(in_channels, hidden, 1) if shortcut else Conv(in_channels, hidden, 1)
+        self.cv2 = Conv(hidden * (1 + repeats), out_channels, 1)
+        self.m = nn.MaxPool2d(kernel, 1, kernel // 2)
+        self.repeats, self.add = repeats, shortcut and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [self.cv1(x)]
+        for _ in range(self.repeats):
+            maps.append(self.m(maps[-1]))
+        y = self.cv2(join(maps))
+        return x + y if self.add else y
+
+
+class Upsample(Layer):
+    """The map enlarged by a whole factor. The args are those of nn.Upsample; `size` must be None."""
+
+    scales_width = False
+
+    def __init__(self, in_channels: int, size: None, factor: float, mode: str = "nearest") -> None:
+        super().__init__()
+        if size is not None or factor != int(factor) or factor < 1 or mode not in {"nearest", "bilinear"}:
+            raise ValueError("args must be None, a whole factor, and nearest or bilinear")
+        self.out_channels, self.reduction = in_channels, Fraction(1, int(factor))
+        self.factor, self.mode = float(factor), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return interpolate(x, scale_factor=self.factor, mode=self.mode)
+
+
+class MaxPool(Layer):
+    """The maximum of each window."""
+
+    scales_width = False
+
+    def __init__(self, in_channels: int, kernel: int, stride: int | None = None, padding: int = 0) -> None:
+        super().__init__()
+        stride = kernel if stride is None else stride
+        self.out_channels, self.reduction = in_channels, whole_stride(stride)
+        self.pool = nn.MaxPool2d(kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(x)
+
+
+class ZeroPad(Layer):
+    """The map padded with zeros: `padding` is left, right, top, bottom, in cells."""
+
+    scales_width = False
+
+    def __init__(self, in_channels: int, padding: Sequence[int]) -> None:
+        super().__init__()
+        if len(padding) != 4:
+            raise ValueError("padding must be four numbers: left, right, top, bottom")
+        self.out_channels, self.padding = in_channels, tuple(padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pad(x, self.padding)

@@ -1,0 +1,214 @@
+"""Box, class and distance terms of the heads of distances, normalised over all processes.
+
+B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, D bins, T targets,
+M slots.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.assign.ignored import ignored_predictions
+from models.assign.task_aligned import Aligned, task_aligned
+from models.heads.cells import grid_cells
+from models.heads.distance import DistanceHead, DualDistanceHead, Levels, boxes_around, sides_of
+from models.losses import Loss, LossGains, at_least_float32
+from utils.boxes import complete_iou, to_cxcywh
+
+AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
+GAIN_WITHOUT_BINS = 6.0  # of the term dfl
+FIXED_POINT = 1 << 24  # sums of wanted scores are exact in multiples of 1 / this, in any order of processes
+LARGEST = 0.01  # distances end this much below the last bin
+CANDIDATES = 10
+CANDIDATES_ONE_TO_ONE = 7
+FIRST_SHARE, LAST_SHARE = 0.8, 0.1  # of o2m in the total, in the first and in the last epoch
+
+
+class Predictions(NamedTuple):
+    """Raw predictions of all levels, what they were assigned, and the cells they come from.
+
+    values: [B, N, 4 D + C]. cells: [N, 2], column and row. strides: pixels per cell, [N, 1]. grids: rows and columns of
+    each level. size: width and height of the images in pixels.
+    """
+
+    values: Tensor
+    cells: Tensor
+    strides: Tensor
+    grids: list[tuple[int, int]]
+    size: tuple[int, int]
+    found: Aligned
+
+
+class DistanceLoss(Loss):
+    """The loss terms of a `DistanceHead`, each divided by the sum of the wanted scores in the whole batch.
+
+    Each assigned prediction counts with its wanted score, w. box: w * (1 - CIoU). cls: cross entropy of every class of
+    every prediction, outside ignore regions or assigned; the target is w. dfl: w times the cross entropy of the two
+    bins next to each distance, mean of the four sides; without bins, w times the absolute difference of the distances
+    as fractions of the image, mean of the four sides.
+
+    Source: TOOD, arXiv 2108.07755, equations 5 to 8 (with cross entropy); GFL, arXiv 2006.04388, equation 6; YOLO26,
+    arXiv 2606.03748, for the term without bins and for lengthening small boxes to the second stride.
+    """
+
+    terms = ("box", "cls", "dfl")
+    unused = ("obj", "obj_pw", "cls_pw", "anchor_t", "fl_gamma", "--label-smoothing")
+
+    def __init__(
+        self,
+        strides: tuple[int, ...],
+        bins: int,
+        gains: Mapping[str, float] | None = None,
+        *,
+        candidates: int = CANDIDATES,
+        kept: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.strides, self.bins, self.candidates, self.kept = strides, bins, candidates, kept
+        own = AUTHORS_GAINS | ({"dfl": GAIN_WITHOUT_BINS} if bins == 1 else {})
+        self.gains = own if gains is None else {name: own[name] * gains[name] for name in own}
+        self.smallest = float(strides[min(1, len(strides) - 1)]) if bins == 1 else 0.0
+
+    @classmethod
+    def from_head(cls, head: DistanceHead, gains: LossGains) -> "DistanceLoss":
+        """Return the loss for `head`: its authors' gains, times `gains` relative to their defaults."""
+        return cls(head.strides, head.bins, relative_gains(gains))
+
+    def forward(
+        self, raw: Levels, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 4 D + C] per level."""
+        predictions = self.assign(raw, targets)
+        (count,) = normalisers([predictions.found], total)
+        return self.shares(predictions, targets, count)
+
+    def assign(self, raw: Levels, targets: Tensor) -> Predictions:
+        """Return the predictions of all levels with their assignment."""
+        levels = [at_least_float32(values) for values in raw]
+        grids = [(level.shape[1], level.shape[2]) for level in levels]
+        values = torch.cat([level.flatten(1, 2) for level in levels], 1)
+        cells = [grid_cells(*grid, values).flatten(0, 1) for grid in grids]
+        strides = [values.new_full((len(part), 1), stride) for part, stride in zip(cells, self.strides, strict=True)]
+        cell, stride = torch.cat(cells), torch.cat(strides)
+        given = values.detach()
+        found = task_aligned(
+            boxes_around(sides_of(given, self.bins), cell) * stride,
+            given[..., 4 * self.bins :],
+            (cell + 0.5) * stride,
+            targets,
+            candidates=self.candidates,
+            kept=self.kept,
+            smallest=self.smallest,
+        )
+        size = (grids[0][1] * self.strides[0], grids[0][0] * self.strides[0])
+        return Predictions(values, cell, stride, grids, size, found)
+
+    def shares(self, predictions: Predictions, targets: Tensor, count: Tensor) -> dict[str, Tensor]:
+        """Return this process's share of each term. count: the normaliser."""
+        values, cells, strides, grids, size, found = predictions
+        weight = found.wanted.to(values.dtype)  # [M], 0 where not valid
+        rows = values.flatten(0, 1)[found.prediction, : 4 * self.bins]  # [M, 4 D]
+        cell, stride = cells[found.prediction % len(cells)], strides[found.prediction % len(cells)]
+        wanted = targets[found.target, 2:].to(values.dtype) / stride  # in cells
+        sides = sides_of(rows, self.bins)
+        boxes = to_cxcywh(boxes_around(sides, cell))
+        boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
+        box = ((1 - complete_iou(boxes, to_cxcywh(wanted))) * weight).sum()
+        aims = torch.cat([cell + 0.5 - wanted[:, :2], wanted[:, 2:] - cell - 0.5], 1)  # distances, in cells
+        if self.bins > 1:
+            difference = bin_entropy(rows.unflatten(1, (4, self.bins)), aims)
+        else:
+            pixels = (sides - aims).abs() * stride
+            difference = torch.cat([pixels[:, 0::2] / size[0], pixels[:, 1::2] / size[1]], 1)
+        classes = values[..., 4 * self.bins :]
+        assigned = classes.new_zeros(classes.shape[:2]).flatten()
+        assigned = assigned.scatter_reduce(0, found.prediction, found.valid.to(assigned.dtype), "amax")
+        counts = (assigned > 0) | ~ignored_predictions(targets, len(values), self.strides, grids).flatten()
+        of_class = targets[found.target, 1].long().clamp(min=0)
+        cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()  # of a target 0; linear in the target
+        cls = cls - (classes.flatten(0, 1)[found.prediction, of_class] * weight).sum()
+        dfl = (difference.mean(1) * weight).sum()
+        sums = {"box": box, "cls": cls, "dfl": dfl}
+        return {name: value / count * self.gains[name] for name, value in sums.items()}
+
+
+class DualDistanceLoss(Loss):
+    """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o, with one prediction per box.
+
+    `weighted_sum` weights the first with a share that falls from 0.8 to 0.1 over the epochs, the second with the rest.
+    The terms themselves are not weighted, so that they can be compared between epochs.
+
+    Source: YOLOv10, arXiv 2405.14458, section 3.1; the shares YOLO26, arXiv 2606.03748.
+    """
+
+    terms = (*DistanceLoss.terms, *(f"o2o_{term}" for term in DistanceLoss.terms))
+    unused = DistanceLoss.unused
+
+    def __init__(self, many: DistanceLoss, one: DistanceLoss) -> None:
+        super().__init__()
+        self.many, self.one, self.share = many, one, FIRST_SHARE
+
+    @classmethod
+    def from_head(cls, head: DualDistanceHead, gains: LossGains) -> "DualDistanceLoss":
+        """Return the loss for `head`."""
+        relative = relative_gains(gains)
+        one = DistanceLoss(head.strides, head.bins, relative, candidates=CANDIDATES_ONE_TO_ONE, kept=1)
+        return cls(DistanceLoss(head.strides, head.bins, relative), one)
+
+    def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
+        """Move the weight from o2m to o2o."""
+        self.share = LAST_SHARE + (FIRST_SHARE - LAST_SHARE) * max(0.0, 1 - epoch / max(epochs - 1, 1))
+
+    def forward(
+        self, raw: Sequence[Levels], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return this process's share of each term: see Loss.forward. raw: the maps of o2m and of o2o."""
+        losses = (self.many, self.one)
+        parts = [loss.assign(levels, targets) for loss, levels in zip(losses, raw, strict=True)]
+        counts = normalisers([part.found for part in parts], total)
+        many, one = (loss.shares(part, targets, count) for loss, part, count in zip(losses, parts, counts, strict=True))
+        return many | {f"o2o_{name}": value for name, value in one.items()}
+
+    def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Return the sum of the terms of o2m times their share, and of o2o times the rest."""
+        of_one = {f"o2o_{name}" for name in DistanceLoss.terms}
+        return super().weighted_sum(
+            {name: term * (1 - self.share if name in of_one else self.share) for name, term in terms.items()}
+        )
+
+
+def relative_gains(gains: LossGains) -> dict[str, float]:
+    """Return `gains` relative to their defaults, for the terms of DistanceLoss."""
+    box = gains.box / LossGains.box
+    return {"box": box, "cls": gains.cls / LossGains.cls, "dfl": box}
+
+
+def normalisers(found: Sequence[Aligned], total: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """Return the sum of the wanted scores of each assignment in the whole batch, at least 1, in their dtype.
+
+    The scores are summed as whole numbers, so that any number of processes has the same sum.
+    """
+    sums = torch.stack([(each.wanted * FIXED_POINT).round().long().sum() for each in found])
+    if total is not None:
+        sums = total(sums)
+    return (sums.to(found[0].wanted.dtype) / FIXED_POINT).clamp(min=1)
+
+
+def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
+    """Return the cross entropy of the two bins next to each distance, by how near they are, [M, 4].
+
+    logits: [M, 4, D]. distances: [M, 4] in strides; outside 0 to D - 1 they count as the nearest value inside.
+
+    >>> uniform = torch.zeros(1, 4, 2)
+    >>> bin_entropy(uniform, torch.tensor([[0.0, 0.3, 1.0, 9.0]])) / torch.log(torch.tensor(2.0))
+    tensor([[1., 1., 1., 1.]])
+    """
+    distances = distances.clamp(0, logits.shape[2] - 1 - LARGEST)
+    low = distances.floor().long()
+    of_high = distances - low
+    log_shares = logits.log_softmax(2)
+    near = log_shares.gather(2, torch.stack([low, low + 1], 2))  # [M, 4, 2]
+    return -(near[..., 0] * (1 - of_high) + near[..., 1] * of_high)

@@ -1,0 +1,48 @@
+"""What the readers of other projects' checkpoints share: errors, and tensors as a state."""
+
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.files.pickled import TensorReader
+from utils.printable import excerpt, one_line
+
+MAX_TENSORS = 5_000
+
+
+@contextmanager
+def external_errors(path: Path) -> Iterator[None]:
+    """Raise ValueError with the path, and the reason if known, for any error of reading another project's file."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
+    except Exception as error:  # a damaged file can make its readers raise nearly anything
+        reason = one_line(error) if isinstance(error, ValueError | zipfile.BadZipFile) else "it is damaged"
+        raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
+
+
+def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[str, Tensor]:
+    """Return tensors by their names, floats as float32, contiguous. named: names and records; None is left out.
+
+    Raises ValueError for too many tensors, a name that is not text, no values, or values that are not finite.
+    """
+    state: dict[str, Tensor] = {}
+    for count, (key, value) in enumerate(named):
+        if count == MAX_TENSORS:
+            raise ValueError(f"it has more than {MAX_TENSORS} tensors")
+        if value is None:
+            continue
+        tensor = reader.tensor(value)
+        if not tensor.numel():  # its other sides cost nothing in the file, but could ask for any amount of memory
+            raise ValueError(f"{excerpt(str(key))} has no values")
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        state[key] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        if not isinstance(key, str) or not state[key].isfinite().all():
+            raise ValueError(f"{excerpt(str(key))} has values that are not finite")
+    return state

@@ -1,0 +1,96 @@
+"""--optimizer auto and --hyp auto: the optimizer and hyper-parameters that follow from the data and the run's length.
+
+docs/recipes.md gives the rules, and the measurements that each of them rests on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from utils.printable import counted
+from utils.training.hyperparameters import Hyp
+
+AUTO = "auto"
+LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 images
+STEPS = 2_000  # wanted in a short run
+FEW_STEPS = 500
+FEWEST_PER_STEP, MOST_PER_STEP = 16, 64  # images
+LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer, hyper-parameters, and what they were chosen from, as text.
+
+    reason: "" if only the optimizer was chosen. chosen: whether anything was. seen: images over all epochs.
+    """
+
+    optimizer: str
+    hyp: Hyp
+    reason: str = ""
+    chosen: bool = True
+    seen: int = 0
+
+    def describe(self, hyp_file: str) -> str:
+        """One line with the flags that reproduce the choice. hyp_file: a YAML file that holds `hyp`."""
+        if not self.reason:
+            return f"--optimizer {self.optimizer}, for which YOLOv5's files were tuned: --hyp names no optimizer"
+        published, own = Hyp().as_dict(), self.hyp.as_dict()
+        changes = ", ".join(f"{name} {value:g}" for name, value in own.items() if value != published[name])
+        values = f"hyp.scratch-low.yaml with {changes}" if changes else "the values of hyp.scratch-low.yaml"
+        return f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp {hyp_file} ({values})"
+
+    def advice(self, batch_size: int) -> str:
+        """A sentence if the run has few optimizer steps because of its batch size; "" otherwise."""
+        steps = self.seen // batch_size
+        if not self.seen or steps >= FEW_STEPS or batch_size <= FEWEST_PER_STEP:
+            return ""
+        better = "with so few images, a smaller --batch-size or more --epochs train better"
+        return f"only {counted(steps, 'optimizer step')}: {better}"
+
+
+def choose_recipe(
+    optimizer: str,
+    hyp: Hyp | None,
+    *,
+    images: int,
+    epochs: int,
+    classes: int,
+    pretrained: bool,
+    sharded: bool,
+    gains: Mapping[str, float],
+    unit: str = "image",
+) -> Recipe:
+    """Return the optimizer and hyper-parameters to train with.
+
+    optimizer: a name, or "auto". hyp: those of a file, or None for --hyp auto. images (or tiles), epochs, classes: of
+    the run. pretrained: whether it starts from trained weights. sharded: whether weights are sharded, which Muon cannot
+    step. gains: of the head's loss in a short run, where they differ from the defaults. unit: what a sample is.
+
+    - hyper-parameters of a file that names no optimizer: SGD, as YOLOv5's files were tuned for it
+    - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
+      optimizer only the learning rate differs
+    - short runs: Muon from random weights, AdamW from trained ones or if sharded; and the fewer images there are over
+      all epochs, the fewer to an optimizer step
+
+    >>> chosen = choose_recipe(
+    ...     "auto", None, images=200, epochs=100, classes=12, pretrained=False, sharded=False, gains={}
+    ... )
+    >>> chosen.optimizer, chosen.hyp.lr0, chosen.hyp.nominal_batch
+    ('Muon', 0.01, 16.0)
+    """
+    if hyp is not None:
+        return Recipe("SGD", hyp) if optimizer == AUTO else Recipe(optimizer, hyp, chosen=False)
+    start = "trained weights" if pretrained else "random weights"
+    run = f"{counted(images, unit)} x {counted(epochs, 'epoch')}"
+    reason = f"{run}, {counted(classes, 'class')}, {start}"
+    is_long = images * epochs >= LONG_RUN
+    if optimizer == AUTO:
+        optimizer = "SGD" if is_long else "AdamW" if pretrained or sharded else "Muon"
+    if optimizer == "SGD":
+        return Recipe(optimizer, Hyp(), reason, seen=images * epochs)
+    rate = {"lr0": LEARNING_RATES[optimizer]}
+    if is_long:
+        return Recipe(optimizer, replace(Hyp(), **rate), reason)
+    per_step = min(max(images * epochs / STEPS, FEWEST_PER_STEP), MOST_PER_STEP)
+    short = {"lrf": 0.05, "nominal_batch": float(round(per_step))}
+    return Recipe(optimizer, replace(Hyp(), **rate, **short, **gains), reason, seen=images * epochs)
