@@ -1,7 +1,8 @@
-"""benchmarks/accuracy.py: trainings of any program, watched by the rows of their results.csv."""
+"""benchmarks/accuracy.py and benchmarks/trainings/: trainings of any program, watched by the rows of their results.csv."""
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import accuracy
-from benchmarks.accuracy import Outcome, Training, plan, read_rows, report, train, watch_results
+from benchmarks.accuracy import Training, plan
+from benchmarks.trainings import run as running
+from benchmarks.trainings.run import Outcome, filled, read_rows, train, watch_results
+from benchmarks.trainings.tables import plot, report
 from utils.images.opencv import cv2
 from utils.terminal import FaultError, exit_code_of
 
@@ -39,7 +43,7 @@ def peer(tmp_path):
 
 
 def test_rows_arrive_with_their_times(peer, tmp_path, monkeypatch):
-    monkeypatch.setattr(accuracy, "LOOK_S", 0.02)
+    monkeypatch.setattr(running, "LOOK_S", 0.02)
     process = subprocess.Popen(peer.format(out=tmp_path / "out").split())
     rows = list(watch_results(process, tmp_path / "out"))
     assert [row["metrics/mAP50-95(B)"] for _, row in rows] == ["0.1", "0.45", "0.5", "0.4"]
@@ -58,7 +62,7 @@ def test_rows_that_are_not_complete_are_left_out(tmp_path):
 
 
 def test_program_without_checkpoint_keeps_its_own_figures(peer, tmp_path, tiny_data, monkeypatch):
-    monkeypatch.setattr(accuracy, "LOOK_S", 0.02)
+    monkeypatch.setattr(running, "LOOK_S", 0.02)
     training = Training("Peer", str(tiny_data), 0, tuple(peer.split()))
     outcome = train(training, tmp_path, threads=1)
     assert (outcome.ap, outcome.ap50, outcome.same_evaluator) == (0.5, 0.7, False)
@@ -75,7 +79,7 @@ def test_program_without_checkpoint_keeps_its_own_figures(peer, tmp_path, tiny_d
 
 def test_interrupted_training_starts_again(peer, tmp_path, tiny_data, monkeypatch):
     """Its results.csv would be read as rows of the new one, all after 0 seconds."""
-    monkeypatch.setattr(accuracy, "LOOK_S", 0.02)
+    monkeypatch.setattr(running, "LOOK_S", 0.02)
     training = Training("Peer", str(tiny_data), 0, tuple(peer.split()))
     older = tmp_path / training.key / "run" / "results.csv"
     older.parent.mkdir(parents=True)
@@ -94,7 +98,7 @@ def quick_training(folder: Path, data: Path, text: str) -> Training:
 
 
 def test_figures_that_are_not_numbers_are_left_out(tmp_path, tiny_data, monkeypatch):
-    monkeypatch.setattr(accuracy, "LOOK_S", 0.02)
+    monkeypatch.setattr(running, "LOOK_S", 0.02)
     training = quick_training(
         tmp_path, tiny_data, "metrics/mAP50(B), metrics/mAP50-95(B)\n0.1, nan\n0.7, 0.5\nnan, nan\n"
     )
@@ -104,7 +108,7 @@ def test_figures_that_are_not_numbers_are_left_out(tmp_path, tiny_data, monkeypa
 
 
 def test_results_without_a_known_column_are_refused(tmp_path, tiny_data, monkeypatch):
-    monkeypatch.setattr(accuracy, "LOOK_S", 0.02)
+    monkeypatch.setattr(running, "LOOK_S", 0.02)
     training = quick_training(tmp_path, tiny_data, "mAP\n1\n")
     with pytest.raises(FaultError, match=r"Peer_tiny_0_\w{8}: the results.csv under .* has no metrics/mAP_0.5:0.95 or"):
         train(training, tmp_path, threads=1)
@@ -123,11 +127,11 @@ def test_failure_lets_running_programs_end_and_starts_no_other(peer, tmp_path, t
 def test_figure_that_is_not_known_is_read_back(tmp_path):
     """Of a single epoch there is no speed; JSON has no NaN."""
     training = Training("Peer", "a.yaml", 0, ("false",))
-    accuracy.write_json(tmp_path / f"{training.key}.json", accuracy.asdict(Outcome(0.5, 0.7, True, float("nan"))))
+    running.write_json(tmp_path / f"{training.key}.json", running.asdict(Outcome(0.5, 0.7, True, float("nan"))))
     outcome = train(training, tmp_path, threads=1)
     assert (outcome.ap, math.isnan(outcome.images_per_second)) == (0.5, True)
     (row,) = [line for line in report([training], [outcome], "Title") if line.startswith("| a |")]
-    assert row.endswith("| nan |")
+    assert row.endswith("| - |")
 
 
 def test_stored_figures_are_of_the_same_data_and_command():
@@ -139,14 +143,17 @@ def test_stored_figures_are_of_the_same_data_and_command():
 
 
 def test_failed_program_names_its_log(tmp_path, tiny_data):
-    with pytest.raises(FaultError, match=r"Peer_tiny_0_\w{8} ended with 1: see .*Peer_tiny_0_\w{8}\.log"):
+    words = ("sh", "-c", "echo one; echo two; echo; exit 3")
+    with pytest.raises(FaultError, match=r"^Peer_tiny_0_\w{8} ended with 3: two \(see .*Peer_tiny_0_\w{8}\.log\)$"):
+        train(Training("Peer", str(tiny_data), 0, words), tmp_path, threads=1)
+    with pytest.raises(FaultError, match=r"^Peer_tiny_0_\w{8} ended with 1: no output \(see "):
         train(Training("Peer", str(tiny_data), 0, ("false",)), tmp_path, threads=1)
 
 
 def test_table_has_means_and_deviations_over_seeds():
     seeds = [Training("ours auto", "bccd/dataset.yaml", seed, ("true",)) for seed in (0, 1)]
     trainings = [*seeds, Training("Slow", "bccd/dataset.yaml", 0, ("/a/b/slow", "{data}"))]
-    trainings += [Training("Peer", "chess.yaml", 0, (sys.executable, f"{accuracy.ROOT}/train.py"))]
+    trainings += [Training("Peer", "chess.yaml", 0, (sys.executable, f"{running.ROOT}/train.py"))]
     outcomes = [
         Outcome(0.50, 0.90, True, 10.0, [(10, 0.2), (20, 0.5)]),
         Outcome(0.60, 0.92, True, 12.0, [(12, 0.6)]),
@@ -161,7 +168,7 @@ def test_table_has_means_and_deviations_over_seeds():
     assert rows[1:] == [
         "| bccd | ours auto | 2 | 0.550 ± 0.071 | 0.910 | 0.550 | 16 | 16 | 16 | 16 | 11.0 |",
         "| bccd | Slow | 1 | 0.400 | 0.800 | 0.300 | 40 | 40 | 40 | 40 | 3.0 |",
-        "| chess | Peer | 1 | 0.300 * | 0.400 | nan | nan | nan | nan | nan | 5.0 |",
+        "| chess | Peer | 1 | 0.300 * | 0.400 | - | - | - | - | - | 5.0 |",
     ]
 
 
@@ -172,48 +179,100 @@ def test_table_has_means_and_deviations_over_seeds():
         ("--data absent.yaml", "no data set absent.yaml: neither "),
         ("--data DATA --peer P=no-such-program", "P: there is no program 'no-such-program'"),
         ("--data DATA --peer P=", "P: there is no program ''"),
+        ("--data DATA --peer P=true --peer P=false", "the program P is given twice"),
+        ("--data DATA --recipe a= --recipe a=--rect", "the program yolov5n a is given twice"),
+        ("--data DATA --models yolov5n.yaml other/yolov5n.yaml", "the program yolov5n auto is given twice"),
+        ("--data DATA --seeds 0 1 0", "the seed 0 is given twice"),
+        ("--data DATA --models yolov5z.yaml", "no model 'yolov5z.yaml': give a YAML file or one of "),
+        ("--data DATA -- --epochs 0", "--epochs 0: "),
+        ("--data DATA -- --weights absent.pt", "absent.pt: cannot be read as a checkpoint: No such file."),
+        ("--data DATA -- --hyp absent.yaml", "no hyper-parameters absent.yaml: neither "),
+        ("--data DATA --recipe a='", "a: No closing quotation"),
+        ("--data DATA --jobs 0", "--jobs 0: choose 1 or more"),
+        ("--data DATA --threads -1", "--threads -1: choose 1 or more"),
     ],
 )
 def test_wrong_flags_are_refused_before_training(tmp_path, tiny_data, monkeypatch, capsys, words, sentence):
     own = words.replace("DATA", str(tiny_data)).split()
-    monkeypatch.setattr(sys, "argv", ["accuracy.py", *own, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", "--out", str(tmp_path / "out"), *own])
     assert exit_code_of(accuracy.main) == 2
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_that_is_a_file_is_refused(tmp_path, tiny_data, monkeypatch, capsys):
+    (tmp_path / "out").touch()
+    words = ["--data", str(tiny_data), "--models", "--peer", "P=true", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", *words])
+    assert exit_code_of(accuracy.main) == 2
+    assert capsys.readouterr().err == f"error: --out {tmp_path / 'out'} is a file\n"
 
 
 def test_other_braces_of_a_command_stay(tmp_path):
     training = Training("P", "a.yaml", 7, ())
     words = ["{data}", "x={seed}", "{out}/a", '{"b":1}', "{c}"]
-    assert [accuracy.filled(word, training, tmp_path) for word in words] == [
+    assert [filled(word, training, tmp_path) for word in words] == [
         *("a.yaml", "x=7", f"{tmp_path}/a"),
         *('{"b":1}', "{c}"),
     ]
 
 
-def test_ctrl_c_ends_the_program_and_starts_no_other(tmp_path, tiny_data):
-    """As from `kill -INT`: only the benchmark gets the signal."""
+@pytest.mark.parametrize("other", [[], ["--peer", "Bad=false", "--jobs", "2"]], ids=["alone", "after a failure"])
+def test_ctrl_c_ends_the_program_and_starts_no_other(tmp_path, tiny_data, other):
+    """As from `kill -INT`: only the benchmark gets the signal; a second one does not leave the program behind."""
     (tmp_path / "peer.py").write_text(
         "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"  # as a program that saves and ends
+        "open(sys.argv[1] + '.pid', 'w').write(str(os.getpid()))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"  # as a program that saves and ends
         "os.mkdir(sys.argv[2])\n"
         "open(sys.argv[2] + '/results.csv', 'w').write('metrics/mAP50(B), metrics/mAP50-95(B)\\n0.9, 0.9\\n')\n"
         "open(sys.argv[1], 'x')\n"
         "time.sleep(600)\n"
     )
     peer = f"P={sys.executable} {tmp_path}/peer.py {tmp_path}/{{seed}} {{out}}"
-    script = [sys.executable, str(accuracy.ROOT / "benchmarks" / "accuracy.py"), "--models", "--peer", peer]
-    words = ["--data", str(tiny_data), "--out", str(tmp_path / "out"), "--seeds", "0", "1"]
-    process = subprocess.Popen([*script, *words], stderr=subprocess.PIPE, text=True)
+    script = [sys.executable, str(running.ROOT / "benchmarks" / "accuracy.py"), "--models", "--peer", peer, *other]
+    words = ["--data", str(tiny_data), "--out", str(tmp_path / "out"), "--seeds", "0", *([] if other else ["1"])]
+    process = subprocess.Popen([*script, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         while not (tmp_path / "0").exists() and process.poll() is None:
             time.sleep(0.05)
+        first = process.stderr.readline() if other else ""  # the failure, at once
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, errors) == (130, "interrupted\n")
+    assert first.startswith("Bad_tiny_0_" if other else "")
     assert not (tmp_path / "1").exists()
     assert not list((tmp_path / "out").glob("*.json"))  # an unfinished training is not stored
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "0.pid").read_text()), 0)
+
+
+def test_checkpoint_that_val_cannot_read_keeps_the_programs_figures(tmp_path, tiny_data, monkeypatch, capsys):
+    monkeypatch.setattr(running, "LOOK_S", 0.02)
+    training = quick_training(tmp_path, tiny_data, "metrics/mAP50(B), metrics/mAP50-95(B)\n0.7, 0.5\n")
+    with open(tmp_path / "quick.py", "a") as file:
+        file.write("; open(sys.argv[1] + '/best.pt', 'w').write('no')")
+    outcome = train(training, tmp_path, threads=1)
+    assert (outcome.ap, outcome.same_evaluator) == (0.5, False)
+    said = capsys.readouterr().out
+    assert "val.py ended with 2: error: " in said
+    assert "best.pt: is not a checkpoint" in said
+    assert said.endswith("the program's own figures are used, marked *\n")
+
+
+def test_data_sets_with_the_same_file_name_are_kept_apart(tmp_path):
+    seeds = [Training("ours", data, 0, ("true",)) for data in ("a/few.yaml", "b/few.yaml")]
+    outcomes = [Outcome(0.5, 0.9, True, 10.0, [(10, 0.2)]), Outcome(0.3, 0.8, True, 10.0, [(10, 0.1)])]
+    rows = [line.split(" | ")[:4] for line in report(seeds, outcomes, "Title") if line.startswith("| ")]
+    assert rows[1:] == [["| a/few.yaml", "ours", "1", "0.500"], ["| b/few.yaml", "ours", "1", "0.300"]]
+    plot(seeds, outcomes, tmp_path / "a.png")
+    one = cv2.imread(str(tmp_path / "a.png")).shape[1]
+    plot(seeds[:1], outcomes[:1], tmp_path / "b.png")
+    assert one > 1.5 * cv2.imread(str(tmp_path / "b.png")).shape[1]  # two panels
 
 
 @pytest.mark.slow
@@ -237,7 +296,12 @@ def test_whole_benchmark(peer, tmp_path, tiny_data, tiny_model, monkeypatch, cap
 
 
 def test_plan_crosses_data_models_recipes_and_seeds(tiny_data):
-    names = {"data": [str(tiny_data)], "models": ["yolov5n.yaml", "yolo11n.yaml"], "seeds": [0, 1, 2], "flags": ["-x"]}
+    names = {
+        "data": [str(tiny_data)],
+        "models": ["yolov5n.yaml", "yolo11n.yaml"],
+        "seeds": [0, 1, 2],
+        "flags": ["--rect"],
+    }
     options = accuracy.argparse.Namespace(
         **names, recipe=[("auto", ""), ("sgd", "--optimizer SGD")], peer=[("P", "true")]
     )
@@ -246,4 +310,4 @@ def test_plan_crosses_data_models_recipes_and_seeds(tiny_data):
     assert len({training.key for training in trainings}) == len(trainings)
     ours = trainings[3]
     assert (ours.program, ours.seed, Path(ours.data)) == ("yolov5n sgd", 0, tiny_data.resolve())
-    assert ours.command[-3:] == ("--optimizer", "SGD", "-x")
+    assert ours.command[-3:] == ("--optimizer", "SGD", "--rect")

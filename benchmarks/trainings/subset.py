@@ -1,10 +1,10 @@
 """A data set with fewer training images, to compare recipes and programs on small data.
 
-    python benchmarks/subset.py --data bccd/dataset.yaml --images 50 --out bccd50.yaml
+    python benchmarks/trainings/subset.py --data bccd/dataset.yaml --images 50 --out bccd50.yaml
 
 Draws the images at random, the same for the same seed, and writes a list of them beside the YAML, with absolute paths.
-The other splits stay whole. YOLOv5 and Ultralytics read the YAML too. With --overfit the val split is the training
-images. The data set must have image folders or .txt lists, with the labels in YOLO's format.
+The other splits stay whole. YOLOv5 and Ultralytics read the YAML too. With --overfit the only other split is val, of
+the same images. The data set must have image folders or .txt lists, with the labels in YOLO's format.
 """
 
 import argparse
@@ -14,11 +14,12 @@ from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.images import find_images
 from data.splits import open_data
 from utils.files.writers import write_text
+from utils.printable import printable
 from utils.terminal import run_and_exit
 
 
@@ -42,12 +43,22 @@ def main() -> None:
     add("--overfit", action="store_true", help="the val split is the training images")
     add("--out", type=Path, required=True, help="the new data YAML")
     options = parser.parse_args()
+    out = options.out.resolve()
+    drawn = out.with_suffix(".txt")
+    if out.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"--out {printable(options.out)}: choose a name that ends in .yaml")
+    for file in (out, drawn):
+        if file.exists():
+            raise ValueError(f"{printable(file)} exists: choose another --out, or delete it")
     spec = open_data(options.data, splits=["train"] if options.overfit else ["train", "val"])
     images = [path for source in spec.sources("train") for path in find_images(source).images]
-    drawn = options.out.resolve().with_suffix(".txt")
-    write_text(drawn, "\n".join(draw(images, options.images, options.seed)))
-    splits = {"train": str(drawn), "val": str(drawn) if options.overfit else list(map(str, spec.sources("val")))}
-    write_text(options.out, yaml.safe_dump({**splits, "names": dict(enumerate(spec.names))}, sort_keys=False))
+    chosen = draw(images, options.images, options.seed)
+    others = {split: paths for split in ("val", "test") if (paths := getattr(spec, split))}
+    splits = {"train": [drawn], **({"val": [drawn]} if options.overfit else others)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(drawn, "".join(f"{path}\n" for path in chosen))
+    paths = {split: list(map(str, sources)) for split, sources in splits.items()}
+    write_text(out, yaml.safe_dump({**paths, "names": dict(enumerate(spec.names))}, sort_keys=False))
     print(f"{options.images} of {len(images)} training images: {options.out}")
 
 

@@ -1,0 +1,220 @@
+"""One training by any program: started, watched by the rows of its results.csv, measured by val.py, and stored."""
+
+import csv
+import hashlib
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+
+from data.splits import open_data, read_split
+from utils.files.writers import write_json
+from utils.printable import one_line
+from utils.terminal import FaultError
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 1.0  # between two looks at results.csv
+PATIENCE_S = 20.0  # for a program to end after SIGTERM
+MAP_COLUMNS = ("metrics/mAP_0.5:0.95", "metrics/mAP50-95(B)")
+AP50_COLUMNS = ("metrics/mAP_0.5", "metrics/mAP50(B)")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One program on one data set with one seed. command: with the placeholders {data}, {seed} and {out}."""
+
+    program: str
+    data: str
+    seed: int
+    command: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """A file name, which differs for other data and for another command."""
+        name = "_".join([self.program, name_of(self.data), str(self.seed)]).replace("/", "-").replace(" ", "-")
+        return f"{name}_{hashlib.sha256(shlex.join([self.data, *self.command]).encode()).hexdigest()[:8]}"
+
+
+@dataclass
+class Outcome:
+    """AP and AP50 of best.pt; curve: seconds since the start and mAP50-95, of each validated epoch."""
+
+    ap: float
+    ap50: float
+    same_evaluator: bool
+    images_per_second: float
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the last epoch was validated; NaN without a curve."""
+        return self.curve[-1][0] if self.curve else float("nan")
+
+    def reached(self, seconds: float) -> float:
+        """The highest mAP50-95 of the curve until then; 0 before the first validation, NaN without a curve.
+
+        >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).reached(25)
+        0.4
+        """
+        return max((value for at, value in self.curve if at <= seconds), default=0.0 if self.curve else float("nan"))
+
+    def seconds_to(self, share: float) -> float:
+        """Seconds until the mAP first reached a share of its highest value; NaN without a curve.
+
+        >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).seconds_to(0.8)
+        20
+        """
+        highest = max((value for _, value in self.curve), default=0.0)
+        return next((at for at, value in self.curve if value >= share * highest), float("nan"))
+
+
+def train(training: Training, out: Path, threads: int, stop: threading.Event | None = None) -> Outcome:
+    """Run a training, or read what it gave before; end it when `stop` is set.
+
+    Raises FaultError with the last line of its log if it fails.
+    """
+    stored = out / f"{training.key}.json"
+    if stored.exists():
+        values = json.loads(stored.read_text())
+        return Outcome(**{name: float("nan") if value is None else value for name, value in values.items()})
+    folder, log = out / training.key, out / f"{training.key}.log"
+    shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
+    stop = stop or threading.Event()
+    command = [filled(word, training, folder) for word in training.command]
+    print(f"{training.key}: {shlex.join(command)}", flush=True)
+    with open(log, "w") as output:
+        process = start(command, output, threads)
+        rows = list(watch_results(process, folder, stop))
+        if process.returncode and not stop.is_set():
+            raise FaultError(f"{training.key} ended with {process.returncode}: {last_line(log)} (see {log})")
+        outcome = None if stop.is_set() else measure(training, folder, rows)
+        weights = sorted(folder.rglob("best.pt"))
+        if outcome and weights:
+            process = start(validation(training, weights[0], folder), output, threads)
+            while process.poll() is None:
+                if stop.wait(LOOK_S):
+                    end(process)
+            if process.returncode:
+                own = "the program's own figures are used, marked *"
+                print(f"{training.key}: val.py ended with {process.returncode}: {last_line(log)}; {own}", flush=True)
+            else:
+                stats = json.loads((folder / "val" / "metrics.json").read_text())
+                outcome = replace(outcome, ap=stats["AP"], ap50=stats["AP50"], same_evaluator=True)
+    if outcome is None or stop.is_set():  # not to be stored: not all of it was trained and measured
+        raise FaultError(f"{training.key}: interrupted")
+    write_json(stored, asdict(outcome))
+    return outcome
+
+
+def start(command: Sequence[str], output: IO[str], threads: int) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, so that Ctrl-C does not reach it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a program's output that is not empty."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else "no output"
+
+
+def filled(word: str, training: Training, out: Path) -> str:
+    """Return a word of a command with its placeholders replaced; other braces stay."""
+    for name, value in (("{data}", training.data), ("{seed}", str(training.seed)), ("{out}", str(out))):
+        word = word.replace(name, value)
+    return word
+
+
+def watch_results(
+    process: subprocess.Popen[bytes], folder: Path, stop: threading.Event | None = None
+) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the rows of the results.csv under `folder`, each with the seconds from now until it was there.
+
+    stop: ends the process, and what it has started, when it is set.
+    """
+    started, ended, seen = time.monotonic(), threading.Event(), 0
+    while True:
+        if stop is not None and stop.is_set():
+            end(process)
+        if process.poll() is not None:
+            ended.set()
+        found = sorted(folder.rglob("results.csv"), key=lambda path: path.stat().st_mtime)
+        rows = read_rows(found[-1]) if found else []
+        for row in rows[seen:]:
+            yield time.monotonic() - started, row
+        seen = max(seen, len(rows))
+        if ended.wait(LOOK_S):
+            return
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that has its own session, and the processes that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(PATIENCE_S)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the complete rows of a CSV file whose columns may be padded with spaces."""
+    text = path.read_text()
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    rows = csv.DictReader([",".join(cell.strip() for cell in line.split(",")) for line in lines])
+    return [{name: value for name, value in row.items() if name and value} for row in rows]
+
+
+def measure(training: Training, folder: Path, rows: Sequence[tuple[float, dict[str, str]]]) -> Outcome:
+    """Return the figures of a finished training by its own evaluator. rows: of results.csv, with their times."""
+    if not rows:
+        raise FaultError(f"{training.key}: there is no results.csv with rows under {folder}")
+    column = next((name for name in MAP_COLUMNS if any(name in row for _, row in rows)), "")
+    rated = [(at, row) for at, row in rows if math.isfinite(float(row.get(column, "nan")))]
+    if not rated:
+        raise FaultError(f"{training.key}: the results.csv under {folder} has no {' or '.join(MAP_COLUMNS)}")
+    curve = [(round(at, 1), float(row[column])) for at, row in rated]
+    spec = open_data(training.data, splits=("train",))
+    images = len(read_split(spec, "train", single=False, cache_dir="", progress=False)[0])
+    spent = rows[-1][0] - rows[0][0]
+    speed = images * (len(rows) - 1) / spent if spent > LOOK_S else float("nan")
+    best = max((row for _, row in rated), key=lambda row: float(row[column]))
+    ap50 = next((best[name] for name in AP50_COLUMNS if name in best), "nan")
+    return Outcome(float(best[column]), float(ap50), False, speed, curve)
+
+
+def validation(training: Training, weights: Path, folder: Path) -> list[str]:
+    """Return the command that writes COCO's figures of a checkpoint to val/metrics.json under `folder`."""
+    command = [sys.executable, str(ROOT / "val.py"), "--weights", str(weights), "--data", training.data]
+    command += ["--batch", "16", "--project", str(folder), "--name", "val", "--exist-ok"]
+    size = read_size(training.command)
+    return [*command, "--img", size] if size else command
+
+
+def read_size(command: Sequence[str]) -> str:
+    """Return the last image size in a command, which is the one that counts; "" for none.
+
+    >>> read_size(["--img", "64", "--img=320"]), read_size(["yolo", "imgsz=416"]), read_size(["train.py"])
+    ('320', '416', '')
+    """
+    size, words = "", [part for word in command for part in word.split("=", 1)]
+    for word, following in pairwise(words):
+        if word in ("--img", "--imgsz", "--img-size", "imgsz"):
+            size = following
+    return size
+
+
+def name_of(data: str) -> str:
+    """Return a short name of a data YAML."""
+    path = Path(data)
+    return path.parent.name if path.stem in ("data", "dataset") else path.stem
