@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from utils.printable import excerpt
+from utils.printable import counted, excerpt
 
 LISTED_PROBLEMS = 1000  # further ones are only counted: a faulty export can have one per box
 ROW_DROPPED = "row dropped"
@@ -63,8 +63,8 @@ class Report:
         unlabelled = f", {missing:,} of them without a label file" if missing else ""
         used = sum(count > 0 for _, count in self.instances_per_class)
         line = (
-            f"{self.images:,} images ({self.background:,} background{unlabelled}), "
-            f"{self.instances:,} boxes in {used:,} of {len(self.instances_per_class):,} classes"
+            f"{counted(self.images, 'image')} ({self.background:,} background{unlabelled}), "
+            f"{counted(self.instances, 'box')} in {used:,} of {counted(len(self.instances_per_class), 'class')}"
         )
         if self.crowd:
             line += f", {self.crowd:,} crowd regions"

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from models import build_model
 from models.detector import Detector, count_parameters
-from models.table import load_model_table, multiples
-from models.weights.kestrel import load_detector, require_checkpoint
-from models.weights.pretrained import fetch_weights, where_published
+from models.table import load_model_table, resolve
+from models.weights.kestrel import load_detector
+from models.weights.pretrained import fetch_weights, is_fetched
 from models.weights.transfer import transfer
 from utils.distributed.world import World
 from utils.printable import counted, printable
 
 
 def check_model(cfg: str, weights: str, *, download: bool) -> None:
-    """Raise ValueError if there is no such model or checkpoint, before time is spent on the data set.
+    """Raise ValueError if the model or the checkpoint cannot be used, before time is spent on the data set.
 
     cfg, weights, download: as for `start_model`; missing weights that it would fetch are not checked.
     """
@@ -26,9 +26,9 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
         raise ValueError(f"--cfg {printable(cfg)}: give a checkpoint with --weights, and a model table with --cfg")
     if cfg:
         table, scale = load_model_table(cfg)
-        multiples(table, scale, table["source"])
-    if weights and not (download and where_published(Path(weights))):
-        require_checkpoint(Path(weights))
+        resolve(table, scale, num_classes=1)
+    if weights and not (download and is_fetched(weights)):
+        load_detector(Path(weights))
 
 
 def start_model(

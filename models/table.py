@@ -75,10 +75,11 @@ def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
     stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
     # YOLOv5 commands use models/yolov5s.yaml and models/hub/yolov5s6.yaml; any other folder means a user's own file.
     if str(path.parent) in {".", "models", "models/hub"}:
-        file = MODELS_DIR / f"{stem}.yaml"
-        if os.path.isfile(file):
-            return read_table(file), None
-        for file in family_files():
+        files = family_files()
+        for file in files:
+            if file.stem == stem:
+                return read_table(file), None
+        for file in files:
             table, family = read_table(file), family_of(file)
             for scale in table.get("scales", {}):
                 if stem == family + scale:
@@ -95,11 +96,13 @@ def model_names() -> list[str]:
     >>> [name for name in model_names() if name.startswith("yolov5s")]
     ['yolov5s', 'yolov5s-p2', 'yolov5s6']
     """
-    names = []
-    for file in family_files():
-        scales = read_table(file).get("scales")
-        names += [file.stem] if scales is None else [family_of(file) + scale for scale in scales]
-    return sorted(names)
+    return sorted(name for file in family_files() for name in names_in(file))
+
+
+def names_in(file: Path) -> list[str]:
+    """Return the names of the models in a table of models/."""
+    scales = read_table(file).get("scales")
+    return [file.stem] if scales is None else [family_of(file) + scale for scale in scales]
 
 
 def family_files() -> list[Path]:
@@ -232,7 +235,8 @@ def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple
         if scale not in scales:
             hint = "give depth_multiple and width_multiple instead, as the table is given by its path"
             if source.startswith("models/"):
-                hint = f"choose one, as in {family_of(Path(source))}{next(iter(scales), '')}"
+                siblings = [file for file in family_files() if family_of(file) == family_of(Path(source))]
+                hint = f"choose one of {', '.join(name for file in siblings for name in names_in(file))}"
             hint = hint if scale is None else f"got {scale!r}"
             known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
             raise ValueError(f"{source}: the table has the scales {known}; {hint}")

@@ -349,5 +349,5 @@ def test_head_flag_chooses_the_output(two_heads, tmp_path):
 
 def test_unknown_head_is_refused(two_heads, trained, tmp_path):
     for weights, sentence in ((two_heads, "choose o2o or o2m"), (trained, "this model's head has only one output")):
-        with pytest.raises(ValueError, match=f"^--head third: {sentence}$"):
+        with pytest.raises(ValueError, match=rf"\.pt: --head third: {sentence}$"):
             found_by(val, weights, tmp_path, "--head", "third")

@@ -93,7 +93,10 @@ def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int,
     """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path)
     weights = digest(detector)
-    detector.choose_output(head)
+    try:
+        detector.choose_output(head)
+    except ValueError as error:
+        raise ValueError(f"{printable(path)}: {error}") from None
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)

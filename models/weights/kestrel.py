@@ -1,6 +1,7 @@
 """Load detectors from Kestrel's checkpoints; checkpoints of other projects are passed to their own readers."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
 def require_checkpoint(path: Path) -> None:
     """Raise ValueError if there is no such file, or if its name is that of an exported model."""
     problem = ""
-    if not path.exists():
+    if not os.path.exists(path):  # False, not OSError, for a name that is too long
         problem = f"No such file. {where_published(path) or WHERE_WEIGHTS_COME_FROM}"
     elif path.is_dir():
         problem = f"Is a folder. {WHERE_WEIGHTS_COME_FROM}"

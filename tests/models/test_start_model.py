@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import build_model
+from models import build_model, start
 from models.anchors import check_anchors
 from models.detector import Detector, count_parameters
 from models.start import check_model, start_model
@@ -120,15 +120,22 @@ def test_missing_weights_file_is_an_error(tmp_path):
         ("YOLOv5z", "", "no model 'YOLOv5z': give a YAML file or one of yolo11l"),
         ("absent.yaml", "", "no model 'absent.yaml': give a YAML file or one of yolo11l"),
         ("yolov8n.yaml", "", None),
-        ("yolov5.yaml", "", "models/yolov5.yaml: the table has the scales n, s, m, l, x; choose one, as in yolov5n"),
+        ("yolov5.yaml", "", "models/yolov5.yaml: the table has the scales n, s, m, l, x; choose one of yolov5n"),
+        ("yolo11", "", "models/yolo11.yaml: the table has the scales n, s; choose one of yolo11m, yolo11l, yolo11x, "),
         ("own.yaml", "", "own.yaml: the table has the scales a; give depth_multiple and width_multiple instead, as"),
+        ("data.yaml", "", "data.yaml: unknown keys train, names; allowed are nc, "),
+        ("pretrained.yaml", "", "no model 'pretrained.yaml': give a YAML file or one of yolo11l"),
+        ("", "cut.pt", "cut.pt: is not a checkpoint "),
+        ("", "a" * 300, f"{'a' * 300}: cannot be read as a checkpoint: No such file. Give a checkpoint"),
     ],
 )
 def test_missing_model_or_checkpoint_is_found_before_the_data_is_read(tmp_path, monkeypatch, cfg, weights, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "best.onnx").touch()
-    (tmp_path / "own.yaml").write_text("scales: {a: [1, 1]}")
+    (tmp_path / "cut.pt").write_bytes(b"PK")
+    (tmp_path / "own.yaml").write_text("scales: {a: [1, 1]}\nbackbone: []\nhead: []")
+    (tmp_path / "data.yaml").write_text("train: images\nnames: [a]")
     if sentence is None:
         check_model(cfg, weights, download=False)
         return
@@ -139,9 +146,12 @@ def test_missing_model_or_checkpoint_is_found_before_the_data_is_read(tmp_path, 
 
 def test_weights_that_are_fetched_need_not_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check_model("", "yolox_s.pth", download=True)
     with pytest.raises(ValueError, match=r"absent\.pt: cannot be read"):
         check_model("", "absent.pt", download=True)
+    with pytest.raises(ValueError, match=r"^yolox_s\.pth: --download needs a sha256"):
+        check_model("", "yolox_s.pth", download=True)
+    monkeypatch.setattr(start, "is_fetched", lambda weights: weights == "yolox_s.pth")
+    check_model("", "yolox_s.pth", download=True)
 
 
 @pytest.mark.parametrize(("name", "near"), [("yolov5z", "yolov5"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")])

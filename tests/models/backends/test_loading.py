@@ -162,9 +162,9 @@ def test_detections_without_suppression_are_those_of_the_highest_scores(two_head
 
 
 def test_unknown_heads_are_refused(two_heads, checkpoint, tmp_path):
-    with pytest.raises(ValueError, match=r"^--head both: choose o2o or o2m$"):
+    with pytest.raises(ValueError, match=r"\.pt: --head both: choose o2o or o2m$"):
         load_backend(two_heads[0], CPU, head="both")
-    with pytest.raises(ValueError, match=r"^--head o2o: this model's head has only one output$"):
+    with pytest.raises(ValueError, match=r"\.pt: --head o2o: this model's head has only one output$"):
         load_backend(checkpoint, CPU, head="o2o")
     with pytest.raises(ValueError, match=r"m\.onnx: its head was chosen at export; leave out --head$"):
         load_backend(tmp_path / "m.onnx", CPU, head="o2o")
