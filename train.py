@@ -40,7 +40,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--download", action="store_true", help="download the data set, and weights of models/pretrained.yaml")
     add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data")
     add("--epochs", type=int, help="passes over the training images")
-    add("--batch-size", "--batch", type=int, help="images per batch over all processes; -1: largest that fits")
+    add("--batch-size", "--batch", type=int, help="total batch size (8 in very short runs); -1: largest that fits")
     add("--imgsz", "--img", "--img-size", type=int, help="image size in pixels, for training and validation")
     add("--tile", type=int, help="train on tiles of this side, in pixels, resized to --imgsz; 0: on whole images")
     add("--tile-overlap", type=float, help="minimum overlap of neighbouring tiles, as a fraction of their side")
@@ -141,7 +141,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     data.read("val", log.say)
     model = open_model(run, train_labels, data.names, world, log.say)
     cfg = run.fit_to(data, family_of(model.head).short_run, model.pretrained, log.say)  # chooses "auto" settings
-    batch = replace(batch, nominal=run.hyp.nominal_batch)
+    batch = replace(batch, size=cfg.batch_size, nominal=run.hyp.nominal_batch)
     model.recompute = cfg.checkpoint_activations
     precision = agree_on_precision(cfg.amp, world, sharded=cfg.shard)
     place_model(model, weights_dtype(precision), world)

@@ -1,4 +1,4 @@
-"""benchmarks/accuracy.py and benchmarks/trainings/: trainings of any program, watched by the rows of their results.csv."""
+"""benchmarks/accuracy.py, benchmarks/trainings/: programs of any kind, watched by the rows of their results.csv."""
 
 import json
 import math

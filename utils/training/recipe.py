@@ -1,10 +1,11 @@
-"""--optimizer auto and --hyp auto: the optimizer and hyper-parameters that follow from the data and the run's length.
+"""--optimizer auto and --hyp auto: optimizer, hyper-parameters and batch size from the data and the run's length.
 
 docs/recipes.md gives the rules, and the measurements that each of them rests on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from shlex import quote
 
 from utils.printable import counted
 from utils.training.hyperparameters import Hyp
@@ -14,19 +15,22 @@ LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 image
 STEPS = 2_000  # wanted in a short run
 FEW_STEPS = 500
 FEWEST_PER_STEP, MOST_PER_STEP = 16, 64  # images
+SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer, hyper-parameters, and what they were chosen from, as text.
+    """An optimizer, hyper-parameters, a batch size, and what they were chosen from, as text.
 
-    reason: "" if only the optimizer was chosen. chosen: whether anything was. seen: images over all epochs.
+    batch_size: None to leave it as it is. reason: "" if only the optimizer was chosen. chosen: whether anything was.
+    seen: images over all epochs of a short run, 0 of others.
     """
 
     optimizer: str
     hyp: Hyp
     reason: str = ""
+    batch_size: int | None = None
     chosen: bool = True
     seen: int = 0
 
@@ -37,12 +41,13 @@ class Recipe:
         published, own = Hyp().as_dict(), self.hyp.as_dict()
         changes = ", ".join(f"{name} {value:g}" for name, value in own.items() if value != published[name])
         values = f"hyp.scratch-low.yaml with {changes}" if changes else "the values of hyp.scratch-low.yaml"
-        return f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp {hyp_file} ({values})"
+        batch = f" --batch-size {self.batch_size}" if self.batch_size else ""
+        return f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp {quote(hyp_file)}{batch} ({values})"
 
     def advice(self, batch_size: int) -> str:
-        """A sentence if the run has few optimizer steps because of its batch size; "" otherwise."""
+        """A sentence if a short run has few optimizer steps because of its batch size; "" otherwise."""
         steps = self.seen // batch_size
-        if not self.seen or steps >= FEW_STEPS or batch_size <= FEWEST_PER_STEP:
+        if not self.seen or steps >= FEW_STEPS or batch_size <= SMALLEST_BATCH:
             return ""
         better = "with so few images, a smaller --batch-size or more --epochs train better"
         return f"only {counted(steps, 'optimizer step')}: {better}"
@@ -58,19 +63,21 @@ def choose_recipe(
     pretrained: bool,
     sharded: bool,
     gains: Mapping[str, float],
+    batch_size: int | None = None,
     unit: str = "image",
 ) -> Recipe:
-    """Return the optimizer and hyper-parameters to train with.
+    """Return the optimizer, hyper-parameters and batch size to train with.
 
     optimizer: a name, or "auto". hyp: those of a file, or None for --hyp auto. images (or tiles), epochs, classes: of
     the run. pretrained: whether it starts from trained weights. sharded: whether weights are sharded, which Muon cannot
-    step. gains: of the head's loss in a short run, where they differ from the defaults. unit: what a sample is.
+    step. gains: of the head's loss in a short run, where they differ from the defaults. batch_size: None if it may be
+    chosen. unit: what a sample is.
 
     - hyper-parameters of a file that names no optimizer: SGD, as YOLOv5's files were tuned for it
     - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
       optimizer only the learning rate differs
     - short runs: Muon from random weights, AdamW from trained ones or if sharded; and the fewer images there are over
-      all epochs, the fewer to an optimizer step
+      all epochs, the fewer to an optimizer step; batches are smaller than 16 if those leave less than 500 steps
 
     >>> chosen = choose_recipe(
     ...     "auto", None, images=200, epochs=100, classes=12, pretrained=False, sharded=False, gains={}
@@ -83,14 +90,17 @@ def choose_recipe(
     start = "trained weights" if pretrained else "random weights"
     run = f"{counted(images, unit)} x {counted(epochs, 'epoch')}"
     reason = f"{run}, {counted(classes, 'class')}, {start}"
-    is_long = images * epochs >= LONG_RUN
+    seen = images * epochs
+    is_long = seen >= LONG_RUN
     if optimizer == AUTO:
         optimizer = "SGD" if is_long else "AdamW" if pretrained or sharded else "Muon"
     if optimizer == "SGD":
-        return Recipe(optimizer, Hyp(), reason, seen=images * epochs)
+        return Recipe(optimizer, Hyp(), reason)
     rate = {"lr0": LEARNING_RATES[optimizer]}
     if is_long:
         return Recipe(optimizer, replace(Hyp(), **rate), reason)
-    per_step = min(max(images * epochs / STEPS, FEWEST_PER_STEP), MOST_PER_STEP)
+    small = seen < FEW_STEPS * FEWEST_PER_STEP and (batch_size is None or 0 < batch_size <= SMALLEST_BATCH)
+    per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else FEWEST_PER_STEP), MOST_PER_STEP)
     short = {"lrf": 0.05, "nominal_batch": float(round(per_step))}
-    return Recipe(optimizer, replace(Hyp(), **rate, **short, **gains), reason, seen=images * epochs)
+    chosen_size = SMALLEST_BATCH if small and batch_size is None else None
+    return Recipe(optimizer, replace(Hyp(), **rate, **short, **gains), reason, chosen_size, seen=seen)

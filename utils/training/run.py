@@ -20,7 +20,7 @@ from utils.training.checkpoints.restart import MARKS, METRICS, PreviousAttempt, 
 from utils.training.checkpoints.resume import batch_after_resize, find_last, resumed_config, run_folder
 from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp, write_hyp
-from utils.training.recipe import AUTO, Recipe, choose_recipe
+from utils.training.recipe import AUTO, SMALLEST_BATCH, Recipe, choose_recipe
 from utils.training.state import TrainState
 
 FINISHED = (METRICS, PREEMPTED)  # files that say how a run ended
@@ -65,6 +65,7 @@ class Run:
         """
         if self.saved is None:
             cfg, given = self.config, None if self.config.hyp == AUTO else self.hyp
+            is_free = "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0
             self.recipe = choose_recipe(
                 cfg.optimizer,
                 given,
@@ -74,11 +75,14 @@ class Run:
                 pretrained=pretrained,
                 sharded=cfg.shard,
                 gains=gains,
+                batch_size=None if is_free else cfg.batch_size,
                 unit=data.unit,
             )
-            self.config, self.hyp = replace(cfg, optimizer=self.recipe.optimizer), self.recipe.hyp
-            self.world.require_same("the recipe", {"optimizer": self.recipe.optimizer} | self.hyp.as_dict())
-            return self.config
+            cfg = replace(cfg, optimizer=self.recipe.optimizer, batch_size=self.recipe.batch_size or cfg.batch_size)
+            chosen = {"optimizer": cfg.optimizer, "batch_size": cfg.batch_size}
+            self.config, self.hyp = cfg, self.recipe.hyp
+            self.world.require_same("the recipe", chosen | self.hyp.as_dict())
+            return cfg
         if data.names != self.saved.description.names:
             raise ValueError(f"{self.config.resume}: its class names differ from those of {data.file}")
         if data.digests["train"] != self.saved.description.images:

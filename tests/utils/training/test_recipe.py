@@ -53,11 +53,29 @@ def test_sgd_uses_the_published_recipe():
     assert recipe.describe("a.yaml").endswith("--optimizer SGD --hyp a.yaml (the values of hyp.scratch-low.yaml)")
 
 
-# images x epochs / 2,000 steps, within 16 to 64 images per step: 20,000 / 2,000 = 10, 50,000 / 2,000 = 25
-@pytest.mark.parametrize(("images", "per_step"), [(1, 16), (200, 16), (320, 16), (500, 25), (1_280, 64), (5_000, 64)])
+# images x epochs / 2,000 steps, within 16 to 64 images per step: 20,000 / 2,000 = 10, 50,000 / 2,000 = 25.
+# 8 images per step if 16 give less than 500 steps: 79 x 100 / 16 = 493, 80 x 100 / 16 = 500
+@pytest.mark.parametrize(
+    ("images", "per_step"), [(1, 8), (79, 8), (80, 16), (200, 16), (320, 16), (500, 25), (1_280, 64), (5_000, 64)]
+)
 def test_short_runs_take_fewer_images_per_step(images, per_step):
     for optimizer in ("auto", "AdamW", "Muon"):
-        assert choose_recipe(optimizer, None, **RUN | {"images": images}).hyp.nominal_batch == per_step
+        recipe = choose_recipe(optimizer, None, **RUN | {"images": images})
+        assert recipe.hyp.nominal_batch == per_step
+        assert recipe.batch_size == (8 if images < 80 else None)
+
+
+# of 50 images x 100 epochs
+@pytest.mark.parametrize(("given", "per_step"), [(1, 8), (8, 8), (9, 16), (16, 16), (64, 16), (-1, 16)])
+def test_given_batch_size_is_kept(given, per_step):
+    """And images per step are not lowered below it: the weight decay would be multiplied."""
+    recipe = choose_recipe("auto", None, **RUN | {"images": 50}, batch_size=given)
+    assert (recipe.batch_size, recipe.hyp.nominal_batch) == (None, per_step)
+
+
+def test_batch_size_is_not_changed_with_a_file_or_sgd():
+    for optimizer, hyp in (("auto", Hyp()), ("SGD", None)):
+        assert choose_recipe(optimizer, hyp, **RUN | {"images": 10}).batch_size is None
 
 
 def test_line_names_the_flags_and_the_changed_values():
@@ -69,19 +87,32 @@ def test_line_names_the_flags_and_the_changed_values():
     assert replace(Hyp(), lrf=0.05, nominal_batch=16, box=0.1, cls=1.5) == recipe.hyp
 
 
+def test_line_names_a_chosen_batch_size():
+    line = choose_recipe("auto", None, **RUN | {"images": 50}).describe("a.yaml")
+    assert line == (
+        "recipe for 50 images x 100 epochs, 3 classes, random weights: --optimizer Muon --hyp a.yaml --batch-size 8 "
+        "(hyp.scratch-low.yaml with lrf 0.05, nominal_batch 8, box 0.1, cls 1.5)"
+    )
+
+
 # 200 images x 100 epochs: 20,000 / 64 = 312 steps, 20,000 / 40 = 500
 @pytest.mark.parametrize(("batch", "steps"), [(64, 312), (41, 487), (40, None), (16, None)])
 def test_large_batches_of_few_images_are_advised_against(batch, steps):
     advice = choose_recipe("auto", None, **RUN).advice(batch)
     sentence = f"only {steps} optimizer steps: with so few images, a smaller --batch-size or more --epochs train better"
     assert advice == (sentence if steps else "")
-    assert choose_recipe("SGD", None, **RUN).advice(batch) == advice
+    assert choose_recipe("SGD", None, **RUN).advice(batch) == ""  # it takes a step for 64 images at any batch size
     assert choose_recipe("auto", Hyp(), **RUN).advice(batch) == ""
 
 
 def test_small_batches_are_not_advised_against():
-    """The steps are few because the run is short: 10 images x 100 epochs / 16 = 62."""
-    assert choose_recipe("auto", None, **RUN | {"images": 10}).advice(16) == ""
+    """The steps are few because the run is short: 10 images x 100 epochs / 8 = 125."""
+    assert choose_recipe("auto", None, **RUN | {"images": 10}).advice(8) == ""
+    assert choose_recipe("auto", None, **RUN | {"images": 10}).advice(16).startswith("only 62 optimizer steps: ")
+
+
+def test_line_can_be_pasted():
+    assert " --hyp 'my runs/hyp.yaml' (" in choose_recipe("auto", None, **RUN).describe("my runs/hyp.yaml")
 
 
 def test_line_says_that_trained_weights_are_given():

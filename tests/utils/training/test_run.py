@@ -103,7 +103,8 @@ def opened(cfg, world=None, *, find_data=never, find_hyp=never, check_model=lamb
 
 def new_run(project, world=None, **flags):
     """A new run with these flags."""
-    return opened(TrainConfig(project=str(project), **flags), world, find_hyp=lambda name: HYPS / name)[0]
+    cfg = TrainConfig(project=str(project), **flags, given=frozenset(flags))
+    return opened(cfg, world, find_hyp=lambda name: HYPS / name)[0]
 
 
 def saved_run(folder, *, epochs=1, batch=0, hyp=None, **config):
@@ -442,6 +443,23 @@ def test_new_run_chooses_settings_that_are_not_given(tmp_path):
     assert lines == [run.recipe.describe(str(run.folder / "hyp.yaml"))]
     assert "200 images x 100 epochs, 2 classes, random weights: --optimizer Muon" in lines[0]
     assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
+
+
+# 50 images x 100 epochs: 5,000 / 16 = 312 steps. A size that was given, or that processes cannot share, is kept.
+@pytest.mark.parametrize(
+    ("given", "processes", "expected"),
+    [({}, 1, 8), ({}, 2, 8), ({}, 8, 8), ({}, 16, 16), ({"batch_size": 16}, 1, 16), ({"batch_size": -1}, 1, -1)],
+)
+def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
+    worlds = thread_worlds(processes)
+
+    def choose(world):
+        run = new_run(tmp_path, world, **given)
+        cfg = run.fit_to(FakeData(labels={"train": range(50)}), {}, False, never)
+        assert ("--batch-size 8 " in run.recipe.describe("hyp.yaml")) == (expected == 8)
+        return cfg.batch_size
+
+    assert run_ranks([partial(choose, world) for world in worlds], worlds) == [expected] * processes
 
 
 @pytest.mark.parametrize(("given", "expected"), [("auto", "Muon"), ("Adam", "Adam")])
