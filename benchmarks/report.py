@@ -10,5 +10,5 @@ def file_report(lines: Sequence[str], out: Path | None) -> None:
     """Print a report, and write it to `out` if that is given."""
     text = "\n".join(lines)
     if out:
-        write_text(out, text)
+        write_text(out, f"{text}\n")
     print(text)
