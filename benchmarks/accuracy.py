@@ -73,9 +73,8 @@ def plan(options: argparse.Namespace) -> list[Training]:
         for program, command in programs.items()
         for seed in options.seeds
     ]
-    for training in trainings:
-        if training.program in dict(own):
-            check_flags(training)
+    for program, _ in own:
+        check_flags(next(training for training in trainings if training.program == program))
     return trainings
 
 

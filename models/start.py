@@ -11,7 +11,7 @@ from models import build_model
 from models.detector import Detector, count_parameters
 from models.table import load_model_table, resolve
 from models.weights.kestrel import load_detector
-from models.weights.pretrained import fetch_weights, is_fetched
+from models.weights.pretrained import fetch_weights, source_of_missing
 from models.weights.transfer import transfer
 from utils.distributed.world import World
 from utils.printable import counted, printable
@@ -27,7 +27,7 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
     if cfg:
         table, scale = load_model_table(cfg)
         resolve(table, scale, num_classes=1)
-    if weights and not (download and is_fetched(weights)):
+    if weights and not (download and source_of_missing(weights)):
         load_detector(Path(weights))
 
 

@@ -4,6 +4,16 @@ import torch
 from torch import Tensor
 
 
+def assigned_predictions(prediction: Tensor, valid: Tensor, reference: Tensor) -> Tensor:
+    """Return 1 for the predictions that valid entries [M] name, else 0; of the shape and dtype of `reference` [B, N].
+
+    >>> assigned_predictions(torch.tensor([2, 0]), torch.tensor([True, False]), torch.zeros(1, 3)).tolist()
+    [[0.0, 0.0, 1.0]]
+    """
+    flat = torch.zeros_like(reference).flatten()
+    return flat.scatter_reduce(0, prediction, valid.to(flat.dtype), "amax").view_as(reference)
+
+
 def spread_invalid(prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:
     """Return `prediction` [M] with its invalid entries spread evenly over all predictions, 0 to `predictions` - 1.
 

@@ -29,6 +29,19 @@ def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
 
 
+def cells_and_strides(
+    grids: Sequence[tuple[int, int]], strides: Sequence[int], reference: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1]. grids: rows and columns.
+
+    >>> cells_and_strides([(1, 2), (1, 1)], (8, 16), torch.zeros(1))[1].tolist()
+    [[8.0], [8.0], [16.0]]
+    """
+    levels = [grid_cells(*grid, reference).flatten(0, 1) for grid in grids]
+    sides = [reference.new_full((len(cells), 1), stride) for cells, stride in zip(levels, strides, strict=True)]
+    return torch.cat(levels), torch.cat(sides)
+
+
 def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:
     """Return boxes [B, M, 4] and scores [B, M, C] by their image; M is the most rows of an image, others get zeros.
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.ignored import ignored_predictions
+from models.assign.invalid import assigned_predictions
 from models.assign.simota import Assigned, simota
-from models.heads.cells import grid_cells
+from models.heads.cells import cells_and_strides
 from models.heads.decoupled import DecoupledHead, boxes_in_cells
 from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import iou_of_pairs, to_cxcywh
@@ -87,18 +88,15 @@ class DecoupledLoss(Loss):
 
     def _objectness_sum(self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assigned) -> Tensor:
         """Return the sum over predictions that are assigned or outside ignore regions. logits: [B, N]."""
-        assigned = torch.zeros_like(logits).flatten()
-        assigned = assigned.scatter_reduce(0, found.prediction, found.valid.to(logits.dtype), "amax").view_as(logits)
+        assigned = assigned_predictions(found.prediction, found.valid, logits)
         counts = (assigned > 0) | ~ignored_predictions(targets, len(logits), self.strides, grids)
         return (F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts).sum()
 
     def _raw_differences(self, raw: Tensor, wanted: Tensor, grids: list[tuple[int, int]], found: Assigned) -> Tensor:
         """Return the sum of the absolute differences of raw x, y, w, h [M, 4] from those of the targets' boxes."""
-        all_cells = [grid_cells(*grid, raw).flatten(0, 1) for grid in grids]
-        cells = torch.cat(all_cells)  # [N, 2]
-        sides = [raw.new_full((len(part), 1), stride) for part, stride in zip(all_cells, self.strides, strict=True)]
+        cells, strides = cells_and_strides(grids, self.strides, raw)
         point = found.prediction % len(cells)
-        stride = torch.cat(sides)[point]
+        stride = strides[point]
         centre, size = to_cxcywh(wanted).split(2, 1)
         aim = torch.cat([centre / stride - cells[point], (size / stride + 1e-8).log()], 1)
         return ((raw - aim).abs().sum(1) * found.valid).sum()

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.ignored import ignored_predictions
+from models.assign.invalid import assigned_predictions
 from models.assign.task_aligned import Aligned, task_aligned
-from models.heads.cells import grid_cells
+from models.heads.cells import cells_and_strides
 from models.heads.distance import DistanceHead, DualDistanceHead, Levels, boxes_around, sides_of
 from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import complete_iou, to_cxcywh
@@ -90,9 +91,7 @@ class DistanceLoss(Loss):
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
         values = torch.cat([level.flatten(1, 2) for level in levels], 1)
-        cells = [grid_cells(*grid, values).flatten(0, 1) for grid in grids]
-        strides = [values.new_full((len(part), 1), stride) for part, stride in zip(cells, self.strides, strict=True)]
-        cell, stride = torch.cat(cells), torch.cat(strides)
+        cell, stride = cells_and_strides(grids, self.strides, values)
         given = values.detach()
         found = task_aligned(
             boxes_around(sides_of(given, self.bins), cell) * stride,
@@ -124,9 +123,8 @@ class DistanceLoss(Loss):
             pixels = (sides - aims).abs() * stride
             difference = torch.cat([pixels[:, 0::2] / size[0], pixels[:, 1::2] / size[1]], 1)
         classes = values[..., 4 * self.bins :]
-        assigned = classes.new_zeros(classes.shape[:2]).flatten()
-        assigned = assigned.scatter_reduce(0, found.prediction, found.valid.to(assigned.dtype), "amax")
-        counts = (assigned > 0) | ~ignored_predictions(targets, len(values), self.strides, grids).flatten()
+        assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
+        counts = ((assigned > 0) | ~ignored_predictions(targets, len(values), self.strides, grids)).flatten()
         of_class = targets[found.target, 1].long().clamp(min=0)
         cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()  # of a target 0; linear in the target
         cls = cls - (classes.flatten(0, 1)[found.prediction, of_class] * weight).sum()

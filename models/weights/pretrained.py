@@ -48,18 +48,21 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
     return f"Its authors publish it at {source.url}: download it, and give its path to --weights"
 
 
-def is_fetched(weights: str, file: Path = PUBLISHED) -> bool:
-    """Whether `fetch_weights` would download this checkpoint. Raises ValueError if its digest is not stated."""
+def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:
+    """Return where `fetch_weights` would download this checkpoint from; None if it exists or its name is not known.
+
+    Raises ValueError if its digest is not stated.
+    """
     path = Path(weights)
     source = published(file).get(path.name)
     if source is None or os.path.exists(path):
-        return False
+        return None
     if not source.sha256:
         raise ValueError(
             f"{printable(path)}: --download needs a sha256 in models/pretrained.yaml to check the file, and has none. "
             f"{where_published(path, file)}"
         )
-    return True
+    return source
 
 
 def fetch_weights(weights: str, file: Path = PUBLISHED) -> None:
@@ -68,9 +71,9 @@ def fetch_weights(weights: str, file: Path = PUBLISHED) -> None:
     Nothing is done if it exists or its name is not known. Raises ValueError if its digest is not stated, and FaultError
     as `fetch` does.
     """
-    if not is_fetched(weights, file):
+    path, source = Path(weights), source_of_missing(weights, file)
+    if source is None:
         return
-    path, source = Path(weights), published(file)[Path(weights).name]
     with exclusive_access(path.parent / f".{path.name}.download"):
         if not os.path.exists(path):
             fetch(source, path)

@@ -150,7 +150,7 @@ def test_weights_that_are_fetched_need_not_exist(tmp_path, monkeypatch):
         check_model("", "absent.pt", download=True)
     with pytest.raises(ValueError, match=r"^yolox_s\.pth: --download needs a sha256"):
         check_model("", "yolox_s.pth", download=True)
-    monkeypatch.setattr(start, "is_fetched", lambda weights: weights == "yolox_s.pth")
+    monkeypatch.setattr(start, "source_of_missing", lambda weights: weights == "yolox_s.pth")
     check_model("", "yolox_s.pth", download=True)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from utils.printable import counted
+
 NOMINAL_BATCH = 64  # YOLOv5's: gradients of about this many images make one optimizer step
 
 
@@ -71,6 +73,6 @@ class GlobalBatch:
             sentence = f"{images} training images are too few for {self.processes} processes: the batch would be {size}"
             raise ValueError(sentence) from None
         if size < self.size:
-            many = "image" if images == 1 else "images"
-            say(f"--batch-size {self.size}: {images} training {many}, so {size}, its largest divisor that they fill")
+            many = counted(images, "training image")
+            say(f"--batch-size {self.size}: {many}, so {size}, its largest divisor that they fill")
         return batch

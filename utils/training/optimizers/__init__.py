@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from utils.training.config import among
 from utils.training.optimizers.muon import MATRICES, MuonAdamW
 
 IMPLEMENTATION = ("fused", "foreach", "capturable")  # settings that change how a step is computed, on some devices only
@@ -81,8 +82,7 @@ def build_optimizer(
     depthwise nor the output of a head. Raises ValueError for another name, or if no parameter is left to train.
     """
     if name not in OPTIMIZERS:
-        *others, last = OPTIMIZERS
-        raise ValueError(f"--optimizer {name}: choose {', '.join(others)} or {last}")
+        raise ValueError(f"--optimizer {name}: choose {among(list(OPTIMIZERS))}")
     kind = OPTIMIZERS[name]
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "norm": [], "weight": []}
     groups |= {"matrix": []} if kind.matrices else {}
