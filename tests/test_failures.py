@@ -38,7 +38,8 @@ from tests.support.launching import (
     wait_until,
 )
 from utils.distributed import modes, session
-from utils.distributed.rendezvous import PEER_DIED, PeerFailedError
+from utils.distributed.peer_watch import PEER_DIED
+from utils.distributed.rendezvous import PeerFailedError
 from utils.files import checkpoint_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
@@ -132,6 +133,20 @@ def rank_0_refuses_data_while_rank_1_reads() -> None:
         raise ValueError("bad labels")
 
     short_timeouts()
+    splits.read_split = read
+
+
+def rank_1_is_killed_before_it_reads() -> None:
+    """While the processes exchange values through the store, which does not notice who leaves it."""
+    real = splits.read_split
+    session.GRACE_S = 1.0
+
+    def read(*arguments, **keywords):
+        if os.environ["RANK"] == "1":
+            Path(os.environ["KESTREL_STAMP"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **keywords)
+
     splits.read_split = read
 
 
@@ -437,6 +452,18 @@ def test_other_rank_reports_killed_rank(end, rank):
     assert error_lines(result.stderr[1 - rank]) == [f"error: {PEER_DIED}"]
     assert "Traceback" not in result.stderr[1 - rank]
     assert result.seconds < MAX_END_S / 2
+
+
+def test_others_report_rank_killed_outside_collectives(flags, stamp, tmp_path):
+    """Launched by hand, or by srun: no launcher ends the others."""
+    variables = fault("rank_1_is_killed_before_it_reads") | {"KESTREL_STAMP": str(stamp)}
+    port = free_port()
+    environments = [rank_environment(rank, 4, port) | variables for rank in range(4)]
+    with forked(environments, [*flags, "--dist-timeout", "10"], tmp_path / "io") as ranks:
+        assert [rank.end(60) for rank in ranks] == [1, -signal.SIGKILL, 1, 1]
+        assert error_lines(ranks[0].err) == ["error: rank 1 gave no sign of life for 10 s (--dist-timeout)"]
+        assert [error_lines(rank.err) for rank in ranks[1:]] == [[], [], []]
+    assert time.time() - stamp.stat().st_mtime < MAX_END_S
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -163,7 +163,8 @@ def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
     def one(
         size: int, name: str, *flags: str, at: str = "0 nowhere 1", by: str = "SIGKILL", pictures: bool = False
     ) -> list[int]:
-        own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", *flags]
+        # A rank that is killed outside a collective is missed after --dist-timeout only: no launcher ends the others.
+        own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", "--dist-timeout", "60", *flags]
         words = [
             word for word in small_run_flags(data, tiny_model, tmp_path, *own) if word != "--noplots" or not pictures
         ]

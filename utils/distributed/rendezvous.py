@@ -7,11 +7,8 @@ mix up (pytorch issue 167288), have the generation's prefix too.
 """
 
 import json
-import math
 import secrets
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -29,10 +26,8 @@ from utils.distributed.launch import RankInfo
 from utils.terminal import FaultError
 
 POLL_S = 0.02
-ASK_S = 0.5
 TRY_S = 5.0  # timeout of one attempt to connect: a machine that is switched off does not answer at all
 GENERATION, FAILED = "kestrel/generation", "failed"
-PEER_DIED = "another process of the run died, probably out of memory"
 
 
 class PeerFailedError(RuntimeError):
@@ -126,9 +121,9 @@ class Rendezvous:
     _numbers: Iterator[int] = field(default_factory=count)  # of exchanges, which all processes make in one order
 
     def wait(self, key: str) -> bytes:
-        """Wait for a key and return its value. Unlike a wait in a collective it has no timeout.
+        """Wait for a key and return its value. Unlike a wait in a collective it has no timeout: rank 0 may work long.
 
-        Raises PeerFailedError as soon as another process has failed.
+        Raises PeerFailedError as soon as another process has failed, or `PeerWatch` reports that one has died.
         """
         while not self.store.check([key]):
             self.raise_if_failed()
@@ -169,6 +164,7 @@ class Rendezvous:
         """Wait until all processes are about to end, so that the exit of one does not interrupt the others."""
         deadline = time.monotonic() + seconds
         with suppress(dist.DistError):
+            self.store.set(f"ended/{self.rank}", "")  # its silence from now on is not a failure
             self.store.add("ended", 1)
             while self.store.add("ended", 0) < self.size and time.monotonic() < deadline:
                 time.sleep(POLL_S)
@@ -224,56 +220,3 @@ def _join(store: dist.Store, rank_info: RankInfo, deadline: float, timeout_s: fl
             who = "another" if welcome else "rank 0"
             raise FaultError(f"{who} of {rank_info.size} processes did not connect within {timeout_s:g} s")
         time.sleep(POLL_S)
-
-
-class PeerWatch:
-    """Threads that end this process if it is stuck while another process fails or the store stops answering.
-
-    rendezvous: with its own connection, because a wait in the main thread blocks the main thread's connection.
-    grace_s: how long the main thread has to notice the failure itself. end: called with the exit code. patience_s: how
-    long the store may take to answer; if the network is cut, torch's client and the main thread wait for 15 minutes.
-    """
-
-    def __init__(
-        self, rendezvous: Rendezvous, grace_s: float, end: Callable[[int], object], patience_s: float = math.inf
-    ) -> None:
-        self.rendezvous, self.grace_s, self.end, self.patience_s = rendezvous, grace_s, end, patience_s
-        self._stopped = threading.Event()
-        self.code = 0  # exit code of a failure that another process has reported
-        self._store_lost, self._silent_s = False, 0.0
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._check)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(timeout=1)
-
-    def _poll(self) -> None:
-        while not (self.code or self._store_lost or self._stopped.wait(ASK_S)):
-            try:
-                self.rendezvous.raise_if_failed()
-                self._silent_s = 0.0
-            except PeerFailedError as failure:
-                self.code = failure.code
-            except dist.DistError:  # the host of the store, rank 0 or the launcher, died without reporting a failure
-                self._store_lost = True
-
-    def _check(self) -> None:
-        while not self._stopped.wait(ASK_S):
-            self._silent_s += ASK_S  # counted, not read from a clock: the process may be suspended and resumed
-            if self._failed() and not self._stopped.wait(self.grace_s) and self._failed():
-                if not self.code:
-                    print(f"error: {self._reason()}", file=sys.stderr, flush=True)
-                self.end(self.code or 1)
-                return
-
-    def _failed(self) -> bool:
-        return self.code > 0 or self._store_lost or self._silent_s > self.patience_s
-
-    def _reason(self) -> str:
-        if self._store_lost:
-            return PEER_DIED
-        silence = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
-        return f"{silence}: its machine or the network is down"

@@ -17,10 +17,9 @@ import torch.distributed as dist
 
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import LOST, Launch, RankInfo, find_dist_url, read_rank_info, read_rank_info_leniently
+from utils.distributed.peer_watch import PEER_DIED, PeerWatch
 from utils.distributed.rendezvous import (
-    PEER_DIED,
     PeerFailedError,
-    PeerWatch,
     Rendezvous,
     hosts_store,
     join_rendezvous,

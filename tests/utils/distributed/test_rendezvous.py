@@ -18,7 +18,6 @@ from utils.distributed.rendezvous import (
     FAILED,
     GENERATION,
     PeerFailedError,
-    PeerWatch,
     Rendezvous,
     join_rendezvous,
     of_generation,
@@ -241,80 +240,6 @@ def test_leave_together_returns_when_store_is_closed():
     rendezvous = Rendezvous(client, 1, 0, 2)
     del host
     rendezvous.leave_together(20)
-
-
-# ---------------------------------------------------------------------- watch
-
-
-class ExitRecorder:
-    """Replaces os._exit."""
-
-    def __init__(self) -> None:
-        self.codes: list[int] = []
-        self.called = threading.Event()
-        self.began = time.monotonic()
-
-    def __call__(self, code: int) -> None:
-        self.codes.append(code)
-        self.after = time.monotonic() - self.began
-        self.called.set()
-
-
-over_tcp = pytest.mark.parametrize("connect", ["tcp"], indirect=True)
-
-
-@pytest.fixture
-def start_watch(connect):
-    """start_watch(grace_s): two connected rendezvous, the replacement of os._exit for the second one, and its watch."""
-
-    def start(grace_s: float) -> tuple[Rendezvous, Rendezvous, ExitRecorder, PeerWatch]:
-        first, second = join_all(connect, 2)
-        ended = ExitRecorder()
-        return first, second, ended, PeerWatch(second, grace_s, ended)
-
-    return start
-
-
-@over_tcp
-def test_peer_watch_ends_process_after_failure_of_peer(start_watch):
-    first, _, ended, watch = start_watch(0.5)
-    first.claim_failure(3)
-    assert ended.called.wait(5)
-    watch.stop()
-    assert ended.codes == [3]
-    assert ended.after >= 0.5  # the grace period
-
-
-@over_tcp
-def test_peer_watch_stopped_in_grace_period_does_not_end_process(start_watch):
-    first, _, ended, watch = start_watch(1)
-    first.claim_failure(3)
-    time.sleep(0.8)  # noticed, within the grace period
-    watch.stop()
-    assert not ended.called.wait(1.2)
-
-
-@over_tcp
-def test_peer_watch_does_nothing_without_failure(start_watch):
-    first, second, ended, watch = start_watch(0)
-    assert run_concurrently([lambda m=m: m.all_gather_object(m.rank) for m in (first, second)]) == [[0, 1], [0, 1]]
-    assert not ended.called.wait(1.2)
-    watch.stop()
-    first.claim_failure(1)
-    assert not ended.called.wait(0.8)
-
-
-def test_peer_watch_ends_process_when_store_is_closed():
-    host = start_store()
-    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    ended = ExitRecorder()
-    watch = PeerWatch(Rendezvous(client, 1, 1, 2), 0.2, ended)
-    time.sleep(0.7)
-    assert not ended.codes
-    del host
-    assert ended.called.wait(5)
-    watch.stop()
-    assert ended.codes == [1]
 
 
 # ---------------------------------------------------------------------- the store

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.launch import Launch
-from utils.distributed.rendezvous import PEER_DIED, PeerFailedError, Rendezvous
+from utils.distributed.peer_watch import PEER_DIED
+from utils.distributed.rendezvous import PeerFailedError, Rendezvous
 from utils.distributed.session import GRACE_S, Connection, distributed_session, explain, pick_backend
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code

@@ -1,0 +1,93 @@
+"""Threads that end this process if it is stuck while another process fails, dies or stops answering."""
+
+import math
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+
+import torch.distributed as dist
+
+from utils.distributed.rendezvous import PeerFailedError, Rendezvous
+
+ASK_S = 0.5  # between two questions to the store
+PEER_DIED = "another process of the run died, probably out of memory"
+
+
+class PeerWatch:
+    """Threads that end this process if it is stuck while another process fails, dies or stops answering.
+
+    rendezvous: with its own connection, because a wait in the main thread blocks the main thread's connection.
+    grace_s: how long the main thread has to notice the failure itself. end: called with the exit code. patience_s: how
+    long the store and the other processes may take to answer. If the network is cut, torch's client and the main thread
+    wait for 15 minutes; for a process that was killed, `Rendezvous.wait` waits forever.
+
+    Each process writes heartbeats, numbers that change, to the store. Rank 0 watches those of all others, and these
+    watch that of rank 0. All times are counted, not read from a clock: the process may be suspended and resumed.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, grace_s: float, end: Callable[[int], object], patience_s: float = math.inf
+    ) -> None:
+        self.rendezvous, self.grace_s, self.end, self.patience_s = rendezvous, grace_s, end, patience_s
+        self._stopped = threading.Event()
+        self.code = 0  # exit code of a failure that another process has reported
+        self._store_lost, self._silent_s = False, 0.0
+        self._watched = [*range(1, rendezvous.size)] if rendezvous.rank == 0 else [0]
+        self._beats: dict[int, tuple[bytes, int]] = {}  # by rank: its last heartbeat, and the question that found it
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._check)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(timeout=1)
+
+    def _poll(self) -> None:
+        for question in count():
+            if self.code or self._store_lost or self._stopped.wait(ASK_S):
+                return
+            try:
+                self.rendezvous.raise_if_failed()
+                self._exchange_heartbeats(question)
+                self._silent_s = 0.0
+            except PeerFailedError as failure:
+                self.code = failure.code
+            except dist.DistError:  # the host of the store, rank 0 or the launcher, died without reporting a failure
+                self._store_lost = True
+
+    def _exchange_heartbeats(self, question: int) -> None:
+        """Write this process's heartbeat and read another one's; claim the failure of a process that is silent."""
+        store, limit = self.rendezvous.store, (self.patience_s + self.grace_s) / ASK_S  # a collective ends before it
+        if question % max(1, int(min(limit, 1200) / 20)) == 0:  # seldom: a store may be a file, which would grow
+            store.set(f"heartbeat/{self.rendezvous.rank}", str(question))
+        rank = self._watched[question % len(self._watched)]
+        beat = store.get(key) if store.check([key := f"heartbeat/{rank}"]) else b""
+        last, since = self._beats.get(rank, (b"", question))
+        self._beats[rank] = (beat, question if beat != last else since)
+        if question - self._beats[rank][1] > limit and not store.check([f"ended/{rank}"]):
+            first, self.code = self.rendezvous.claim_failure(1)
+            if first:
+                self._report(f"rank {rank} gave no sign of life for {self.patience_s:g} s (--dist-timeout)")
+
+    def _check(self) -> None:
+        while not self._stopped.wait(ASK_S):
+            self._silent_s += ASK_S
+            if self._failed() and not self._stopped.wait(self.grace_s) and self._failed():
+                if not self.code:
+                    self._report(self._reason())
+                self.end(self.code or 1)
+                return
+
+    def _failed(self) -> bool:
+        return self.code > 0 or self._store_lost or self._silent_s > self.patience_s
+
+    def _reason(self) -> str:
+        if self._store_lost:
+            return PEER_DIED
+        silence = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
+        return f"{silence}: its machine or the network is down"
+
+    def _report(self, reason: str) -> None:
+        print(f"error: {reason}", file=sys.stderr, flush=True)
