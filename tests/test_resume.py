@@ -164,7 +164,7 @@ def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
         size: int, name: str, *flags: str, at: str = "0 nowhere 1", by: str = "SIGKILL", pictures: bool = False
     ) -> list[int]:
         # A rank that is killed outside a collective is missed after --dist-timeout only: no launcher ends the others.
-        own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", "--dist-timeout", "60", *flags]
+        own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", "--dist-timeout", "20", *flags]
         words = [
             word for word in small_run_flags(data, tiny_model, tmp_path, *own) if word != "--noplots" or not pictures
         ]
