@@ -88,7 +88,8 @@ def _draw_history(axes: Axes, title: str, epochs: np.ndarray, columns: dict[str,
     if len(epochs) == 1:
         axes.set_xlim(epochs[0] - 0.5, epochs[0] + 0.5)
     if title in ("mAP", "precision and recall"):
-        axes.set_ylim(0, 1.02 if max(np.nanmax(values, initial=0) for values in columns.values()) > 0.5 else None)
+        highest = max(np.nanmax(values, initial=0) for values in columns.values())
+        axes.set_ylim(0, 1.02 if highest > 0.5 else 1.35 * highest or None)  # the legend is above low lines
 
 
 def _line_name(column: str, values: np.ndarray) -> str:
