@@ -1,4 +1,4 @@
-"""Heads without anchors, one from outside the project: they learn, resume, and 2 and 4 processes train them like one."""
+"""Heads without anchors, one from outside the project: they learn, resume, and 1, 2 and 4 processes agree."""
 
 import csv
 import sys

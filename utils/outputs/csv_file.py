@@ -15,8 +15,8 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uf
 class CsvFile:
     """Appends a row for each detection to a new CSV file (UTF-8), one write for each frame.
 
-    A process that is killed leaves whole rows, but for the last one: Linux writes memory page by page, and kills between
-    two of them.
+    A process that is killed leaves whole rows, but for the last one: Linux writes memory page by page, and a kill may
+    come between two pages.
     frame is empty for images. The box is in pixels. Text that a spreadsheet program would run as a formula, such as a
     class named `=1+1`, gets an apostrophe in front.
     Raises OSError if the file cannot be created.
