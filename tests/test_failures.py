@@ -37,6 +37,7 @@ from tests.support.launching import (
     small_run_flags,
     wait_until,
 )
+from tests.support.stores import start_store
 from utils.distributed import modes, session
 from utils.distributed.peer_watch import PEER_DIED
 from utils.distributed.rendezvous import PeerFailedError
@@ -378,7 +379,7 @@ def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path:
     """end(fault): processes without a launcher, or with one, which terminates the others when the first one ends."""
 
     def run(name: str, size: int = 2) -> Outcome:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = start_store()
         launcher = request.param == "launcher"
         hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if launcher else {}
         port = store.port if launcher else free_port()

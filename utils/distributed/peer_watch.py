@@ -11,6 +11,7 @@ import torch.distributed as dist
 from utils.distributed.rendezvous import PeerFailedError, Rendezvous
 
 ASK_S = 0.5  # between two questions to the store
+HEARTBEAT_S = 30.0  # at most between two heartbeats; not less, since a store may be a file, which each of them extends
 PEER_DIED = "another process of the run died, probably out of memory"
 
 
@@ -31,8 +32,11 @@ class PeerWatch:
     ) -> None:
         self.rendezvous, self.grace_s, self.end, self.patience_s = rendezvous, grace_s, end, patience_s
         self._stopped = threading.Event()
-        self.code = 0  # exit code of a failure that another process has reported
+        self.code = 0  # exit code of a failure that another process has reported, or 1 if this one has found it dead
         self._store_lost, self._silent_s = False, 0.0
+        silence_s = patience_s + grace_s  # a collective ends before it
+        self._silent_questions = silence_s / ASK_S
+        self._questions_per_beat = max(1, int(min(silence_s / 20, HEARTBEAT_S) / ASK_S))
         self._watched = [*range(1, rendezvous.size)] if rendezvous.rank == 0 else [0]
         self._beats: dict[int, tuple[bytes, int]] = {}  # by rank: its last heartbeat, and the question that found it
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._check)]
@@ -59,14 +63,14 @@ class PeerWatch:
 
     def _exchange_heartbeats(self, question: int) -> None:
         """Write this process's heartbeat and read another one's; claim the failure of a process that is silent."""
-        store, limit = self.rendezvous.store, (self.patience_s + self.grace_s) / ASK_S  # a collective ends before it
-        if question % max(1, int(min(limit, 1200) / 20)) == 0:  # seldom: a store may be a file, which would grow
+        store = self.rendezvous.store
+        if question % self._questions_per_beat == 0:
             store.set(f"heartbeat/{self.rendezvous.rank}", str(question))
         rank = self._watched[question % len(self._watched)]
         beat = store.get(key) if store.check([key := f"heartbeat/{rank}"]) else b""
         last, since = self._beats.get(rank, (b"", question))
         self._beats[rank] = (beat, question if beat != last else since)
-        if question - self._beats[rank][1] > limit and not store.check([f"ended/{rank}"]):
+        if question - self._beats[rank][1] > self._silent_questions and not store.check([f"ended/{rank}"]):
             first, self.code = self.rendezvous.claim_failure(1)
             if first:
                 self._report(f"rank {rank} gave no sign of life for {self.patience_s:g} s (--dist-timeout)")

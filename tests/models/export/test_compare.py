@@ -25,7 +25,7 @@ def test_equal_outputs_do_not_differ():
     ("boxes", "scores", "acceptable"),
     [(0.0055, 0, True), (0.0065, 0, False), (0, 0.0009, True), (0, 0.0011, False), (float("nan"), 0, False)],
 )
-def test_limits_are_a_thousandth_and_a_share_of_the_coordinate(boxes, scores, acceptable):
+def test_limits_are_a_number_and_a_share_of_the_coordinate(boxes, scores, acceptable):
     """The coordinate that changes is 100 px: 0.005 px + 1e-5 * 100 px = 0.006 px are allowed."""
     changed = BOXES + torch.tensor([0, 0, 0, boxes])
     assert differences((changed, SCORES + scores), (BOXES, SCORES)).acceptable is acceptable

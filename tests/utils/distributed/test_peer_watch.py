@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.support.stores import connect_store, start_store
 from utils.distributed.peer_watch import PeerWatch
 from utils.distributed.rendezvous import FAILED, PeerFailedError, Rendezvous
 
@@ -32,13 +33,13 @@ Start = Callable[..., tuple[Rendezvous, ExitRecorder, PeerWatch]]
 @pytest.fixture(params=["tcp", "file"])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     """start(rank, size, grace_s, patience_s): a process's rendezvous, its replacement of os._exit, and its watch."""
-    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    host = start_store()
     watches = []
 
     def connect() -> dist.Store:
         if request.param == "file":
             return dist.FileStore(str(tmp_path / "store"), -1)
-        return dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+        return connect_store(host)
 
     def one(
         rank: int, size: int = 2, grace_s: float = 0.5, patience_s: float = 600
@@ -77,8 +78,8 @@ def test_does_nothing_without_failure(start):
 
 
 def test_closed_store_ends_process(capsys):
-    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    host = start_store()
+    client = connect_store(host)
     ended = ExitRecorder()
     watch = PeerWatch(Rendezvous(client, 1, 1, 2), 0.2, ended)
     time.sleep(0.7)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.support.stores import connect_store, start_store
 from utils.distributed.launch import RankInfo
 from utils.distributed.rendezvous import (
     FAILED,
@@ -28,10 +29,6 @@ from utils.terminal import FaultError
 Connect = Callable[[], dist.Store]
 
 
-def start_store() -> dist.TCPStore:
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 @pytest.fixture(params=["tcp", "file", "hash"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     """connect(): opens a connection to one shared store."""
@@ -40,7 +37,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
         return lambda: dist.FileStore(str(tmp_path / "store"), -1)
     if request.param == "hash":
         return lambda: host
-    return lambda: dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    return lambda: connect_store(host)
 
 
 def run_concurrently(works: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -236,7 +233,7 @@ def test_leave_together_times_out_without_missing_rank(connect):
 
 def test_leave_together_returns_when_store_is_closed():
     host = start_store()
-    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    client = connect_store(host)
     rendezvous = Rendezvous(client, 1, 0, 2)
     del host
     rendezvous.leave_together(20)
