@@ -25,7 +25,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from utils.flags import FlagParser, answer_help
+from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import NOT_IN_DETECT
 
 
@@ -87,7 +87,7 @@ def check_flags(args: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    answer_help(parse_args)  # before the slow imports below
+    check_command_line(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
 import torch

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from utils.flags import FlagParser, answer_help
+from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import NOT_IN_EXPORT
 
 FORMATS = ("torchscript", "onnx", "openvino")
@@ -92,7 +92,7 @@ def check_flags(args: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    answer_help(parse_args)  # before the slow imports below
+    check_command_line(parse_args)  # before the slow imports below
 
 import numpy as np
 import torch

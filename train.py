@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.distributed.launch import Launch, read_launch, spawn
-from utils.flags import FlagParser, answer_help
+from utils.flags import FlagParser, check_command_line
 from utils.training.config import TrainConfig
 from utils.yolov5_flags import NOT_IN_TRAIN
 
@@ -82,7 +82,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
 
 
 if __name__ == "__main__":
-    answer_help(parse_args)  # before the slow imports below
+    check_command_line(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
 import torch

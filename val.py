@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.distributed.launch import Launch, read_launch, spawn
-from utils.flags import FlagParser, answer_help
+from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import NOT_IN_VAL
 
 
@@ -81,7 +81,7 @@ def check_flags(args: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    answer_help(parse_args)  # before the slow imports below
+    check_command_line(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
 import numpy as np

@@ -5,11 +5,11 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from utils.startup import is_first_process
+from utils.startup import has_launcher, is_first_process
+from utils.terminal import report
 
 NEAR = 0.8  # minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have 0.91
 
@@ -82,14 +82,16 @@ class FlagParser(argparse.ArgumentParser):
             self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
 
 
-def answer_help(parse: Callable[[], object]) -> None:
-    """Print the help and exit if the command line asks for it. A script calls this before it imports torch.
+def check_command_line(parse: Callable[[], object]) -> None:
+    """Print the help, or the mistake in the command line, and exit. A script calls this before it imports torch.
 
-    Other mistakes in the command line are ignored here and reported later, by all processes together.
+    Processes of a launcher report a mistake later, together.
     """
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        with suppress(ValueError):
-            parse()
+    try:
+        parse()
+    except ValueError as error:
+        if not has_launcher(os.environ):
+            sys.exit(report(f"error: {error}", 2))
 
 
 _HIDDEN: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}

@@ -40,6 +40,11 @@ def allow_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def has_launcher(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has set its variables, also those of a single process."""
+    return bool(environment.keys() & {"RANK", "WORLD_SIZE", "SLURM_NTASKS"})
+
+
 def is_first_process(environment: Mapping[str, str]) -> bool:
     """Whether this process is rank 0 according to the launcher's environment variables, so that it prints for all."""
     return (environment.get("RANK") or environment.get("SLURM_PROCID") or "0") == "0"

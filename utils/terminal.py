@@ -13,7 +13,7 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from utils.printable import printable
-from utils.startup import SPAWNED, allow_interrupts, open_closed_streams
+from utils.startup import SPAWNED, allow_interrupts, has_launcher, open_closed_streams
 
 # Faults of the machine, not bugs: one sentence is shown instead of a traceback.
 OUTSIDE = {
@@ -54,15 +54,15 @@ def exit_code_of(run: Callable[[], object]) -> int:
         allow_interrupts()
         run()
     except (ValueError, FaultError) as error:
-        return _report(f"error: {error}", exit_code(error))
+        return report(f"error: {error}", exit_code(error))
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         limit = " (over the limit of ulimit -f or of the disk)" if error.errno == errno.EFBIG else ""
-        return _report(f"error: {where}{error.strerror}{limit}", exit_code(error))
+        return report(f"error: {where}{error.strerror}{limit}", exit_code(error))
     except KeyboardInterrupt as error:
-        return exit_code(error) if SPAWNED in os.environ else _report("interrupted", exit_code(error))
+        return exit_code(error) if SPAWNED in os.environ else report("interrupted", exit_code(error))
     return 0
 
 
@@ -78,7 +78,7 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
         code = exit_code(error)
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
-    if not os.environ.keys() & {"WORLD_SIZE", "SLURM_NTASKS"}:
+    if not has_launcher(os.environ):
         sys.exit(code)
     for child in multiprocessing.active_children():  # DataLoader workers, which only a normal exit would end
         child.terminate()
@@ -95,7 +95,7 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _report(sentence: str, code: int) -> int:
+def report(sentence: str, code: int) -> int:
     """Print the error, with a traceback if KESTREL_TRACEBACK is set, and return `code`."""
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()

@@ -1,11 +1,12 @@
 """FlagParser: every mistake in a command line raises one sentence."""
 
 import argparse
+import os
 import sys
 
 import pytest
 
-from utils.flags import FlagParser, answer_help
+from utils.flags import FlagParser, check_command_line
 
 
 @pytest.fixture
@@ -72,17 +73,45 @@ def test_help_says_every_default_once():
     assert "secret" not in said
 
 
+@pytest.mark.parametrize("variables", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
 @pytest.mark.parametrize("words", [["--help"], ["--epochs", "5", "-h"]])
-def test_answer_help_prints_help_and_exits(parser, words, capsys, monkeypatch):
+def test_help_is_printed_before_the_imports(parser, words, variables, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    monkeypatch.setattr(os, "environ", variables)
     with pytest.raises(SystemExit) as end:
-        answer_help(parser.read)
+        check_command_line(parser.read)
     assert end.value.code == 0
     assert "--epochs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["--zzz"], ["--epochs", "five", "--help"], ["--cache-dir", "--help"]])
-def test_answer_help_ignores_command_lines_with_mistakes(parser, words, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
-    answer_help(parser.read)
+MISTAKES = {
+    "--zzz": "error: unknown flag --zzz; --help lists the flags\n",
+    "--epochs five --help": "error: --epochs: invalid int value: 'five'\n",
+    "--cache-dir --help": "error: --cache-dir: expected one argument\n",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_single_process_reports_a_mistake_before_the_imports(parser, words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words.split()])
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(SystemExit) as end:
+        check_command_line(parser.read)
+    assert end.value.code == 2
+    assert capsys.readouterr() == ("", MISTAKES[words])
+
+
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "SLURM_NTASKS"])
+@pytest.mark.parametrize("words", MISTAKES)
+def test_processes_of_a_launcher_report_mistakes_later(parser, words, variable, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words.split()])
+    monkeypatch.setattr(os, "environ", {variable: "1"})
+    check_command_line(parser.read)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_valid_command_line_prints_nothing(parser, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "5"])
+    monkeypatch.setattr(os, "environ", {})
+    check_command_line(parser.read)
     assert capsys.readouterr() == ("", "")
