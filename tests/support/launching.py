@@ -193,7 +193,7 @@ def forked(
 def _fork_server() -> Any:
     """A fork server that has imported what the forked processes need."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "val", "tests.support.launching"])
+    context.set_forkserver_preload(["train", "val", "pytest", "tests.support.processes"])
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
     try:
