@@ -100,7 +100,7 @@ def test_head_learns_and_is_evaluated(start, data, folder, table):
 def test_l1_is_trained_in_the_closing_epochs(tmp_path):
     """Without mosaic, mixup and copy-paste, closing epochs differ in nothing else."""
     data = draw_data(tmp_path / "data")
-    write_hyp(tmp_path / "plain.yaml", "hyp.no-augmentation.yaml", lr0=0.05)
+    write_hyp(tmp_path / "plain.yaml", "hyp.no-augmentation.yaml", lr0=0.05, nominal_batch=4)
     for closed in (0, 1):
         flags = ("--epochs", "3", "--close-mosaic", str(closed), "--name", f"run{closed}")
         table = str(TABLES / "decoupled.yaml")

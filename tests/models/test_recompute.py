@@ -131,7 +131,7 @@ def saved_bytes(model: Detector, batch: Tensor) -> int:
 
 def test_recompute_saves_fewer_activation_bytes(model_pair):
     keeps, recomputes = model_pair
-    assert 0 < saved_bytes(recomputes, images()) < 0.3 * saved_bytes(keeps, images())
+    assert 0 < saved_bytes(recomputes, images()) < 0.4 * saved_bytes(keeps, images())
 
 
 def test_only_single_input_rows_with_parameters_are_recomputed(model_pair, monkeypatch):
