@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MARK = "KESTREL_TEST_MARK"  # environment variable that all processes of a launch inherit
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+PRELOADED = ["train", "val", "pytest", "tests.support.processes"]
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
 
 
@@ -170,7 +171,7 @@ def forked(
 
     delays: by index in `environments`, how many seconds the process starts late.
     """
-    context = _fork_server()
+    context = fork_server()
     folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     for number, environment in enumerate(environments):
@@ -190,10 +191,15 @@ def forked(
                 rank.process.join()
 
 
-def _fork_server() -> Any:
-    """A fork server that has imported what the forked processes need."""
+def fork_server() -> Any:
+    """The context of a fork server that has imported what forked processes need.
+
+    A fork server that something else has started is replaced: its processes would import for seconds each.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "val", "pytest", "tests.support.processes"])
+    if forkserver._forkserver._preload_modules != PRELOADED:
+        forkserver._forkserver._stop()
+        context.set_forkserver_preload(PRELOADED)
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
     try:
@@ -206,6 +212,7 @@ def _fork_server() -> Any:
 
 def _run_forked(script: str, environment: Mapping[str, str], arguments: list[str], folder: Path, late: float) -> None:
     """Redirect output, set the environment, and run the script in a forked process."""
+    assert sys.modules.keys() >= {*PRELOADED}, "the fork server skips a module that it cannot import"
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from models.blocks.convolutions import Conv
+from tests.support.launching import fork_server
 from utils.distributed.sync_bn import (
     NormalizeByAll,
     SyncBatchNorm2d,
@@ -233,6 +234,7 @@ def evaluate_alone(rank: int) -> bool | None:
 def launch(cases: dict[str, Case], folder: Path) -> list[dict[str, dict[str, Tensor]]]:
     """The results of every process."""
     size = len(next(iter(cases.values())).shards)
+    fork_server()
     mp.start_processes(process, (cases, str(folder)), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
