@@ -20,9 +20,13 @@ SIDE = 64
 
 @pytest.fixture
 def model_pair(tiny_model) -> tuple[Detector, Detector]:
+    return pair_of(tiny_model)
+
+
+def pair_of(name: str) -> tuple[Detector, Detector]:
     """A model that keeps activations and a copy that recomputes them, both in training mode."""
     torch.manual_seed(0)
-    keeps = build_model(tiny_model, 3).train()
+    keeps = build_model(name, 3).train()
     recomputes = copy.deepcopy(keeps)
     recomputes.recompute = True
     return keeps, recomputes
@@ -129,9 +133,10 @@ def saved_bytes(model: Detector, batch: Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def test_recompute_saves_fewer_activation_bytes(model_pair):
-    keeps, recomputes = model_pair
-    assert 0 < saved_bytes(recomputes, images()) < 0.4 * saved_bytes(keeps, images())
+def test_recompute_saves_fewer_activation_bytes():
+    """The tiny model has too few layers in a row: it keeps 0.35."""
+    keeps, recomputes = pair_of("yolov5n")
+    assert 0 < saved_bytes(recomputes, images()) < 0.3 * saved_bytes(keeps, images())
 
 
 def test_only_single_input_rows_with_parameters_are_recomputed(model_pair, monkeypatch):

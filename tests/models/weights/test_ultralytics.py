@@ -159,7 +159,7 @@ def test_blocks_are_nested_by_scale(scale, tmp_path):
     else:
         found, _ = load_detector(path)
         assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
-        assert [row[3][1] for row in found.table["backbone"] if row[2] == "C3k2"] == [True]
+        assert [row[3][1] for row in found.table["backbone"] if row[2] == "C3k2"] == [True] * 4
 
 
 # ---------------------------------------------------------------------- models that cannot be converted
