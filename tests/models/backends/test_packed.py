@@ -52,6 +52,34 @@ def test_grouped_and_strided_convolutions_are_packed_exactly():
         torch.testing.assert_close(PackedConv(layer, torch.float32)(x), layer(x), rtol=1e-5, atol=1e-5)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (6, 2, 2), (5, 3, 2)])
+def test_map_of_one_column_has_no_uninitialized_values(kernel, stride, padding, width):
+    """oneDNN 3.12 left NaN in such maps in bfloat16 on processors with AMX: a detector of an image 32 pixels wide."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN computes in bfloat16 on CPUs with AVX512 or AVX-NE-CONVERT only")
+    if width + 2 * padding < kernel:
+        pytest.skip("the kernel is wider than the map")
+    torch.manual_seed(0)
+    layer = Conv(8, 16, kernel, stride, padding).eval()
+    layer.fuse()
+    for height in (2, 5, 10, 20):
+        x = torch.randn(2, 8, height, width).contiguous(memory_format=torch.channels_last)
+        found, expected = PackedConv(layer, torch.bfloat16)(x.bfloat16()), layer(x)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.05)
+
+
+@torch.inference_mode()
+def test_unpacked_detector_computes_maps_of_one_column_in_float32(detector):
+    images = torch.rand(2, 3, 160, 32)
+    found = TorchBackend(detector, precision=torch.bfloat16).predict(images)
+    expected = TorchBackend(detector).predict(images)
+    assert found.scores.equal(expected.scores)
+    assert found.boxes_xyxy.equal(expected.boxes_xyxy)
+
+
 def test_unfused_convolutions_are_left_alone(tiny_model):
     model = build_model(tiny_model, 3).eval()
     count = sum(isinstance(module, Conv) for module in model.modules())
