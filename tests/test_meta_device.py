@@ -113,14 +113,14 @@ def test_one_device_mode_refuses_mixed_devices(mix: Callable[[Tensor, Tensor], o
         mix(torch.ones(2, 3, device=META), torch.ones(2, 3))
 
 
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="this torch hides the copy from dispatch modes"
-)
 @pytest.mark.parametrize(
     "copy",
     [
         lambda x: x[[0, 1]],
+        lambda x: x[:, np.array([0, 1])],
+        lambda x: x.__setitem__(([0, 1], 0), x[0, 0]),
         lambda x: x.new_tensor([1.0, 2.0, 3.0]),
+        lambda x: torch.as_tensor(np.zeros(3), device=x.device),
         lambda x: torch.tensor(1.0, device=x.device),
     ],
 )

@@ -5,14 +5,18 @@ convolutions) and numbers copied from the host. `OneDevice` rejects those too. T
 precision is tested on the CPU.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,18 +34,47 @@ class OneDevice(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self._numbers = _NoHostNumbers()
+
+    def __enter__(self) -> OneDevice:
+        self._numbers.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._numbers.__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
         devices = devices_of((args, kwargs))
         if len(devices) > 1:
             raise RuntimeError(f"{name} mixes tensors of {' and '.join(sorted(devices))}")
-        if name == "lift_fresh" and devices == {"meta"}:
-            raise RuntimeError("numbers of the host are copied to the device implicitly")
         result = None if name == "_fused_sgd_" else function(*args, **(kwargs or {}))  # SGD has no meta kernel
         if name == "_to_copy" and devices_of(result) != devices:
             name = COPIED_TO_DEVICE
         self.calls[name] += 1
+        return result
+
+
+class _NoHostNumbers(TorchFunctionMode):
+    """Raises RuntimeError if Python numbers become a tensor on the meta device, or index one.
+
+    Dispatch modes do not see that copy on every torch: 2.13 shows it, 2.12 and 2.14 do not.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        host: tuple[Any, ...] = ()  # where numbers of the host may be
+        if name in ("tensor", "as_tensor", "asarray") and result.device == META:
+            host = args[:1]
+        elif name == "new_tensor" and result.device == META:
+            host = args[1:2]
+        elif name in ("__getitem__", "__setitem__") and args[0].device == META:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            host = tuple(part for part in index if isinstance(part, list | np.ndarray))
+        if any(not isinstance(values, Tensor) for values in host):
+            raise RuntimeError("numbers of the host are copied to the device implicitly")
         return result
 
 
