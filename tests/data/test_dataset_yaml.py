@@ -92,7 +92,8 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         ("? [a]\n: b\n", "a key of the file must be plain text"),
         ("names: &n [a]\ntrain: *n\n", "line 2: aliases (*n) are not allowed"),
         ("names: !!python/object/apply:os.system [ls]\n", "tags (tag:yaml.org,2002:python/object/apply:os...) are"),
-        ("names: " + "[" * 5000 + "]" * 5000, "nested more than 20 deep"),
+        ("names: " + "[" * 21 + "]" * 21, "nested more than 20 deep"),
+        ("names:\n" + "- " * 50_000, "nested more than 20 deep"),
     ],
 )
 def test_invalid_dataset_yaml_is_rejected_with_file_name(tmp_path: Path, text: str, sentence: str) -> None:

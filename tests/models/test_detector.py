@@ -562,7 +562,8 @@ def test_unknown_model_names_are_rejected(name):
         ("a: [1", "not YAML"),
         ("!!python/object/apply:os.system ['true']", "tags .* are not allowed"),
         ("a: 1\na: 2", "line 2: the key 'a' appears twice"),
-        ("a: " + "[" * 50_000, "nested more than 20 deep"),
+        ("a: " + "[" * 21, "nested more than 20 deep"),
+        ("a: " + "[" * 50_000, "nested more than 20 deep|exceeded maximum nesting depth"),  # by PyYAML 6.0.4 itself
         ('"a\\nb\\e[2J": 1', r"unknown keys a\\nb\\x1b\[2J; allowed are nc"),
         ("[1, 2]", "a model table is a mapping"),
         ("", "a model table is a mapping"),
@@ -572,7 +573,7 @@ def test_unknown_model_names_are_rejected(name):
 def test_invalid_model_files_are_rejected(tmp_path, text, message):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"bad.yaml.*{message}"):
+    with pytest.raises(ValueError, match=rf"bad.yaml.*({message})"):
         build_model(path, 80)
 
 
