@@ -9,6 +9,7 @@ B images, L levels, C classes, H W pixels of the images, N predictions per image
 import inspect
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
@@ -139,10 +140,13 @@ class Detector(nn.Module):
     def forward(self, images: Tensor) -> Raw:
         """Return the head's raw predictions for images [B, 3, H, W] in [0, 1]."""
         maps: dict[int, Any] = {-1: images}
-        for row in self.rows:
-            maps[row.position] = self._run(row, maps)
-            for index in self._freed_after[row.position]:
-                del maps[index]
+        # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of one column, and in gradients.
+        in_full = torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides)
+        with torch.autocast("cpu", enabled=False) if in_full else nullcontext():
+            for row in self.rows:
+                maps[row.position] = self._run(row, maps)
+                for index in self._freed_after[row.position]:
+                    del maps[index]
         return maps[len(self.rows) - 1]
 
     def _run(self, row: TableRow, maps: Mapping[int, Any]) -> Any:
