@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from models.blocks.convolutions import Conv
 from models.detector import Detector
+from utils.nested import tensors_in
 
 TYPICAL_SIDE = 320  # of the map for which oneDNN chooses the layout of the weights; any other map works, too
 TRIAL_CELLS = 2  # cells of the coarsest level in the trial image
@@ -21,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}  # relative to the larges
 
 
 class PackedConv(nn.Module):
-    """A fused `Conv`, convolution and SiLU, run by oneDNN in `dtype`. For inference only."""
+    """A fused `Conv`, convolution and SiLU if it has one, run by oneDNN in `dtype`. For inference only."""
 
     def __init__(self, layer: Conv, dtype: torch.dtype) -> None:
         super().__init__()
@@ -33,6 +34,7 @@ class PackedConv(nn.Module):
         self._weight = operators._reorder_convolution_weight(weight, *self._how, size)
         self._bias = None if conv.bias is None else conv.bias.detach().to(dtype)
         self._run: Callable[..., Tensor] = operators._convolution_pointwise
+        self._act = "swish" if isinstance(layer.act, nn.SiLU) else "none"
         reach = conv.dilation[1] * (conv.kernel_size[1] - 1) - 2 * conv.padding[1]  # type: ignore[operator]
         self._stride = conv.stride[1]
         self._width = reach + self._stride + 1 if dtype is torch.bfloat16 else 0  # for two columns of output
@@ -42,39 +44,34 @@ class PackedConv(nn.Module):
         # from zeros as in the padding, does not change the first.
         if x.shape[3] < self._width:
             return self(pad(x, (0, self._stride)))[..., :1]
-        return self._run(x, self._weight, self._bias, *self._how, "swish", [], "")
+        return self._run(x, self._weight, self._bias, *self._how, self._act, [], "")
 
 
 @torch.inference_mode()
 def pack_convolutions(detector: Detector, dtype: torch.dtype) -> bool:
     """Replace the fused convolutions of a detector on the CPU by packed ones; return whether that works here.
 
-    dtype: float32 or bfloat16, of all layers but the head. The detector stays as it is if this torch has no oneDNN, or
-    if a trial gives other values than before.
+    dtype: float32 or bfloat16, of all layers but the head's last convolutions. The detector stays as it is if this
+    torch has no oneDNN, or if a trial gives other values than before.
     """
     layers = [
         (parent, name, layer)
         for parent in detector.modules()
         for name, layer in parent.named_children()
-        if isinstance(layer, Conv) and isinstance(layer.bn, nn.Identity) and isinstance(layer.act, nn.SiLU)
+        if isinstance(layer, Conv)
+        and isinstance(layer.bn, nn.Identity)
+        and isinstance(layer.act, nn.SiLU | nn.Identity)
     ]
     side = TRIAL_CELLS * max(detector.strides)
     image = torch.linspace(0, 1, 3 * side * side).view(1, 3, side, side).contiguous(memory_format=torch.channels_last)
-    expected = _tensors(detector(image))
+    expected = list(tensors_in(detector(image)))
     with suppress(RuntimeError, AttributeError, TypeError):
         for parent, name, layer in layers:
             setattr(parent, name, PackedConv(layer, dtype))
-        found = _tensors(detector(image.to(dtype)))
+        found = list(tensors_in(detector(image.to(dtype))))
         limit = TOLERANCE[dtype] * max(value.abs().max().item() for value in expected)
         if all((a.float() - b).abs().max() <= limit for a, b in zip(found, expected, strict=True)):
             return True
     for parent, name, layer in layers:
         setattr(parent, name, layer)
     return False
-
-
-def _tensors(raw: Any) -> list[Tensor]:
-    """Return the tensors in a head's raw predictions, in order."""
-    if isinstance(raw, Tensor):
-        return [raw]
-    return [value for part in (raw.values() if isinstance(raw, dict) else raw) for value in _tensors(part)]

@@ -44,6 +44,22 @@ def test_packed_detector_gives_the_values_of_the_unpacked_one(detector, shape, d
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_packed(dtype):
+    """Its convolutions have no activation."""
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN computes in bfloat16 on CPUs with AVX512 or AVX-NE-CONVERT only")
+    torch.manual_seed(0)
+    model = build_model("yolo11n", 3).fuse()
+    images = torch.rand(1, 3, 64, 96)
+    expected = TorchBackend(copy.deepcopy(model)).predict(images)
+    assert pack_convolutions(model, dtype)
+    assert not any(isinstance(module, Conv) for module in model.modules())
+    found = TorchBackend(model, precision=dtype, packed=True).predict(images)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.05)
+
+
+@torch.inference_mode()
 def test_grouped_and_strided_convolutions_are_packed_exactly():
     torch.manual_seed(0)
     for layer in (Conv(8, 16, 3, 2, groups=4), Conv(8, 8, 1), Conv(3, 8, 6, 2, 2), Conv(8, 8, 5, groups=8)):
