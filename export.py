@@ -122,8 +122,7 @@ from utils.terminal import FaultError, run_and_exit
 
 def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
     """The writer of a checkpoint's files. Raises ValueError as load_detector does."""
-    detector, saved = load_detector(path)
-    detector.choose_output(args.head)
+    detector, saved = load_detector(path, args.head)
     known, stride = description(saved), max(detector.strides)
     sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [known["image_size"]]]
     iou = args.iou_thres if detector.needs_nms else 1.0

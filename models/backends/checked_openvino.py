@@ -62,7 +62,7 @@ def _graph_file(path: Path) -> Path:
         raise ValueError(f"{printable(path)}: no such folder")
     found = sorted(path.glob("*.xml"))
     if len(found) != 1:
-        raise ValueError(f"{printable(path)}: has {len(found)} .xml files, an OpenVINO export has one")
+        raise ValueError(f"{printable(path)}: is a folder that has {len(found)} .xml files; an OpenVINO export has one")
     return found[0]
 
 

@@ -19,7 +19,7 @@ from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
 from utils.images.tiles import DEFAULT_OVERLAP
-from utils.printable import printable
+from utils.printable import excerpt, printable
 
 
 @dataclass(frozen=True)
@@ -74,29 +74,26 @@ def load_backend(
     the same time, for backends on the CPU. head: the output of a checkpoint with several, o2o or o2m; "" for its first.
     Raises ValueError as `load_detector`, `load_torchscript`, `load_onnx` and `load_openvino` do.
     """
-    exported = path.suffix in (".torchscript", ".onnx", ".xml") or path.is_dir()
-    if head and exported:
-        raise ValueError(f"{printable(path)}: its head was chosen at export; leave out --head")
     threads = threads if device.type == "cpu" else 1
+    if path.suffix == ".torchscript":
+        backend: ExportedBackend = load_torchscript(path, device, threads=threads)
+    elif path.suffix == ".onnx":
+        backend = load_onnx(path, device, threads=threads)
+    elif path.suffix == ".xml" or path.is_dir():
+        backend = load_openvino(path, device, half=half, threads=threads)
+    else:
+        return _load_checkpoint(path, device, half, threads, head)
+    if head:
+        raise ValueError(f"{printable(path)}: its head was chosen at export; leave out --head")
     if half and path.suffix in (".torchscript", ".onnx"):
         raise ValueError(f"{printable(path)}: its precision was chosen at export; leave out --half")
-    if path.suffix == ".torchscript":
-        return loaded_from_metadata(load_torchscript(path, device, threads=threads))
-    if path.suffix == ".onnx":
-        return loaded_from_metadata(load_onnx(path, device, threads=threads))
-    if exported:
-        return loaded_from_metadata(load_openvino(path, device, half=half, threads=threads))
-    return _load_checkpoint(path, device, half, threads, head)
+    return loaded_from_metadata(backend)
 
 
 def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int, head: str) -> LoadedModel:
     """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
-    detector, saved = load_detector(path)
+    detector, saved = load_detector(path, head)
     weights = digest(detector)
-    try:
-        detector.choose_output(head)
-    except ValueError as error:
-        raise ValueError(f"{printable(path)}: {error}") from None
     detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
@@ -174,10 +171,10 @@ def canvas_for(backend: Backend, wanted: Sequence[int], default: int) -> tuple[i
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` names as text, and the number of the others.
+    """Return the first `most` names as text, long ones cut, and the number of the others.
 
     >>> join_names(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(printable, names[:most])) + more
+    return ", ".join(map(excerpt, names[:most])) + more

@@ -25,12 +25,22 @@ EXPORTED = (".onnx", ".torchscript", ".xml", ".engine")  # files that val.py and
 EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))  # whether it is such a file, and its reader
 
 
-def load_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
+def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]:
     """Return the detector of a checkpoint, with its averaged weights, and the entries of the checkpoint.
 
-    Of another project's checkpoint, the only entry is `names`, the class names. Raises ValueError if the file does not
-    exist, is not a checkpoint, or holds weights that do not fit its table.
+    head: the output that it decodes, of a head that has several; "" for its first. Of another project's checkpoint, the
+    only entry is `names`, the class names. Raises ValueError if the file does not exist, is not a checkpoint, or holds
+    weights that do not fit its table, or if its head has no such output.
     """
+    detector, saved = _read_detector(path)
+    try:
+        detector.choose_output(head)
+    except ValueError as error:
+        raise ValueError(f"{printable(path)}: {error}") from None
+    return detector, saved
+
+
+def _read_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
     require_checkpoint(path)
     try:
         saved = checkpoint_file.load(path)

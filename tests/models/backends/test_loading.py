@@ -8,7 +8,7 @@ import export
 from models import build_model
 from models.backends import in_torch
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import canvas_for, load_backend
+from models.backends.loading import canvas_for, join_names, load_backend
 from models.predict import Predictor
 from tests.models.backends.test_combined import Fake
 from utils.files import checkpoint_file
@@ -166,8 +166,18 @@ def test_unknown_heads_are_refused(two_heads, checkpoint, tmp_path):
         load_backend(two_heads[0], CPU, head="both")
     with pytest.raises(ValueError, match=r"\.pt: --head o2o: this model's head has only one output$"):
         load_backend(checkpoint, CPU, head="o2o")
-    with pytest.raises(ValueError, match=r"m\.onnx: its head was chosen at export; leave out --head$"):
-        load_backend(tmp_path / "m.onnx", CPU, head="o2o")
+
+
+@pytest.mark.parametrize("flag", [{"head": "o2o"}, {"half": True}], ids=str)
+def test_missing_exported_file_is_called_missing(tmp_path, flag):
+    with pytest.raises(ValueError, match=r"m\.onnx: no such file$"):
+        load_backend(tmp_path / "m.onnx", CPU, **flag)
+    with pytest.raises(ValueError, match=r"is a folder that has 0 \.xml files; an OpenVINO export has one$"):
+        load_backend(tmp_path, CPU, **flag)
+
+
+def test_long_class_names_are_cut_in_messages():
+    assert join_names(["a" * 3000, "b"]) == "a" * 40 + "..., b"
 
 
 @torch.inference_mode()
@@ -178,6 +188,10 @@ def test_exported_file_has_the_chosen_head(two_heads, tmp_path, flags):
     path.write_bytes(two_heads[0].read_bytes())
     export.run(["--weights", str(path), "--img", "64", *flags])
     backend = load_backend(tmp_path / "m.torchscript", CPU).backend
+    for name, given in (("head", {"head": "o2o"}), ("precision", {"half": True})):
+        flag = next(iter(given))
+        with pytest.raises(ValueError, match=rf"m\.torchscript: its {name} was chosen at export; leave out --{flag}$"):
+            load_backend(tmp_path / "m.torchscript", CPU, **given)
     assert backend.needs_nms == ("o2m" in flags)
     nms = backend.model.nms
     assert (nms.iou if nms else None) == (1.0 if "--nms" in flags else None)
