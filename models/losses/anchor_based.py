@@ -60,7 +60,9 @@ class AnchorBasedLoss(Loss):
             raise ValueError(f"the loss supports 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
         self.register_buffer("anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False)  # [L, A, 2]
         self.strides, self.num_classes, self.ratio_limit = tuple(strides), num_classes, ratio_limit
-        self.balance = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE[:levels]
+        finest_first = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE
+        order = sorted(range(levels), key=strides.__getitem__)
+        self.balance = [finest_first[order.index(level)] for level in range(levels)]
         self.box_gain = box_gain * 3 / levels
         self.cls_gain = cls_gain * num_classes / 80 * 3 / levels
         self.obj_gain = obj_gain * 3 / levels

@@ -71,7 +71,7 @@ class DistanceLoss(Loss):
         self.strides, self.bins, self.candidates, self.kept = strides, bins, candidates, kept
         own = AUTHORS_GAINS | ({"dfl": GAIN_WITHOUT_BINS} if bins == 1 else {})
         self.gains = own if gains is None else {name: own[name] * gains[name] for name in own}
-        self.smallest = float(strides[min(1, len(strides) - 1)]) if bins == 1 else 0.0
+        self.smallest = float(sorted(strides)[min(1, len(strides) - 1)]) if bins == 1 else 0.0
 
     @classmethod
     def from_head(cls, head: DistanceHead, gains: LossGains) -> "DistanceLoss":

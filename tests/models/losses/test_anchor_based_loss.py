@@ -164,6 +164,15 @@ def test_loss_with_other_level_counts_equals_slow_loops(levels):
     assert found == pytest.approx(slow_loss(maps, targets), rel=2e-5)
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_order_of_levels_changes_nothing(levels):
+    """A head may list its coarsest level first: the weights of the objectness follow the strides."""
+    maps, targets = random_maps(2, levels=levels), random_targets(8, 2)
+    expected = values(make_loss(levels=levels)(maps, targets))
+    backwards = AnchorBasedLoss(ANCHORS[:levels].flip(0), STRIDES[:levels][::-1], 3)
+    assert values(backwards(maps[::-1], targets)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_loss_with_ignore_regions_equals_slow_loops():
     maps, targets = random_maps(2), random_targets(8, 2)
     regions = torch.tensor([[0.0, -1, 5, 5, 40, 64], [1, -1, 0, 0, 20, 20], [1, -1, 10, 10, 30, 30]])
