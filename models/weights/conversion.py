@@ -1,5 +1,6 @@
 """Convert the pickled modules in checkpoints of YOLOv5 and Ultralytics to a Detector."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def as_detector(foreign: ExternalCheckpoint) -> Detector:
         raise ValueError("the eps of its BatchNorm is not 0.001")
     classes, head = foreign.table.get("nc"), foreign.last_layer
     if classes != len(foreign.names):
-        raise ValueError(f"it has {len(foreign.names)} class names for {classes} classes")
+        raise ValueError(f"it has {len(foreign.names)} class names for {reprlib.repr(classes)} classes")
     origin = next((origin for origin in ORIGINS if origin.owns(foreign)), None)
     if origin is None:
         raise ValueError(f"its head {foreign.head} is not supported: neither YOLOv5's Detect, nor one of distances")

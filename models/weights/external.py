@@ -30,7 +30,8 @@ def external_errors(path: Path) -> Iterator[None]:
 def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[str, Tensor]:
     """Return tensors by their names, floats as float32, contiguous. named: names and records; None is left out.
 
-    Raises ValueError for too many tensors, a name that is not text, no values, or values that are not finite.
+    Raises ValueError for too many tensors, a name that is not text, no values, values that are not finite, or a
+    negative variance.
     """
     state: dict[str, Tensor] = {}
     for count, (key, value) in enumerate(named):
@@ -41,8 +42,12 @@ def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[s
         tensor = reader.tensor(value)
         if not tensor.numel():  # its other sides cost nothing in the file, but could ask for any amount of memory
             raise ValueError(f"{excerpt(str(key))} has no values")
+        if not isinstance(key, str):
+            raise ValueError(f"the name {excerpt(str(key))} of a tensor is not text")
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         state[key] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
-        if not isinstance(key, str) or not state[key].isfinite().all():
-            raise ValueError(f"{excerpt(str(key))} has values that are not finite")
+        if not state[key].isfinite().all():
+            raise ValueError(f"{excerpt(key)} has values that are not finite")
+        if key.endswith("running_var") and (state[key] < 0).any():
+            raise ValueError(f"{excerpt(key)} has negative values")
     return state

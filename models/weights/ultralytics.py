@@ -75,7 +75,7 @@ def renamed(key: str, head: int) -> str:
     """
     number, _, rest = key.removeprefix("model.").partition(".")
     if number != str(head):
-        return f"layers.{number}.{rest}"
+        return f"layers.{number}.{rest}".rstrip(".")
     branch, _, rest = rest.partition(".")
     if branch == "dfl":
         return ""

@@ -15,7 +15,7 @@ from models.weights.external import external_errors, read_state
 from utils.files.pickled import Archive, TensorReader, mapping_entries, open_limited
 from utils.printable import excerpt
 
-STEM = "backbone.backbone.stem.conv."
+STEM, CLASSES = "backbone.backbone.stem.conv.", "head.cls_preds.0.weight"
 ROWS = {
     "backbone.backbone.stem.conv": 0,  # inside the Focus module
     "backbone.backbone.dark2.0": 1,
@@ -99,9 +99,12 @@ def _table(given: dict[str, Tensor], source: str) -> dict[str, Any]:
     deep = len({key.split(".")[5] for key in given if key.startswith("backbone.backbone.dark3.1.m.")})
     depth = next((depth for depth, number in SCALES.items() if number == deep), deep / 9)
     width = given[f"{STEM}conv.weight"].shape[0] / 64
+    classes = given.get(CLASSES)
+    if classes is None or not classes.dim():
+        raise ValueError(f"it has no weights {CLASSES}, which tell the number of classes")
     one = {key: value for key, value in table.items() if key != "scales"}
     one |= {"source": source, "depth_multiple": depth, "width_multiple": width}
-    return resolve(one, None, given["head.cls_preds.0.weight"].shape[0])
+    return resolve(one, None, classes.shape[0])
 
 
 def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:

@@ -239,6 +239,7 @@ def set_table(**values: Any) -> Callable[[Any], object]:
         (set_table(width_multiple=0.5), "of its tensors do not fit its table"),
         (set_table(nc=10**12), "it has 3 class names for 1000000000000 classes"),
         (set_table(nc=None), "it has 3 class names for None classes"),
+        (set_table(nc="3"), "it has 3 class names for '3' classes"),
         (set_table(head=None), "`head` must be a list of rows"),
     ],
 )

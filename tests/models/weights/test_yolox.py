@@ -96,6 +96,10 @@ def test_written_state_is_read_back(model, tmp_path):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+BN = "backbone.backbone.stem.conv.bn"
+NO_CLASSES = "no weights head.cls_preds.0.weight, which tell the number of classes"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -107,7 +111,10 @@ def test_written_state_is_read_back(model, tmp_path):
             "backbone.backbone.stem.conv.conv.weight is [1024, 1, 1, 1], expected [D, 12, 3, 3]",
         ),
         (lambda s: s | {"neck.weight": torch.zeros(1)}, "a tensor neck.weight, which YOLOX's models do not have"),
-        (lambda s: {k: v for k, v in s.items() if not k.startswith("head.cls_preds.0")}, "it is damaged"),
+        (lambda s: {k: v for k, v in s.items() if not k.startswith("head.cls_preds.0")}, NO_CLASSES),
+        (lambda s: s | {"head.cls_preds.0.weight": torch.tensor(4.0)}, NO_CLASSES),
+        (lambda s: s | {7: torch.zeros(1)}, "the name 7 of a tensor is not text"),
+        (lambda s: s | {f"{BN}.running_var": -s[f"{BN}.running_var"]}, "stem.conv.bn.running_v... has negative values"),
         (lambda s: s | {"head.obj_preds.0.bias": torch.tensor([torch.nan])}, "values that are not finite"),
         (lambda s: s | {"head.obj_preds.0.bias": 7}, "something else where a tensor should be"),
         (lambda s: s | {f"head.{n}": torch.zeros(1) for n in range(6000)}, "more than 5000 tensors"),
