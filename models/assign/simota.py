@@ -52,8 +52,8 @@ def simota(
     with candidates of its image, rounded down, at least 1. A prediction that several boxes get is given to the box for
     which it is cheapest. Cost: cross entropy of the classes, of sqrt(objectness * class), minus 3 log IoU.
 
-    Its authors let a box that has fewer than k cells around its centre take other candidates. With three levels or more
-    it always has at least 12.
+    Its authors let a box that has fewer than k cells around its centre take other candidates. With three levels it has
+    at least 12, or 9 if the coarsest level is a single cell.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1; OTA, arXiv 2103.14259.
     """

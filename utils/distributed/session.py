@@ -132,7 +132,7 @@ class Connection:
         return end if first else SystemExit(code)
 
     def _claim(self, rendezvous: Rendezvous, error: BaseException) -> tuple[bool, int]:
-        """Whether this process shall report its failure, and the exit code for all processes."""
+        """Whether this process must report its failure, and the exit code for all processes."""
         if isinstance(error, PeerFailedError):
             return False, error.code
         try:
