@@ -275,8 +275,9 @@ def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> froze
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the total number of elements in a module's parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    """Return the number of elements in a module's parameters and, as published totals do, of its heads' constants."""
+    constants = sum(part.constants for part in module.modules() if isinstance(part, Head))
+    return constants + sum(parameter.numel() for parameter in module.parameters())
 
 
 def check_shapes(table: Mapping[str, Any]) -> Detector:

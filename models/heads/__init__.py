@@ -32,6 +32,7 @@ class Head(Layer, ABC):
     fitted: ClassVar[tuple[str, ...]] = ()  # state_dict keys that depend on the data: `transfer` does not copy them
     outputs: tuple[str, ...] = ()  # the names of alternative predictions, if any
     needs_nms: bool = True  # whether several predictions find the same box
+    constants: int = 0  # fixed numbers that published totals count as parameters
 
     def __init__(self, num_classes: int, strides: Sequence[Fraction]) -> None:
         super().__init__()

@@ -77,6 +77,7 @@ class DistanceHead(Head):
         if bins < 1:
             raise ValueError(f"a distance needs 1 or more bins, got {bins}")
         self.bins = bins
+        self.constants = bins if bins > 1 else 0  # what the bins stand for: 0 to D - 1
         self.branches = Branches(in_channels, num_classes, bins, separable, self.strides)
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
