@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from models import build_model
-from models.detector import Detector, count_parameters
+from models.detector import Detector, check_shapes, count_parameters
 from models.table import load_model_table, resolve
 from models.weights.kestrel import load_detector
 from models.weights.pretrained import fetch_weights, source_of_missing
@@ -26,7 +26,7 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
         raise ValueError(f"--cfg {printable(cfg)}: give a checkpoint with --weights, and a model table with --cfg")
     if cfg:
         table, scale = load_model_table(cfg)
-        resolve(table, scale, num_classes=1)
+        check_shapes(resolve(table, scale, num_classes=1))
     if weights and not (download and source_of_missing(weights)):
         load_detector(Path(weights))
 
@@ -66,7 +66,7 @@ def start_model(
     if source:
         copied, total, shared = transfer(model, names, source, checkpoint["names"])
         model.pretrained = copied > total / 2
-        origin = f"{copied} of {total} tensors copied from {weights}, which has {shared} of the classes"
+        origin = f"{copied} of {total} tensors and {shared} of {counted(len(names), 'class')} copied from {weights}"
         if not model.pretrained:
             origin += "; too few to count as trained weights"
     say(f"{cfg or weights}: {count_parameters(model):,} parameters, {counted(len(names), 'class')}, {origin}")

@@ -24,7 +24,7 @@ class Head(Layer, ABC):
 
     num_classes: C. strides: pixels per cell of each level [L]; image sides must be multiples of the largest.
 
-    Raises ValueError if a stride is not a whole number.
+    Raises ValueError for fewer than 1 class, or if a stride is not a whole number.
     """
 
     multi_input = True
@@ -36,6 +36,8 @@ class Head(Layer, ABC):
 
     def __init__(self, num_classes: int, strides: Sequence[Fraction]) -> None:
         super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"a head needs 1 or more classes, got {num_classes}")
         if any(stride.denominator != 1 for stride in strides):
             raise ValueError(f"strides must be whole numbers, got {', '.join(map(str, strides))}")
         self.num_classes = num_classes

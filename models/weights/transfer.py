@@ -13,15 +13,16 @@ def transfer(
 ) -> tuple[int, int, int]:
     """Copy the weights of `given` into `model`; return (tensors copied, tensors of `model`, classes copied).
 
-    Outside the head, every tensor with the same name and shape is copied. From a head of the same kind, a layer is
-    copied if all of its tensors fit: the part that all classes share, and the rows of the classes that both models have
-    by name. What a head fits to the data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to
-    the present data.
+    A layer is copied if all of its tensors fit, a convolution with its BatchNorm. Outside the head they fit if names
+    and shapes are the same. Of a head of the same kind, the part that all classes share is copied, and the rows of the
+    classes that both models have by name. What a head fits to the data (`Head.fitted`) is neither copied nor counted:
+    that of `model` is fitted to the present data.
     """
     own_prefix, given_prefix = (f"layers.{len(detector.layers) - 1}." for detector in (model, given))
     state = given.state_dict()
     body = {key: value for key, value in model.state_dict().items() if not key.startswith(own_prefix)}
-    fitting = {key: state[key] for key, value in body.items() if key in state and state[key].shape == value.shape}
+    unfit = {_layer(key) for key, value in body.items() if key not in state or state[key].shape != value.shape}
+    fitting = {key: state[key] for key in body if _layer(key) not in unfit}
     model.load_state_dict(fitting, strict=False)
     total = len(body) + len(model.head.state_dict().keys() - set(model.head.fitted))
     if own_prefix != given_prefix or type(model.head) is not type(given.head):
@@ -75,5 +76,13 @@ def _pairs(head: Head, given: Head) -> dict[str, tuple[Tensor, Tensor, Tensor | 
 
 
 def _layer(key: str) -> str:
-    """Return the layer of a tensor: a bias without its weight would be worse than random ones."""
-    return key.rpartition(".")[0]
+    """Return the layer of a tensor; a convolution and its BatchNorm are one.
+
+    A bias or a BatchNorm without its convolution's weight would be worse than initial ones.
+
+    >>> _layer("layers.0.conv.weight"), _layer("layers.0.bn.running_mean"), _layer("m.0.bias")
+    ('layers.0', 'layers.0', 'm.0')
+    """
+    module = key.rpartition(".")[0]
+    parent, _, last = module.rpartition(".")
+    return parent if last in ("conv", "bn") else module

@@ -91,7 +91,7 @@ def test_model_starts_from_weights_and_their_table(weights):
     model, log_lines = start_with_log("", weights, fit=False)
     tensors = len(model.state_dict()) - 1  # without the anchors
     size = count_parameters(model)
-    origin = f"{tensors} of {tensors} tensors copied from {weights}, which has 2 of the classes"
+    origin = f"{tensors} of {tensors} tensors and 2 of 3 classes copied from {weights}"
     assert log_lines == [f"{weights}: {size:,} parameters, 3 classes, {origin}"]
     state = checkpoint_file.load(Path(weights))["model"]
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
@@ -125,6 +125,17 @@ def test_missing_weights_file_is_an_error(tmp_path):
         ("own.yaml", "", "own.yaml: the table has the scales a; give depth_multiple and width_multiple instead, as"),
         ("data.yaml", "", "data.yaml: unknown keys train, names; allowed are nc, "),
         ("pretrained.yaml", "", "no model 'pretrained.yaml': give a YAML file or one of yolo11l"),
+        ("unfit.yaml", "", "unfit.yaml row 2 [[0, 1], 1, Concat, [1]]: maps of strides 8, 16 differ in size"),
+        (
+            "nobin.yaml",
+            "",
+            "nobin.yaml row 2 [[0, 1], 1, DistanceDetect, ['nc', 0]]: a distance needs 1 or more bins, got 0",
+        ),
+        (
+            "noclass.yaml",
+            "",
+            "noclass.yaml row 2 [[0, 1], 1, DistanceDetect, [0]]: a head needs 1 or more classes, got 0",
+        ),
         ("", "cut.pt", "cut.pt: is not a checkpoint "),
         ("", "a" * 300, f"{'a' * 300}: cannot be read as a checkpoint: No such file. Give a checkpoint"),
     ],
@@ -135,6 +146,15 @@ def test_missing_model_or_checkpoint_is_found_before_the_data_is_read(tmp_path, 
     (tmp_path / "best.onnx").touch()
     (tmp_path / "cut.pt").write_bytes(b"PK")
     (tmp_path / "own.yaml").write_text("scales: {a: [1, 1]}\nbackbone: []\nhead: []")
+    body = (
+        "depth_multiple: 1\nwidth_multiple: 1\nbackbone: [[-1, 1, Conv, [8, 3, 8]], [-1, 1, Conv, [8, 3, 2]]]\nhead: "
+    )
+    for name, head in (
+        ("unfit", "[[[0, 1], 1, Concat, [1]], [[0, 2], 1, DistanceDetect, [nc]]]"),
+        ("nobin", "[[[0, 1], 1, DistanceDetect, [nc, 0]]]"),
+        ("noclass", "[[[0, 1], 1, DistanceDetect, [0]]]"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(body + head)
     (tmp_path / "data.yaml").write_text("train: images\nnames: [a]")
     if sentence is None:
         check_model(cfg, weights, download=False)

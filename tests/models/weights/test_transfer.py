@@ -83,6 +83,28 @@ def test_class_biases_are_not_copied_without_their_weights():
     assert len(unfit) == 3 * (2 * 6 + 2) == total - copied
 
 
+def test_wider_model_gives_no_tensor():
+    """Counters of BatchNorm have no channels and would fit; they go with their convolutions."""
+    given, model = build_model("yolov5s", 3), build_model("yolov5n", 3)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for counter in (value for key, value in given.state_dict().items() if key.endswith("num_batches_tracked")):
+        counter.fill_(7)
+    copied, total, classes = transfer(model, ABC, given, ABC)
+    assert (copied, total, classes) == (0, len(before) - 1, 0)  # the anchors are not counted
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+
+
+def test_batch_norm_is_not_copied_without_its_convolution(model, tiny_model):
+    other = build_model(tiny_model, 3)
+    conv = model.layers[0].conv
+    model.layers[0].conv = nn.Conv2d(conv.in_channels, conv.out_channels, 5)
+    for value in (model.layers[0].bn.running_mean, model.layers[1].conv.weight.data):
+        value.fill_(9)
+    transfer(other, ABC, model, ABC)
+    assert other.layers[0].bn.running_mean.eq(0).all()
+    assert other.layers[1].conv.weight.eq(9).all()
+
+
 def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.layers[0] = nn.Identity()
