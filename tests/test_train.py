@@ -129,7 +129,7 @@ def test_number_of_workers_does_not_change_results(start):
 def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, flags):
     """With the image size and the tiles of the training.
 
-    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold.
+    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold: AP50 by 2.5e-5 on one processor.
     """
     result, folder = start("--epochs", "3", "--optimizer", "SGD", *flags)
     saved = checkpoint_file.load(folder / "weights" / "best.pt")
@@ -138,15 +138,14 @@ def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, fla
     arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0"]
     arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
     measured = val.main(val.parse_args(arguments)[0], CPU)
-    tolerance = 1e-4 if flags else 1e-5  # val.py folds and packs the convolutions
-    assert measured.coco.stats == pytest.approx(result.coco.stats, abs=tolerance)
-    assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=tolerance)
+    assert measured.coco.stats == pytest.approx(result.coco.stats, abs=1e-4)
+    assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-4)
 
 
 def test_fine_tuning_copies_weights(start, capsys):
     _, folder = start("--epochs", "1", name="first")
     start("--epochs", "1", "--weights", str(folder / "weights" / "best.pt"), "--cfg", "", name="second")
-    assert re.search(r"(\d+) of (\d+) tensors copied from", capsys.readouterr().out)
+    assert re.search(r"(\d+) of (\d+) tensors and 3 of 3 classes copied from", capsys.readouterr().out)
 
 
 def test_flags_that_the_recipe_names_give_the_same_bits(start, capsys):
