@@ -129,7 +129,8 @@ def test_number_of_workers_does_not_change_results(start):
 def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, flags):
     """With the image size and the tiles of the training.
 
-    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold: AP50 by 2.5e-5 on one processor.
+    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold:
+    on one processor AP50 differs by 2.5e-5.
     """
     result, folder = start("--epochs", "3", "--optimizer", "SGD", *flags)
     saved = checkpoint_file.load(folder / "weights" / "best.pt")

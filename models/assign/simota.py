@@ -45,7 +45,8 @@ def simota(
     """Return the predictions that are assigned to targets.
 
     boxes_xyxy: [B, N, 4] in pixels. objectness: logits [B, N]. classes: logits [B, N, C]. grids: rows and columns of
-    each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class are not assigned.
+    each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class, and
+    empty ones, are not assigned.
 
     Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the centre of one of its
     boxes, in x and in y. Each box gets the k cheapest ones around its own centre; k is the sum of its 10 largest IoUs
@@ -58,7 +59,8 @@ def simota(
     Source: YOLOX, arXiv 2107.08430, section 2.1; OTA, arXiv 2103.14259.
     """
     images, predictions, _ = classes.shape
-    owner, real = targets[:, 0].long(), targets[:, 1] >= 0
+    owner = targets[:, 0].long()
+    real = (targets[:, 1] >= 0) & (targets[:, 4:] > targets[:, 2:4]).all(1)
     cell, near = _cells_around(targets, grids, strides)  # [T, S]
     near &= real[:, None]
     prediction = owner[:, None] * predictions + cell

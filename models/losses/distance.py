@@ -151,7 +151,9 @@ class DualDistanceLoss(Loss):
 
     @classmethod
     def from_head(cls, head: DualDistanceHead, gains: LossGains) -> "DualDistanceLoss":
-        """Return the loss for `head`."""
+        """Return the loss for `head`. Raises ValueError if `fuse` has removed one of its two outputs."""
+        if head.fused:
+            raise ValueError("a fused head cannot be trained: it has one of its two outputs only")
         relative = relative_gains(gains)
         one = DistanceLoss(head.strides, head.bins, relative, candidates=CANDIDATES_ONE_TO_ONE, kept=1)
         return cls(DistanceLoss(head.strides, head.bins, relative), one)

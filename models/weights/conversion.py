@@ -7,8 +7,8 @@ from typing import Any
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.table import resolve
 from models.weights import ultralytics, yolov5
+from models.weights.external import conversion_errors
 from models.weights.pickled_module import ExternalCheckpoint, read_external
-from utils.printable import one_line
 
 ORIGINS = (yolov5, ultralytics)  # each with owns(), table_entries() and renamed()
 
@@ -19,10 +19,8 @@ def load_module(path: Path) -> tuple[Detector, list[str]]:
     Raises ValueError as read_external does, and if the model is not of a kind that Kestrel has.
     """
     foreign = read_external(path)
-    try:
+    with conversion_errors(path):
         return as_detector(foreign), foreign.names
-    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path}: its model cannot be converted ({one_line(error)})") from error
 
 
 def as_detector(foreign: ExternalCheckpoint) -> Detector:

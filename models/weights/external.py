@@ -27,6 +27,15 @@ def external_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
 
 
+@contextmanager
+def conversion_errors(path: Path) -> Iterator[None]:
+    """Raise ValueError with the path and the reason for errors of building a model from tensors and a table."""
+    try:
+        yield
+    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ValueError(f"{path}: its model cannot be converted ({one_line(error)})") from error
+
+
 def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[str, Tensor]:
     """Return tensors by their names, floats as float32, contiguous. named: names and records; None is left out.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.table import load_model_table, resolve
-from models.weights.external import external_errors, read_state
+from models.weights.external import conversion_errors, external_errors, read_state
 from utils.files.pickled import Archive, TensorReader, mapping_entries, open_limited
 from utils.printable import excerpt
 
@@ -68,18 +68,21 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
     The names are COCO's for 80 classes, else numbers, because the file has none. Raises ValueError if the file cannot
     be read, or is not one of the models of models/yolox*.yaml in any depth and width.
     """
-    with external_errors(path):
-        with open_limited(path) as file:
-            archive = Archive(file)
-            state = read_state(_entries(archive.unpickled()).items(), TensorReader(archive))
+    with external_errors(path), open_limited(path) as file:
+        archive = Archive(file)
+        state = read_state(_entries(archive.unpickled()).items(), TensorReader(archive))
+    with conversion_errors(path):
         model = _detector(state, path.name)
     number = model.num_classes
     return model, COCO_NAMES if number == len(COCO_NAMES) else [str(index) for index in range(number)]
 
 
 def _entries(loaded: Any) -> dict[Any, Any]:
-    """Return the records of the state in a checkpoint; empty if there is none."""
-    return mapping_entries(mapping_entries(loaded).get("model", {}))
+    """Return the records of the state in a checkpoint, or of a file that is a state, without the prefix of DDP."""
+    outer = mapping_entries(loaded)
+    entries = mapping_entries(outer.get("model", loaded))
+    plain = ((key.removeprefix("module.") if isinstance(key, str) else key, value) for key, value in entries.items())
+    return dict(plain)
 
 
 def _detector(given: dict[str, Tensor], source: str) -> Detector:

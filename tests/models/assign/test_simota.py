@@ -127,6 +127,12 @@ def test_boxes_at_borders_of_image_and_cells_equal_slow_loops(centre):
     assert found == slow_simota(*predictions, targets)
 
 
+def test_empty_and_inverted_boxes_are_not_assigned():
+    targets = torch.tensor([[0, 1, 10.0, 10, 10, 10], [0, 1, 20, 20, 5, 25], [0, 1, 40, 40, 80, 80]])
+    found = assigned(*random_predictions(1, 5), targets)
+    assert set(found.values()) == {2}
+
+
 def test_prediction_taken_by_two_boxes_is_given_to_the_cheaper_one():
     # Two boxes around one centre; every prediction equals the first box, so its cost is lower for the first one.
     targets = torch.tensor([[0, 0, 40.0, 40, 80, 80], [0, 0, 44.0, 44, 76, 76]])

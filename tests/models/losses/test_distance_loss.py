@@ -444,3 +444,10 @@ def test_gradients_of_o2o_do_not_reach_the_maps():
 
     assert reached(DistanceLoss.terms) == ({"branches"}, [True] * 3)
     assert reached(tuple(f"o2o_{name}" for name in DistanceLoss.terms)) == ({"one_to_one"}, [False] * 3)
+
+
+def test_fused_head_has_no_loss():
+    head = DualDistanceHead([8, 8, 8], CLASSES, strides=[Fraction(s) for s in STRIDES])
+    head.fuse()
+    with pytest.raises(ValueError, match=r"^a fused head cannot be trained: it has one of its two outputs only$"):
+        build_loss(head, LossGains())

@@ -96,6 +96,17 @@ def test_written_state_is_read_back(model, tmp_path):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+def test_state_alone_and_state_of_ddp_are_read(tmp_path):
+    model = build_model("yolox_nano", 4)
+    state = to_yolox_state(model)
+    torch.save(state, tmp_path / "alone.pth")
+    save(tmp_path / "ddp.pth", {f"module.{key}": value for key, value in state.items()})
+    expected = load_yolox(save(tmp_path / "a.pth", state))[0].state_dict()
+    for name in ("alone.pth", "ddp.pth"):
+        found = load_detector(tmp_path / name)[0].state_dict()
+        assert all(value.equal(expected[key]) for key, value in found.items())
+
+
 BN = "backbone.backbone.stem.conv.bn"
 NO_CLASSES = "no weights head.cls_preds.0.weight, which tell the number of classes"
 
