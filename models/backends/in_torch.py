@@ -36,7 +36,8 @@ class TorchBackend(Backend):
         self.threads = threads
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
-        with nullcontext() if self.packed else autocast_for(self.precision, self.device):
+        is_cast = self.precision.itemsize == 2 and not self.packed
+        with autocast_for(self.precision, self.device) if is_cast else nullcontext():
             raw = self._raw(images.to(self.precision) if self.packed else images)
             # On a GPU the host would wait for the number of candidates.
             return Prediction(*self.detector.decode(raw, confidence if self._on_cpu else 0.0), raw)
