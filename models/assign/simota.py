@@ -45,8 +45,8 @@ def simota(
     """Return the predictions that are assigned to targets.
 
     boxes_xyxy: [B, N, 4] in pixels. objectness: logits [B, N]. classes: logits [B, N, C]. grids: rows and columns of
-    each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class, and
-    empty ones, are not assigned.
+    each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class, and empty ones, are
+    not assigned.
 
     Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the centre of one of its
     boxes, in x and in y. Each box gets the k cheapest ones around its own centre; k is the sum of its 10 largest IoUs
