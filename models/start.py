@@ -64,11 +64,12 @@ def start_model(
     model = build_model(source.table if source and not cfg else cfg, len(names), anchors=anchors_per_level or None)
     origin = "from scratch"
     if source:
-        copied, total, shared = transfer(model, names, source, checkpoint["names"])
-        model.pretrained = copied > total / 2
-        origin = f"{copied} of {total} tensors and {shared} of {counted(len(names), 'class')} copied from {weights}"
+        copied = transfer(model, names, source, checkpoint["names"])
+        model.pretrained = copied.share > 0.5
+        classes = f"{copied.classes} of {counted(len(names), 'class')}"
+        origin = f"{copied.tensors} of {copied.total} tensors and {classes} copied from {weights}"
         if not model.pretrained:
-            origin += "; too few to count as trained weights"
+            origin += f"; {copied.share:.0%} of the weights are too few to count as trained"
     say(f"{cfg or weights}: {count_parameters(model):,} parameters, {counted(len(names), 'class')}, {origin}")
     if fit or anchors_per_level:
         sentence = model.fit_to_boxes(

@@ -1,6 +1,7 @@
 """Copy weights from one detector to another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -8,10 +9,17 @@ from models.detector import Detector
 from models.heads import Head
 
 
-def transfer(
-    model: Detector, names: Sequence[str], given: Detector, given_names: Sequence[str]
-) -> tuple[int, int, int]:
-    """Copy the weights of `given` into `model`; return (tensors copied, tensors of `model`, classes copied).
+class Copied(NamedTuple):
+    """What was copied: tensors, of how many, classes, and values as a fraction of all values."""
+
+    tensors: int
+    total: int
+    classes: int
+    share: float
+
+
+def transfer(model: Detector, names: Sequence[str], given: Detector, given_names: Sequence[str]) -> Copied:
+    """Copy the weights of `given` into `model`; return what was copied.
 
     A layer is copied if all of its tensors fit, a convolution with its BatchNorm. Outside the head they fit if names
     and shapes are the same. Of a head of the same kind, the part that all classes share is copied, and the rows of the
@@ -24,33 +32,40 @@ def transfer(
     unfit = {_layer(key) for key, value in body.items() if key not in state or state[key].shape != value.shape}
     fitting = {key: state[key] for key in body if _layer(key) not in unfit}
     model.load_state_dict(fitting, strict=False)
-    total = len(body) + len(model.head.state_dict().keys() - set(model.head.fitted))
-    if own_prefix != given_prefix or type(model.head) is not type(given.head):
-        return len(fitting), total, 0
-    common = [(own, given_names.index(name)) for own, name in enumerate(names) if name in given_names]
-    copied, with_classes = _transfer_head(model.head, given.head, common)
-    return len(fitting) + copied, total, len(common) if with_classes else 0
+    head = [value for key, value in model.head.state_dict().items() if key not in model.head.fitted]
+    tensors, values, classes = len(fitting), _count(fitting.values()), 0
+    if own_prefix == given_prefix and type(model.head) is type(given.head):
+        common = [(own, given_names.index(name)) for own, name in enumerate(names) if name in given_names]
+        parts, has_classes = _transfer_head(model.head, given.head, common)
+        tensors, values = tensors + sum(part > 0 for part in parts), values + sum(parts)
+        classes = len(common) if has_classes else 0
+    return Copied(tensors, len(body) + len(head), classes, values / (_count(body.values()) + _count(head)))
 
 
-def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Copy the weights of a head; return how many tensors were copied, and how many of them have rows per class.
+def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -> tuple[list[int], bool]:
+    """Copy the weights of a head; return how many values of each tensor, and whether any of them are of classes.
 
     common: (index in `head`, index in `given`) of each class that both heads have.
     """
     rows, given_rows = [own for own, _ in common], [other for _, other in common]
     pairs = _pairs(head, given)
     unfit = {_layer(key) for key, pair in pairs.items() if pair is None}
-    copied, with_classes = 0, 0
+    copied, has_classes = [], False
     for key, pair in pairs.items():
         if pair is None or _layer(key) in unfit:
             continue
         shared, given_shared, classes, given_classes = pair
+        shared.copy_(given_shared)
+        copied.append(shared.numel())
         if classes is not None and given_classes is not None:
             classes[rows] = given_classes[given_rows]
-            with_classes += 1
-        shared.copy_(given_shared)
-        copied += shared.numel() > 0 or len(rows) > 0
-    return copied, with_classes
+            copied[-1] += classes[rows].numel()
+            has_classes = True
+    return copied, has_classes
+
+
+def _count(values: Iterable[Tensor]) -> int:
+    return sum(value.numel() for value in values)
 
 
 def _pairs(head: Head, given: Head) -> dict[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None]:

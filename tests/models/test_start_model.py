@@ -186,4 +186,4 @@ def test_too_few_copied_tensors_are_said_to_count_as_random_weights(tmp_path):
     checkpoint_file.save(path, {"table": source.table, "names": NAMES, "model": source.state_dict()})
     model, lines = start_with_log("yolov8n.yaml", str(path))
     assert not model.pretrained
-    assert lines[0].endswith("; too few to count as trained weights")
+    assert lines[0].endswith("; 27% of the weights are too few to count as trained")

@@ -220,7 +220,7 @@ def test_anchor_free_model_fits_no_anchors(model, tmp_path):
 def test_anchor_free_transfer_matches_classes_by_name(model):
     other = build_model(TABLE, 4)
     fresh = other.head.classes[1].weight.detach().clone()
-    copied, total, common = transfer(other, ["c", "new", "a", "newer"], model, ABC)
+    copied, total, common, _ = transfer(other, ["c", "new", "a", "newer"], model, ABC)
     assert (copied, common) == (total, 2)
     assert total == len(model.state_dict())
     for name in ("weight", "bias"):
@@ -235,7 +235,7 @@ def test_anchor_free_transfer_matches_classes_by_name(model):
 def test_transfer_without_common_classes_keeps_class_weights(model):
     other = build_model(TABLE, 2)
     before = {key: value.clone() for key, value in other.head.classes.state_dict().items()}
-    copied, total, common = transfer(other, ["x", "y"], model, ABC)
+    copied, total, common, _ = transfer(other, ["x", "y"], model, ABC)
     assert (total - copied, common) == (len(before), 0)
     assert all(value.equal(before[key]) for key, value in other.head.classes.state_dict().items())
 
@@ -245,7 +245,7 @@ def test_transfer_between_head_kinds_does_not_change_the_head(model, tiny_model,
     given, other = build_model(tiny_model, 3), build_model(TABLE, 3)
     given, other = (given, other) if to_anchor_free else (other, given)
     before = {key: value.clone() for key, value in other.head.state_dict().items()}
-    copied, total, common = transfer(other, ABC, given, ABC)
+    copied, total, common, _ = transfer(other, ABC, given, ABC)
     assert (total - copied, common) == (len(list(other.head.parameters())), 0)
     assert all(value.equal(before[key]) for key, value in other.head.state_dict().items())
     assert other.layers[5].conv.weight.equal(given.layers[5].conv.weight)

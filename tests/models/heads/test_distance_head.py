@@ -257,7 +257,7 @@ def test_transfer_matches_classes_by_name_in_both_branch_pairs(dual):
 
     other = DualDistanceHead(CHANNELS, 2, strides=[Fraction(8), Fraction(16)])
     fresh = other.one_to_one.classes[1][2].bias[1].item()
-    copied, total, common = transfer(Model(other), ["c", "new"], Model(dual), ["a", "b", "c"])
+    copied, total, common, _ = transfer(Model(other), ["c", "new"], Model(dual), ["a", "b", "c"])
     assert (copied, common) == (total, 1)
     for ours, theirs in ((other.branches, dual.branches), (other.one_to_one, dual.one_to_one)):
         assert ours.classes[1][2].weight[0].equal(theirs.classes[1][2].weight[2])

@@ -31,7 +31,8 @@ def outputs(detector: Detector, level: int = 0) -> torch.Tensor:
 def test_transfer_between_equal_models_copies_all_but_anchors(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.head.set_anchors(other.head.anchors_px * 2)
-    assert transfer(other, ABC, model, ABC) == (len(model.state_dict()) - 1, len(model.state_dict()) - 1, 3)
+    tensors = len(model.state_dict()) - 1
+    assert transfer(other, ABC, model, ABC) == (tensors, tensors, 3, 1.0)
     for key, value in other.state_dict().items():
         factor = 2 if key.endswith("anchors_px") else 1
         assert value.equal(model.state_dict()[key] * factor)
@@ -40,7 +41,7 @@ def test_transfer_between_equal_models_copies_all_but_anchors(model, tiny_model)
 def test_anchor_based_transfer_matches_classes_by_name(model, tiny_model):
     other = build_model(tiny_model, 4)
     fresh = [outputs(other, level).clone() for level in range(3)]
-    copied, total, classes = transfer(other, ["c", "new", "a", "newer"], model, ABC)
+    copied, total, classes, _ = transfer(other, ["c", "new", "a", "newer"], model, ABC)
     assert (copied, classes) == (total, 2)
     for level in range(3):
         ours, theirs = outputs(other, level), outputs(model, level)
@@ -56,14 +57,14 @@ def test_anchor_based_transfer_matches_classes_by_name(model, tiny_model):
 def test_transfer_to_different_anchor_count_leaves_head_unchanged(model, tiny_model):
     other = build_model(tiny_model, 3, anchors=2)
     head = {key: value.clone() for key, value in other.head.state_dict().items()}
-    copied, total, classes = transfer(other, ABC, model, ABC)
+    copied, total, classes, _ = transfer(other, ABC, model, ABC)
     assert (total - copied, classes) == (2 * 3, 0)  # a weight and a bias per level
     assert all(value.equal(head[key]) for key, value in other.head.state_dict().items())
 
 
 def test_class_outputs_without_common_classes_are_not_counted():
     given, model = build_model("yolox_nano", 3), build_model("yolox_nano", 2)
-    copied, total, classes = transfer(model, ["x", "y"], given, ABC)
+    copied, total, classes, _ = transfer(model, ["x", "y"], given, ABC)
     assert (total - copied, classes) == (3 * 2, 0)  # three levels, each with a weight and a bias of the classes
 
 
@@ -73,7 +74,7 @@ def test_class_biases_are_not_copied_without_their_weights():
     for number, detector in enumerate((given, model)):
         for value in detector.state_dict().values():
             value.fill_(number)
-    copied, total, classes = transfer(model, ABC, given, [*ABC, *map(str, range(77))])
+    copied, total, classes, _ = transfer(model, ABC, given, [*ABC, *map(str, range(77))])
     assert classes == 0
     state = model.state_dict()
     assert state["layers.22.branches.sides.0.2.bias"].eq(0).all()
@@ -89,7 +90,7 @@ def test_wider_model_gives_no_tensor():
     before = {key: value.clone() for key, value in model.state_dict().items()}
     for counter in (value for key, value in given.state_dict().items() if key.endswith("num_batches_tracked")):
         counter.fill_(7)
-    copied, total, classes = transfer(model, ABC, given, ABC)
+    copied, total, classes, _ = transfer(model, ABC, given, ABC)
     assert (copied, total, classes) == (0, len(before) - 1, 0)  # the anchors are not counted
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
@@ -109,6 +110,23 @@ def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
     other = build_model(tiny_model, 3)
     other.layers[0] = nn.Identity()
     model.layers[1] = nn.Identity()
-    copied, total, _ = transfer(other, ABC, model, ABC)
+    copied, total, _, _ = transfer(other, ABC, model, ABC)
     assert 0 < copied < total
     assert copied == len(other.state_dict().keys() & model.state_dict().keys()) - 1
+
+
+def test_share_counts_values():
+    """Of two classes one is new: on each of three levels a row of 64 weights and a bias of the class outputs."""
+    given, model = build_model("yolox_nano", 3), build_model("yolox_nano", 2)
+    result = transfer(model, ["b", "x"], given, ABC)
+    total = sum(value.numel() for value in model.state_dict().values())
+    assert result.share == pytest.approx(1 - 3 * 65 / total, abs=1e-9)
+    assert (result.tensors, result.classes) == (result.total, 1)
+
+
+def test_small_tensors_do_not_make_trained_weights():
+    """Most layers of an equal name have the same shape, but they are the small ones."""
+    given, model = build_model("yolox_nano", 3), build_model("yolov5n", 3)
+    result = transfer(model, ABC, given, ABC)
+    assert result.tensors > result.total / 2
+    assert result.share < 0.5
