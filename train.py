@@ -140,7 +140,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
     model = open_model(run, train_labels, data.names, world, log.say)
-    cfg = run.fit_to(data, family_of(model.head).short_run, model.pretrained, log.say)  # chooses "auto" settings
+    cfg = run.fit_to(data, family_of(model.head).short_run, model.trained, log.say)  # chooses "auto" settings
     batch = replace(batch, size=cfg.batch_size, nominal=run.hyp.nominal_batch)
     model.recompute = cfg.checkpoint_activations
     precision = agree_on_precision(cfg.amp, world, sharded=cfg.shard)

@@ -1,11 +1,13 @@
 """The model at the start of a run: built from a table, with weights from a checkpoint, its head fitted to the boxes."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from models import build_model
 from models.detector import Detector, check_shapes, count_parameters
@@ -15,6 +17,7 @@ from models.weights.pretrained import fetch_weights, source_of_missing
 from models.weights.transfer import transfer
 from utils.distributed.world import World
 from utils.printable import counted, printable
+from utils.training.recipe import TrainedWeights
 
 
 def check_model(cfg: str, weights: str, *, download: bool) -> None:
@@ -65,10 +68,11 @@ def start_model(
     origin = "from scratch"
     if source:
         copied = transfer(model, names, source, checkpoint["names"])
-        model.pretrained = copied.share > 0.5
         classes = f"{copied.classes} of {counted(len(names), 'class')}"
         origin = f"{copied.tensors} of {copied.total} tensors and {classes} copied from {weights}"
-        if not model.pretrained:
+        if copied.share > 0.5:
+            model.trained = TrainedWeights(weight_rms(model), all_classes=copied.classes == len(names))
+        else:
             origin += f"; {copied.share:.0%} of the weights are too few to count as trained"
     say(f"{cfg or weights}: {count_parameters(model):,} parameters, {counted(len(names), 'class')}, {origin}")
     if fit or anchors_per_level:
@@ -82,6 +86,15 @@ def start_model(
         if sentence:
             say(sentence)
     return model
+
+
+def weight_rms(model: nn.Module) -> float:
+    """Return the median over the convolutions of their weights' root mean square; 0 without convolutions.
+
+    In float64, so that all machines of a run round it alike.
+    """
+    weights = [layer.weight.detach().double() for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    return statistics.median([0.0] if not weights else [weight.square().mean().sqrt().item() for weight in weights])
 
 
 def place_model(model: Detector, dtype: torch.dtype, world: World) -> None:

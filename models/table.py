@@ -11,14 +11,13 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from utils.files.yaml_tree import is_absent, pairs, read_tree
-from utils.printable import excerpt, one_line, printable
+from utils.printable import did_you_mean, excerpt, one_line, printable
 
 MODELS_DIR = Path(__file__).parent
 OTHER_FILES = ("pretrained.yaml",)  # in models/, but not a table of a model
@@ -85,9 +84,8 @@ def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
                 if stem == family + scale:
                     return table, scale
     names = model_names()
-    near = get_close_matches(stem.lower()[:100], names, 1)
-    hint = f". Did you mean {near[0]}?" if near else ""
-    raise ValueError(f"no model '{excerpt(str(name), 300)}': give a YAML file or one of {', '.join(names)}{hint}")
+    known = ", ".join(names) + did_you_mean(stem, names)
+    raise ValueError(f"no model '{excerpt(str(name), 300)}': give a YAML file or one of {known}")
 
 
 def model_names() -> list[str]:

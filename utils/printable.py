@@ -1,5 +1,7 @@
 """Make text from files and paths safe to print in a message: one line, no control characters, limited length."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from os import PathLike, fspath
 
 MAX_CHARS = 4096  # characters: the path length limit on most systems
@@ -47,3 +49,16 @@ def one_line(error: object, length: int = 300) -> str:
     'bad at 3'
     """
     return excerpt(" ".join(str(error).split()), length)
+
+
+def did_you_mean(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
+    """A question with the known word that is nearest to `word`, to end an error's sentence; "" if none is near.
+
+    similarity: difflib's ratio, 0 to 1, from which a word is near. Upper and lower case are the same.
+
+    >>> did_you_mean("adamw", ["Adam", "AdamW"]), did_you_mean("x", ["SGD"])
+    (' (did you mean AdamW?)', '')
+    """
+    by_folded = {name.casefold(): name for name in known}
+    near = get_close_matches(word[:100].casefold(), by_folded, 1, similarity)
+    return f" (did you mean {by_folded[near[0]]}?)" if near else ""

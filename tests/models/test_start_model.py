@@ -1,18 +1,21 @@
 """The model at the start of a run: its table, the copied weights, the fitted anchors, and the log lines."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from models import build_model, start
 from models.anchors import check_anchors
 from models.detector import Detector, count_parameters
-from models.start import check_model, start_model
+from models.start import check_model, start_model, weight_rms
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.training.recipe import TrainedWeights
 
 NAMES = ["disc", "square", "bar"]
 SIZES = np.random.default_rng(0).uniform(3, 60, (200, 2))  # the tiny model's anchors go from 10 to 373 px
@@ -25,7 +28,9 @@ class OtherRankWorld(World):
         return (np.array(value) + 1).tolist()
 
 
-def start_with_log(cfg: str, weights: str = "", **changed: Any) -> tuple[Detector, list[str]]:
+def start_with_log(
+    cfg: str, weights: str = "", names: Sequence[str] = NAMES, **changed: Any
+) -> tuple[Detector, list[str]]:
     log_lines: list[str] = []
     settings: dict[str, Any] = {
         "anchors_per_level": 0,
@@ -37,7 +42,7 @@ def start_with_log(cfg: str, weights: str = "", **changed: Any) -> tuple[Detecto
         "world": World(torch.device("cpu")),
     }
     torch.manual_seed(0)
-    return start_model(cfg, weights, NAMES, **(settings | changed), say=log_lines.append), log_lines
+    return start_model(cfg, weights, names, **(settings | changed), say=log_lines.append), log_lines
 
 
 def test_model_from_scratch_gets_fitted_anchors(tiny_model):
@@ -95,6 +100,7 @@ def test_model_starts_from_weights_and_their_table(weights):
     assert log_lines == [f"{weights}: {size:,} parameters, 3 classes, {origin}"]
     state = checkpoint_file.load(Path(weights))["model"]
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
+    assert model.trained == TrainedWeights(weight_rms(model), all_classes=False)
 
 
 def test_weights_can_be_used_with_another_table(weights, tiny_model):
@@ -176,7 +182,7 @@ def test_weights_that_are_fetched_need_not_exist(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "near"), [("yolov5z", "yolov5"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")])
 def test_name_near_to_that_of_a_model_is_suggested(name, near):
-    with pytest.raises(ValueError, match=rf"Did you mean {near}\w*\?$"):
+    with pytest.raises(ValueError, match=rf"\(did you mean {near}\w*\?\)$"):
         check_model(name, "", download=False)
 
 
@@ -185,5 +191,19 @@ def test_too_few_copied_tensors_are_said_to_count_as_random_weights(tmp_path):
     path = tmp_path / "other.pt"
     checkpoint_file.save(path, {"table": source.table, "names": NAMES, "model": source.state_dict()})
     model, lines = start_with_log("yolov8n.yaml", str(path))
-    assert not model.pretrained
+    assert model.trained is None
     assert lines[0].endswith("; 27% of the weights are too few to count as trained")
+
+
+def test_weights_of_all_classes_are_known(weights):
+    assert start_with_log("", weights, ["disc", "bar"], fit=False)[0].trained.all_classes
+
+
+def test_weight_rms_is_the_median_over_convolutions():
+    """Weights of 3, 0.1 and root((1 + 49) / 2) = 5; a bias and BatchNorm do not count."""
+    layers = [nn.Conv2d(1, 1, 1), nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1)]
+    for layer, values in zip(layers, ([3.0], [0.1, 0.1], [100.0, 100.0], [1.0, -7.0]), strict=True):
+        layer.weight.data.copy_(torch.tensor(values).view_as(layer.weight))
+    assert weight_rms(nn.Sequential(*layers)) == pytest.approx(3)
+    assert weight_rms(nn.Sequential(*layers[2:])) == pytest.approx(5)
+    assert weight_rms(nn.Sequential()) == 0

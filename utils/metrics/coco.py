@@ -108,12 +108,13 @@ def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
 
 
 def format_summary(stats: Mapping[str, float]) -> str:
-    """Twelve lines of name, value and meaning.
+    """Twelve lines of name, value and meaning; "-" for a value without ground truth.
 
     >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, 0.5)).splitlines()[1])
     AP50    0.5000  average precision, IoU 0.50, all areas, 100 detections
     """
-    return "\n".join(f"{name:<6} {stats[name]:7.4f}  {meaning}" for name, meaning in SUMMARY_MEANING.items())
+    shown = {name: f"{stats[name]:.4f}" if stats[name] >= 0 else "-" for name in SUMMARY_MEANING}
+    return "\n".join(f"{name:<6} {shown[name]:>7}  {meaning}" for name, meaning in SUMMARY_MEANING.items())
 
 
 SUMMARY_MEANING = {

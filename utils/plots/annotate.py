@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from utils.images.opencv import cv2
-from utils.plots.canvas import colour_of, short_name, wide_font
+from utils.plots.canvas import colour_of, default_font_file, short_name, wide_font
 
 Colour = tuple[int, ...]  # three values in [0, 255], in the channel order of the image
 Corners = tuple[int, int, int, int]  # first and last pixel of a box: left, top, right, bottom
@@ -199,13 +197,9 @@ def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
 def _font(wide: bool, size: int) -> ImageFont.FreeTypeFont:
     """The default font or, if `wide`, one with Chinese, Japanese and Korean letters, if there is one."""
     name = wide_font() if wide else None
-    return ImageFont.truetype(font_manager.findfont(name) if name else _default_font_file(), size)
-
-
-def _default_font_file() -> str:
-    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+    return ImageFont.truetype(font_manager.findfont(name) if name else default_font_file(), size)
 
 
 def _in_default_font(text: str) -> bool:
-    letters = FT2Font(_default_font_file())
+    letters = FT2Font(default_font_file())
     return all(letters.get_char_index(ord(letter)) for letter in text)

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
 
 from utils.files.atomic import atomic_write
 
@@ -57,7 +59,8 @@ def colour_of(index: int) -> tuple[int, int, int]:
 
 
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
-    """The name of a class on one line, shortened in the middle if it is too long; its number if it has no name.
+    """The name of a class on one line, shortened in the middle if it is too long; its number if it has no name, or if
+    no installed font has a letter of it.
 
     >>> short_name(["cat", "a very long name of a class"], 1, longest=11)
     'a ver…class'
@@ -65,7 +68,10 @@ def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
     '7'
     """
     name = " ".join(str(names[index]).split()) if 0 <= index < len(names) else str(index)
-    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    fonts = _fonts()
+    drawable = [letter.isprintable() and any(font.get_char_index(ord(letter)) for font in fonts) for letter in name]
+    name = "".join(letter if known else "?" for letter, known in zip(name, drawable, strict=True))
+    name = name if any(drawable) else str(index)
     half = longest // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
 
@@ -120,6 +126,18 @@ def wide_font() -> str | None:
     """The first installed font with Chinese, Japanese and Korean letters; None if there is none."""
     installed = {entry.name for entry in font_manager.fontManager.ttflist}
     return next((name for name in WIDE_FONTS if name in installed), None)
+
+
+def default_font_file() -> str:
+    """The file of the font that comes with matplotlib."""
+    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+
+
+@lru_cache(maxsize=1)
+def _fonts() -> list[FT2Font]:
+    """The fonts that text is drawn with."""
+    wide = wide_font()
+    return [FT2Font(file) for file in (default_font_file(), *([font_manager.findfont(wide)] if wide else []))]
 
 
 def draw_no_data(axes: Axes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from utils.files.writers import write_yaml
-from utils.printable import excerpt, one_line, printable
+from utils.printable import did_you_mean, excerpt, one_line, printable
 from utils.training.config import OPTIMIZERS, among, require
 
 MAX_HYP_BYTES = 64 * 1024
@@ -122,12 +122,14 @@ def read_hyp(path: Path) -> tuple[str, Hyp]:
     for line, key, value in _flat_yaml(path):
         where = f"{printable(path)} line {line}"
         unknown = f"{where}: unknown key '{excerpt(key)}'; known keys are {', '.join(sorted(known))}"
+        unknown += did_you_mean(key, known)
         require(key in known | _UNUSED, unknown)
         require(key not in given, f"{where}: {key} is given twice")
         try:
             if key == OPTIMIZER:
                 found = value if isinstance(value, str) else f"{value:g}"
-                require(found in OPTIMIZERS[1:], f"{key} is '{excerpt(found)}', expected {among(OPTIMIZERS[1:])}")
+                expected = f"expected {among(OPTIMIZERS[1:])}{did_you_mean(found, OPTIMIZERS[1:])}"
+                require(found in OPTIMIZERS[1:], f"{key} is '{excerpt(found)}', {expected}")
             else:
                 _check_number(key, value)
         except ValueError as error:

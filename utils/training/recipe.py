@@ -13,10 +13,31 @@ from utils.training.hyperparameters import Hyp
 AUTO = "auto"
 LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 images
 STEPS = 2_000  # wanted in a short run
-FEW_STEPS = 500
+FEW_STEPS, VERY_FEW_STEPS = 500, 50
 FEWEST_PER_STEP, MOST_PER_STEP = 16, 64  # images
 SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
+# From trained weights the learning rate grows with steps x RMS, up to these values:
+OTHER_CLASSES, SAME_CLASSES = 25.0, 320.0
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """Trained weights that a run starts from.
+
+    rms: the median over the convolutions of their root mean square. all_classes: whether they know all classes.
+    """
+
+    rms: float
+    all_classes: bool
+
+    def describe(self) -> str:
+        """What the learning rate follows from, as text."""
+        return f"trained weights of RMS {self.rms:.2g} for {'the same' if self.all_classes else 'other'} classes"
+
+    def share(self, steps: float) -> float:
+        """The share of the full learning rate in a run of so many optimizer steps, from 0 to 1."""
+        return min(steps * self.rms / (SAME_CLASSES if self.all_classes else OTHER_CLASSES), 1)
 
 
 @dataclass(frozen=True)
@@ -45,12 +66,14 @@ class Recipe:
         return f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp {quote(hyp_file)}{batch} ({values})"
 
     def advice(self, batch_size: int) -> str:
-        """A sentence if a short run has few optimizer steps because of its batch size; "" otherwise."""
+        """A sentence if a short run has few optimizer steps because of its batch size, or very few; "" otherwise."""
         steps = self.seen // batch_size
-        if not self.seen or steps >= FEW_STEPS or batch_size <= SMALLEST_BATCH:
+        if not self.seen or steps >= (FEW_STEPS if batch_size > SMALLEST_BATCH else VERY_FEW_STEPS):
             return ""
-        better = "with so few images, a smaller --batch-size or more --epochs train better"
-        return f"only {counted(steps, 'optimizer step')}: {better}"
+        better = (
+            "more --epochs or a smaller --batch-size train" if batch_size > SMALLEST_BATCH else "more --epochs train"
+        )
+        return f"only {counted(steps, 'optimizer step')}: {better} better"
 
 
 def choose_recipe(
@@ -60,7 +83,7 @@ def choose_recipe(
     images: int,
     epochs: int,
     classes: int,
-    pretrained: bool,
+    trained: TrainedWeights | None,
     sharded: bool,
     gains: Mapping[str, float],
     batch_size: int | None = None,
@@ -69,38 +92,51 @@ def choose_recipe(
     """Return the optimizer, hyper-parameters and batch size to train with.
 
     optimizer: a name, or "auto". hyp: those of a file, or None for --hyp auto. images (or tiles), epochs, classes: of
-    the run. pretrained: whether it starts from trained weights. sharded: whether weights are sharded, which Muon cannot
-    step. gains: of the head's loss in a short run, where they differ from the defaults. batch_size: None if it may be
-    chosen. unit: what a sample is.
+    the run. trained: the trained weights that it starts from, None for random ones. sharded: whether weights are
+    sharded, which Muon cannot step. gains: of the head's loss in a short run, where they differ from the defaults.
+    batch_size: None if it may be chosen. unit: what a sample is.
 
     - hyper-parameters of a file that names no optimizer: SGD, as YOLOv5's files were tuned for it
     - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
       optimizer only the learning rate differs
+    - short runs from trained weights: a learning rate in proportion to the steps and the weights' RMS, up to the full
+      one; more would change most of each weight, which such a run has no time to learn again
     - short runs: Muon from random weights, AdamW from trained ones or if sharded; and the fewer images there are over
       all epochs, the fewer to an optimizer step; batches are smaller than 16 if those leave less than 500 steps
 
     >>> chosen = choose_recipe(
-    ...     "auto", None, images=200, epochs=100, classes=12, pretrained=False, sharded=False, gains={}
+    ...     "auto", None, images=200, epochs=100, classes=12, trained=None, sharded=False, gains={}
     ... )
     >>> chosen.optimizer, chosen.hyp.lr0, chosen.hyp.nominal_batch
     ('Muon', 0.01, 16.0)
     """
     if hyp is not None:
         return Recipe("SGD", hyp) if optimizer == AUTO else Recipe(optimizer, hyp, chosen=False)
-    start = "trained weights" if pretrained else "random weights"
+    start = trained.describe() if trained else "random weights"
     run = f"{counted(images, unit)} x {counted(epochs, 'epoch')}"
     reason = f"{run}, {counted(classes, 'class')}, {start}"
     seen = images * epochs
     is_long = seen >= LONG_RUN
     if optimizer == AUTO:
-        optimizer = "SGD" if is_long else "AdamW" if pretrained or sharded else "Muon"
+        optimizer = "SGD" if is_long else "AdamW" if trained or sharded else "Muon"
     if optimizer == "SGD":
         return Recipe(optimizer, Hyp(), reason)
-    rate = {"lr0": LEARNING_RATES[optimizer]}
+    rate = LEARNING_RATES[optimizer]
     if is_long:
-        return Recipe(optimizer, replace(Hyp(), **rate), reason)
+        return Recipe(optimizer, replace(Hyp(), lr0=rate), reason)
     small = seen < FEW_STEPS * FEWEST_PER_STEP and (batch_size is None or 0 < batch_size <= SMALLEST_BATCH)
     per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else FEWEST_PER_STEP), MOST_PER_STEP)
-    short = {"lrf": 0.05, "nominal_batch": float(round(per_step))}
-    chosen_size = SMALLEST_BATCH if small and batch_size is None else None
-    return Recipe(optimizer, replace(Hyp(), **rate, **short, **gains), reason, chosen_size, seen=seen)
+    short = {"lr0": rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
+    if trained:
+        short |= {"lr0": float(f"{rate * trained.share(seen / per_step):.2g}"), "warmup_bias_lr": 0.0}
+    chosen_size = min(SMALLEST_BATCH, power_of_two(images)) if small and batch_size is None else None
+    return Recipe(optimizer, replace(Hyp(), **short, **gains), reason, chosen_size, seen=seen)
+
+
+def power_of_two(limit: int) -> int:
+    """The largest power of two up to `limit`.
+
+    >>> power_of_two(1), power_of_two(7), power_of_two(8)
+    (1, 4, 8)
+    """
+    return 1 << (limit.bit_length() - 1)

@@ -20,7 +20,7 @@ from utils.training.checkpoints.restart import MARKS, METRICS, PreviousAttempt, 
 from utils.training.checkpoints.resume import batch_after_resize, find_last, resumed_config, run_folder
 from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp, write_hyp
-from utils.training.recipe import AUTO, SMALLEST_BATCH, Recipe, choose_recipe
+from utils.training.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
 from utils.training.state import TrainState
 
 FINISHED = (METRICS, PREEMPTED)  # files that say how a run ended
@@ -56,12 +56,14 @@ class Run:
     recipe: Recipe | None = None  # of a new run, set by `fit_to`
     folder: Path = Path()  # set by `open_folder`
 
-    def fit_to(self, data: TrainingData, gains: Mapping[str, float], pretrained: bool, say: Say) -> TrainConfig:
+    def fit_to(
+        self, data: TrainingData, gains: Mapping[str, float], trained: TrainedWeights | None, say: Say
+    ) -> TrainConfig:
         """Choose the settings of a new run that are "auto", or check a resumed run; return all settings.
 
-        gains: of the head's loss in a short run, where they differ from the defaults. pretrained: whether the model
-        starts from trained weights. A resumed run raises ValueError if it was trained on other classes, and logs a line
-        if its images have changed. Raises ValueError if the processes' choices differ.
+        gains: of the head's loss in a short run, where they differ from the defaults. trained: the weights that the
+        model starts from, None for random ones. A resumed run raises ValueError if it was trained on other classes, and
+        logs a line if its images have changed. Raises ValueError if the processes' choices differ.
         """
         if self.saved is None:
             cfg, given = self.config, None if self.config.hyp == AUTO else self.hyp
@@ -72,7 +74,7 @@ class Run:
                 images=len(data.labels["train"]),
                 epochs=cfg.epochs,
                 classes=len(data.names),
-                pretrained=pretrained,
+                trained=trained,
                 sharded=cfg.shard,
                 gains=gains,
                 batch_size=None if is_free else cfg.batch_size,

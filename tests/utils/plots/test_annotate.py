@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from utils.plots.annotate import contrasting, default_line_width, draw_boxes, draw_detections, font_for
-from utils.plots.canvas import colour_of
+from utils.plots.canvas import colour_of, short_name
 
 NAMES = ["cat", "日本語", "two\nlines", "", "a very long name " * 9, "star🙂", "\x1b[2J\0\u202e\udcff", "$x^{"]
 BLUE_BGR = list(colour_of(0)[::-1])
@@ -178,3 +178,11 @@ def test_full_hd_frame_with_20_boxes_takes_few_milliseconds():
         draw(image, boxes, np.arange(20), scores, names=[f"class {k}" for k in range(20)])
         seconds.append(time.thread_time() - start)
     assert min(seconds) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"), [("\U0001f9ff", "3"), ("eye \U0001f9ff", "eye ?"), ("", "3"), ("\x07", "3")]
+)
+def test_letters_that_no_font_has_are_replaced(name, drawn):
+    """An emoji alone would be an empty box; the class's number says more."""
+    assert short_name(["a", "b", "c", name], 3) == drawn

@@ -32,7 +32,7 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
         ({"freeze": (3, -1)}, "--freeze [3, -1]: layer numbers start at 0"),
         ({"close_mosaic": -1}, "--close-mosaic -1: choose a number of epochs, or 0"),
         ({"seed": -1}, "--seed -1: choose 0 to 9223372036854775807"),
-        ({"optimizer": "sgd"}, "--optimizer sgd: choose auto, SGD, Adam, AdamW or Muon"),
+        ({"optimizer": "sgd"}, "--optimizer sgd: choose auto, SGD, Adam, AdamW or Muon (did you mean SGD?)"),
         ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
         ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
@@ -167,7 +167,7 @@ def test_written_hyp_file_is_read_back(tmp_path, optimizer):
         ("lr0: '0.1'", "my.yaml line 1: lr0 is '0.1', expected a number"),
         ("lr0: true", "my.yaml line 1: lr0 is 'true', expected a number"),
         ("lr0:", "my.yaml line 1: lr0 is '', expected a number"),
-        ("optimizer: sgd", "my.yaml line 1: optimizer is 'sgd', expected SGD, Adam, AdamW or Muon"),
+        ("optimizer: sgd", "my.yaml line 1: optimizer is 'sgd', expected SGD, Adam, AdamW or Muon (did you mean SGD?)"),
         ("optimizer: 1", "my.yaml line 1: optimizer is '1', expected SGD, Adam, AdamW or Muon"),
         ("optimizer: auto", "my.yaml line 1: optimizer is 'auto', expected SGD, Adam, AdamW or Muon"),
         ("optimizer: SGD\noptimizer: SGD", "my.yaml line 2: optimizer is given twice"),
@@ -227,6 +227,11 @@ def test_yaml_bombs_in_hyp_files_are_refused_quickly(tmp_path, text):
         read_hyp(write_hyp(tmp_path, text))
     assert time.thread_time() - began < 5
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+def test_key_near_to_a_known_one_is_suggested(tmp_path):
+    with pytest.raises(ValueError, match=r"weight_decay \(did you mean warmup_epochs\?\)$"):
+        read_hyp(write_hyp(tmp_path, "warmup_epoch: 1"))
 
 
 def test_unreadable_hyp_files_are_refused(tmp_path):

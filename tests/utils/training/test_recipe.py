@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from utils.training.hyperparameters import Hyp
-from utils.training.recipe import choose_recipe
+from utils.training.recipe import TrainedWeights, choose_recipe
 
 RUN = {
     "images": 200,
     "epochs": 100,
     "classes": 3,
-    "pretrained": False,
+    "trained": None,
     "sharded": False,
     "gains": {"box": 0.1, "cls": 1.5},
 }
@@ -56,7 +56,7 @@ def test_sgd_uses_the_published_recipe():
 # images x epochs / 2,000 steps, within 16 to 64 images per step: 20,000 / 2,000 = 10, 50,000 / 2,000 = 25.
 # 8 images per step if 16 give less than 500 steps: 79 x 100 / 16 = 493, 80 x 100 / 16 = 500
 @pytest.mark.parametrize(
-    ("images", "per_step"), [(1, 8), (79, 8), (80, 16), (200, 16), (320, 16), (500, 25), (1_280, 64), (5_000, 64)]
+    ("images", "per_step"), [(8, 8), (79, 8), (80, 16), (200, 16), (320, 16), (500, 25), (1_280, 64), (5_000, 64)]
 )
 def test_short_runs_take_fewer_images_per_step(images, per_step):
     for optimizer in ("auto", "AdamW", "Muon"):
@@ -99,7 +99,7 @@ def test_line_names_a_chosen_batch_size():
 @pytest.mark.parametrize(("batch", "steps"), [(64, 312), (41, 487), (40, None), (16, None)])
 def test_large_batches_of_few_images_are_advised_against(batch, steps):
     advice = choose_recipe("auto", None, **RUN).advice(batch)
-    sentence = f"only {steps} optimizer steps: with so few images, a smaller --batch-size or more --epochs train better"
+    sentence = f"only {steps} optimizer steps: more --epochs or a smaller --batch-size train better"
     assert advice == (sentence if steps else "")
     assert choose_recipe("SGD", None, **RUN).advice(batch) == ""  # it takes a step for 64 images at any batch size
     assert choose_recipe("auto", Hyp(), **RUN).advice(batch) == ""
@@ -111,19 +111,68 @@ def test_small_batches_are_not_advised_against():
     assert choose_recipe("auto", None, **RUN | {"images": 10}).advice(16).startswith("only 62 optimizer steps: ")
 
 
+@pytest.mark.parametrize(("images", "size"), [(1, 1), (3, 2), (6, 4), (7, 4), (8, 8)])
+def test_batch_is_one_that_the_images_fill(images, size):
+    recipe = choose_recipe("auto", None, **RUN | {"images": images})
+    assert (recipe.batch_size, recipe.hyp.nominal_batch) == (size, 8)
+
+
+# 1 image x 399 epochs / 8 = 49 steps
+@pytest.mark.parametrize(("epochs", "steps"), [(399, 49), (400, None)])
+def test_very_few_steps_are_advised_against_at_any_batch_size(epochs, steps):
+    advice = choose_recipe("auto", None, **RUN | {"images": 1, "epochs": epochs}).advice(8)
+    assert advice == (f"only {steps} optimizer steps: more --epochs train better" if steps else "")
+
+
 def test_line_can_be_pasted():
     assert " --hyp 'my runs/hyp.yaml' (" in choose_recipe("auto", None, **RUN).describe("my runs/hyp.yaml")
 
 
-def test_line_says_that_trained_weights_are_given():
-    line = choose_recipe("auto", None, **RUN | {"pretrained": True}).describe("a.yaml")
-    assert "3 classes, trained weights: " in line
+def test_line_says_what_a_run_starts_from():
+    for trained, words in (
+        (TrainedWeights(0.236, all_classes=False), "trained weights of RMS 0.24 for other classes"),
+        (TrainedWeights(0.0512, all_classes=True), "trained weights of RMS 0.051 for the same classes"),
+    ):
+        line = choose_recipe("auto", None, **RUN | {"trained": trained}).describe("a.yaml")
+        assert f"3 classes, {words}: --optimizer AdamW " in line
+        assert "warmup_bias_lr 0," in line
+
+
+def test_line_counts_tiles():
     assert "recipe for 1 tile x 100 " in choose_recipe("auto", None, **RUN | {"images": 1}, unit="tile").describe("a")
     assert "recipe for 2 tiles x 100 " in choose_recipe("auto", None, **RUN | {"images": 2}, unit="tile").describe("a")
 
 
-@pytest.mark.parametrize("changed", [{"pretrained": True}, {"sharded": True}])
+@pytest.mark.parametrize("changed", [{"trained": TrainedWeights(0.3, all_classes=True)}, {"sharded": True}])
 def test_trained_weights_and_sharded_runs_use_adamw(changed):
     recipe = choose_recipe("auto", None, **RUN | changed)
     assert (recipe.optimizer, recipe.hyp.lr0) == ("AdamW", 0.004)
-    assert choose_recipe("auto", None, **RUN | changed | {"images": 6_400}).optimizer == "SGD"
+    assert recipe.hyp.warmup_bias_lr == (0.1 if "sharded" in changed else 0)
+    assert choose_recipe("auto", None, **RUN | changed | {"images": 6_400}).hyp == Hyp()
+
+
+# steps = 200 images x epochs / 16, or / 8 below 8,000 images. RMS 0.2, full rate 0.004: other classes
+# 0.004 x 75 x 0.2 / 25 = 0.0024, the same classes 0.004 x 75 x 0.2 / 320 = 0.0001875; full at 125 and 1,600 steps
+@pytest.mark.parametrize(
+    ("epochs", "steps", "other", "same"),
+    [(3, 75, 0.0024, 0.00019), (4, 100, 0.0032, 0.00025), (5, 125, 0.004, 0.00031), (128, 1600, 0.004, 0.004)],
+)
+def test_short_runs_from_trained_weights_learn_slowly(epochs, steps, other, same):
+    assert steps == 200 * epochs / (8 if epochs < 40 else 16)
+    for all_classes, expected in ((False, other), (True, same)):
+        run = RUN | {"epochs": epochs, "trained": TrainedWeights(0.2, all_classes=all_classes)}
+        assert choose_recipe("auto", None, **run).hyp.lr0 == expected
+        assert choose_recipe("Muon", None, **run).hyp.lr0 == pytest.approx(2.5 * expected, rel=0.05)
+        assert choose_recipe("SGD", None, **run).hyp == Hyp()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(16, 0.003), (-1, 0.003), (8, 0.004)])
+def test_learning_rate_from_trained_weights_follows_the_steps_of_the_given_batch(given, expected):
+    """200 x 15 = 3,000 images are 188 steps of 16 or 375 of 8: 0.004 x 188 x 0.1 / 25 = 0.003."""
+    run = RUN | {"epochs": 15, "trained": TrainedWeights(0.1, all_classes=False)}
+    assert choose_recipe("auto", None, **run, batch_size=given).hyp.lr0 == expected
+
+
+def test_smallest_run_has_a_learning_rate():
+    run = RUN | {"epochs": 1, "images": 1, "trained": TrainedWeights(0.001, all_classes=True)}
+    assert choose_recipe("auto", None, **run).hyp.lr0 == pytest.approx(0.004 / 8 * 0.001 / 320, rel=0.05)
