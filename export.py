@@ -139,7 +139,12 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
         opset=args.opset,
         torch_version=str(torch.__version__),
     )
-    return Writer(detector.to(device).fuse().requires_grad_(False), model)
+    heads = detector.head.outputs
+    chosen = args.head or (heads[0] if heads else "")
+    if heads:
+        say(f"{path}: exports the head {chosen}; choose with --head ({' or '.join(heads)})")
+    variant = f"_{chosen}" if heads and chosen != heads[0] else ""
+    return Writer(detector.to(device).fuse().requires_grad_(False), model, variant)
 
 
 @dataclass(frozen=True)
@@ -214,8 +219,6 @@ def report_loss(path: Path, images: Images, before: float, backend: ExportedBack
 def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
     """Write and check the files of one checkpoint."""
     writer = open_writer(path, args, device, say)
-    for name in writer.reference.detector.head.outputs:  # fused: only the chosen one
-        say(f"{path}: exports the head {name} (--head)")
     images = open_images(args, path, writer.model, say)
     compared = images.spread("val", COMPARED_IMAGES, say) if images else drawn_images(writer.model, COMPARED_IMAGES)
     calibration, before = [], 0.0

@@ -64,6 +64,23 @@ def test_sizes_are_rounded_up_to_the_stride(run, tmp_path, capsys):
     assert "--simplify: nothing to do" in capsys.readouterr().out
 
 
+def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
+    table = str(Path(__file__).parent / "tables" / "dual.yaml")
+    weights = save_checkpoint(tmp_path / "m.pt", lively_detector(table), data=str(tiny_data))
+    for flags, chosen, file in (
+        ([], "o2o", "m.torchscript"),
+        (["--head", "o2o"], "o2o", "m.torchscript"),
+        (["--head", "o2m"], "o2m", "m_o2m.torchscript"),
+    ):
+        export.run(["--weights", str(weights), "--img", "64", *flags])
+        printed = capsys.readouterr().out
+        assert f"m.pt: exports the head {chosen}; choose with --head (o2o or o2m)" in printed
+        assert f"written to {tmp_path}/{file}" in printed
+    assert written(tmp_path) == {"m.torchscript", "m_o2m.torchscript"}
+    assert load_backend(tmp_path / "m_o2m.torchscript", CPU.device).backend.needs_nms
+    assert not load_backend(tmp_path / "m.torchscript", CPU.device).backend.needs_nms
+
+
 @pytest.mark.slow
 def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

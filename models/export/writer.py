@@ -24,15 +24,18 @@ SUFFIXES = {"torchscript": ".torchscript", "onnx": ".onnx", "openvino": SUFFIX}
 
 
 class Writer:
-    """Writes the files of one detector. model: the metadata; its precision decides what is written."""
+    """Writes the files of one detector. model: the metadata; its precision decides what is written. variant: is added to
+    the names of the files, to tell those of several heads apart.
+    """
 
-    def __init__(self, detector: Detector, model: ExportedModel) -> None:
-        self.model = model
+    def __init__(self, detector: Detector, model: ExportedModel, variant: str = "") -> None:
+        self.model, self.variant = model, variant
         self.reference = Export(detector, replace(model, precision="fp32"))
 
     def path(self, name: str, weights: Path) -> Path:
         """Return the path of the format `name` (a key of SUFFIXES) beside the checkpoint `weights`."""
-        return weights.with_name(weights.stem + ("_int8" if self.model.precision == "int8" else "") + SUFFIXES[name])
+        precision = "_int8" if self.model.precision == "int8" else ""
+        return weights.with_name(weights.stem + self.variant + precision + SUFFIXES[name])
 
     def write(
         self,
