@@ -14,7 +14,7 @@ from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
 PAIRS_AT_A_TIME = 1 << 17  # of a target and a prediction: 512 KiB in float32, which fit in the cache of a CPU
 MORE_AT_A_TIME = 8  # times as many on other devices, to start fewer kernels
-SMALLEST_SIDE = 1e-9  # a prediction's point must be farther than this from all sides of the box
+MIN_DEPTH = 1e-9  # a prediction's point must be farther than this from all sides of the box
 EPS = 1e-9
 
 
@@ -64,7 +64,7 @@ def task_aligned(
     predicted[..., 2:].clamp_(min=0)
     terms, wanted_terms = complete_iou_terms(predicted), complete_iou_terms(boxes[:, None])  # [B, 8, N], [T, 8, 1]
     (x, y), (middle_x, middle_y) = points.unbind(1), boxes[:, :2, None].unbind(1)  # [N] each, [T, 1] each
-    half = (boxes[:, 2:].clamp(min=smallest) / 2 - SMALLEST_SIDE).masked_fill((of_class < 0)[:, None], 0)
+    half = (boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH).masked_fill((of_class < 0)[:, None], 0)
     half_x, half_y = half[..., None].unbind(1)
     pairs = PAIRS_AT_A_TIME * (1 if targets.device.type == "cpu" else MORE_AT_A_TIME)
     slots, step = min(candidates, predictions), max(1, pairs // max(predictions, 1))

@@ -24,8 +24,10 @@ SUFFIXES = {"torchscript": ".torchscript", "onnx": ".onnx", "openvino": SUFFIX}
 
 
 class Writer:
-    """Writes the files of one detector. model: the metadata; its precision decides what is written. variant: is added to
-    the names of the files, to tell those of several heads apart.
+    """Writes the files of one detector.
+
+    model: the metadata; its precision decides what is written. variant: is added to the names of the files, to tell
+    those of several heads apart.
     """
 
     def __init__(self, detector: Detector, model: ExportedModel, variant: str = "") -> None:

@@ -15,7 +15,7 @@ from models.heads import Head
 from models.heads.cells import OutputConv, grid_cells, levels_by_image
 
 PRIOR = 0.01  # initial objectness, and initial probability of each class
-LARGEST = 11  # exponent of a side, in cells
+MAX_LOG_SIDE = 11  # exponent of a side, in cells
 
 
 class DecoupledHead(Head):
@@ -100,5 +100,5 @@ def boxes_at(raw: Tensor, cells: Tensor) -> Tensor:
     >>> boxes_at(torch.zeros(1, 4), torch.tensor([[3.0, 5.0]])).tolist()
     [[2.5, 4.5, 3.5, 5.5]]
     """
-    centres, halves = raw[..., :2] + cells, raw[..., 2:4].clamp(max=LARGEST).exp() / 2
+    centres, halves = raw[..., :2] + cells, raw[..., 2:4].clamp(max=MAX_LOG_SIDE).exp() / 2
     return torch.cat([centres - halves, centres + halves], -1)

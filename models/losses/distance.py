@@ -22,7 +22,7 @@ from utils.boxes import complete_iou, to_cxcywh
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
 GAIN_WITHOUT_BINS = 6.0  # of the term dfl
 FIXED_POINT = 1 << 24  # sums of wanted scores are exact in multiples of 1 / this, in any order of processes
-LARGEST = 0.01  # distances end this much below the last bin
+BELOW_LAST_BIN = 0.01  # distances end this much below the last bin
 CANDIDATES = 10
 CANDIDATES_ONE_TO_ONE = 7
 FIRST_SHARE, LAST_SHARE = 0.8, 0.1  # of o2m in the total, in the first and in the last epoch
@@ -206,7 +206,7 @@ def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
     >>> bin_entropy(uniform, torch.tensor([[0.0, 0.3, 1.0, 9.0]])) / torch.log(torch.tensor(2.0))
     tensor([[1., 1., 1., 1.]])
     """
-    distances = distances.clamp(0, logits.shape[2] - 1 - LARGEST)
+    distances = distances.clamp(0, logits.shape[2] - 1 - BELOW_LAST_BIN)
     low = distances.floor().long()
     of_high = distances - low
     log_shares = logits.log_softmax(2)

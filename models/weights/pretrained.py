@@ -40,9 +40,10 @@ def published(file: Path = PUBLISHED) -> dict[str, Source]:
 
 def where_published(path: Path, file: Path = PUBLISHED) -> str:
     """Return a sentence on where a missing file of this name can be downloaded; "" if that is not known."""
-    source = published(file).get(path.name)
+    sources = published(file)
+    source, complete = sources.get(path.name), sources.get(f"{path.name}.pth")
     if source is None:
-        return ""
+        return f"Its authors publish {path.name}.pth at {complete.url}" if complete else ""
     if source.sha256:
         return f"Its authors publish it at {source.url}: train.py and val.py fetch it with --download"
     return f"Its authors publish it at {source.url}: download it, and give its path to --weights"

@@ -53,9 +53,9 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         self.trigger.__exit__(kind, *failure)
-        if kind is KeyboardInterrupt and self._saved:
+        if kind is KeyboardInterrupt:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
-                print_lines(f"continue with --resume {self.last}")
+                print_lines(f"continue with --resume {self.last}" if self._saved else "nothing is saved yet")
 
     def after_step(self, batch: int) -> None:
         """Save if it is due, and record the result of the background evaluation.

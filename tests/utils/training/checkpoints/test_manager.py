@@ -417,11 +417,12 @@ def test_ctrl_c_names_a_checkpoint_that_this_run_has_written(tmp_path, capsys, f
     saving = TrainConfig(**flags).saving()
     manager = CheckpointManager(tmp_path / "exp", small_state(), small_description(), **saving)
     interrupt(manager)
-    assert capsys.readouterr().out == ""
+    nothing = "nothing is saved yet\n"
+    assert capsys.readouterr().out == nothing
     train_epoch(manager, 0.5)
     interrupt(manager)
     line = f"continue with --resume {tmp_path}/exp/{LAST}\n"
-    assert capsys.readouterr().out == ("" if flags else line)
+    assert capsys.readouterr().out == (nothing if flags else line)
 
 
 def test_ctrl_c_of_a_resumed_run_names_its_checkpoint(tmp_path, capsys):
