@@ -1,4 +1,4 @@
-"""Accuracy of whole trainings: data x models x recipes x seeds, beside other projects, as a table and as curves.
+r"""Accuracy of whole trainings: data x models x recipes x seeds, beside other projects, as a table and as curves.
 
 Claim: see benchmarks/results/accuracy*.md; each file states its commands.
 

@@ -1,4 +1,4 @@
-"""Whole training runs of Kestrel and other projects: images/s of an epoch, peak memory, and time outside the epochs.
+r"""Whole training runs of Kestrel and other projects: images/s of an epoch, peak memory, and time outside the epochs.
 
 Claim: with yolov5n, 320 px, batch 16 on two CPU cores, whole epochs run at 2 times YOLOv5's images/s, and at 1.25 times
 if both train in float32, with no more memory (benchmarks/results/).

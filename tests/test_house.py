@@ -292,3 +292,12 @@ def test_every_hyperparameter_is_read():
     assert carried == {*Hyp().augmentation()}
     in_data = {name for _, name in attributes_read(sorted((ROOT / "data").rglob("*.py")))}
     assert carried - in_data == set()
+
+
+def test_help_keeps_the_line_breaks_of_its_commands():
+    """A backslash at the end of a line joins it with the next one unless the docstring is raw."""
+    for file in [*SCRIPTS, *(ROOT / "benchmarks").rglob("*.py")]:
+        source = file.read_text()
+        documented = ast.parse(source).body[0]
+        text = ast.get_source_segment(source, documented)
+        assert text.startswith('r"""') or "\\\n" not in text, f"{file}: the docstring must be raw"

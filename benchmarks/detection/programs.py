@@ -1,4 +1,4 @@
-"""Detection from files to boxes: milliseconds per image of detect.py and of other projects' programs.
+r"""Detection from files to boxes: milliseconds per image of detect.py and of other projects' programs.
 
 Claim: with yolov5n at 640 and 320 px on two CPU cores, detect.py takes 0.54 of the time per image of YOLOv5's detect.py
 in float32, and 0.42 to 0.46 with --half (benchmarks/results/).
