@@ -139,11 +139,9 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
         opset=args.opset,
         torch_version=str(torch.__version__),
     )
-    heads = detector.head.outputs
-    chosen = args.head or (heads[0] if heads else "")
-    if heads:
-        say(f"{path}: exports the head {chosen}; choose with --head ({' or '.join(heads)})")
-    variant = f"_{chosen}" if heads and chosen != heads[0] else ""
+    if heads := detector.head.outputs:
+        say(f"{path}: exports the head {args.head or heads[0]}; choose with --head ({' or '.join(heads)})")
+    variant = f"_{args.head}" if args.head not in ("", *heads[:1]) else ""
     return Writer(detector.to(device).fuse().requires_grad_(False), model, variant)
 
 

@@ -140,7 +140,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
     model = open_model(run, train_labels, data.names, world, log.say)
-    cfg = run.fit_to(data, family_of(model.head).short_run, model.trained, log.say)  # chooses "auto" settings
+    cfg = run.fit_to(data, family_of(model.head).short_run, log.say)  # chooses "auto" settings
     batch = replace(batch, size=cfg.batch_size, nominal=run.hyp.nominal_batch)
     model.recompute = cfg.checkpoint_activations
     precision = agree_on_precision(cfg.amp, world, sharded=cfg.shard)
@@ -311,19 +311,18 @@ def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say
     cfg, hyp = run.config, run.hyp
     if run.saved:
         return detector_for_state(Path(cfg.resume), run.saved.description.table, run.saved.model, load=False)
-    return start_model(
+    model, run.trained = start_model(
         cfg.cfg,
         cfg.weights,
         names,
         anchors_per_level=round(hyp.anchors),
-        fit=not cfg.noautoanchor,
         box_sizes=lambda stride: labels.box_sizes(round_up_to_stride(cfg.imgsz, stride)),
         ratio_limit=hyp.anchor_t,
-        seed=cfg.seed,
-        download=cfg.download,
         world=world,
         say=say,
+        **cfg.starting(),
     )
+    return model
 
 
 def measured(

@@ -35,7 +35,6 @@ from models.table import (
     scale_number,
 )
 from utils.printable import excerpt
-from utils.training.recipe import TrainedWeights
 
 KINDS: dict[Any, set[type]] = {
     bool: {bool},
@@ -65,7 +64,7 @@ class Detector(nn.Module):
     recompute: False by default; True saves memory in training. A row with one input and parameters, except the head,
     then keeps only that input for the backward pass (models/recompute.py). Values and gradients are bit-identical.
     Recomputing only C3 rows would keep twice the bytes (yolov5s: 42 % instead of 21 %) in 0.9 of the time, and YOLOv3
-    has no C3 rows. trained: the trained weights that training began with, None if it began with random ones.
+    has no C3 rows.
 
     Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of different strides.
     """
@@ -79,7 +78,6 @@ class Detector(nn.Module):
         self._build()
         self._freed_after = last_uses(self.rows)
         self.recompute = False
-        self.trained: TrainedWeights | None = None
         self._recomputable = recomputable(self.rows, self.layers)
 
     def _build(self) -> None:

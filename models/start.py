@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,10 @@ def start_model(
     download: bool,
     world: World,
     say: Callable[[str], None],
-) -> Detector:
-    """Return the model for the classes `names`, with its head fitted to the data if its anchors do not match the boxes.
+) -> tuple[Detector, TrainedWeights | None]:
+    """Return the model for the classes `names`, and the trained weights that it starts from, None for random ones.
+
+    The head is fitted to the data if its anchors do not match the boxes.
 
     cfg: a model table; '' means the checkpoint's table, or yolov5n.yaml without a checkpoint. weights: a checkpoint
     whose weights are copied where they fit, '' for none. anchors_per_level: 0 for the table's own anchors. fit: whether
@@ -58,20 +61,23 @@ def start_model(
     than this factor. seed: for the anchor fitting. download: whether to fetch missing weights of
     models/pretrained.yaml. say: logs a sentence about the model, and one about the fit.
 
-    Raises ValueError as build_model and load_detector do.
+    Raises ValueError as build_model and load_detector do, and for weights that are not finite.
     """
     if download:
         fetch_weights(weights)
     source, checkpoint = load_detector(Path(weights)) if weights else (None, {})
     cfg = cfg or ("" if source else "yolov5n.yaml")
     model = build_model(source.table if source and not cfg else cfg, len(names), anchors=anchors_per_level or None)
-    origin = "from scratch"
+    origin, trained = "from scratch", None
     if source:
         copied = transfer(model, names, source, checkpoint["names"])
         classes = f"{copied.classes} of {counted(len(names), 'class')}"
         origin = f"{copied.tensors} of {copied.total} tensors and {classes} copied from {weights}"
-        if copied.share > 0.5:
-            model.trained = TrainedWeights(weight_rms(model), all_classes=copied.classes == len(names))
+        rms = weight_rms(model)
+        if not isfinite(rms):
+            raise ValueError(f"{printable(weights)}: holds weights that are not finite")
+        if copied.share > 0.5 and rms > 0:
+            trained = TrainedWeights(rms, all_classes=copied.classes == len(names))
         else:
             origin += f"; {copied.share:.0%} of the weights are too few to count as trained"
     say(f"{cfg or weights}: {count_parameters(model):,} parameters, {counted(len(names), 'class')}, {origin}")
@@ -85,16 +91,17 @@ def start_model(
         )
         if sentence:
             say(sentence)
-    return model
+    return model, trained
 
 
 def weight_rms(model: nn.Module) -> float:
     """Return the median over the convolutions of their weights' root mean square; 0 without convolutions.
 
-    In float64, so that all machines of a run round it alike.
+    In float64, so that all machines of a run round it alike. NaN if a weight is not finite.
     """
     weights = [layer.weight.detach().double() for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    return statistics.median([0.0] if not weights else [weight.square().mean().sqrt().item() for weight in weights])
+    sizes = [weight.square().mean().sqrt().item() for weight in weights]
+    return statistics.median(sizes or [0.0]) if all(map(isfinite, sizes)) else nan
 
 
 def place_model(model: Detector, dtype: torch.dtype, world: World) -> None:

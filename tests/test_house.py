@@ -254,7 +254,7 @@ def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
 
 CONFIG, HYP = ROOT / "utils" / "training" / "config.py", ROOT / "utils" / "training" / "hyperparameters.py"
 # Methods of TrainConfig that return flags as keyword arguments.
-GROUPS = ("reading", "caching", "loading", "learning", "saving", "validating")
+GROUPS = ("reading", "starting", "caching", "loading", "learning", "saving", "validating")
 
 
 def method(file: Path, name: str) -> ast.FunctionDef:

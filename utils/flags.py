@@ -1,13 +1,13 @@
 """Command line parser that reports every mistake in one sentence."""
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
+from utils.printable import did_you_mean
 from utils.startup import has_launcher, is_first_process
 from utils.terminal import report
 
@@ -68,9 +68,7 @@ class FlagParser(argparse.ArgumentParser):
             return f"unexpected argument {word!r}"
         flag = word.partition("=")[0]
         taken = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Refused)]
-        known = {name.lstrip("-"): name for name in taken}  # the dashes would make all flags look similar
-        near = difflib.get_close_matches(flag.lstrip("-"), known, 1, NEAR)
-        return f"unknown flag {flag}" + (f" (did you mean {known[near[0]]}?)" if near else "")
+        return f"unknown flag {flag}{did_you_mean(flag, taken, NEAR)}"
 
     def refuse(self, instead: Mapping[str, str]) -> None:
         """Raise ValueError for each of these flags, with or without values. instead: flag -> what to use instead.

@@ -1,7 +1,7 @@
 """Make text from files and paths safe to print in a message: one line, no control characters, limited length."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from os import PathLike, fspath
 
 MAX_CHARS = 4096  # characters: the path length limit on most systems
@@ -52,13 +52,20 @@ def one_line(error: object, length: int = 300) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
-    """A question with the known word that is nearest to `word`, to end an error's sentence; "" if none is near.
+    """A question with the known words that are nearest to `word`, to end an error's sentence; "" if none is near.
 
-    similarity: difflib's ratio, 0 to 1, from which a word is near. Upper and lower case are the same.
+    similarity: difflib's ratio, 0 to 1, from which a word is near. Upper and lower case and leading dashes make no
+    difference.
 
-    >>> did_you_mean("adamw", ["Adam", "AdamW"]), did_you_mean("x", ["SGD"])
-    (' (did you mean AdamW?)', '')
+    >>> did_you_mean("adamw", ["Adam", "AdamW"]), did_you_mean("lr", ["lr0", "lrf", "box"]), did_you_mean("x", ["SGD"])
+    (' (did you mean AdamW?)', ' (did you mean lr0 or lrf?)', '')
     """
-    by_folded = {name.casefold(): name for name in known}
-    near = get_close_matches(word[:100].casefold(), by_folded, 1, similarity)
-    return f" (did you mean {by_folded[near[0]]}?)" if near else ""
+    matcher = SequenceMatcher()
+    matcher.set_seq2(word[:100].lstrip("-").casefold())
+    ratios: dict[str, float] = {}
+    for name in known:
+        matcher.set_seq1(name.lstrip("-").casefold())
+        ratios[name] = matcher.ratio()
+    best = max(ratios.values(), default=0.0)
+    nearest = [name for name, ratio in ratios.items() if ratio == best]
+    return f" (did you mean {' or '.join(sorted(nearest)[:3])}?)" if best >= similarity else ""

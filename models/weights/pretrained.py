@@ -40,13 +40,14 @@ def published(file: Path = PUBLISHED) -> dict[str, Source]:
 
 def where_published(path: Path, file: Path = PUBLISHED) -> str:
     """Return a sentence on where a missing file of this name can be downloaded; "" if that is not known."""
-    sources = published(file)
-    source, complete = sources.get(path.name), sources.get(f"{path.name}.pth")
-    if source is None:
-        return f"Its authors publish {path.name}.pth at {complete.url}" if complete else ""
-    if source.sha256:
+    source = published(file).get(path.name)
+    if source and source.sha256:
         return f"Its authors publish it at {source.url}: train.py and val.py fetch it with --download"
-    return f"Its authors publish it at {source.url}: download it, and give its path to --weights"
+    for name, one in published(file).items():
+        if Path(name).stem == path.stem.casefold():
+            named = "it" if name == path.name else name
+            return f"Its authors publish {named} at {one.url}: download it, and give its path to --weights"
+    return ""
 
 
 def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:

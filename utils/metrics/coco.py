@@ -112,6 +112,8 @@ def format_summary(stats: Mapping[str, float]) -> str:
 
     >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, 0.5)).splitlines()[1])
     AP50    0.5000  average precision, IoU 0.50, all areas, 100 detections
+    >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, -1.0)).splitlines()[1])
+    AP50         -  average precision, IoU 0.50, all areas, 100 detections
     """
     shown = {name: f"{stats[name]:.4f}" if stats[name] >= 0 else "-" for name in SUMMARY_MEANING}
     return "\n".join(f"{name:<6} {shown[name]:>7}  {meaning}" for name, meaning in SUMMARY_MEANING.items())

@@ -39,6 +39,8 @@ WIDE_FONTS = (
     "PingFang SC",
 )
 
+VARIATIONS = "\ufe0e\ufe0f"  # follow an emoji, to choose its style
+
 MAX_NAMED_TICKS = 80  # classes named along an axis
 MAX_DRAWN_CLASSES = 1000  # classes drawn one by one; more would be smaller than a pixel each and take gigabytes
 
@@ -59,8 +61,10 @@ def colour_of(index: int) -> tuple[int, int, int]:
 
 
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
-    """The name of a class on one line, shortened in the middle if it is too long; its number if it has no name, or if
-    no installed font has a letter of it.
+    """The name of a class on one line, shortened in the middle if it is too long.
+
+    Without a name it is the class's number. Letters that the fonts of pictures lack, such as emoji, are left out, and
+    the number is put before the rest, so that names stay different.
 
     >>> short_name(["cat", "a very long name of a class"], 1, longest=11)
     'a ver…class'
@@ -68,10 +72,9 @@ def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
     '7'
     """
     name = " ".join(str(names[index]).split()) if 0 <= index < len(names) else str(index)
-    fonts = _fonts()
-    drawable = [letter.isprintable() and any(font.get_char_index(ord(letter)) for font in fonts) for letter in name]
-    name = "".join(letter if known else "?" for letter, known in zip(name, drawable, strict=True))
-    name = name if any(drawable) else str(index)
+    drawable = "".join(letter for letter in name if _is_drawable(letter)).strip()
+    if drawable != name or not name:
+        name = f"{index} {drawable}".strip()
     half = longest // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
 
@@ -131,6 +134,12 @@ def wide_font() -> str | None:
 def default_font_file() -> str:
     """The file of the font that comes with matplotlib."""
     return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+
+
+@lru_cache(maxsize=4096)
+def _is_drawable(letter: str) -> bool:
+    """Whether a letter can be printed and is in a font of the pictures. Marks on a letter of an emoji are not."""
+    return letter not in VARIATIONS and letter.isprintable() and any(f.get_char_index(ord(letter)) for f in _fonts())
 
 
 @lru_cache(maxsize=1)

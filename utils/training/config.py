@@ -109,8 +109,8 @@ class TrainConfig:
         require(self.val_period >= 1, f"--val-period {self.val_period}: choose a number of epochs, 1 or more")
         require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 to {2**63 - 1}")
-        near = did_you_mean(self.optimizer, OPTIMIZERS)
-        require(self.optimizer in OPTIMIZERS, f"--optimizer {self.optimizer}: choose {among(OPTIMIZERS)}{near}")
+        choice = among(OPTIMIZERS) + did_you_mean(self.optimizer, OPTIMIZERS)
+        require(self.optimizer in OPTIMIZERS, f"--optimizer {self.optimizer}: choose {choice}")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
         modes = ("off", "default", "reduce-overhead", "max-autotune")
@@ -141,6 +141,10 @@ class TrainConfig:
         """Keyword arguments of `data.open_dataset`."""
         values = {"download": self.download, "single_class": self.single_cls, "cache_dir": self.cache_dir}
         return values | {"tile": self.tile, "tile_overlap": self.tile_overlap}
+
+    def starting(self) -> dict[str, Any]:
+        """Keyword arguments of `start_model`."""
+        return {"fit": not self.noautoanchor, "seed": self.seed, "download": self.download}
 
     def caching(self) -> dict[str, Any]:
         """Keyword arguments of `data.cache.open_images`."""

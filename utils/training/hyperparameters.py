@@ -121,9 +121,9 @@ def read_hyp(path: Path) -> tuple[str, Hyp]:
     given: dict[str, Any] = {}
     for line, key, value in _flat_yaml(path):
         where = f"{printable(path)} line {line}"
-        unknown = f"{where}: unknown key '{excerpt(key)}'; known keys are {', '.join(sorted(known))}"
-        unknown += did_you_mean(key, known)
-        require(key in known | _UNUSED, unknown)
+        if key not in known | _UNUSED:
+            keys = ", ".join(sorted(known)) + did_you_mean(key, known)
+            raise ValueError(f"{where}: unknown key '{excerpt(key)}'; known keys are {keys}")
         require(key not in given, f"{where}: {key} is given twice")
         try:
             if key == OPTIMIZER:

@@ -17,8 +17,7 @@ FEW_STEPS, VERY_FEW_STEPS = 500, 50
 FEWEST_PER_STEP, MOST_PER_STEP = 16, 64  # images
 SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
-# From trained weights the learning rate grows with steps x RMS, up to these values:
-OTHER_CLASSES, SAME_CLASSES = 25.0, 320.0
+FULL_RATE_IF_NEW_CLASSES, FULL_RATE_IF_ALL_KNOWN = 25.0, 320.0  # steps x RMS from which the rate is not lowered
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class TrainedWeights:
 
     def describe(self) -> str:
         """What the learning rate follows from, as text."""
-        return f"trained weights of RMS {self.rms:.2g} for {'the same' if self.all_classes else 'other'} classes"
+        return f"trained weights of RMS {self.rms:.2g}, {'all' if self.all_classes else 'not all'} classes known"
 
-    def share(self, steps: float) -> float:
-        """The share of the full learning rate in a run of so many optimizer steps, from 0 to 1."""
-        return min(steps * self.rms / (SAME_CLASSES if self.all_classes else OTHER_CLASSES), 1)
+    def rate_share(self, steps: float) -> float:
+        """The share of the full learning rate in a run of so many optimizer steps, above 0, at most 1."""
+        return min(steps * self.rms / (FULL_RATE_IF_ALL_KNOWN if self.all_classes else FULL_RATE_IF_NEW_CLASSES), 1)
 
 
 @dataclass(frozen=True)
@@ -55,19 +54,19 @@ class Recipe:
     chosen: bool = True
     seen: int = 0
 
-    def describe(self, hyp_file: str) -> str:
+    def describe(self, hyp_file: str, batch_size: int) -> str:
         """One line with the flags that reproduce the choice. hyp_file: a YAML file that holds `hyp`."""
         if not self.reason:
             return f"--optimizer {self.optimizer}, for which YOLOv5's files were tuned: --hyp names no optimizer"
         published, own = Hyp().as_dict(), self.hyp.as_dict()
         changes = ", ".join(f"{name} {value:g}" for name, value in own.items() if value != published[name])
         values = f"hyp.scratch-low.yaml with {changes}" if changes else "the values of hyp.scratch-low.yaml"
-        batch = f" --batch-size {self.batch_size}" if self.batch_size else ""
+        batch = f" --batch-size {batch_size}" if self.batch_size else ""
         return f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp {quote(hyp_file)}{batch} ({values})"
 
     def advice(self, batch_size: int) -> str:
         """A sentence if a short run has few optimizer steps because of its batch size, or very few; "" otherwise."""
-        steps = self.seen // batch_size
+        steps = int(self.seen / max(batch_size, self.hyp.nominal_batch))
         if not self.seen or steps >= (FEW_STEPS if batch_size > SMALLEST_BATCH else VERY_FEW_STEPS):
             return ""
         better = (
@@ -94,7 +93,7 @@ def choose_recipe(
     optimizer: a name, or "auto". hyp: those of a file, or None for --hyp auto. images (or tiles), epochs, classes: of
     the run. trained: the trained weights that it starts from, None for random ones. sharded: whether weights are
     sharded, which Muon cannot step. gains: of the head's loss in a short run, where they differ from the defaults.
-    batch_size: None if it may be chosen. unit: what a sample is.
+    batch_size: None if it may be chosen; -1, to be measured, counts as MOST_PER_STEP. unit: what a sample is.
 
     - hyper-parameters of a file that names no optimizer: SGD, as YOLOv5's files were tuned for it
     - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
@@ -126,17 +125,10 @@ def choose_recipe(
         return Recipe(optimizer, replace(Hyp(), lr0=rate), reason)
     small = seen < FEW_STEPS * FEWEST_PER_STEP and (batch_size is None or 0 < batch_size <= SMALLEST_BATCH)
     per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else FEWEST_PER_STEP), MOST_PER_STEP)
+    largest = MOST_PER_STEP if batch_size == -1 else batch_size or 0
+    steps = seen / max(per_step, min(largest, images))
     short = {"lr0": rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
     if trained:
-        short |= {"lr0": float(f"{rate * trained.share(seen / per_step):.2g}"), "warmup_bias_lr": 0.0}
-    chosen_size = min(SMALLEST_BATCH, power_of_two(images)) if small and batch_size is None else None
+        short |= {"lr0": float(f"{rate * trained.rate_share(steps):.2g}"), "warmup_bias_lr": 0.0}
+    chosen_size = SMALLEST_BATCH if small and batch_size is None else None
     return Recipe(optimizer, replace(Hyp(), **short, **gains), reason, chosen_size, seen=seen)
-
-
-def power_of_two(limit: int) -> int:
-    """The largest power of two up to `limit`.
-
-    >>> power_of_two(1), power_of_two(7), power_of_two(8)
-    (1, 4, 8)
-    """
-    return 1 << (limit.bit_length() - 1)

@@ -53,17 +53,16 @@ class Run:
     saved: Checkpoint | None
     attempt: PreviousAttempt
     world: World
+    trained: TrainedWeights | None = None  # that the model of a new run starts from, set when it is built
     recipe: Recipe | None = None  # of a new run, set by `fit_to`
     folder: Path = Path()  # set by `open_folder`
 
-    def fit_to(
-        self, data: TrainingData, gains: Mapping[str, float], trained: TrainedWeights | None, say: Say
-    ) -> TrainConfig:
+    def fit_to(self, data: TrainingData, gains: Mapping[str, float], say: Say) -> TrainConfig:
         """Choose the settings of a new run that are "auto", or check a resumed run; return all settings.
 
-        gains: of the head's loss in a short run, where they differ from the defaults. trained: the weights that the
-        model starts from, None for random ones. A resumed run raises ValueError if it was trained on other classes, and
-        logs a line if its images have changed. Raises ValueError if the processes' choices differ.
+        gains: of the head's loss in a short run, where they differ from the defaults. A resumed run raises ValueError
+        if it was trained on other classes, and logs a line if its images have changed. Raises ValueError if the
+        processes' choices differ.
         """
         if self.saved is None:
             cfg, given = self.config, None if self.config.hyp == AUTO else self.hyp
@@ -74,7 +73,7 @@ class Run:
                 images=len(data.labels["train"]),
                 epochs=cfg.epochs,
                 classes=len(data.names),
-                trained=trained,
+                trained=self.trained,
                 sharded=cfg.shard,
                 gains=gains,
                 batch_size=None if is_free else cfg.batch_size,
@@ -138,7 +137,7 @@ class Run:
         write_hyp(self.folder / "hyp.yaml", cfg.optimizer, self.hyp)
         write_json(self.folder / "data_report.json", report)
         if self.recipe and self.recipe.chosen:
-            say(self.recipe.describe(str(self.folder / "hyp.yaml")))
+            say(self.recipe.describe(str(self.folder / "hyp.yaml"), cfg.batch_size))
             if advice := self.recipe.advice(cfg.batch_size):
                 say(advice)
         if any(self.attempt.marks):

@@ -37,7 +37,9 @@ def test_missing_weights_answer_where_their_authors_publish_them(tmp_path):
         "download it, and give its path to --weights"
     )
     assert where_published(tmp_path / "yolox_q.pth") == ""
-    assert where_published(tmp_path / "yolox_s") == f"Its authors publish yolox_s.pth at {url}"
+    for name in ("yolox_s", "yolox_s.pt", "YOLOX_S.pth"):
+        answer = f"Its authors publish yolox_s.pth at {url}: download it, and give its path to --weights"
+        assert where_published(tmp_path / name) == answer
 
 
 def test_download_without_a_digest_is_refused(tmp_path):

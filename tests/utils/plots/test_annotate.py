@@ -180,9 +180,20 @@ def test_full_hd_frame_with_20_boxes_takes_few_milliseconds():
     assert min(seconds) < 0.02
 
 
+# U+1F9FF is in no font here; U+FE0F follows many emoji
 @pytest.mark.parametrize(
-    ("name", "drawn"), [("\U0001f9ff", "3"), ("eye \U0001f9ff", "eye ?"), ("", "3"), ("\x07", "3")]
+    ("name", "drawn"),
+    [
+        ("\U0001f9ff", "3"),
+        ("\U0001f9ff\ufe0f", "3"),
+        ("\U0001f9ff \U0001f9ff", "3"),
+        ("\U0001f9ff eye", "3 eye"),
+        ("eye\x07", "3 eye"),
+        ("", "3"),
+        ("+", "+"),
+        ("two\nlines", "two lines"),
+    ],
 )
-def test_letters_that_no_font_has_are_replaced(name, drawn):
-    """An emoji alone would be an empty box; the class's number says more."""
+def test_letters_that_no_font_has_are_left_out(name, drawn):
+    """An emoji would be an empty box; the class's number says more."""
     assert short_name(["a", "b", "c", name], 3) == drawn

@@ -29,7 +29,7 @@ def test_files_without_an_optimizer_are_trained_with_sgd():
     assert (recipe.optimizer, recipe.hyp) == ("SGD", Hyp(lr0=0.02))
     assert recipe.chosen
     line = "--optimizer SGD, for which YOLOv5's files were tuned: --hyp names no optimizer"
-    assert recipe.describe("a.yaml") == line
+    assert recipe.describe("a.yaml", 8) == line
 
 
 # 640,000 images over all epochs are 10,000 steps of 64 images, as 6,400 images x 100 epochs.
@@ -50,7 +50,7 @@ def test_long_runs_with_another_optimizer_differ_in_the_learning_rate_only(optim
 def test_sgd_uses_the_published_recipe():
     recipe = choose_recipe("SGD", None, **RUN)
     assert (recipe.optimizer, recipe.hyp) == ("SGD", Hyp())
-    assert recipe.describe("a.yaml").endswith("--optimizer SGD --hyp a.yaml (the values of hyp.scratch-low.yaml)")
+    assert recipe.describe("a.yaml", 8).endswith("--optimizer SGD --hyp a.yaml (the values of hyp.scratch-low.yaml)")
 
 
 # images x epochs / 2,000 steps, within 16 to 64 images per step: 20,000 / 2,000 = 10, 50,000 / 2,000 = 25.
@@ -80,7 +80,7 @@ def test_batch_size_is_not_changed_with_a_file_or_sgd():
 
 def test_line_names_the_flags_and_the_changed_values():
     recipe = choose_recipe("auto", None, **RUN | {"classes": 1})
-    assert recipe.describe("runs/exp/hyp.yaml") == (
+    assert recipe.describe("runs/exp/hyp.yaml", 8) == (
         "recipe for 200 images x 100 epochs, 1 class, random weights: --optimizer Muon --hyp runs/exp/hyp.yaml "
         "(hyp.scratch-low.yaml with lrf 0.05, nominal_batch 16, box 0.1, cls 1.5)"
     )
@@ -88,7 +88,10 @@ def test_line_names_the_flags_and_the_changed_values():
 
 
 def test_line_names_a_chosen_batch_size():
-    line = choose_recipe("auto", None, **RUN | {"images": 50}).describe("a.yaml")
+    """The one that is used, for example 4 if there are 6 images."""
+    recipe = choose_recipe("auto", None, **RUN | {"images": 50})
+    assert " --batch-size 4 " in recipe.describe("a.yaml", 4)
+    line = recipe.describe("a.yaml", 8)
     assert line == (
         "recipe for 50 images x 100 epochs, 3 classes, random weights: --optimizer Muon --hyp a.yaml --batch-size 8 "
         "(hyp.scratch-low.yaml with lrf 0.05, nominal_batch 8, box 0.1, cls 1.5)"
@@ -111,36 +114,35 @@ def test_small_batches_are_not_advised_against():
     assert choose_recipe("auto", None, **RUN | {"images": 10}).advice(16).startswith("only 62 optimizer steps: ")
 
 
-@pytest.mark.parametrize(("images", "size"), [(1, 1), (3, 2), (6, 4), (7, 4), (8, 8)])
-def test_batch_is_one_that_the_images_fill(images, size):
-    recipe = choose_recipe("auto", None, **RUN | {"images": images})
-    assert (recipe.batch_size, recipe.hyp.nominal_batch) == (size, 8)
-
-
-# 1 image x 399 epochs / 8 = 49 steps
+# 1 image x 399 epochs / 8 = 49 steps; a smaller batch does not make more of them
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize(("epochs", "steps"), [(399, 49), (400, None)])
-def test_very_few_steps_are_advised_against_at_any_batch_size(epochs, steps):
-    advice = choose_recipe("auto", None, **RUN | {"images": 1, "epochs": epochs}).advice(8)
+def test_very_few_steps_are_advised_against_at_any_batch_size(epochs, steps, batch):
+    advice = choose_recipe("auto", None, **RUN | {"images": 1, "epochs": epochs}).advice(batch)
     assert advice == (f"only {steps} optimizer steps: more --epochs train better" if steps else "")
 
 
 def test_line_can_be_pasted():
-    assert " --hyp 'my runs/hyp.yaml' (" in choose_recipe("auto", None, **RUN).describe("my runs/hyp.yaml")
+    assert " --hyp 'my runs/hyp.yaml' (" in choose_recipe("auto", None, **RUN).describe("my runs/hyp.yaml", 8)
 
 
 def test_line_says_what_a_run_starts_from():
     for trained, words in (
-        (TrainedWeights(0.236, all_classes=False), "trained weights of RMS 0.24 for other classes"),
-        (TrainedWeights(0.0512, all_classes=True), "trained weights of RMS 0.051 for the same classes"),
+        (TrainedWeights(0.236, all_classes=False), "trained weights of RMS 0.24, not all classes known"),
+        (TrainedWeights(0.0512, all_classes=True), "trained weights of RMS 0.051, all classes known"),
     ):
-        line = choose_recipe("auto", None, **RUN | {"trained": trained}).describe("a.yaml")
+        line = choose_recipe("auto", None, **RUN | {"trained": trained}).describe("a.yaml", 8)
         assert f"3 classes, {words}: --optimizer AdamW " in line
         assert "warmup_bias_lr 0," in line
 
 
 def test_line_counts_tiles():
-    assert "recipe for 1 tile x 100 " in choose_recipe("auto", None, **RUN | {"images": 1}, unit="tile").describe("a")
-    assert "recipe for 2 tiles x 100 " in choose_recipe("auto", None, **RUN | {"images": 2}, unit="tile").describe("a")
+    assert "recipe for 1 tile x 100 " in choose_recipe("auto", None, **RUN | {"images": 1}, unit="tile").describe(
+        "a", 8
+    )
+    assert "recipe for 2 tiles x 100 " in choose_recipe("auto", None, **RUN | {"images": 2}, unit="tile").describe(
+        "a", 8
+    )
 
 
 @pytest.mark.parametrize("changed", [{"trained": TrainedWeights(0.3, all_classes=True)}, {"sharded": True}])
@@ -166,9 +168,12 @@ def test_short_runs_from_trained_weights_learn_slowly(epochs, steps, other, same
         assert choose_recipe("SGD", None, **run).hyp == Hyp()
 
 
-@pytest.mark.parametrize(("given", "expected"), [(16, 0.003), (-1, 0.003), (8, 0.004)])
+# 200 x 15 = 3,000 images are 188 steps of 16, 375 of 8, 47 of 64 and 15 of all 200: 0.004 x 188 x 0.1 / 25 = 0.003.
+# A batch to be measured counts as 64.
+@pytest.mark.parametrize(
+    ("given", "expected"), [(16, 0.003), (8, 0.004), (1, 0.004), (64, 0.00075), (-1, 0.00075), (512, 0.00024)]
+)
 def test_learning_rate_from_trained_weights_follows_the_steps_of_the_given_batch(given, expected):
-    """200 x 15 = 3,000 images are 188 steps of 16 or 375 of 8: 0.004 x 188 x 0.1 / 25 = 0.003."""
     run = RUN | {"epochs": 15, "trained": TrainedWeights(0.1, all_classes=False)}
     assert choose_recipe("auto", None, **run, batch_size=given).hyp.lr0 == expected
 

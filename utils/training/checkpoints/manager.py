@@ -53,7 +53,7 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         self.trigger.__exit__(kind, *failure)
-        if kind is KeyboardInterrupt:
+        if kind is KeyboardInterrupt and self.world.is_main:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
                 print_lines(f"continue with --resume {self.last}" if self._saved else "nothing is saved yet")
 

@@ -425,6 +425,14 @@ def test_ctrl_c_names_a_checkpoint_that_this_run_has_written(tmp_path, capsys, f
     assert capsys.readouterr().out == (nothing if flags else line)
 
 
+def test_only_rank_0_speaks_at_ctrl_c(tmp_path, capsys):
+    """Only it has written a checkpoint, and knows of one."""
+    manager = CheckpointManager(tmp_path, small_state(), small_description(), **TrainConfig().saving())
+    manager.world = thread_worlds(2)[1]
+    interrupt(manager)
+    assert capsys.readouterr().out == ""
+
+
 def test_ctrl_c_of_a_resumed_run_names_its_checkpoint(tmp_path, capsys):
     state = small_state()
     state.progress.batch = 3
