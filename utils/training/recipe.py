@@ -99,7 +99,8 @@ def choose_recipe(
     - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
       optimizer only the learning rate differs
     - short runs from trained weights: a learning rate in proportion to the steps and the weights' RMS, up to the full
-      one; more would change most of each weight, which such a run has no time to learn again
+      one; more would change most of each weight, which such a run has no time to learn again. If the weights know all
+      classes, it also starts without the high rate of biases
     - short runs: Muon from random weights, AdamW from trained ones or if sharded; and the fewer images there are over
       all epochs, the fewer to an optimizer step; batches are smaller than 16 if those leave less than 500 steps
 
@@ -129,6 +130,8 @@ def choose_recipe(
     steps = seen / max(per_step, min(largest, images))
     short = {"lr0": rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
     if trained:
-        short |= {"lr0": float(f"{rate * trained.rate_share(steps):.2g}"), "warmup_bias_lr": 0.0}
+        short["lr0"] = float(f"{rate * trained.rate_share(steps):.2g}")
+        if trained.all_classes:
+            short["warmup_bias_lr"] = 0.0
     chosen_size = SMALLEST_BATCH if small and batch_size is None else None
     return Recipe(optimizer, replace(Hyp(), **short, **gains), reason, chosen_size, seen=seen)

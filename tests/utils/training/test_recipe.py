@@ -133,7 +133,7 @@ def test_line_says_what_a_run_starts_from():
     ):
         line = choose_recipe("auto", None, **RUN | {"trained": trained}).describe("a.yaml", 8)
         assert f"3 classes, {words}: --optimizer AdamW " in line
-        assert "warmup_bias_lr 0," in line
+        assert ("warmup_bias_lr 0," in line) == trained.all_classes
 
 
 def test_line_counts_tiles():
@@ -163,7 +163,8 @@ def test_short_runs_from_trained_weights_learn_slowly(epochs, steps, other, same
     assert steps == 200 * epochs / (8 if epochs < 40 else 16)
     for all_classes, expected in ((False, other), (True, same)):
         run = RUN | {"epochs": epochs, "trained": TrainedWeights(0.2, all_classes=all_classes)}
-        assert choose_recipe("auto", None, **run).hyp.lr0 == expected
+        hyp = choose_recipe("auto", None, **run).hyp
+        assert (hyp.lr0, hyp.warmup_bias_lr) == (expected, 0 if all_classes else 0.1)
         assert choose_recipe("Muon", None, **run).hyp.lr0 == pytest.approx(2.5 * expected, rel=0.05)
         assert choose_recipe("SGD", None, **run).hyp == Hyp()
 
