@@ -10,7 +10,7 @@ from models.heads import Head
 
 
 class Copied(NamedTuple):
-    """What was copied: tensors, of how many, classes, and values as a fraction of all values."""
+    """Numbers of tensors copied, tensors of the model and classes copied; and the share of its values, 0 to 1."""
 
     tensors: int
     total: int
@@ -65,6 +65,7 @@ def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -
 
 
 def _count(values: Iterable[Tensor]) -> int:
+    """Return the number of values in all tensors together."""
     return sum(value.numel() for value in values)
 
 
