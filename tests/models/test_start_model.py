@@ -185,9 +185,11 @@ def test_weights_that_are_fetched_need_not_exist(tmp_path, monkeypatch):
     check_model("", "yolox_s.pth", download=True)
 
 
-@pytest.mark.parametrize(("name", "near"), [("yolov5z", "yolov5"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("yolov5z", "yolov5l or yolov5m or yolov5n"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")]
+)
 def test_name_near_to_that_of_a_model_is_suggested(name, near):
-    with pytest.raises(ValueError, match=rf"\(did you mean {near}.*\?\)$"):
+    with pytest.raises(ValueError, match=rf"\(did you mean {near}\?\)$"):
         check_model(name, "", download=False)
 
 
