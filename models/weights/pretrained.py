@@ -40,14 +40,15 @@ def published(file: Path = PUBLISHED) -> dict[str, Source]:
 
 def where_published(path: Path, file: Path = PUBLISHED) -> str:
     """Return a sentence on where a missing file of this name can be downloaded; "" if that is not known."""
-    source = published(file).get(path.name)
-    if source and source.sha256:
-        return f"Its authors publish it at {source.url}: train.py and val.py fetch it with --download"
-    for name, one in published(file).items():
-        if Path(name).stem == path.stem.casefold():
-            named = "it" if name == path.name else name
-            return f"Its authors publish {named} at {one.url}: download it, and give its path to --weights"
-    return ""
+    sources = published(file)
+    known = path.name in sources
+    name = path.name if known else next((name for name in sources if Path(name).stem == path.stem.casefold()), "")
+    if not name:
+        return ""
+    where = f"Its authors publish {'it' if known else name} at {sources[name].url}"
+    if known and sources[name].sha256:
+        return f"{where}: train.py and val.py fetch it with --download"
+    return f"{where}: download it, and give its path to --weights"
 
 
 def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:

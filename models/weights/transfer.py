@@ -58,8 +58,9 @@ def _transfer_head(head: Head, given: Head, common: Sequence[tuple[int, int]]) -
         shared.copy_(given_shared)
         copied.append(shared.numel())
         if classes is not None and given_classes is not None:
-            classes[rows] = given_classes[given_rows]
-            copied[-1] += classes[rows].numel()
+            known = given_classes[given_rows]
+            classes[rows] = known
+            copied[-1] += known.numel()
             has_classes = True
     return copied, has_classes
 

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from matplotlib import font_manager
-from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from utils.images.opencv import cv2
-from utils.plots.canvas import colour_of, default_font_file, short_name, wide_font
+from utils.plots.canvas import colour_of, fonts, has_letters, short_name
 
 Colour = tuple[int, ...]  # three values in [0, 255], in the channel order of the image
 Corners = tuple[int, int, int, int]  # first and last pixel of a box: left, top, right, bottom
@@ -190,16 +188,10 @@ def _text_mask(text: str, size: int) -> NDArray[np.uint8]:
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
     """A font of `size` pixels that has the letters of the text, if one is installed."""
-    return _font(not text.isascii() and not _in_default_font(text), size)
+    font = next((font for font in fonts() if has_letters(font, text)), fonts()[-1])
+    return _font(font.fname, size)
 
 
 @lru_cache(maxsize=64)
-def _font(wide: bool, size: int) -> ImageFont.FreeTypeFont:
-    """The default font or, if `wide`, one with Chinese, Japanese and Korean letters, if there is one."""
-    name = wide_font() if wide else None
-    return ImageFont.truetype(font_manager.findfont(name) if name else default_font_file(), size)
-
-
-def _in_default_font(text: str) -> bool:
-    letters = FT2Font(default_font_file())
-    return all(letters.get_char_index(ord(letter)) for letter in text)
+def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import colorsys
 import io
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -96,9 +95,7 @@ def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
         FigureCanvasAgg(figure)
         yield figure
         content = io.BytesIO()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as an empty box
-            figure.savefig(content, format=path.suffix[1:] or "png")
+        figure.savefig(content, format=path.suffix[1:] or "png")
     write_atomically(path, content.getvalue())
 
 
@@ -131,22 +128,22 @@ def wide_font() -> str | None:
     return next((name for name in WIDE_FONTS if name in installed), None)
 
 
-def default_font_file() -> str:
-    """The file of the font that comes with matplotlib."""
-    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+@lru_cache(maxsize=1)
+def fonts() -> list[FT2Font]:
+    """The fonts of all text: DejaVu Sans, which comes with matplotlib, and `wide_font` if there is one."""
+    default, wide = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", wide_font()
+    return [FT2Font(str(file)) for file in (default, *([font_manager.findfont(wide)] if wide else []))]
+
+
+def has_letters(font: FT2Font, text: str) -> bool:
+    """Whether a font has all letters of the text."""
+    return all(font.get_char_index(ord(letter)) for letter in text)
 
 
 @lru_cache(maxsize=4096)
 def _is_drawable(letter: str) -> bool:
-    """Whether a letter can be printed and is in a font of the pictures. Marks on a letter of an emoji are not."""
-    return letter not in VARIATIONS and letter.isprintable() and any(f.get_char_index(ord(letter)) for f in _fonts())
-
-
-@lru_cache(maxsize=1)
-def _fonts() -> list[FT2Font]:
-    """The fonts that text is drawn with."""
-    wide = wide_font()
-    return [FT2Font(file) for file in (default_font_file(), *([font_manager.findfont(wide)] if wide else []))]
+    """Whether a letter can be printed and one of the fonts has it; those of VARIATIONS have no shape of their own."""
+    return letter not in VARIATIONS and letter.isprintable() and any(has_letters(font, letter) for font in fonts())
 
 
 def draw_no_data(axes: Axes) -> None:

@@ -128,8 +128,9 @@ def read_hyp(path: Path) -> tuple[str, Hyp]:
         try:
             if key == OPTIMIZER:
                 found = value if isinstance(value, str) else f"{value:g}"
-                expected = f"expected {among(OPTIMIZERS[1:])}{did_you_mean(found, OPTIMIZERS[1:])}"
-                require(found in OPTIMIZERS[1:], f"{key} is '{excerpt(found)}', {expected}")
+                if found not in OPTIMIZERS[1:]:
+                    expected = among(OPTIMIZERS[1:]) + did_you_mean(found, OPTIMIZERS[1:])
+                    raise ValueError(f"{key} is '{excerpt(found)}', expected {expected}")
             else:
                 _check_number(key, value)
         except ValueError as error:

@@ -66,12 +66,10 @@ class Recipe:
 
     def advice(self, batch_size: int) -> str:
         """A sentence if a short run has few optimizer steps because of its batch size, or very few; "" otherwise."""
-        steps = int(self.seen / max(batch_size, self.hyp.nominal_batch))
-        if not self.seen or steps >= (FEW_STEPS if batch_size > SMALLEST_BATCH else VERY_FEW_STEPS):
+        steps, reducible = int(self.seen / max(batch_size, self.hyp.nominal_batch)), batch_size > SMALLEST_BATCH
+        if not self.seen or steps >= (FEW_STEPS if reducible else VERY_FEW_STEPS):
             return ""
-        better = (
-            "more --epochs or a smaller --batch-size train" if batch_size > SMALLEST_BATCH else "more --epochs train"
-        )
+        better = "more --epochs or a smaller --batch-size train" if reducible else "more --epochs train"
         return f"only {counted(steps, 'optimizer step')}: {better} better"
 
 
