@@ -127,6 +127,7 @@ from utils.training.checkpoints.manager import CheckpointManager
 from utils.training.checkpoints.preemption import InterruptedRunError
 from utils.training.config import PER_MACHINE
 
+PARTS = ("model", "postprocess")  # of the time for an image
 SHOWN_CONFIDENCE = 0.25  # lowest confidence of the detections drawn in pictures
 
 
@@ -219,7 +220,7 @@ def detect(
         loader.labels.whole,
         _as_detections(gathered, loader.labels.whole),
         dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
-        {"load": waited * 1000} | {part: 1000 * s / timed for part, s in zip(("model", "nms"), seconds, strict=True)},
+        {"load": waited * 1000} | {part: 1000 * s / timed for part, s in zip(PARTS, seconds, strict=True)},
     )
 
 

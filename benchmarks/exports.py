@@ -42,8 +42,8 @@ from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.stopwatch import Stopwatch
 
-STAGES = ("decode", "letterbox", "model", "NMS")
-PEER_STAGES = {"letterbox": r"pre-?process", "model": "inference", "NMS": "NMS|postprocess"}  # on the line "Speed:"
+STAGES = ("decode", "letterbox", "model", "postprocess")
+PEER_STAGES = {"letterbox": r"pre-?process", "model": "inference", "postprocess": "NMS|postprocess"}  # of line "Speed:"
 
 
 class Figures(NamedTuple):

@@ -149,7 +149,7 @@ class Predictor:
             inputs = to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype)
             found = self.backend.predict(inputs, self.confidence)
             wait_for(self.backend.device)
-        with watch("NMS"):
+        with watch("postprocess"):
             placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]
             return self._in_images(found.boxes_xyxy, found.scores, placements, sizes)
 

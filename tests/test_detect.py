@@ -210,7 +210,7 @@ def test_summary_counts_classes_and_times(run, photos, capsys):
     run("--source", photos, "--conf", "0.3")
     said = capsys.readouterr().out
     assert re.search(r"^8 images, \d+ disc, \d+ square|^8 images, \d+ ", said, re.MULTILINE)
-    assert re.search(r"images/s; for each image .* ms letterbox, .* ms model, .* ms NMS; threads: 1", said)
+    assert re.search(r"images/s; for each image .* ms letterbox, .* ms model, .* ms postprocess; threads: 1", said)
 
 
 def test_images_without_detections_give_empty_outputs(run, photos, capsys):

@@ -13,12 +13,12 @@ def test_stages_with_hyphen_and_nms():
     speed = "Speed: 0.3ms pre-process, 21.5ms inference, 1.2ms NMS per image at shape (1, 3, 320, 320)\n"
     figures = read_figures(COLOURED + PER_CLASS + speed)
     assert figures.ap == 0.512
-    assert figures.milliseconds == {"letterbox": 0.3, "model": 21.5, "NMS": 1.2}
+    assert figures.milliseconds == {"letterbox": 0.3, "model": 21.5, "postprocess": 1.2}
 
 
 def test_stages_with_loss_and_postprocess():
     speed = "Speed: 0.4ms preprocess, 20.0ms inference, 0.1ms loss, 0.9ms postprocess per image\n"
-    assert read_figures(FIVE_COLUMNS + speed).milliseconds == {"letterbox": 0.4, "model": 20.0, "NMS": 0.9}
+    assert read_figures(FIVE_COLUMNS + speed).milliseconds == {"letterbox": 0.4, "model": 20.0, "postprocess": 0.9}
 
 
 @pytest.mark.parametrize("output", ["", FIVE_COLUMNS, "Speed: 1ms inference\n"])

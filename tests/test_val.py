@@ -161,7 +161,7 @@ def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
 @pytest.mark.parametrize("flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]])
 def test_val_runs_with_flags(measure, flags):
     found, folder = measure(*flags)
-    assert set(found.milliseconds) == {"load", "model", "nms"}
+    assert set(found.milliseconds) == {"load", "model", "postprocess"}
     assert min(found.milliseconds.values()) > 0
     assert (folder / "PR_curve.png").exists()
 

@@ -71,13 +71,15 @@ class Outcome:
         return max((value for at, value in self.curve if at <= seconds), default=0.0 if self.curve else float("nan"))
 
     def seconds_to(self, share: float) -> float:
-        """Seconds until the mAP first reached a share of its highest value; NaN without a curve.
+        """Seconds until the mAP first reached a share of its highest value; NaN without a curve or if that is 0.
 
         >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).seconds_to(0.8)
         20
+        >>> Outcome(0.0, 0.0, True, 1.0, [(10, 0.0), (20, 0.0)]).seconds_to(0.8)
+        nan
         """
         highest = max((value for _, value in self.curve), default=0.0)
-        return next((at for at, value in self.curve if value >= share * highest), float("nan"))
+        return next((at for at, value in self.curve if value >= share * highest > 0), float("nan"))
 
 
 def train(training: Training, out: Path, threads: int, stop: threading.Event | None = None) -> Outcome:
