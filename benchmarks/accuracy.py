@@ -26,13 +26,13 @@ import shutil
 import signal
 import sys
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import file_report
-from benchmarks.trainings.run import ROOT, Training, filled, train
+from benchmarks.trainings.run import ROOT, Outcome, Training, filled, train
 from benchmarks.trainings.tables import plot, report
 from data.splits import find_data, find_hyp, open_data
 from models.start import check_model
@@ -126,14 +126,25 @@ def main() -> None:
     except FileExistsError:
         raise ValueError(f"--out {printable(options.out)} is a file") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the trainings have sessions of their own
-    stop = threading.Event()
-    with ThreadPoolExecutor(options.jobs) as pool:
-        futures = [pool.submit(train, each, options.out, options.threads, stop) for each in trainings]
+    stop, failed = threading.Event(), threading.Event()
+
+    def train_unless_failed(training: Training) -> Outcome:
+        if failed.is_set():
+            raise CancelledError
         try:
-            failed = [each for each in wait(futures, return_when=FIRST_EXCEPTION).done if each.exception()]
-            for future in failed:
-                rest = "what is running is trained to its end and stored; nothing else is started"
-                print(f"{future.exception()}; {rest}", file=sys.stderr, flush=True)
+            return train(training, options.out, options.threads, stop)
+        except BaseException:
+            failed.set()  # here: this thread takes the next training before another one can cancel that
+            raise
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = [pool.submit(train_unless_failed, each) for each in trainings]
+        try:
+            errors = [future.exception() for future in wait(futures, return_when=FIRST_EXCEPTION).done]
+            for error in errors:
+                if error and not isinstance(error, CancelledError):
+                    rest = "what is running is trained to its end and stored; nothing else is started"
+                    print(f"{error}; {rest}", file=sys.stderr, flush=True)
             wait([each for each in futures if not each.cancel()])  # Ctrl-C ends it, but would break pool.shutdown()
         except KeyboardInterrupt:
             stop.set()

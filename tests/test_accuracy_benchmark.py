@@ -114,14 +114,15 @@ def test_results_without_a_known_column_are_refused(tmp_path, tiny_data, monkeyp
         train(training, tmp_path, threads=1)
 
 
-def test_failure_lets_running_programs_end_and_starts_no_other(peer, tmp_path, tiny_data, monkeypatch):
-    words = ["--data", str(tiny_data), "--models", "--seeds", "0", "--out", str(tmp_path / "out"), "--jobs", "2"]
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_failure_lets_running_programs_end_and_starts_no_other(jobs, peer, tmp_path, tiny_data, monkeypatch):
+    words = ["--data", str(tiny_data), "--models", "--seeds", "0", "--out", str(tmp_path / "out"), "--jobs", f"{jobs}"]
     peers = ["--peer", f"Good={peer}", "--peer", "Bad=false", "--peer", f"Later={peer}"]
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words, *peers])
     with pytest.raises(FaultError, match=r"^Bad_tiny_0_"):
         accuracy.main()
-    stored = [path.name.split("_")[0] for path in (tmp_path / "out").glob("*.json")]
-    assert "Good" in stored
+    assert [path.name.split("_")[0] for path in (tmp_path / "out").glob("*.json")] == ["Good"]
+    assert not list((tmp_path / "out").glob("Later*"))
 
 
 def test_figure_that_is_not_known_is_read_back(tmp_path):
