@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -39,6 +40,16 @@ class Schedule:
     def accumulate(self) -> int:
         """Batches per optimizer step, after warm-up."""
         return self._batch.accumulate
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps in the whole run, if its epochs have the same length, to within one batch; without warm-up.
+
+        >>> Schedule(total=1300, epochs=100, batch_size=16).optimizer_steps  # 13 batches in an epoch: 4, 3, 3, 3
+        400
+        """
+        ends = [epoch * self.total // self.epochs for epoch in range(self.epochs + 1)]
+        return sum(-(-(end - start) // self.accumulate) for start, end in pairwise(ends))
 
     @property
     def warmup(self) -> int:

@@ -143,7 +143,7 @@ def build_train_state(
     schedule = Schedule(
         total=total, epochs=epochs, batch_size=batch.size, nominal_batch=batch.nominal, cosine=cosine, **rates
     )
-    ema = EMA(model, *ema_constants(schedule.total // schedule.accumulate))
+    ema = EMA(model, *ema_constants(schedule.optimizer_steps))
     accumulates = schedule.accumulate > 1
     replica = build_replica(model, world, sharded_layers=layers if shard else None, accumulates=accumulates)
     side, dtype = smallest_side, weights_dtype(precision)

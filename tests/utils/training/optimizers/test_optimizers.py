@@ -223,6 +223,14 @@ def test_remainder_in_warmup_can_form_its_own_group():
     assert max(lengths.values()) <= 4
 
 
+@pytest.mark.parametrize("batch_size", [1, 5, 16, 33, 64, 200])
+@pytest.mark.parametrize(("total", "epochs"), [(0, 3), (3, 3), (7, 3), (100, 100), (650, 100), (1310, 10)])
+def test_optimizer_steps_are_those_of_all_epochs(total, epochs, batch_size):
+    plan = Schedule(total=total, epochs=epochs, batch_size=batch_size, warmup_epochs=0.0)
+    edges = [total * epoch // epochs for epoch in range(epochs + 1)]
+    assert plan.optimizer_steps == sum(len(plan.step_batches(first, last)) for first, last in pairwise(edges))
+
+
 def test_empty_batch_range_has_no_step_batches():
     assert schedule().step_batches(5, 5) == set()
 
