@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -70,16 +69,19 @@ def start_model(
     model = build_model(source.table if source and not cfg else cfg, len(names), anchors=anchors_per_level or None)
     origin, trained = "from scratch", None
     if source:
+        unfit = next((key for key, value in source.state_dict().items() if not value.isfinite().all()), None)
+        if unfit is not None:
+            raise ValueError(f"{printable(weights)}: {unfit} has values that are not finite")
         copied = transfer(model, names, source, checkpoint["names"])
         classes = f"{copied.classes} of {counted(len(names), 'class')}"
         origin = f"{copied.tensors} of {copied.total} tensors and {classes} copied from {weights}"
         rms = weight_rms(model)
-        if not isfinite(rms):
-            raise ValueError(f"{printable(weights)}: holds weights that are not finite")
-        if copied.share > 0.5 and rms > 0:
-            trained = TrainedWeights(rms, all_classes=copied.classes == len(names))
-        else:
+        if copied.share <= 0.5:
             origin += f"; {copied.share:.0%} of the weights are too few to count as trained"
+        elif rms == 0:
+            origin += "; they do not count as trained, because most convolutions are 0"
+        else:
+            trained = TrainedWeights(rms, all_classes=copied.classes == len(names))
     say(f"{cfg or weights}: {count_parameters(model):,} parameters, {counted(len(names), 'class')}, {origin}")
     if fit or anchors_per_level:
         sentence = model.fit_to_boxes(
@@ -97,11 +99,10 @@ def start_model(
 def weight_rms(model: nn.Module) -> float:
     """Return the median over the convolutions of their weights' root mean square; 0 without convolutions.
 
-    In float64, so that all machines of a run round it alike. NaN if a weight is not finite.
+    In float64, so that all machines of a run round it alike.
     """
     weights = [layer.weight.detach().double() for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    sizes = [weight.square().mean().sqrt().item() for weight in weights]
-    return statistics.median(sizes or [0.0]) if all(map(isfinite, sizes)) else nan
+    return statistics.median([weight.square().mean().sqrt().item() for weight in weights] or [0.0])
 
 
 def place_model(model: Detector, dtype: torch.dtype, world: World) -> None:

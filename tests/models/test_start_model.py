@@ -1,5 +1,6 @@
 """The model at the start of a run: its table, the copied weights, the fitted anchors, and the log lines."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,16 @@ def test_model_starts_from_weights_and_their_table(weights):
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
 
 
-def test_weights_can_be_used_with_another_table(weights, tiny_model):
-    model, log_lines = start_with_log("yolov5n.yaml", weights, fit=False)
-    assert log_lines[0].startswith(f"yolov5n.yaml: {count_parameters(model):,} parameters, 3 classes, ")
-    assert model.table["width_multiple"] == 0.25
+def test_weights_can_be_used_with_another_table(tmp_path):
+    """The body of yolov5n fits that of yolov5nu; the head is of another kind."""
+    source = build_model("yolov5n.yaml", 4)
+    state = {"model": source.state_dict(), "table": source.table, "names": ["bar", "cross", "star", "disc"]}
+    checkpoint_file.save(tmp_path / "b.pt", state)
+    model, log_lines = start_with_log("yolov5nu.yaml", str(tmp_path / "b.pt"))
+    assert log_lines[0].startswith(f"yolov5nu.yaml: {count_parameters(model):,} parameters, 3 classes, ")
+    for key, value in model.state_dict().items():
+        of_body = not key.startswith("layers.24.")
+        assert (key in state["model"] and value.equal(state["model"][key])) == of_body, key
 
 
 def test_missing_weights_file_is_an_error(tmp_path):
@@ -216,12 +223,22 @@ def test_more_than_half_of_the_weights_make_trained_ones(weights, monkeypatch, s
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(weights, tmp_path, value):
+@pytest.mark.parametrize("key", ["layers.0.conv.weight", "layers.1.bn.running_var"])
+def test_weights_that_are_not_finite_are_refused(weights, tmp_path, key, value):
     saved = checkpoint_file.load(Path(weights))
-    saved["model"]["layers.0.conv.weight"][0, 0, 0, 0] = value
+    saved["model"][key].view(-1)[-1] = value
     checkpoint_file.save(tmp_path / "b.pt", saved)
-    with pytest.raises(ValueError, match=r"b\.pt: holds weights that are not finite$"):
+    with pytest.raises(ValueError, match=rf"b\.pt: {re.escape(key)} has values that are not finite$"):
         start_trained("", str(tmp_path / "b.pt"))
+
+
+def test_weights_of_zeros_do_not_count_as_trained(weights, tmp_path):
+    saved = checkpoint_file.load(Path(weights))
+    saved["model"] = {key: torch.zeros_like(value) for key, value in saved["model"].items()}
+    checkpoint_file.save(tmp_path / "b.pt", saved)
+    _, lines = start_with_log("", str(tmp_path / "b.pt"))
+    assert lines[0].endswith("; they do not count as trained, because most convolutions are 0")
+    assert start_trained("", str(tmp_path / "b.pt"))[1] is None
 
 
 def test_weight_rms_is_the_median_over_convolutions():
