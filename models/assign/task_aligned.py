@@ -83,11 +83,10 @@ def task_aligned(
     prediction = owner[:, None] * predictions + at
     valid = _of_one_target(prediction, iou, alignment > 0, images * predictions)
     if kept is not None:
-        alignment = alignment * valid
-        order = alignment.argsort(dim=1, descending=True, stable=True)
+        order = alignment.where(valid, 0).argsort(dim=1, descending=True, stable=True)
         valid &= order.argsort(1) < kept
-    highest = (alignment * valid).amax(1, keepdim=True)
-    wanted = alignment * valid * (iou * valid).amax(1, keepdim=True) / (highest + EPS)
+    alignment, iou = alignment.where(valid, 0), iou.where(valid, 0)  # also where they are NaN
+    wanted = alignment * iou.amax(1, keepdim=True) / (alignment.amax(1, keepdim=True) + EPS)
     return Aligned(
         prediction=spread_invalid(prediction.flatten(), valid.flatten(), images * predictions),
         target=torch.arange(len(targets), device=targets.device)[:, None].expand_as(at).flatten(),

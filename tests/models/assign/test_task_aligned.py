@@ -335,6 +335,21 @@ def test_extreme_logits_are_assigned(logit):
     assert found  # wanted scores are in (0, 1]: see as_found
 
 
+@pytest.mark.parametrize("kept", [None, 1])
+def test_nan_predictions_are_not_wanted(kept):
+    """Their sum is shared between the processes, which must not all get NaN from one."""
+    boxes, classes, points = random_predictions(2, seed=3)
+    classes[0] = float("nan")
+    targets = random_targets(6, 2, seed=3)
+    targets[:, 0] = torch.arange(6) % 2
+    found = task_aligned(boxes, classes, points, targets, kept=kept)
+    of_other = targets[found.target, 0] == 1
+    assert not found.valid[~of_other].any()
+    assert found.valid[of_other].any()
+    assert (found.wanted[~found.valid] == 0).all()
+    assert (found.wanted[found.valid] > 0).all()
+
+
 def test_single_precision_gives_the_same_assignment():
     predictions, targets = random_predictions(2, 4), random_targets(24, 2, 4)
     aligned = task_aligned(*(part.float() for part in predictions), targets.float())
