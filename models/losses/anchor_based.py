@@ -39,53 +39,25 @@ class AnchorBasedLoss(Loss):
     terms = ("box", "obj", "cls")
     anchors_px: Tensor
 
-    def __init__(
-        self,
-        anchors_px: Tensor,
-        strides: tuple[int, ...],
-        num_classes: int,
-        *,
-        box_gain: float = 0.05,
-        obj_gain: float = 1.0,
-        cls_gain: float = 0.5,
-        obj_pos_weight: float = 1.0,
-        cls_pos_weight: float = 1.0,
-        ratio_limit: float = 4.0,
-        label_smoothing: float = 0.0,
-        focal_gamma: float = 0.0,
-    ) -> None:
+    def __init__(self, anchors_px: Tensor, strides: tuple[int, ...], num_classes: int, gains: LossGains) -> None:
         super().__init__()
         levels = len(strides)
         if levels > len(OBJECTNESS_BALANCE):
             raise ValueError(f"the loss supports 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
         self.register_buffer("anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False)  # [L, A, 2]
-        self.strides, self.num_classes, self.ratio_limit = tuple(strides), num_classes, ratio_limit
+        self.strides, self.num_classes, self.gains = tuple(strides), num_classes, gains
         finest_first = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE
         order = sorted(range(levels), key=strides.__getitem__)
         self.balance = [finest_first[order.index(level)] for level in range(levels)]
-        self.box_gain = box_gain * 3 / levels
-        self.cls_gain = cls_gain * num_classes / 80 * 3 / levels
-        self.obj_gain = obj_gain * 3 / levels
-        self.obj_pos_weight, self.cls_pos_weight = obj_pos_weight, cls_pos_weight
-        self.positive, self.negative = 1 - label_smoothing / 2, label_smoothing / 2
-        self.focal_gamma = focal_gamma
+        self.box_gain = gains.box * 3 / levels
+        self.cls_gain = gains.cls * num_classes / 80 * 3 / levels
+        self.obj_gain = gains.obj * 3 / levels
+        self.positive, self.negative = 1 - gains.label_smoothing / 2, gains.label_smoothing / 2
 
     @classmethod
     def from_head(cls, head: AnchorBasedHead, gains: LossGains) -> "AnchorBasedLoss":
         """Return the loss for `head`. It copies the anchors, so they must already be fitted."""
-        return cls(
-            head.anchors_px,
-            head.strides,
-            head.num_classes,
-            box_gain=gains.box,
-            obj_gain=gains.obj,
-            cls_gain=gains.cls,
-            obj_pos_weight=gains.obj_pos_weight,
-            cls_pos_weight=gains.cls_pos_weight,
-            ratio_limit=gains.ratio_limit,
-            label_smoothing=gains.label_smoothing,
-            focal_gamma=gains.focal_gamma,
-        )
+        return cls(head.anchors_px, head.strides, head.num_classes, gains)
 
     def forward(
         self, maps: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
@@ -99,7 +71,7 @@ class AnchorBasedLoss(Loss):
         """
         grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
         matches = [
-            match_anchors(targets, anchors, stride, len(maps[0]), grid, self.ratio_limit)
+            match_anchors(targets, anchors, stride, len(maps[0]), grid, self.gains.ratio_limit)
             for anchors, stride, grid in zip(self.anchors_px, self.strides, grids, strict=True)
         ]
         images = torch.full((), len(maps[0]), device=targets.device)
@@ -126,7 +98,7 @@ class AnchorBasedLoss(Loss):
         """Return the mean over a level's cells, summed over images. logits: [B, H, W, A]. ignored: [B, H, W]."""
         quality = _best_of_each(iou.detach().clamp(0, 1), found, logits.numel()).view_as(logits)
         matched = quality >= 0
-        loss = self._cross_entropy(logits, quality.clamp(min=0), self.obj_pos_weight)
+        loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pos_weight)
         return (loss * (matched | ~ignored[..., None])).mean((1, 2, 3)).sum()
 
     def _class_sum(self, logits: Tensor, found: Matches) -> Tensor:
@@ -145,9 +117,9 @@ class AnchorBasedLoss(Loss):
             count = count.new_zeros(len(logits)).scatter_add(0, row, count)
         rows = at_least_float32(logits)
         right = rows.flatten()[row * self.num_classes + found.class_id]  # [M]
-        wrong = self._cross_entropy(rows, self.negative, self.cls_pos_weight).sum(1)
+        wrong = self._cross_entropy(rows, self.negative, self.gains.cls_pos_weight).sum(1)
         as_right, as_wrong = (
-            self._cross_entropy(right, wanted, self.cls_pos_weight) for wanted in (self.positive, self.negative)
+            self._cross_entropy(right, wanted, self.gains.cls_pos_weight) for wanted in (self.positive, self.negative)
         )
         return (wrong * count).sum() + ((as_right - as_wrong) * found.valid).sum()
 
@@ -156,11 +128,13 @@ class AnchorBasedLoss(Loss):
         loss = F.softplus(logits, threshold=SOFTPLUS_THRESHOLD)
         if torch.is_tensor(target) or target > 0:
             loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=SOFTPLUS_THRESHOLD)
-        if self.focal_gamma == 0:
+        if self.gains.focal_gamma == 0:
             return loss
         wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
         alpha = target * FOCAL_ALPHA + (1 - target) * (1 - FOCAL_ALPHA)
-        return loss * alpha * wrong.clamp(min=1e-9) ** self.focal_gamma  # gradient of a power below 1 is infinite at 0
+        return (
+            loss * alpha * wrong.clamp(min=1e-9) ** self.gains.focal_gamma
+        )  # gradient of a power below 1 is infinite at 0
 
 
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:

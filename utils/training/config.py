@@ -21,7 +21,7 @@ PER_MACHINE = (
     "download",
 )
 
-OPTIMIZERS = ("auto", "SGD", "Adam", "AdamW", "Muon")
+OPTIMIZER_CHOICES = ("auto", "SGD", "Adam", "AdamW", "Muon")
 
 
 def among(names: Sequence[str]) -> str:
@@ -109,9 +109,9 @@ class TrainConfig:
         require(self.val_period >= 1, f"--val-period {self.val_period}: choose a number of epochs, 1 or more")
         require(self.close_mosaic >= 0, f"--close-mosaic {self.close_mosaic}: choose a number of epochs, or 0")
         require(0 <= self.seed < 2**63, f"--seed {self.seed}: choose 0 to {2**63 - 1}")
-        if self.optimizer not in OPTIMIZERS:
-            near = did_you_mean(self.optimizer, OPTIMIZERS)
-            raise ValueError(f"--optimizer {self.optimizer}: choose {among(OPTIMIZERS)}{near}")
+        if self.optimizer not in OPTIMIZER_CHOICES:
+            near = did_you_mean(self.optimizer, OPTIMIZER_CHOICES)
+            raise ValueError(f"--optimizer {self.optimizer}: choose {among(OPTIMIZER_CHOICES)}{near}")
         amps = ("auto", "fp64", "fp32", "bf16", "fp16")
         require(self.amp in amps, f"--amp {self.amp}: choose one of {', '.join(amps)}")
         modes = ("off", "default", "reduce-overhead", "max-autotune")

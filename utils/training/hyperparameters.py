@@ -10,7 +10,7 @@ import yaml
 
 from utils.files.writers import write_yaml
 from utils.printable import did_you_mean, excerpt, one_line, printable
-from utils.training.config import OPTIMIZERS, among, require
+from utils.training.config import OPTIMIZER_CHOICES, among, require
 
 MAX_HYP_BYTES = 64 * 1024
 OPTIMIZER = "optimizer"  # the only key whose value is not a number
@@ -128,8 +128,8 @@ def read_hyp(path: Path) -> tuple[str, Hyp]:
         try:
             if key == OPTIMIZER:
                 found = value if isinstance(value, str) else f"{value:g}"
-                if found not in OPTIMIZERS[1:]:
-                    expected = among(OPTIMIZERS[1:]) + did_you_mean(found, OPTIMIZERS[1:])
+                if found not in OPTIMIZER_CHOICES[1:]:
+                    expected = among(OPTIMIZER_CHOICES[1:]) + did_you_mean(found, OPTIMIZER_CHOICES[1:])
                     raise ValueError(f"{key} is '{excerpt(found)}', expected {expected}")
             else:
                 _check_number(key, value)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.assign.anchor_ratio import match_anchors
 from models.assign.targets import pad_targets
+from models.losses import LossGains
 from models.losses.anchor_based import AnchorBasedLoss
 from utils.boxes import complete_iou
 
@@ -27,7 +28,7 @@ SIDE = 64
 
 
 def make_loss(num_classes: int = 3, levels: int = 3, **settings: float) -> AnchorBasedLoss:
-    return AnchorBasedLoss(ANCHORS[:levels], STRIDES[:levels], num_classes, **settings)
+    return AnchorBasedLoss(ANCHORS[:levels], STRIDES[:levels], num_classes, LossGains(**settings))
 
 
 def random_maps(images: int, num_classes: int = 3, levels: int = 3, seed: int = 0, spread: float = 1.5) -> list[Tensor]:
@@ -63,21 +64,10 @@ def slow_iou(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return complete_iou(both[:1], both[1:]).item()
 
 
-def slow_loss(
-    maps: list[Tensor],
-    targets: Tensor,
-    *,
-    num_classes: int = 3,
-    box_gain: float = 0.05,
-    obj_gain: float = 1.0,
-    cls_gain: float = 0.5,
-    obj_pos_weight: float = 1.0,
-    cls_pos_weight: float = 1.0,
-    ratio_limit: float = 4.0,
-    label_smoothing: float = 0.0,
-    focal_gamma: float = 0.0,
-) -> dict[str, float]:
+def slow_loss(maps: list[Tensor], targets: Tensor, *, num_classes: int = 3, **settings: float) -> dict[str, float]:
     """Compute the definition with loops over level, image, anchor and cell, one number at a time."""
+    gains = LossGains(**settings)
+    ratio_limit, smoothing, gamma = gains.ratio_limit, gains.label_smoothing, gains.focal_gamma
     levels, images = len(maps), len(maps[0])
     balance = {1: [4], 2: [4, 1], 3: [4, 1, 0.4], 4: [4, 1, 0.25, 0.06]}[levels]
     total = {"box": 0.0, "obj": 0.0, "cls": 0.0}
@@ -102,22 +92,22 @@ def slow_loss(
                             best = max(best if best is not None else 0.0, iou, 0.0)
                             box_terms.append(1 - iou)
                             for c in range(num_classes):
-                                target = 1 - label_smoothing / 2 if c == class_id else label_smoothing / 2
-                                cls_terms.append(cross_entropy(values[5 + c], target, cls_pos_weight, focal_gamma))
+                                target = 1 - smoothing / 2 if c == class_id else smoothing / 2
+                                cls_terms.append(cross_entropy(values[5 + c], target, gains.cls_pos_weight, gamma))
                         center = (column + 0.5) * stride, (row + 0.5) * stride
                         ignored = any(
                             c == -1 and x1 < center[0] < x2 and y1 < center[1] < y2
                             for c, x1, y1, x2, y2 in image_targets
                         )
                         counted = best is not None or not ignored
-                        obj_terms.append(counted * cross_entropy(values[4], best or 0.0, obj_pos_weight, focal_gamma))
+                        obj_terms.append(counted * cross_entropy(values[4], best or 0.0, gains.obj_pos_weight, gamma))
         total["box"] += sum(box_terms) / max(len(box_terms), 1)
         total["cls"] += sum(cls_terms) / max(len(cls_terms), 1) if num_classes > 1 else 0.0
         total["obj"] += sum(obj_terms) / len(obj_terms) * balance[level]
     return {
-        "box": total["box"] * box_gain * 3 / levels,
-        "obj": total["obj"] * obj_gain * 3 / levels * (SIDE / 640) ** 2,
-        "cls": total["cls"] * cls_gain * num_classes / 80 * 3 / levels,
+        "box": total["box"] * gains.box * 3 / levels,
+        "obj": total["obj"] * gains.obj * 3 / levels * (SIDE / 640) ** 2,
+        "cls": total["cls"] * gains.cls * num_classes / 80 * 3 / levels,
     }
 
 
@@ -143,7 +133,7 @@ SETTINGS = [
     {"focal_gamma": 1.5},
     {"focal_gamma": 0.5, "label_smoothing": 0.2},
     {"obj_pos_weight": 0.67, "cls_pos_weight": 0.5},
-    {"box_gain": 0.02, "obj_gain": 0.7, "cls_gain": 0.3, "ratio_limit": 2.91},
+    {"box": 0.02, "obj": 0.7, "cls": 0.3, "ratio_limit": 2.91},
 ]
 
 
@@ -169,7 +159,7 @@ def test_order_of_levels_changes_nothing(levels):
     """A head may list its coarsest level first: the weights of the objectness follow the strides."""
     maps, targets = random_maps(2, levels=levels), random_targets(8, 2)
     expected = values(make_loss(levels=levels)(maps, targets))
-    backwards = AnchorBasedLoss(ANCHORS[:levels].flip(0), STRIDES[:levels][::-1], 3)
+    backwards = AnchorBasedLoss(ANCHORS[:levels].flip(0), STRIDES[:levels][::-1], 3, LossGains())
     assert values(backwards(maps[::-1], targets)) == pytest.approx(expected, rel=1e-6)
 
 
@@ -184,7 +174,7 @@ def test_loss_with_ignore_regions_equals_slow_loops():
 
 def test_loss_rejects_more_than_five_levels():
     with pytest.raises(ValueError, match="the loss supports 1 to 5 levels, got 6"):
-        AnchorBasedLoss(torch.ones(6, 3, 2), (4, 8, 16, 32, 64, 128), 3)
+        AnchorBasedLoss(torch.ones(6, 3, 2), (4, 8, 16, 32, 64, 128), 3, LossGains())
 
 
 def test_anchor_based_loss_by_hand():
@@ -196,7 +186,7 @@ def test_anchor_based_loss_by_hand():
     # CIoU = 1/3 - 1/13 = 0.256410.
     # box = (0 + 2 * (1 - 0.256410)) / 3 * 0.05 * 3 = 0.0743590
     # obj = -mean ln 0.5 for any target = 0.693147 * 4 * 3 * (64 / 640)^2 = 0.0831777
-    loss = AnchorBasedLoss(torch.tensor([[[16.0, 16]]]), (8,), 1)
+    loss = AnchorBasedLoss(torch.tensor([[[16.0, 16]]]), (8,), 1, LossGains())
     terms = values(loss([torch.zeros(1, 1, 8, 8, 6)], torch.tensor([[0.0, 0, 20, 20, 36, 36]])))
     assert terms == pytest.approx({"box": 0.0743590, "obj": 0.0831777, "cls": 0.0}, rel=1e-5)
 
@@ -371,7 +361,7 @@ def test_float64_without_targets():
 
 
 def test_loss_anchors_are_at_least_float32():
-    losses = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3) for dtype in (torch.float16, torch.float64)]
+    losses = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3, LossGains()) for dtype in (torch.float16, torch.float64)]
     assert [loss.anchors_px.dtype for loss in losses] == [torch.float32, torch.float64]
 
 
@@ -460,7 +450,8 @@ def test_anchor_based_loss_never_syncs_with_device():
     # lift_fresh.
     with FakeTensorMode(allow_non_fake_inputs=False), Recorder() as recorder:
         device = torch.device("cuda")
-        loss = AnchorBasedLoss(torch.ones(3, 3, 2, device=device), STRIDES[:3], 3, focal_gamma=1.5, cls_pos_weight=0.5)
+        gains = LossGains(focal_gamma=1.5, cls_pos_weight=0.5)
+        loss = AnchorBasedLoss(torch.ones(3, 3, 2, device=device), STRIDES[:3], 3, gains)
         maps = [torch.empty(2, 3, side, side, 8, device=device) for side in (8, 4, 2)]
         terms = loss(maps, torch.empty(5, 6, device=device), lambda counts: counts)
     assert all(term.device.type == "cuda" for term in terms.values())

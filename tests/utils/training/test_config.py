@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from utils.training import hyperparameters
-from utils.training.config import OPTIMIZERS, TrainConfig
+from utils.training.config import OPTIMIZER_CHOICES, TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp
 
 HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
@@ -150,7 +150,7 @@ def test_hyp_file_without_entries_gives_defaults(tmp_path):
     assert read_hyp(write_hyp(tmp_path, "{}")) == ("auto", Hyp())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:])
+@pytest.mark.parametrize("optimizer", OPTIMIZER_CHOICES[1:])
 def test_written_hyp_file_is_read_back(tmp_path, optimizer):
     path = tmp_path / "hyp.yaml"
     hyperparameters.write_hyp(path, optimizer, Hyp(lr0=0.25, box=0.125))

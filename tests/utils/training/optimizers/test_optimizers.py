@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from utils.training.config import TrainConfig
+from utils.training.config import OPTIMIZER_CHOICES, TrainConfig
 from utils.training.optimizers import OPTIMIZERS, OptimizerKind, build_optimizer, kind_of
+from utils.training.recipe import LEARNING_RATES
 from utils.training.schedule import Schedule
 
 
@@ -80,6 +81,8 @@ def test_an_unknown_optimizer_is_refused():
 
 
 def test_every_declared_optimizer_can_be_chosen():
+    assert set(OPTIMIZER_CHOICES) == {"auto", *OPTIMIZERS}
+    assert {"SGD", *LEARNING_RATES} == set(OPTIMIZERS)
     for name, kind in OPTIMIZERS.items():
         TrainConfig(optimizer=name)
         assert type(build(Net(), name)) is kind.cls
