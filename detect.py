@@ -115,7 +115,7 @@ from utils.threads import map_ahead
 
 DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs
-MOST_FRAMES = 32  # in which all threads detect at the same time; about as many wait for them or for the outputs
+MAX_FRAMES = 32  # in which all threads detect at the same time; about as many wait for them or for the outputs
 
 
 def main(args: Namespace) -> Counter[int]:
@@ -169,7 +169,7 @@ def detecting_threads(source: str, batch_size: int, cores: int) -> int:
     single_image = os.path.isfile(source) and suffix not in {*VIDEO_SUFFIXES, ".txt"}
     if single_image or source == "-" or is_live(source):
         return 1
-    return max(1, min(cores, MOST_FRAMES // max(1, batch_size)))
+    return max(1, min(cores, MAX_FRAMES // max(1, batch_size)))
 
 
 def detect_frames(

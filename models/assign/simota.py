@@ -15,10 +15,10 @@ from models.assign.invalid import spread_invalid
 from utils.boxes import iou_of_pairs
 
 RADIUS = 1.5  # strides
-MOST_PER_BOX = 10  # predictions of a box; also how many IoUs are summed to choose their number
+MAX_PER_BOX = 10  # predictions of a box; also how many IoUs are summed to choose their number
 IOU_WEIGHT = 3.0
 PAIRS_AT_A_TIME = 1 << 20  # of a target and a prediction, in float32 4 MiB
-MOST_LOG = 100.0  # of a probability, as torch's binary cross entropy
+MAX_LOG = 100.0  # of a probability, as torch's binary cross entropy
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def simota(
 
     cost = _costs(boxes_xyxy.flatten(0, 1), objectness.flatten(), classes.flatten(0, 1), prediction, targets)
     cost.masked_fill_(~near, torch.inf)
-    lowest, slot = cost.topk(min(MOST_PER_BOX, cost.shape[1]), 1, largest=False)  # [T, 10]
+    lowest, slot = cost.topk(min(MAX_PER_BOX, cost.shape[1]), 1, largest=False)  # [T, 10]
     taken = (torch.arange(lowest.shape[1], device=lowest.device) < number[:, None]) & lowest.isfinite()
     return _each_once(prediction, cost, slot, taken, images * predictions)
 
@@ -112,7 +112,7 @@ def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targe
         shared = wide.mul_(y_high.clamp_(max=y2[:, None]).sub_(y_low.clamp_(min=y1[:, None])).clamp_(min=0))
         union = theirs.add_(((x2 - x1) * (y2 - y1))[:, None]).sub_(shared).clamp_(min=torch.finfo(area.dtype).tiny)
         iou = shared.div_(union).mul_(counts)
-        numbers.append(iou.topk(min(MOST_PER_BOX, iou.shape[1]), 1).values.sum(1))
+        numbers.append(iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values.sum(1))
     return torch.cat(numbers).long().clamp(min=1)
 
 
@@ -123,9 +123,9 @@ def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: 
         objectness, classes = objectness[at.flatten()], classes[at.flatten()]
         at = torch.arange(at.numel(), device=at.device).view_as(at)
     log_p = (F.logsigmoid(classes) + F.logsigmoid(objectness)[:, None]) / 2  # of sqrt(p_objectness * p_class)
-    log_not = torch.log1p(-log_p.exp()).clamp(min=-MOST_LOG)
+    log_not = torch.log1p(-log_p.exp()).clamp(min=-MAX_LOG)
     of_class = targets[:, 1].long().clamp(min=0)[:, None]
-    right, wrong = log_p[at, of_class].clamp(min=-MOST_LOG), log_not[at, of_class]
+    right, wrong = log_p[at, of_class].clamp(min=-MAX_LOG), log_not[at, of_class]
     entropy = wrong - right - log_not.sum(1)[at]
     iou = iou_of_pairs(boxes_xyxy[prediction], targets[:, None, 2:].to(boxes_xyxy.dtype))
     return entropy - IOU_WEIGHT * (iou + 1e-8).log()

@@ -13,7 +13,7 @@ from models.assign.invalid import spread_invalid
 from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
 PAIRS_AT_A_TIME = 1 << 17  # of a target and a prediction: 512 KiB in float32, which fit in the cache of a CPU
-MORE_AT_A_TIME = 8  # times as many on other devices, to start fewer kernels
+ACCELERATOR_FACTOR = 8  # times as many on other devices, to start fewer kernels
 MIN_DEPTH = 1e-9  # a prediction's point must be farther than this from all sides of the box
 EPS = 1e-9
 
@@ -22,13 +22,13 @@ EPS = 1e-9
 class Aligned:
     """Assigned predictions, each array [M]; entries where `valid` is False must not count. No prediction occurs twice.
 
-    prediction: its number among B * N; arbitrary where not valid. target: its row among the targets. wanted: the score
-    that the prediction should give the target's class, in [0, 1]; 0 where not valid.
+    prediction: its number among B * N; arbitrary where not valid. target: its row among the targets. target_score: what
+    the prediction should give the target's class, in [0, 1]; 0 where not valid.
     """
 
     prediction: Tensor
     target: Tensor
-    wanted: Tensor
+    target_score: Tensor
     valid: Tensor
 
 
@@ -51,28 +51,28 @@ def task_aligned(
     is shorter, in pixels, is lengthened to this when candidates are chosen.
 
     Candidates of a target are the K predictions, of points inside its box, with the largest alignment t = score^0.5 *
-    CIoU^6. A prediction that several targets have is given to the one with which its CIoU is largest. The wanted score
+    CIoU^6. A prediction that several targets have is given to the one with which its CIoU is largest. The target score
     is t, scaled so that the target's largest one is its largest CIoU.
 
     Source: TOOD, arXiv 2108.07755, sections 3.2 and 3.3, equation 4, with CIoU instead of IoU; `kept` of 1 is the
     one-to-one matching of YOLOv10, arXiv 2405.14458, section 3.1.
     """
     images, predictions, _ = classes.shape
-    owner, of_class = targets[:, 0].long(), targets[:, 1].long()
+    owner, class_id = targets[:, 0].long(), targets[:, 1].long()
     boxes = to_cxcywh(targets[:, 2:].to(boxes_xyxy.dtype))
     predicted = to_cxcywh(boxes_xyxy)
     predicted[..., 2:].clamp_(min=0)
-    terms, wanted_terms = complete_iou_terms(predicted), complete_iou_terms(boxes[:, None])  # [B, 8, N], [T, 8, 1]
+    terms, target_terms = complete_iou_terms(predicted), complete_iou_terms(boxes[:, None])  # [B, 8, N], [T, 8, 1]
     (x, y), (middle_x, middle_y) = points.unbind(1), boxes[:, :2, None].unbind(1)  # [N] each, [T, 1] each
-    half = (boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH).masked_fill((of_class < 0)[:, None], 0)
+    half = (boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH).masked_fill((class_id < 0)[:, None], 0)
     half_x, half_y = half[..., None].unbind(1)
-    pairs = PAIRS_AT_A_TIME * (1 if targets.device.type == "cpu" else MORE_AT_A_TIME)
+    pairs = PAIRS_AT_A_TIME * (1 if targets.device.type == "cpu" else ACCELERATOR_FACTOR)
     slots, step = min(candidates, predictions), max(1, pairs // max(predictions, 1))
     best, chosen, overlap = [], [], []
     for start in range(0, max(len(targets), 1), step):
         rows = slice(start, start + step)
-        iou = complete_iou_of_terms(terms.index_select(0, owner[rows]), wanted_terms[rows]).clamp_(min=0)  # [rows, N]
-        score = classes[owner[rows], :, of_class[rows].clamp(min=0)].sigmoid_()
+        iou = complete_iou_of_terms(terms.index_select(0, owner[rows]), target_terms[rows]).clamp_(min=0)  # [rows, N]
+        score = classes[owner[rows], :, class_id[rows].clamp(min=0)].sigmoid_()
         outside = ((x - middle_x[rows]).abs() >= half_x[rows]) | ((y - middle_y[rows]).abs() >= half_y[rows])
         alignment = (score.sqrt_() * (iou**3).square_()).masked_fill_(outside, 0)  # iou**6 takes four times as long
         values, at = alignment.topk(slots, 1)
@@ -86,11 +86,11 @@ def task_aligned(
         order = alignment.where(valid, 0).argsort(dim=1, descending=True, stable=True)
         valid &= order.argsort(1) < kept
     alignment, iou = alignment.where(valid, 0), iou.where(valid, 0)  # also where they are NaN
-    wanted = alignment * iou.amax(1, keepdim=True) / (alignment.amax(1, keepdim=True) + EPS)
+    target_score = alignment * iou.amax(1, keepdim=True) / (alignment.amax(1, keepdim=True) + EPS)
     return Aligned(
         prediction=spread_invalid(prediction.flatten(), valid.flatten(), images * predictions),
         target=torch.arange(len(targets), device=targets.device)[:, None].expand_as(at).flatten(),
-        wanted=wanted.flatten(),
+        target_score=target_score.flatten(),
         valid=valid.flatten(),
     )
 

@@ -38,8 +38,8 @@ def cells_and_strides(
     [[8.0], [8.0], [16.0]]
     """
     levels = [grid_cells(*grid, reference).flatten(0, 1) for grid in grids]
-    sides = [reference.new_full((len(cells), 1), stride) for cells, stride in zip(levels, strides, strict=True)]
-    return torch.cat(levels), torch.cat(sides)
+    columns = [reference.new_full((len(cells), 1), stride) for cells, stride in zip(levels, strides, strict=True)]
+    return torch.cat(levels), torch.cat(columns)
 
 
 def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:

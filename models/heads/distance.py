@@ -19,7 +19,7 @@ Levels = list[Tensor]  # raw maps [B, H, W, 4 D + C], one per level: the sides' 
 
 START_BOXES = 5  # per image of 640 px: the classes start with the probability of so many boxes
 START_DISTANCE = 2.0  # strides, of a head without bins
-MOST_CLASSES = 100  # that widen the class branch
+MAX_CLASSES = 100  # that widen the class branch
 
 
 class Branches(nn.Module):
@@ -32,15 +32,15 @@ class Branches(nn.Module):
         self, in_channels: Sequence[int], num_classes: int, bins: int, separable: bool, strides: Sequence[int]
     ) -> None:
         super().__init__()
-        of_sides = max(16, in_channels[0] // 4, 4 * bins)
-        of_classes = max(in_channels[0], min(num_classes, MOST_CLASSES))
+        side_channels = max(16, in_channels[0] // 4, 4 * bins)
+        class_channels = max(in_channels[0], min(num_classes, MAX_CLASSES))
 
         def branch(kind: type[Conv | SeparableConv], channels: int, width: int, outputs: int) -> nn.Sequential:
             return nn.Sequential(kind(channels, width, 3), kind(width, width, 3), OutputConv(width, outputs, 1))
 
         conv = SeparableConv if separable else Conv
-        self.sides = nn.ModuleList(branch(Conv, channels, of_sides, 4 * bins) for channels in in_channels)
-        self.classes = nn.ModuleList(branch(conv, channels, of_classes, num_classes) for channels in in_channels)
+        self.sides = nn.ModuleList(branch(Conv, channels, side_channels, 4 * bins) for channels in in_channels)
+        self.classes = nn.ModuleList(branch(conv, channels, class_channels, num_classes) for channels in in_channels)
         for sides, classes, stride in zip(self.sides, self.classes, strides, strict=True):
             nn.init.constant_(sides.get_parameter("2.bias"), START_DISTANCE if bins == 1 else 1.0)
             nn.init.constant_(classes.get_parameter("2.bias"), log(START_BOXES / num_classes / (640 / stride) ** 2))
@@ -173,8 +173,8 @@ def sides_of(raw: Tensor, bins: int) -> Tensor:
     """
     if bins == 1:
         return raw[..., :4]
-    shares = raw[..., : 4 * bins].unflatten(-1, (4, bins)).softmax(-1)
-    return shares @ torch.arange(bins, device=raw.device, dtype=raw.dtype)
+    probabilities = raw[..., : 4 * bins].unflatten(-1, (4, bins)).softmax(-1)
+    return probabilities @ torch.arange(bins, device=raw.device, dtype=raw.dtype)
 
 
 def boxes_around(sides: Tensor, cells: Tensor) -> Tensor:

@@ -21,11 +21,11 @@ from utils.boxes import complete_iou, to_cxcywh
 
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
 GAIN_WITHOUT_BINS = 6.0  # of the term dfl
-FIXED_POINT = 1 << 24  # sums of wanted scores are exact in multiples of 1 / this, in any order of processes
+FIXED_POINT = 1 << 24  # sums of target scores are exact in multiples of 1 / this, in any order of processes
 BELOW_LAST_BIN = 0.01  # distances end this much below the last bin
 CANDIDATES = 10
 CANDIDATES_ONE_TO_ONE = 7
-FIRST_SHARE, LAST_SHARE = 0.8, 0.1  # of o2m in the total, in the first and in the last epoch
+FIRST_WEIGHT, LAST_WEIGHT = 0.8, 0.1  # of o2m in the total, in the first and in the last epoch
 
 
 class Predictions(NamedTuple):
@@ -44,9 +44,9 @@ class Predictions(NamedTuple):
 
 
 class DistanceLoss(Loss):
-    """The loss terms of a `DistanceHead`, each divided by the sum of the wanted scores in the whole batch.
+    """The loss terms of a `DistanceHead`, each divided by the sum of the target scores in the whole batch.
 
-    Each assigned prediction counts with its wanted score, w. box: w * (1 - CIoU). cls: cross entropy of every class of
+    Each assigned prediction counts with its target score, w. box: w * (1 - CIoU). cls: cross entropy of every class of
     every prediction, outside ignore regions or assigned; the target is w. dfl: w times the cross entropy of the two
     bins next to each distance, mean of the four sides; without bins, w times the absolute difference of the distances
     as fractions of the image, mean of the four sides.
@@ -84,7 +84,7 @@ class DistanceLoss(Loss):
         """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 4 D + C] per level."""
         predictions = self.assign(raw, targets)
         (count,) = normalisers([predictions.found], total)
-        return self.shares(predictions, targets, count)
+        return self.terms_of(predictions, targets, count)
 
     def assign(self, raw: Levels, targets: Tensor) -> Predictions:
         """Return the predictions of all levels with their assignment."""
@@ -105,29 +105,29 @@ class DistanceLoss(Loss):
         size = (grids[0][1] * self.strides[0], grids[0][0] * self.strides[0])
         return Predictions(values, cell, stride, grids, size, found)
 
-    def shares(self, predictions: Predictions, targets: Tensor, count: Tensor) -> dict[str, Tensor]:
+    def terms_of(self, predictions: Predictions, targets: Tensor, count: Tensor) -> dict[str, Tensor]:
         """Return this process's share of each term. count: the normaliser."""
         values, cells, strides, grids, size, found = predictions
-        weight = found.wanted.to(values.dtype)  # [M], 0 where not valid
+        weight = found.target_score.to(values.dtype)  # [M], 0 where not valid
         rows = values.flatten(0, 1)[found.prediction, : 4 * self.bins]  # [M, 4 D]
         cell, stride = cells[found.prediction % len(cells)], strides[found.prediction % len(cells)]
-        wanted = targets[found.target, 2:].to(values.dtype) / stride  # in cells
+        target_boxes = targets[found.target, 2:].to(values.dtype) / stride  # in cells
         sides = sides_of(rows, self.bins)
         boxes = to_cxcywh(boxes_around(sides, cell))
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
-        box = ((1 - complete_iou(boxes, to_cxcywh(wanted))) * weight).sum()
-        aims = torch.cat([cell + 0.5 - wanted[:, :2], wanted[:, 2:] - cell - 0.5], 1)  # distances, in cells
+        box = ((1 - complete_iou(boxes, to_cxcywh(target_boxes))) * weight).sum()
+        distances = torch.cat([cell + 0.5 - target_boxes[:, :2], target_boxes[:, 2:] - cell - 0.5], 1)  # in cells
         if self.bins > 1:
-            difference = bin_entropy(rows.unflatten(1, (4, self.bins)), aims)
+            difference = bin_entropy(rows.unflatten(1, (4, self.bins)), distances)
         else:
-            pixels = (sides - aims).abs() * stride
+            pixels = (sides - distances).abs() * stride
             difference = torch.cat([pixels[:, 0::2] / size[0], pixels[:, 1::2] / size[1]], 1)
         classes = values[..., 4 * self.bins :]
         assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
         counts = ((assigned > 0) | ~ignored_predictions(targets, len(values), self.strides, grids)).flatten()
-        of_class = targets[found.target, 1].long().clamp(min=0)
+        class_id = targets[found.target, 1].long().clamp(min=0)
         cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()  # of a target 0; linear in the target
-        cls = cls - (classes.flatten(0, 1)[found.prediction, of_class] * weight).sum()
+        cls = cls - (classes.flatten(0, 1)[found.prediction, class_id] * weight).sum()
         dfl = (difference.mean(1) * weight).sum()
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
@@ -136,10 +136,10 @@ class DistanceLoss(Loss):
 class DualDistanceLoss(Loss):
     """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o, with one prediction per box.
 
-    `weighted_sum` weights the first with a share that falls from 0.8 to 0.1 over the epochs, the second with the rest.
+    `weighted_sum` weights the first with 0.8, falling to 0.1 over the epochs, the second with the rest.
     The terms themselves are not weighted, so that they can be compared between epochs.
 
-    Source: YOLOv10, arXiv 2405.14458, section 3.1; the shares YOLO26, arXiv 2606.03748.
+    Source: YOLOv10, arXiv 2405.14458, section 3.1; the weights YOLO26, arXiv 2606.03748.
     """
 
     terms = (*DistanceLoss.terms, *(f"o2o_{term}" for term in DistanceLoss.terms))
@@ -147,7 +147,7 @@ class DualDistanceLoss(Loss):
 
     def __init__(self, many: DistanceLoss, one: DistanceLoss) -> None:
         super().__init__()
-        self.many, self.one, self.share = many, one, FIRST_SHARE
+        self.many, self.one, self.o2m_weight = many, one, FIRST_WEIGHT
 
     @classmethod
     def from_head(cls, head: DualDistanceHead, gains: LossGains) -> "DualDistanceLoss":
@@ -160,7 +160,7 @@ class DualDistanceLoss(Loss):
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
         """Move the weight from o2m to o2o."""
-        self.share = LAST_SHARE + (FIRST_SHARE - LAST_SHARE) * max(0.0, 1 - epoch / max(epochs - 1, 1))
+        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * max(0.0, 1 - epoch / max(epochs - 1, 1))
 
     def forward(
         self, raw: Sequence[Levels], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
@@ -169,14 +169,16 @@ class DualDistanceLoss(Loss):
         losses = (self.many, self.one)
         parts = [loss.assign(levels, targets) for loss, levels in zip(losses, raw, strict=True)]
         counts = normalisers([part.found for part in parts], total)
-        many, one = (loss.shares(part, targets, count) for loss, part, count in zip(losses, parts, counts, strict=True))
+        many, one = (
+            loss.terms_of(part, targets, count) for loss, part, count in zip(losses, parts, counts, strict=True)
+        )
         return many | {f"o2o_{name}": value for name, value in one.items()}
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum of the terms of o2m times their share, and of o2o times the rest."""
+        """Return the sum of the terms of o2m times their weight, and of o2o times the rest."""
         of_one = {f"o2o_{name}" for name in DistanceLoss.terms}
         return super().weighted_sum(
-            {name: term * (1 - self.share if name in of_one else self.share) for name, term in terms.items()}
+            {name: term * (1 - self.o2m_weight if name in of_one else self.o2m_weight) for name, term in terms.items()}
         )
 
 
@@ -187,14 +189,14 @@ def relative_gains(gains: LossGains) -> dict[str, float]:
 
 
 def normalisers(found: Sequence[Aligned], total: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Return the sum of the wanted scores of each assignment in the whole batch, at least 1, in their dtype.
+    """Return the sum of the target scores of each assignment in the whole batch, at least 1, in their dtype.
 
     The scores are summed as whole numbers, so that any number of processes has the same sum.
     """
-    sums = torch.stack([(each.wanted * FIXED_POINT).round().long().sum() for each in found])
+    sums = torch.stack([(each.target_score * FIXED_POINT).round().long().sum() for each in found])
     if total is not None:
         sums = total(sums)
-    return (sums.to(found[0].wanted.dtype) / FIXED_POINT).clamp(min=1)
+    return (sums.to(found[0].target_score.dtype) / FIXED_POINT).clamp(min=1)
 
 
 def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
@@ -208,7 +210,7 @@ def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
     """
     distances = distances.clamp(0, logits.shape[2] - 1 - BELOW_LAST_BIN)
     low = distances.floor().long()
-    of_high = distances - low
-    log_shares = logits.log_softmax(2)
-    near = log_shares.gather(2, torch.stack([low, low + 1], 2))  # [M, 4, 2]
-    return -(near[..., 0] * (1 - of_high) + near[..., 1] * of_high)
+    upper_weight = distances - low
+    log_probabilities = logits.log_softmax(2)
+    near = log_probabilities.gather(2, torch.stack([low, low + 1], 2))  # [M, 4, 2]
+    return -(near[..., 0] * (1 - upper_weight) + near[..., 1] * upper_weight)

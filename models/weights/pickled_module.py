@@ -36,8 +36,7 @@ class ExternalCheckpoint:
 
     state: tensors by their names in the file, floats as float32; anchors_px: [L, A, 2], None for a head without
     anchors; strides: pixels per cell of each level; head: class of the last layer; activations: the class of the
-    activation after each convolution; bn_eps: epsilons of the BatchNorms; averaged: whether these are the averaged
-    (EMA) weights.
+    activation after each convolution; bn_eps: epsilons of the BatchNorms.
     """
 
     path: Path
@@ -49,7 +48,6 @@ class ExternalCheckpoint:
     head: str
     activations: dict[str, str]
     bn_eps: frozenset[float]
-    averaged: bool
 
     @property
     def last_layer(self) -> int:
@@ -64,21 +62,21 @@ def read_external(path: Path) -> ExternalCheckpoint:
     """
     with external_errors(path), open_limited(path) as file:
         archive = Archive(file)
-        return _foreign(path, archive, archive.unpickled())
+        return _external(path, archive, archive.unpickled())
 
 
 def holds_module(path: Path) -> bool:
     """Whether a file's pickle holds another project's module, which `read_external` can read."""
     try:
         with open_limited(path) as file:
-            found, _ = _module(Archive(file).unpickled())
+            found = _module(Archive(file).unpickled())
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
     return found is not None
 
 
-def _foreign(path: Path, archive: Archive, loaded: Any) -> ExternalCheckpoint:
-    module, averaged = _module(loaded)
+def _external(path: Path, archive: Archive, loaded: Any) -> ExternalCheckpoint:
+    module = _module(loaded)
     if module is None:
         raise ValueError("it holds no module of YOLOv5 or Ultralytics")
     modules, attributes = _walk(module), _attributes(module)
@@ -101,18 +99,17 @@ def _foreign(path: Path, archive: Archive, loaded: Any) -> ExternalCheckpoint:
         head.kind,
         kinds,
         frozenset(value for value in eps if isinstance(value, float)),
-        averaged,
     )
 
 
-def _module(loaded: Any) -> tuple[Record | None, bool]:
-    """Return a checkpoint's module, and whether it is the averaged one, which both projects also prefer."""
+def _module(loaded: Any) -> Record | None:
+    """Return a checkpoint's module: the averaged one (EMA) if there are two, as both projects do."""
     entries = loaded if isinstance(loaded, dict) else {"model": loaded}
     for key in ("ema", "model"):
         found = entries.get(key)
         if isinstance(found, Record) and isinstance(found.state, dict) and "_modules" in found.state:
-            return found, key == "ema"
-    return None, False
+            return found
+    return None
 
 
 def _attributes(module: Any) -> dict[Any, Any]:

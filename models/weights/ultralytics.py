@@ -14,18 +14,18 @@ BRANCHES |= {"one2one_cv2": "one_to_one.sides", "one2one_cv3": "one_to_one.class
 SEPARABLE = {"0": "dconv", "1": "pconv"}
 
 
-def owns(foreign: ExternalCheckpoint) -> bool:
+def owns(external: ExternalCheckpoint) -> bool:
     """Whether a checkpoint's model has a head of distances."""
-    outputs = [foreign.state.get(f"model.{foreign.last_layer}.{branch}.0.2.weight") for branch in ("cv2", "cv3")]
+    outputs = [external.state.get(f"model.{external.last_layer}.{branch}.0.2.weight") for branch in ("cv2", "cv3")]
     return all(weight is not None and weight.ndim == 4 for weight in outputs)
 
 
-def table_entries(foreign: ExternalCheckpoint) -> dict[str, Any]:
+def table_entries(external: ExternalCheckpoint) -> dict[str, Any]:
     """Return the entries of its model table: multiples, backbone, head.
 
     Raises ValueError for a table that has no such entries, and for bins that do not stand for 0, 1, 2, ...
     """
-    table, state, head = foreign.table, foreign.state, foreign.last_layer
+    table, state, head = external.table, external.state, external.last_layer
     scale, rows = table.get("scale"), [_rows(table, part) for part in ("backbone", "head")]
     for row in (*rows[0], *rows[1]):
         if row[2] == "C3k2" and isinstance(scale, str) and scale in NESTED_SCALES:

@@ -7,18 +7,18 @@ from models.table import KEYS
 from models.weights.pickled_module import ExternalCheckpoint
 
 
-def owns(foreign: ExternalCheckpoint) -> bool:
+def owns(external: ExternalCheckpoint) -> bool:
     """Whether a checkpoint's model has YOLOv5's head, the one with anchors."""
-    return foreign.anchors_px is not None
+    return external.anchors_px is not None
 
 
-def table_entries(foreign: ExternalCheckpoint) -> dict[str, Any]:
+def table_entries(external: ExternalCheckpoint) -> dict[str, Any]:
     """Return the entries of its model table, with the anchors in the model's state.
 
     Unknown keys are left out: the shapes of the tensors or the activations show whatever they could change.
     """
-    entries = {key: foreign.table[key] for key in KEYS if key in foreign.table and key != "scales"}
-    return entries | {"anchors": [] if foreign.anchors_px is None else foreign.anchors_px.flatten(1).tolist()}
+    entries = {key: external.table[key] for key in KEYS if key in external.table and key != "scales"}
+    return entries | {"anchors": [] if external.anchors_px is None else external.anchors_px.flatten(1).tolist()}
 
 
 def renamed(key: str, head: int) -> str:

@@ -19,7 +19,7 @@ from utils.terminal import FaultError
 
 SHARE = 0.8  # of a GPU's free memory; the rest is for fragmentation, and for batches with more boxes than the trials
 CPU_BUDGET = 2 * 2**30  # bytes per process; the rest of the RAM caches the images
-MOST = 1024  # images in a batch over all processes; larger batches leave few optimizer steps per epoch
+MAX_BATCH = 1024  # images in a batch over all processes; larger batches leave few optimizer steps per epoch
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
@@ -40,7 +40,7 @@ def choose_batch(
     shares: processes, or devices of DataParallel, that split a batch. local_processes: processes on this machine.
     Raises ValueError, on every process, if no batch fits or there are fewer images than shares.
     """
-    most = min(images, MOST) // shares
+    most = min(images, MAX_BATCH) // shares
     if most < 1:
         raise ValueError(f"--batch-size -1: {images} training images are too few for {shares} processes or devices")
     step_memory(lambda: step(1), device)  # loads kernels and libraries, so that the budget excludes their memory
@@ -58,7 +58,9 @@ def choose_batch(
             f"--batch-size -1: not even one image fits in {format_gib(budget)}; use a smaller --imgsz or model"
         )
     parts = f" ({shares} x {share})" if shares > 1 else ""
-    limit = f"; limited by the {images} training images" if images < MOST else f"; more than {MOST} are not tried"
+    limit = (
+        f"; limited by the {images} training images" if images < MAX_BATCH else f"; more than {MAX_BATCH} are not tried"
+    )
     return share * shares, (
         f"--batch-size -1: batch {share * shares}{parts}: a step of {largest} images needs "
         f"{format_gib(needs[largest] or 0)} of the allowed {format_gib(budget)}{limit if share == most else ''}"

@@ -14,7 +14,7 @@ AUTO = "auto"
 LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 images
 STEPS = 2_000  # wanted in a short run
 FEW_STEPS, VERY_FEW_STEPS = 500, 50
-FEWEST_PER_STEP, MOST_PER_STEP = 16, 64  # images
+MIN_PER_STEP, MAX_PER_STEP = 16, 64  # images
 SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
 FULL_RATE_IF_NEW_CLASSES, FULL_RATE_IF_ALL_KNOWN = 25.0, 320.0  # steps x RMS from which the rate is not lowered
@@ -91,7 +91,7 @@ def choose_recipe(
     optimizer: a name, or "auto". hyp: those of a file, or None for --hyp auto. images (or tiles), epochs, classes: of
     the run. trained: the trained weights that it starts from, None for random ones. sharded: whether weights are
     sharded, which Muon cannot step. gains: of the head's loss in a short run, where they differ from the defaults.
-    batch_size: None if it may be chosen; -1, to be measured, counts as MOST_PER_STEP. unit: what a sample is.
+    batch_size: None if it may be chosen; -1, to be measured, counts as MAX_PER_STEP. unit: what a sample is.
 
     - hyper-parameters of a file that names no optimizer: SGD, as YOLOv5's files were tuned for it
     - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
@@ -122,9 +122,9 @@ def choose_recipe(
     rate = LEARNING_RATES[optimizer]
     if is_long:
         return Recipe(optimizer, replace(Hyp(), lr0=rate), reason)
-    small = seen < FEW_STEPS * FEWEST_PER_STEP and (batch_size is None or 0 < batch_size <= SMALLEST_BATCH)
-    per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else FEWEST_PER_STEP), MOST_PER_STEP)
-    largest = MOST_PER_STEP if batch_size == -1 else batch_size or 0
+    small = seen < FEW_STEPS * MIN_PER_STEP and (batch_size is None or 0 < batch_size <= SMALLEST_BATCH)
+    per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else MIN_PER_STEP), MAX_PER_STEP)
+    largest = MAX_PER_STEP if batch_size == -1 else batch_size or 0
     steps = seen / max(per_step, min(largest, images))
     short = {"lr0": rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
     if trained:

@@ -12,7 +12,7 @@ from models.assign.targets import pad_targets
 from models.assign.task_aligned import Aligned, task_aligned
 from utils.boxes import to_xyxy
 
-Found = dict[tuple[int, int], tuple[int, float]]  # (image, prediction): row of its target, wanted score
+Found = dict[tuple[int, int], tuple[int, float]]  # (image, prediction): row of its target, target score
 
 STRIDES = (8, 16, 32)
 SIDE = 64
@@ -79,7 +79,7 @@ def slow_task_aligned(
     kept: int | None = None,
     smallest: float = 0.0,
 ) -> Found:
-    """A candidate of alignment 0 is left out: its wanted score is 0, as that of a prediction that is not assigned."""
+    """A candidate of alignment 0 is left out: its target score is 0, as that of a prediction that is not assigned."""
     claims: dict[int, list[tuple[float, float, tuple[int, int]]]] = {}
     for row, (image, of_class, x1, y1, x2, y2) in enumerate(targets.tolist()):
         if of_class < 0:
@@ -109,7 +109,7 @@ def slow_task_aligned(
 def as_found(aligned: Aligned, predictions: int) -> Found:
     """Return the valid entries, after checks of what must hold for all entries."""
     numbers, rows = aligned.prediction.tolist(), aligned.target.tolist()
-    wanted, valid = aligned.wanted.tolist(), aligned.valid.tolist()
+    wanted, valid = aligned.target_score.tolist(), aligned.valid.tolist()
     chosen = [
         (divmod(number, predictions), (row, score))
         for number, row, score, counts in zip(numbers, rows, wanted, valid, strict=True)
@@ -200,7 +200,7 @@ def predictions_of(boxes: list[list[float]], logits: list[float]) -> tuple[Tenso
     )
 
 
-def test_wanted_scores_by_hand():
+def test_target_scores_by_hand():
     # Scores 1/4 and 16/25 (logit ln(16/9)): t = 1/2 * 1 = 0.5 and 4/5 * 0.575610^6 = 0.8 * 0.036373 = 0.029099.
     # The largest t is wanted to be the largest CIoU, 1; the other 0.029099 / 0.5 = 0.058197.
     boxes, logits, points = predictions_of([BOX, SHIFTED, AWAY, AWAY], [LOGIT_OF_QUARTER, math.log(16 / 9), 5, 5])
@@ -332,11 +332,11 @@ def test_targets_of_no_size_are_not_assigned():
 def test_extreme_logits_are_assigned(logit):
     boxes, logits, points = (part.float() for part in random_predictions(1, 0))
     found = assigned(boxes, torch.full_like(logits, logit), points, random_targets(5, 1, 0).float())
-    assert found  # wanted scores are in (0, 1]: see as_found
+    assert found  # target scores are in (0, 1]: see as_found
 
 
 @pytest.mark.parametrize("kept", [None, 1])
-def test_nan_predictions_are_not_wanted(kept):
+def test_nan_predictions_have_a_target_score_of_0(kept):
     """Their sum is shared between the processes, which must not all get NaN from one."""
     boxes, classes, points = random_predictions(2, seed=3)
     classes[0] = float("nan")
@@ -346,14 +346,14 @@ def test_nan_predictions_are_not_wanted(kept):
     of_other = targets[found.target, 0] == 1
     assert not found.valid[~of_other].any()
     assert found.valid[of_other].any()
-    assert (found.wanted[~found.valid] == 0).all()
-    assert (found.wanted[found.valid] > 0).all()
+    assert (found.target_score[~found.valid] == 0).all()
+    assert (found.target_score[found.valid] > 0).all()
 
 
 def test_single_precision_gives_the_same_assignment():
     predictions, targets = random_predictions(2, 4), random_targets(24, 2, 4)
     aligned = task_aligned(*(part.float() for part in predictions), targets.float())
-    assert aligned.wanted.dtype == torch.float32
+    assert aligned.target_score.dtype == torch.float32
     assert_same(as_found(aligned, len(predictions[2])), assigned(*predictions, targets), rel=1e-3)
 
 
@@ -378,4 +378,4 @@ def test_assignment_never_syncs_with_device(kept):
         device = torch.device("cuda")
         predictions = [torch.empty(2, 84, 4), torch.empty(2, 84, CLASSES), torch.empty(84, 2), torch.empty(7, 6)]
         found = task_aligned(*(part.to(device) for part in predictions), kept=kept)
-    assert [part.shape for part in (found.prediction, found.target, found.wanted, found.valid)] == [(70,)] * 4
+    assert [part.shape for part in (found.prediction, found.target, found.target_score, found.valid)] == [(70,)] * 4

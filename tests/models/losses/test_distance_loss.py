@@ -148,8 +148,8 @@ def test_gradients_of_classes_and_distances_equal_finite_differences(bins):
 
     def terms(rows: Tensor) -> tuple[Tensor, Tensor]:
         given = predictions.values[0].index_put((assigned,), rows)
-        shares = loss.shares(predictions._replace(values=given[None]), targets, torch.ones(()))
-        return shares["cls"], shares["dfl"]
+        found = loss.terms_of(predictions._replace(values=given[None]), targets, torch.ones(()))
+        return found["cls"], found["dfl"]
 
     rows = predictions.values[0][assigned].clone().requires_grad_()
     assert rows.numel() > 20
@@ -276,12 +276,12 @@ def test_tiny_box_between_points_is_trained_without_bins():
     tiny = torch.tensor([[0.0, 2, 14, 14, 18, 18]])
     found = DistanceLoss(STRIDES, 1).assign(maps, tiny).found
     assert found.prediction[found.valid].tolist() == [1 * 8 + 1]
-    assert found.wanted.sum().item() == pytest.approx(1, abs=1e-6)
+    assert found.target_score.sum().item() == pytest.approx(1, abs=1e-6)
     # Moved by one px, a quarter of its side, the prediction has box and distance terms.
     maps[0][0, 1, 1, :4] += torch.tensor([-1 / 8, 0, 1 / 8, 0])
     terms = values(DistanceLoss(STRIDES, 1)(maps, tiny))
     assert terms["box"] > 0
-    # Two sides differ by 1 px of 64: 1/128 is the mean of four. IoU is 12 / 20, and the hull 5 x 4 px: the wanted score
+    # Two sides differ by 1 px of 64: 1/128 is the mean of four. IoU is 12 / 20, and the hull 5 x 4 px: the target score
     # is the CIoU, 0.6 - 1 / 41, and the normaliser 1.
     assert terms["dfl"] == pytest.approx(6 / 128 * (0.6 - 1 / 41), rel=1e-5)
 
@@ -308,7 +308,7 @@ def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     number = torch.tensor([9])
     wrong = Aligned(number, torch.tensor([0]), torch.tensor([0.5]), torch.tensor([True]))
     for found in (predictions.found, wrong):
-        terms = loss.shares(predictions._replace(found=found), targets.double(), torch.ones(()))
+        terms = loss.terms_of(predictions._replace(found=found), targets.double(), torch.ones(()))
         gradients = torch.autograd.grad(sum(terms.values()), maps, retain_graph=True)
         assert all(term.isfinite() for term in terms.values())
         assert all(gradient.isfinite().all() for gradient in gradients)
@@ -398,7 +398,7 @@ def test_share_depends_only_on_the_epoch(epoch, epochs, share):
     loss = dual_loss()
     for earlier in (3, 0, epoch):
         loss.start_epoch(earlier, epochs, closing=False)
-    assert loss.share == pytest.approx(share)
+    assert loss.o2m_weight == pytest.approx(share)
 
 
 @pytest.mark.parametrize("training", [True, False])

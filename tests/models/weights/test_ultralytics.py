@@ -304,29 +304,29 @@ def containers(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("kind", ["bins", "two heads"])
 def test_wrong_types_anywhere_in_a_table_give_one_sentence(detectors, kind, monkeypatch, tmp_path):
     """In each fourth dict or list of the table one value is replaced by a wrong one."""
-    foreign = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors[kind])))
+    external = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors[kind])))
     refused = 0
     for number in range(0, 60, 4):
-        table = deepcopy(foreign.table)
+        table = deepcopy(external.table)
         container = list(containers(table))[number]
         key = list(container)[number % len(container)] if isinstance(container, dict) else number % len(container)
         container[key] = WRONG_VALUES[number // 4 % len(WRONG_VALUES)]
-        monkeypatch.setattr(conversion, "read_external", lambda _, table=table: replace(foreign, table=table))
+        monkeypatch.setattr(conversion, "read_external", lambda _, table=table: replace(external, table=table))
         try:
-            load_detector(foreign.path)  # some values change nothing
+            load_detector(external.path)  # some values change nothing
         except ValueError as error:
-            checked_message(foreign.path, error)
+            checked_message(external.path, error)
             refused += 1
     assert refused >= 8
 
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES[2:], ids=repr)
 def test_wrong_value_for_each_entry_of_a_table_gives_one_sentence(detectors, wrong, monkeypatch, tmp_path):
-    foreign = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors["bins"])))
+    external = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors["bins"])))
     for key in ("nc", "scales", "backbone", "head", "ch"):
-        table = foreign.table | {key: wrong}
-        monkeypatch.setattr(conversion, "read_external", lambda _, table=table: replace(foreign, table=table))
-        assert error_message(foreign.path).startswith("its model cannot be converted (")
-    changed = foreign.table | {"scale": wrong, "yaml_file": wrong}  # the multiples are 1 then
-    monkeypatch.setattr(conversion, "read_external", lambda _: replace(foreign, table=changed))
-    assert "of its tensors do not fit its table" in error_message(foreign.path)
+        table = external.table | {key: wrong}
+        monkeypatch.setattr(conversion, "read_external", lambda _, table=table: replace(external, table=table))
+        assert error_message(external.path).startswith("its model cannot be converted (")
+    changed = external.table | {"scale": wrong, "yaml_file": wrong}  # the multiples are 1 then
+    monkeypatch.setattr(conversion, "read_external", lambda _: replace(external, table=changed))
+    assert "of its tensors do not fit its table" in error_message(external.path)

@@ -123,7 +123,7 @@ def test_external_floats_are_converted_to_float32(model, tmp_path, dtype):
 
 def test_read_external_returns_all_fields(model, tmp_path):
     found = read_external(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
-    assert (found.names, found.strides, found.averaged) == (NAMES, [8, 16, 32], False)
+    assert (found.names, found.strides) == (NAMES, [8, 16, 32])
     assert found.head == "models.heads.anchor_based.AnchorBasedHead"
     assert set(found.activations.values()) == {"SiLU"}
     assert "model.0.act" in found.activations
@@ -138,7 +138,6 @@ def test_external_checkpoint_prefers_ema_model(model, tmp_path):
     averaged = deepcopy(model)
     averaged.head.set_anchors(averaged.head.anchors_px * 2)
     path = save_external(tmp_path / "a.pt", to_yolov5_module(model), ema=to_yolov5_module(averaged))
-    assert read_external(path).averaged
     assert load_module(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
     assert load_module(save_external(path, None, ema=to_yolov5_module(averaged)))[0].head.anchors_px.equal(
         averaged.head.anchors_px
