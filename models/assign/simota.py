@@ -50,8 +50,9 @@ def simota(
 
     Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the centre of one of its
     boxes, in x and in y. Each box gets the k cheapest ones around its own centre; k is the sum of its 10 largest IoUs
-    with candidates of its image, rounded down, at least 1. A prediction that several boxes get is given to the box for
-    which it is cheapest. Cost: cross entropy of the classes, of sqrt(objectness * class), minus 3 log IoU.
+    with candidates of its image, rounded down, at least 1. A prediction that several boxes get is given to the cheapest
+    box near it, even if that box did not get it. Cost: cross entropy of the classes, of sqrt(objectness * class), minus
+    3 log IoU.
 
     Its authors let a box that has fewer than k cells around its centre take other candidates. With three levels it has
     at least 12, or 9 if the coarsest level is a single cell.
@@ -124,15 +125,15 @@ def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: 
         at = torch.arange(at.numel(), device=at.device).view_as(at)
     log_p = (F.logsigmoid(classes) + F.logsigmoid(objectness)[:, None]) / 2  # of sqrt(p_objectness * p_class)
     log_not = torch.log1p(-log_p.exp()).clamp(min=-MAX_LOG)
-    of_class = targets[:, 1].long().clamp(min=0)[:, None]
-    right, wrong = log_p[at, of_class].clamp(min=-MAX_LOG), log_not[at, of_class]
+    class_id = targets[:, 1].long().clamp(min=0)[:, None]
+    right, wrong = log_p[at, class_id].clamp(min=-MAX_LOG), log_not[at, class_id]
     entropy = wrong - right - log_not.sum(1)[at]
     iou = iou_of_pairs(boxes_xyxy[prediction], targets[:, None, 2:].to(boxes_xyxy.dtype))
     return entropy - IOU_WEIGHT * (iou + 1e-8).log()
 
 
 def _each_once(prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, predictions: int) -> Assigned:
-    """Return the taken slots, each prediction once: given to the target for which it is cheapest, if several took it.
+    """Return the taken slots, each prediction once: if several took it, it is given to the cheapest target near it.
 
     prediction, cost: [T, S]. slot: [T, 10], numbers of slots; taken: [T, 10], whether the target takes them.
     """

@@ -24,8 +24,8 @@ class Backend(ABC):
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
     (H, W) it takes, or None for any. precision: that it computes in. min_confidence: it returns no scores at or below
     this, because it has filtered its predictions itself. needs_nms: whether several predictions find the same object.
-    threads: how many threads call `predict` at the same time at
-    best, each with an equal share of the CPU's cores; one that uses all cores is slower.
+    threads: how many threads should call `predict` at the same time, each with an equal share of the CPU's cores; one
+    that uses all cores is slower.
     """
 
     num_classes: int

@@ -55,7 +55,7 @@ class Head(Layer, ABC):
         """Return what `decode` does, without predictions that have no score above `confidence`; [B, M, ...], M <= N.
 
         Images with fewer predictions than others are filled up with zeros. On a GPU this would make the host wait; on a
-        CPU it saves computing boxes and scores that nobody sees.
+        CPU it saves computing boxes and scores that would be discarded.
         """
         return self.decode(raw)
 

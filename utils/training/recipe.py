@@ -69,8 +69,8 @@ class Recipe:
         steps, reducible = int(self.seen / max(batch_size, self.hyp.nominal_batch)), batch_size > SMALLEST_BATCH
         if not self.seen or steps >= (FEW_STEPS if reducible else VERY_FEW_STEPS):
             return ""
-        better = "more --epochs or a smaller --batch-size train" if reducible else "more --epochs train"
-        return f"only {counted(steps, 'optimizer step')}: {better} better"
+        better = "more --epochs or a smaller --batch-size" if reducible else "more --epochs"
+        return f"only {counted(steps, 'optimizer step')}: use {better}"
 
 
 def choose_recipe(

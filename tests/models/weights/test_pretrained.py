@@ -8,7 +8,7 @@ import pytest
 
 from models.table import model_names
 from models.weights.kestrel import load_detector
-from models.weights.pretrained import PUBLISHED, fetch_weights, published, where_published
+from models.weights.pretrained import fetch_weights, published, where_published
 from tests.support.scripted_server import file_answer
 from utils.terminal import FaultError
 
@@ -96,7 +96,3 @@ def test_unknown_names_and_existing_files_are_left_alone(tmp_path):
 def test_malformed_tables_are_refused(text, reason, tmp_path):
     with pytest.raises(ValueError, match=re.escape(reason)):
         published(table(tmp_path, text))
-
-
-def test_table_is_part_of_the_program():
-    assert PUBLISHED.is_file()

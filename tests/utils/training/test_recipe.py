@@ -102,7 +102,7 @@ def test_line_names_a_chosen_batch_size():
 @pytest.mark.parametrize(("batch", "steps"), [(64, 312), (41, 487), (40, None), (16, None)])
 def test_large_batches_of_few_images_are_advised_against(batch, steps):
     advice = choose_recipe("auto", None, **RUN).advice(batch)
-    sentence = f"only {steps} optimizer steps: more --epochs or a smaller --batch-size train better"
+    sentence = f"only {steps} optimizer steps: use more --epochs or a smaller --batch-size"
     assert advice == (sentence if steps else "")
     assert choose_recipe("SGD", None, **RUN).advice(batch) == ""  # it takes a step for 64 images at any batch size
     assert choose_recipe("auto", Hyp(), **RUN).advice(batch) == ""
@@ -119,7 +119,7 @@ def test_small_batches_are_not_advised_against():
 @pytest.mark.parametrize(("epochs", "steps"), [(399, 49), (400, None)])
 def test_very_few_steps_are_advised_against_at_any_batch_size(epochs, steps, batch):
     advice = choose_recipe("auto", None, **RUN | {"images": 1, "epochs": epochs}).advice(batch)
-    assert advice == (f"only {steps} optimizer steps: more --epochs train better" if steps else "")
+    assert advice == (f"only {steps} optimizer steps: use more --epochs" if steps else "")
 
 
 def test_line_can_be_pasted():
