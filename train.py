@@ -93,11 +93,11 @@ from data.cache import open_images
 from data.labels import Labels
 from data.multi_scale import MultiScale
 from data.sampler import TrainSampler
-from data.splits import find_data, find_hyp
+from data.splits import Dataset, find_data, find_hyp
 from models import Detector
 from models.assign.targets import pad_targets
 from models.freezing import freeze, set_training
-from models.heads.registry import build_loss, family_of
+from models.heads.registry import build_loss
 from models.losses import Loss, LossGains
 from models.start import check_model, place_model, start_model
 from models.trial_step import measure_batch
@@ -139,8 +139,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     data = open_dataset(cfg.data, ("train", "val"), world, log.say, **cfg.reading())
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
-    model = open_model(run, train_labels, data.names, world, log.say)
-    cfg = run.fit_to(data, family_of(model.head).short_run, log.say)  # chooses "auto" settings
+    model, cfg = open_model(run, data, world, log.say)  # chooses "auto" settings
     batch = replace(batch, size=cfg.batch_size, nominal=run.hyp.nominal_batch)
     model.recompute = cfg.checkpoint_activations
     precision = agree_on_precision(cfg.amp, world, sharded=cfg.shard)
@@ -306,23 +305,24 @@ def compile_training(
     loader.compile(say)
 
 
-def open_model(run: Run, labels: Labels, names: Sequence[str], world: World, say: Say) -> Detector:
-    """The model of a new run, or of a resumed one, whose weights `run.restore` loads."""
-    cfg, hyp = run.config, run.hyp
+def open_model(run: Run, data: Dataset, world: World, say: Say) -> tuple[Detector, TrainConfig]:
+    """Return the model, without the weights of a resumed run, which `run.restore` loads, and the settings to use."""
+    cfg, hyp, trained = run.config, run.hyp, None
     if run.saved:
-        return detector_for_state(Path(cfg.resume), run.saved.description.table, run.saved.model, load=False)
-    model, run.trained = start_model(
-        cfg.cfg,
-        cfg.weights,
-        names,
-        anchors_per_level=round(hyp.anchors),
-        box_sizes=lambda stride: labels.box_sizes(round_up_to_stride(cfg.imgsz, stride)),
-        ratio_limit=hyp.anchor_t,
-        world=world,
-        say=say,
-        **cfg.starting(),
-    )
-    return model
+        model = detector_for_state(Path(cfg.resume), run.saved.description.table, run.saved.model, load=False)
+    else:
+        model, trained = start_model(
+            cfg.cfg,
+            cfg.weights,
+            data.names,
+            anchors_per_level=round(hyp.anchors),
+            box_sizes=lambda stride: data.labels["train"].box_sizes(round_up_to_stride(cfg.imgsz, stride)),
+            ratio_limit=hyp.anchor_t,
+            world=world,
+            say=say,
+            **cfg.starting(),
+        )
+    return model, run.fit_to(data, trained, say)
 
 
 def measured(

@@ -326,7 +326,8 @@ def check_size(model: Detector) -> None:
 def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
     """Return the billions of floating-point operations for one square image: 2 per multiply-add.
 
-    Those of convolutions and matrix products are counted. Nothing is computed: the model is built and run on the meta device.
+    Those of convolutions and matrix products are counted. Nothing is computed: the model is built and run on the meta
+    device.
     """
     with torch.device("meta"):
         model, image = Detector(table).eval(), torch.empty(1, table["ch"], image_size, image_size)

@@ -1,7 +1,7 @@
 """The heads by their name in model tables, each with its loss. To add a head, add a line to HEADS."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from models.heads import Head
 from models.heads.anchor_based import AnchorBasedHead
@@ -15,15 +15,14 @@ from models.losses.distance import DistanceLoss, DualDistanceLoss
 
 @dataclass(frozen=True)
 class HeadFamily:
-    """A head class, the loss class that trains it, and the gains that --hyp auto changes in a short run."""
+    """A head class, and the loss class that trains it."""
 
     head: type[Head]
     loss: type[Loss]
-    short_run: Mapping[str, float] = field(default_factory=dict)
 
 
 HEADS: dict[str, HeadFamily] = {
-    "Detect": HeadFamily(head=AnchorBasedHead, loss=AnchorBasedLoss, short_run={"box": 0.1, "cls": 1.5}),
+    "Detect": HeadFamily(head=AnchorBasedHead, loss=AnchorBasedLoss),
     "DecoupledDetect": HeadFamily(head=DecoupledHead, loss=DecoupledLoss),
     "DistanceDetect": HeadFamily(head=DistanceHead, loss=DistanceLoss),
     "DualDistanceDetect": HeadFamily(head=DualDistanceHead, loss=DualDistanceLoss),

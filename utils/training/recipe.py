@@ -3,7 +3,6 @@
 docs/recipes.md gives the rules, and the measurements that each of them rests on.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from shlex import quote
 
@@ -43,21 +42,17 @@ class TrainedWeights:
 class Recipe:
     """An optimizer, hyper-parameters, a batch size, and what they were chosen from, as text.
 
-    batch_size: None to leave it as it is. reason: "" if only the optimizer was chosen. chosen: whether anything was.
-    seen: images over all epochs of a short run, 0 of others.
+    batch_size: None to leave it as it is. seen: images over all epochs of a short run, 0 of others.
     """
 
     optimizer: str
     hyp: Hyp
-    reason: str = ""
+    reason: str
     batch_size: int | None = None
-    chosen: bool = True
     seen: int = 0
 
     def describe(self, hyp_file: str, batch_size: int) -> str:
         """One line with the flags that reproduce the choice. hyp_file: a YAML file that holds `hyp`."""
-        if not self.reason:
-            return f"--optimizer {self.optimizer}, for which YOLOv5's files were tuned: --hyp names no optimizer"
         published, own = Hyp().as_dict(), self.hyp.as_dict()
         changes = ", ".join(f"{name} {value:g}" for name, value in own.items() if value != published[name])
         values = f"hyp.scratch-low.yaml with {changes}" if changes else "the values of hyp.scratch-low.yaml"
@@ -75,25 +70,21 @@ class Recipe:
 
 def choose_recipe(
     optimizer: str,
-    hyp: Hyp | None,
     *,
     images: int,
     epochs: int,
     classes: int,
     trained: TrainedWeights | None,
     sharded: bool,
-    gains: Mapping[str, float],
     batch_size: int | None = None,
     unit: str = "image",
 ) -> Recipe:
-    """Return the optimizer, hyper-parameters and batch size to train with.
+    """Return the optimizer, hyper-parameters and batch size of --hyp auto.
 
-    optimizer: a name, or "auto". hyp: those of a file, or None for --hyp auto. images (or tiles), epochs, classes: of
-    the run. trained: the trained weights that it starts from, None for random ones. sharded: whether weights are
-    sharded, which Muon cannot step. gains: of the head's loss in a short run, where they differ from the defaults.
-    batch_size: None if it may be chosen; -1, to be measured, counts as MAX_PER_STEP. unit: what a sample is.
+    optimizer: a name, or "auto". images (or tiles), epochs, classes: of the run. trained: the trained weights that it
+    starts from, None for random ones. sharded: whether weights are sharded, which Muon cannot step. batch_size: None if
+    it may be chosen; -1, to be measured, counts as MAX_PER_STEP. unit: what a sample is.
 
-    - hyper-parameters of a file that names no optimizer: SGD, as YOLOv5's files were tuned for it
     - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml; with another
       optimizer only the learning rate differs
     - short runs from trained weights: a learning rate in proportion to the steps and the weights' RMS, up to the full
@@ -102,14 +93,10 @@ def choose_recipe(
     - short runs: Muon from random weights, AdamW from trained ones or if sharded; and the fewer images there are over
       all epochs, the fewer to an optimizer step; batches are smaller than 16 if those leave less than 500 steps
 
-    >>> chosen = choose_recipe(
-    ...     "auto", None, images=200, epochs=100, classes=12, trained=None, sharded=False, gains={}
-    ... )
+    >>> chosen = choose_recipe("auto", images=200, epochs=100, classes=12, trained=None, sharded=False)
     >>> chosen.optimizer, chosen.hyp.lr0, chosen.hyp.nominal_batch
     ('Muon', 0.01, 16.0)
     """
-    if hyp is not None:
-        return Recipe("SGD", hyp) if optimizer == AUTO else Recipe(optimizer, hyp, chosen=False)
     start = trained.describe() if trained else "random weights"
     run = f"{counted(images, unit)} x {counted(epochs, 'epoch')}"
     reason = f"{run}, {counted(classes, 'class')}, {start}"
@@ -132,4 +119,4 @@ def choose_recipe(
         if trained.all_classes:
             short["warmup_bias_lr"] = 0.0
     chosen_size = SMALLEST_BATCH if small and batch_size is None else None
-    return Recipe(optimizer, replace(Hyp(), **short, **gains), reason, chosen_size, seen=seen)
+    return Recipe(optimizer, replace(Hyp(), **short), reason, chosen_size, seen=seen)

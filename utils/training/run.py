@@ -53,42 +53,44 @@ class Run:
     saved: Checkpoint | None
     attempt: PreviousAttempt
     world: World
-    trained: TrainedWeights | None = None  # that the model of a new run starts from, set when it is built
-    recipe: Recipe | None = None  # of a new run, set by `fit_to`
+    recipe: Recipe | None = None  # of a new run with --hyp auto, set by `fit_to`
     folder: Path = Path()  # set by `open_folder`
 
-    def fit_to(self, data: TrainingData, gains: Mapping[str, float], say: Say) -> TrainConfig:
+    def fit_to(self, data: TrainingData, trained: TrainedWeights | None, say: Say) -> TrainConfig:
         """Choose the settings of a new run that are "auto", or check a resumed run; return all settings.
 
-        gains: of the head's loss in a short run, where they differ from the defaults. A resumed run raises ValueError
+        trained: the trained weights that a new run starts from, None for random ones. A resumed run raises ValueError
         if it was trained on other classes, and logs a line if its images have changed. Raises ValueError if the
         processes' choices differ.
         """
         if self.saved is None:
-            cfg, given = self.config, None if self.config.hyp == AUTO else self.hyp
-            is_free = "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0
-            self.recipe = choose_recipe(
-                cfg.optimizer,
-                given,
-                images=len(data.labels["train"]),
-                epochs=cfg.epochs,
-                classes=len(data.names),
-                trained=self.trained,
-                sharded=cfg.shard,
-                gains=gains,
-                batch_size=None if is_free else cfg.batch_size,
-                unit=data.unit,
-            )
-            cfg = replace(cfg, optimizer=self.recipe.optimizer, batch_size=self.recipe.batch_size or cfg.batch_size)
-            chosen = {"optimizer": cfg.optimizer, "batch_size": cfg.batch_size}
-            self.config, self.hyp = cfg, self.recipe.hyp
+            if self.config.hyp == AUTO:
+                self._choose_recipe(data, trained)
+            chosen = {"optimizer": self.config.optimizer, "batch_size": self.config.batch_size}
             self.world.require_same("the recipe", chosen | self.hyp.as_dict())
-            return cfg
+            return self.config
         if data.names != self.saved.description.names:
             raise ValueError(f"{self.config.resume}: its class names differ from those of {data.file}")
         if data.digests["train"] != self.saved.description.images:
             say(f"{data.file}: since {self.config.resume} was written the training images or their labels have changed")
         return self.config
+
+    def _choose_recipe(self, data: TrainingData, trained: TrainedWeights | None) -> None:
+        cfg = self.config
+        is_free = "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0
+        self.recipe = choose_recipe(
+            cfg.optimizer,
+            images=len(data.labels["train"]),
+            epochs=cfg.epochs,
+            classes=len(data.names),
+            trained=trained,
+            sharded=cfg.shard,
+            batch_size=None if is_free else cfg.batch_size,
+            unit=data.unit,
+        )
+        batch_size = self.recipe.batch_size or cfg.batch_size
+        self.config = replace(cfg, optimizer=self.recipe.optimizer, batch_size=batch_size)
+        self.hyp = self.recipe.hyp
 
     def describe(self, table: dict[str, Any], data: TrainingData) -> Description:
         """The description of the run in its checkpoints. table: of the model."""
@@ -136,7 +138,7 @@ class Run:
         write_yaml(self.folder / "args.yaml", cfg.as_dict())
         write_hyp(self.folder / "hyp.yaml", cfg.optimizer, self.hyp)
         write_json(self.folder / "data_report.json", report)
-        if self.recipe and self.recipe.chosen:
+        if self.recipe:
             say(self.recipe.describe(str(self.folder / "hyp.yaml"), cfg.batch_size))
             if advice := self.recipe.advice(cfg.batch_size):
                 say(advice)
@@ -180,11 +182,7 @@ def open_run(
         raise ValueError(f"{cfg.resume}: differs between the processes; all machines must read the same file")
     if saved is None:
         check_model(cfg.cfg, cfg.weights, download=cfg.download)
-        optimizer, hyp = (AUTO, Hyp()) if cfg.hyp == AUTO else read_hyp(find_hyp(cfg.hyp))
-        try:
-            cfg = replace(cfg, optimizer=optimizer if cfg.optimizer == AUTO else cfg.optimizer)
-        except ValueError as error:
-            raise ValueError(f"{cfg.hyp}: optimizer is {optimizer}: {error}") from None
+        cfg, hyp = (cfg, Hyp()) if cfg.hyp == AUTO else with_hyp_file(cfg, find_hyp(cfg.hyp), say)
     else:
         if "data" in cfg.given:
             cfg = replace(cfg, data=str(find_data(cfg.data)))
@@ -197,3 +195,21 @@ def open_run(
             say(line)
     world.require_same("the command line", cfg.training() | hyp.as_dict())
     return Run(cfg, hyp, saved, attempt, world)
+
+
+def with_hyp_file(cfg: TrainConfig, file: Path, say: Say) -> tuple[TrainConfig, Hyp]:
+    """Return the settings with the optimizer of a hyper-parameter file, if none is given, and its hyper-parameters.
+
+    say: logs a line if the file names no optimizer. Raises ValueError as read_hyp does, and if the optimizer does not
+    go with the settings.
+    """
+    optimizer, hyp = read_hyp(file)
+    if cfg.optimizer != AUTO:
+        return cfg, hyp
+    if optimizer == AUTO:
+        optimizer = "SGD"
+        say(f"--optimizer SGD, for which YOLOv5's files were tuned: {cfg.hyp} names no optimizer")
+    try:
+        return replace(cfg, optimizer=optimizer), hyp
+    except ValueError as error:
+        raise ValueError(f"{cfg.hyp}: optimizer is {optimizer}: {error}") from None

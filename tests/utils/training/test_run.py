@@ -274,26 +274,26 @@ def test_ranks_that_read_the_same_checkpoint_resume(tmp_path):
 
 def test_resumed_run_refuses_other_classes(tmp_path):
     run, said = resumed_run(saved_run(tmp_path / "exp")), []
-    run.fit_to(FakeData(), {}, said.append)
+    run.fit_to(FakeData(), None, said.append)
     assert said == []
     for names in (NAMES[:1], NAMES[::-1], [*NAMES, "bar"]):
         with pytest.raises(ValueError, match=r"last\.pt: its class names differ from those of shapes\.yaml$"):
-            run.fit_to(FakeData(names=names), {}, said.append)
+            run.fit_to(FakeData(names=names), None, said.append)
 
 
 def test_resumed_run_reports_changed_training_images(tmp_path):
     """Changed validation images are not reported: they do not change the training."""
     last, said = saved_run(tmp_path / "exp"), []
     run = resumed_run(last)
-    run.fit_to(FakeData(digests={"train": "abc", "val": "new"}), {}, said.append)
+    run.fit_to(FakeData(digests={"train": "abc", "val": "new"}), None, said.append)
     assert said == []
-    run.fit_to(FakeData(digests={"train": "new", "val": "def"}), {}, said.append)
+    run.fit_to(FakeData(digests={"train": "new", "val": "def"}), None, said.append)
     assert said == [f"shapes.yaml: since {last} was written the training images or their labels have changed"]
 
 
 def test_new_run_accepts_any_data(tmp_path):
     run = new_run(tmp_path)
-    assert run.fit_to(FakeData(names=["other"], digests={"train": "new"}), {}, never) is run.config
+    assert run.fit_to(FakeData(names=["other"], digests={"train": "new"}), None, never) is run.config
 
 
 def test_description_has_settings_hyperparameters_and_data(tmp_path):
@@ -439,8 +439,8 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
 
 def test_new_run_chooses_settings_that_are_not_given(tmp_path):
     run, lines = new_run(tmp_path), []
-    cfg = run.fit_to(FakeData(), {"box": 0.1}, never)
-    assert (cfg, cfg.optimizer, cfg.hyp, run.hyp.nominal_batch, run.hyp.box) == (run.config, "Muon", "auto", 16, 0.1)
+    cfg = run.fit_to(FakeData(), None, never)
+    assert (cfg, cfg.optimizer, cfg.hyp, run.hyp.nominal_batch, run.hyp.lrf) == (run.config, "Muon", "auto", 16, 0.05)
     run.open_folder({}, lines.append)
     assert lines == [run.recipe.describe(str(run.folder / "hyp.yaml"), run.config.batch_size)]
     assert "200 images x 100 epochs, 2 classes, random weights: --optimizer Muon" in lines[0]
@@ -457,7 +457,7 @@ def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
 
     def choose(world):
         run = new_run(tmp_path, world, **given)
-        cfg = run.fit_to(FakeData(labels={"train": range(50)}), {}, never)
+        cfg = run.fit_to(FakeData(labels={"train": range(50)}), None, never)
         assert ("--batch-size 8 " in run.recipe.describe("hyp.yaml", cfg.batch_size)) == (expected == 8)
         return cfg.batch_size
 
@@ -468,10 +468,10 @@ def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
 def test_hyp_file_of_a_run_gives_the_same_run_again(tmp_path, given, expected):
     """Its optimizer too, unless the command line has another one."""
     first = new_run(tmp_path)
-    first.fit_to(FakeData(), {"box": 0.1}, never)
+    first.fit_to(FakeData(), None, never)
     first.open_folder({}, lambda _: None)
     again, lines = new_run(tmp_path, hyp=str(first.folder / "hyp.yaml"), optimizer=given), []
-    again.fit_to(FakeData(), {"box": 0.2}, never)
+    again.fit_to(FakeData(labels={"train": range(10**6)}), None, never)
     assert (again.config.optimizer, again.hyp) == (expected, first.hyp)
     again.open_folder({}, lines.append)
     assert not lines
@@ -485,7 +485,7 @@ def test_optimizer_of_a_file_that_the_flags_exclude_is_refused(tmp_path):
 
 def test_new_run_with_few_steps_says_so(tmp_path):
     run, lines = new_run(tmp_path, batch_size=64), []
-    run.fit_to(FakeData(), {}, never)
+    run.fit_to(FakeData(), None, never)
     run.open_folder({}, lines.append)
     assert lines[1].startswith("only 312 optimizer steps: ")
     assert len(lines) == 2
@@ -493,30 +493,42 @@ def test_new_run_with_few_steps_says_so(tmp_path):
 
 def test_run_from_trained_weights_takes_their_recipe(tmp_path):
     run = new_run(tmp_path)
-    run.trained = TRAINED
-    assert run.fit_to(FakeData(unit="tile"), {}, never).optimizer == "AdamW"
+    assert run.fit_to(FakeData(unit="tile"), TRAINED, never).optimizer == "AdamW"
     assert run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights of RMS 0.2, not all classes known"
 
 
-@pytest.mark.parametrize("differs", ["optimizer", "hyper-parameters"])
+@pytest.mark.parametrize("differs", ["trained weights", "--hyp"])
 def test_ranks_that_choose_different_recipes_are_refused(tmp_path, differs):
-    """For example where --weights is set on one machine only, or --hyp is a file there."""
+    """Where --weights is set on one machine only, or --hyp is auto there and the defaults' file elsewhere."""
     worlds = thread_worlds(2)
 
     def refused(world):
-        run = new_run(tmp_path / str(world.rank), world)
-        run.trained = TRAINED if differs == "optimizer" and world.rank > 0 else None
-        gains = {"box": 0.1 if differs == "hyper-parameters" and world.rank else 0.05}
+        is_other = world.rank > 0
+        flags = {"optimizer": "AdamW", "hyp": "hyp.scratch-low.yaml" if is_other else "auto"}
+        run = new_run(tmp_path, world, **(flags if differs == "--hyp" else {}))
+        trained = TRAINED if differs == "trained weights" and is_other else None
         with pytest.raises(ValueError, match="the recipe differs between the processes: "):
-            run.fit_to(FakeData(), gains, never)
+            run.fit_to(FakeData(), trained, never)
         return True
 
     assert run_ranks([partial(refused, world) for world in worlds], worlds) == [True, True]
 
 
+def test_hyp_file_without_an_optimizer_is_trained_with_sgd(tmp_path):
+    """Unless the command line names another one."""
+    file = tmp_path / "my.yaml"
+    file.write_text("lr0: 0.02")
+    for given, expected in (("auto", "SGD"), ("Adam", "Adam")):
+        run, said = opened(TrainConfig(hyp=str(file), optimizer=given), find_hyp=Path)
+        why = f"--optimizer SGD, for which YOLOv5's files were tuned: {file} names no optimizer"
+        assert said == ([why] if given == "auto" else [])
+        assert run.fit_to(FakeData(labels={"train": range(10**6)}), TRAINED, never).optimizer == expected
+        assert (run.hyp, run.recipe) == (Hyp(lr0=0.02), None)
+
+
 def test_new_run_keeps_settings_that_are_given(tmp_path):
     run = new_run(tmp_path, optimizer="Adam", hyp="hyp.VOC.yaml")
-    assert run.fit_to(FakeData(), {"box": 0.1}, never).optimizer == "Adam"
+    assert run.fit_to(FakeData(), None, never).optimizer == "Adam"
     assert run.hyp.lr0 == 0.00334
     run.open_folder({}, never)  # and logs no recipe
 
@@ -524,5 +536,5 @@ def test_new_run_keeps_settings_that_are_given(tmp_path):
 def test_resumed_run_keeps_the_chosen_settings(tmp_path):
     """More images, which change the choice of a new run, do not change that of a run that is resumed."""
     run = resumed_run(saved_run(tmp_path / "exp", epochs=2, optimizer="AdamW", hyp={"lr0": 0.5}))
-    cfg = run.fit_to(FakeData(labels={"train": range(10**6)}), {}, never)
+    cfg = run.fit_to(FakeData(labels={"train": range(10**6)}), None, never)
     assert (cfg.optimizer, run.hyp.lr0, run.recipe) == ("AdamW", 0.5, None)
