@@ -65,7 +65,7 @@ def jobs(
 @pytest.fixture(scope="module")
 def found(jobs: dict[str, NamespaceJob]) -> dict[str, Any]:
     job = jobs["offline"].job
-    assert job.end(120) == 0, job.err
+    assert job.end(300) == 0, job.err
     return json.loads((job.folder / "found.json").read_text())
 
 
@@ -117,7 +117,7 @@ def test_training_works_for_user_without_home(jobs):
     if "unknown_user" not in jobs:
         pytest.skip("this machine does not allow an unknown user (unshare --user --map-user)")
     job = jobs["unknown_user"].job
-    assert job.end(120) == 0, job.err
+    assert job.end(300) == 0, job.err
     assert "Traceback" not in job.err
     assert job.out.count("[not cached: no home folder, and no --cache-dir]") == 2
     assert (job.folder / "trained" / "results.png").exists()
