@@ -12,7 +12,9 @@ Every combination is one training; the flags after -- are given to all of ours. 
 {out} are replaced by the data YAML, the seed and an empty folder. The rows of the results.csv that a program writes are
 noted with the time since its start. At the end val.py measures its best.pt on the val split, for all programs with the
 same evaluator; where it fails, the program's own figures stay, marked *. What is done is stored in --out, and is not
-trained again, unless its command or its data's path differs. benchmarks/trainings/subset.py makes small data sets.
+trained again, unless its command or its data's path differs. A program that ends with an error is not stored; for one
+that only fails after it has written best.pt, give "NAME=sh -c 'COMMAND; true'". benchmarks/trainings/subset.py makes
+small data sets.
 
 Seconds to 80, 90 and 95 % of a run's own highest mAP show how early a recipe is good, including its start-up. "at equal
 time" is the highest mAP, by the program's own evaluator, that a run has reached when the fastest program on the same
@@ -21,6 +23,7 @@ data ends, with the last of its seeds.
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -52,29 +55,35 @@ def plan(options: argparse.Namespace) -> list[Training]:
     for name, command in peers:
         if not command or shutil.which(command[0]) is None:
             raise ValueError(f"{name}: there is no program '{printable(command[0] if command else '')}'")
+        if not any("{out}" in word for word in command):
+            raise ValueError(f"{name}: there is no {{out}} in its command")
     own = []
     for model in options.models:
         for name, flags in options.recipe:
-            ours = [sys.executable, str(ROOT / "train.py"), "--data", "{data}", "--seed", "{seed}", "--cfg", model]
-            ours += ["--project", "{out}", "--name", "run", "--exist-ok", "--noplots", *words(name, flags)]
+            planned = ["--data", "{data}", "--seed", "{seed}", "--cfg", model, "--project", "{out}", "--name", "run"]
+            ours = [sys.executable, str(ROOT / "train.py"), *planned, "--exist-ok", "--noplots", *words(name, flags)]
             own.append((f"{Path(model).stem} {name}", [*ours, *options.flags]))
     programs = dict([*own, *peers])
     if not programs or not options.seeds:
         raise ValueError("nothing to train: give --models or --peer, and --seeds")
-    for what, values in (("program", [name for name, _ in [*own, *peers]]), ("seed", options.seeds)):
+    files = [str(find_data(data).resolve()) for data in options.data]
+    names = [name for name, _ in [*own, *peers]]
+    for what, values in (("program", names), ("seed", options.seeds), ("data set", files)):
         twice = [value for value in values if values.count(value) > 1]
         if twice:
             raise ValueError(f"the {what} {printable(str(twice[0]))} is given twice")
     for data in options.data:
         open_data(data, splits=() if "--download" in options.flags else ("train", "val"))
     trainings = [
-        Training(program, str(find_data(data).resolve()), seed, tuple(command))
-        for data in options.data
+        Training(program, data, seed, tuple(command))
+        for data in files
         for program, command in programs.items()
         for seed in options.seeds
     ]
-    for program, _ in own:
-        check_flags(next(training for training in trainings if training.program == program))
+    ours = dict(own)
+    for training in trainings:
+        if training.program in ours:
+            check_flags(training)
     return trainings
 
 
@@ -87,18 +96,28 @@ def words(name: str, command: str) -> list[str]:
 
 
 def check_flags(training: Training) -> None:
-    """Raise ValueError if train.py would refuse the flags, the model, the weights or the hyper-parameter file."""
-    cfg, _ = parse_args([filled(word, training, Path("out")) for word in training.command[2:]])
+    """Raise ValueError if train.py would refuse the flags, the model, the weights or the hyper-parameter file.
+
+    And if a flag changes what the benchmark has planned.
+    """
+    arguments = [filled(word, training, Path("out")) for word in training.command[2:]]
+    cfg, _ = parse_args(arguments)
+    planned, _ = parse_args(arguments[: arguments.index("--exist-ok")])
+    for name in ("data", "seed", "cfg", "project", "name", "resume"):
+        if getattr(cfg, name) != getattr(planned, name):
+            raise ValueError(f"{training.program}: the benchmark itself gives --{name}")
     check_model(cfg.cfg, cfg.weights, download=cfg.download)
     if cfg.hyp != AUTO:
         find_hyp(cfg.hyp)
 
 
 def named(text: str) -> tuple[str, str]:
-    """Split "name=value" at the first equals sign."""
+    """Split "name=value" at the first equals sign. The name is a cell of a table and part of file names."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"{text!r}: give name=value")
+    if not re.fullmatch(r"[\w.+-]{1,60}", name):
+        raise argparse.ArgumentTypeError(f"{name!r}: a name has 1 to 60 letters, digits, '.', '_', '+' or '-'")
     return name, value
 
 
@@ -125,7 +144,8 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ValueError(f"--out {printable(options.out)} is a file") from None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the trainings have sessions of their own
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the trainings have sessions of their own
+        signal.signal(number, signal.default_int_handler)
     stop, failed = threading.Event(), threading.Event()
 
     def train_unless_failed(training: Training) -> Outcome:
@@ -148,7 +168,7 @@ def main() -> None:
             wait([each for each in futures if not each.cancel()])  # Ctrl-C ends it, but would break pool.shutdown()
         except KeyboardInterrupt:
             stop.set()
-            for number in (signal.SIGINT, signal.SIGTERM):  # until the trainings have ended
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # until the trainings have ended
                 signal.signal(number, signal.SIG_IGN)
             wait([each for each in futures if not each.cancel()])
             raise

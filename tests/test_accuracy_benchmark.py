@@ -117,12 +117,21 @@ def test_results_without_a_known_column_are_refused(tmp_path, tiny_data, monkeyp
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_failure_lets_running_programs_end_and_starts_no_other(jobs, peer, tmp_path, tiny_data, monkeypatch):
     words = ["--data", str(tiny_data), "--models", "--seeds", "0", "--out", str(tmp_path / "out"), "--jobs", f"{jobs}"]
-    peers = ["--peer", f"Good={peer}", "--peer", "Bad=false", "--peer", f"Later={peer}"]
+    peers = ["--peer", f"Good={peer}", "--peer", "Bad=false {out}", "--peer", f"Later={peer}"]
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words, *peers])
     with pytest.raises(FaultError, match=r"^Bad_tiny_0_"):
         accuracy.main()
     assert [path.name.split("_")[0] for path in (tmp_path / "out").glob("*.json")] == ["Good"]
     assert not list((tmp_path / "out").glob("Later*"))
+
+
+@pytest.mark.parametrize("text", ["", '{"ap": 0.5', '{"other": 1}', "[1]"])
+def test_damaged_result_is_named(tmp_path, text):
+    training = Training("Peer", "a.yaml", 0, ("false",))
+    stored = tmp_path / f"{training.key}.json"
+    stored.write_text(text)
+    with pytest.raises(FaultError, match=rf"^{stored}: not the result of a training; delete it to train again$"):
+        train(training, tmp_path, threads=1)
 
 
 def test_figure_that_is_not_known_is_read_back(tmp_path):
@@ -180,7 +189,14 @@ def test_table_has_means_and_deviations_over_seeds():
         ("--data absent.yaml", "no data set absent.yaml: neither "),
         ("--data DATA --peer P=no-such-program", "P: there is no program 'no-such-program'"),
         ("--data DATA --peer P=", "P: there is no program ''"),
-        ("--data DATA --peer P=true --peer P=false", "the program P is given twice"),
+        ("--data DATA --seeds 0 --peer P=true", "P: there is no {out} in its command"),
+        ("--data DATA --peer P=yes{out}", "P: there is no program 'yes{out}'"),
+        ("--data DATA DATA", "the data set DATA is given twice"),
+        ("--data DATA -- --seed 7", "yolov5n auto: the benchmark itself gives --seed"),
+        ("--data DATA -- --cfg yolo11n.yaml", "yolov5n auto: the benchmark itself gives --cfg"),
+        ("--data DATA --recipe a=--project+x", "yolov5n a: the benchmark itself gives --project"),
+        ("--data DATA --seeds 0 -1", "--seed -1: "),
+        ("--data DATA --seeds 0 --peer P=env+{out} --peer P=env+{out}", "the program P is given twice"),
         ("--data DATA --recipe a= --recipe a=--rect", "the program yolov5n a is given twice"),
         ("--data DATA --models yolov5n.yaml other/yolov5n.yaml", "the program yolov5n auto is given twice"),
         ("--data DATA --seeds 0 1 0", "the seed 0 is given twice"),
@@ -194,7 +210,8 @@ def test_table_has_means_and_deviations_over_seeds():
     ],
 )
 def test_wrong_flags_are_refused_before_training(tmp_path, tiny_data, monkeypatch, capsys, words, sentence):
-    own = words.replace("DATA", str(tiny_data)).split()
+    own = [word.replace("DATA", str(tiny_data)).replace("+", " ") for word in words.split()]
+    sentence = sentence.replace("DATA", str(tiny_data))
     monkeypatch.setattr(sys, "argv", ["accuracy.py", "--out", str(tmp_path / "out"), *own])
     assert exit_code_of(accuracy.main) == 2
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
@@ -203,7 +220,7 @@ def test_wrong_flags_are_refused_before_training(tmp_path, tiny_data, monkeypatc
 
 def test_out_that_is_a_file_is_refused(tmp_path, tiny_data, monkeypatch, capsys):
     (tmp_path / "out").touch()
-    words = ["--data", str(tiny_data), "--models", "--peer", "P=true", "--out", str(tmp_path / "out")]
+    words = ["--data", str(tiny_data), "--models", "--peer", "P=true {out} {seed}", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words])
     assert exit_code_of(accuracy.main) == 2
     assert capsys.readouterr().err == f"error: --out {tmp_path / 'out'} is a file\n"
@@ -218,9 +235,18 @@ def test_other_braces_of_a_command_stay(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("other", [[], ["--peer", "Bad=false", "--jobs", "2"]], ids=["alone", "after a failure"])
-def test_ctrl_c_ends_the_program_and_starts_no_other(tmp_path, tiny_data, other):
-    """As from `kill -INT`: only the benchmark gets the signal; a second one does not leave the program behind."""
+@pytest.mark.parametrize("name", ["A|B", "a b", "a/b", "x" * 61])
+def test_names_fit_into_tables_and_file_names(tiny_data, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", "--data", str(tiny_data), "--peer", f"{name}=true {{out}}"])
+    with pytest.raises(SystemExit):
+        accuracy.main()
+    assert f"argument --peer: {name!r}: a name has 1 to 60 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", [[], ["--peer", "Bad=false {out}", "--jobs", "2"]], ids=["alone", "after a failure"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signal_ends_the_program_and_starts_no_other(tmp_path, tiny_data, other, number):
+    """As from `kill -INT`, or where a terminal is closed: only the benchmark gets it; a second one changes nothing."""
     (tmp_path / "peer.py").write_text(
         "import os, signal, sys, time\n"
         "open(sys.argv[1] + '.pid', 'w').write(str(os.getpid()))\n"
@@ -238,9 +264,9 @@ def test_ctrl_c_ends_the_program_and_starts_no_other(tmp_path, tiny_data, other)
         while not (tmp_path / "0").exists() and process.poll() is None:
             time.sleep(0.05)
         first = process.stderr.readline() if other else ""  # the failure, at once
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -304,7 +330,7 @@ def test_plan_crosses_data_models_recipes_and_seeds(tiny_data):
         "flags": ["--rect"],
     }
     options = accuracy.argparse.Namespace(
-        **names, recipe=[("auto", ""), ("sgd", "--optimizer SGD")], peer=[("P", "true")]
+        **names, recipe=[("auto", ""), ("sgd", "--optimizer SGD")], peer=[("P", "true {out} {seed}")]
     )
     trainings = plan(options)
     assert len(trainings) == (2 * 2 + 1) * 3

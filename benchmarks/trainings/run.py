@@ -89,8 +89,11 @@ def train(training: Training, out: Path, threads: int, stop: threading.Event | N
     """
     stored = out / f"{training.key}.json"
     if stored.exists():
-        values = json.loads(stored.read_text())
-        return Outcome(**{name: float("nan") if value is None else value for name, value in values.items()})
+        try:
+            values = json.loads(stored.read_text())
+            return Outcome(**{name: float("nan") if value is None else value for name, value in values.items()})
+        except (ValueError, TypeError, AttributeError):
+            raise FaultError(f"{stored}: not the result of a training; delete it to train again") from None
     folder, log = out / training.key, out / f"{training.key}.log"
     shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
     stop = stop or threading.Event()
@@ -206,10 +209,10 @@ def validation(training: Training, weights: Path, folder: Path) -> list[str]:
 def read_size(command: Sequence[str]) -> str:
     """Return the last image size in a command, which is the one that counts; "" for none.
 
-    >>> read_size(["--img", "64", "--img=320"]), read_size(["yolo", "imgsz=416"]), read_size(["train.py"])
+    >>> read_size(["--img", "64", "--img=320"]), read_size(["sh", "-c", "yolo imgsz=416; true"]), read_size(["train.py"])
     ('320', '416', '')
     """
-    size, words = "", [part for word in command for part in word.split("=", 1)]
+    size, words = "", [part for word in " ".join(command).replace(";", " ").split() for part in word.split("=", 1)]
     for word, following in pairwise(words):
         if word in ("--img", "--imgsz", "--img-size", "imgsz"):
             size = following

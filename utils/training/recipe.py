@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from utils.printable import counted
+from utils.training.batch_size import GlobalBatch
 from utils.training.hyperparameters import Hyp
+from utils.training.schedule import Schedule
 
 AUTO = "auto"
 LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 images
@@ -42,14 +44,15 @@ class TrainedWeights:
 class Recipe:
     """An optimizer, hyper-parameters, a batch size, and what they were chosen from, as text.
 
-    batch_size: None to leave it as it is. seen: images over all epochs of a short run, 0 of others.
+    batch_size: None to leave it as it is. images, epochs: of a short run, 0 of others.
     """
 
     optimizer: str
     hyp: Hyp
     reason: str
     batch_size: int | None = None
-    seen: int = 0
+    images: int = 0
+    epochs: int = 0
 
     def describe(self, hyp_file: str, batch_size: int) -> str:
         """One line with the flags that reproduce the choice. hyp_file: a YAML file that holds `hyp`."""
@@ -61,8 +64,11 @@ class Recipe:
 
     def advice(self, batch_size: int) -> str:
         """A sentence if a short run has few optimizer steps because of its batch size, or very few; "" otherwise."""
-        steps, reducible = int(self.seen / max(batch_size, self.hyp.nominal_batch)), batch_size > SMALLEST_BATCH
-        if not self.seen or steps >= (FEW_STEPS if reducible else VERY_FEW_STEPS):
+        if not self.images:
+            return ""
+        steps = count_steps(self.images, self.epochs, batch_size, self.hyp.nominal_batch)
+        reducible = batch_size > SMALLEST_BATCH
+        if steps >= (FEW_STEPS if reducible else VERY_FEW_STEPS):
             return ""
         better = "more --epochs or a smaller --batch-size" if reducible else "more --epochs"
         return f"only {counted(steps, 'optimizer step')}: use {better}"
@@ -111,12 +117,23 @@ def choose_recipe(
         return Recipe(optimizer, replace(Hyp(), lr0=rate), reason)
     small = seen < FEW_STEPS * MIN_PER_STEP and (batch_size is None or 0 < batch_size <= SMALLEST_BATCH)
     per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else MIN_PER_STEP), MAX_PER_STEP)
-    largest = MAX_PER_STEP if batch_size == -1 else batch_size or 0
-    steps = seen / max(per_step, min(largest, images))
     short = {"lr0": rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
     if trained:
+        size = MAX_PER_STEP if batch_size == -1 else batch_size or (SMALLEST_BATCH if small else MIN_PER_STEP)
+        steps = count_steps(images, epochs, size, short["nominal_batch"])
         short["lr0"] = float(f"{rate * trained.rate_share(steps):.2g}")
         if trained.all_classes:
             short["warmup_bias_lr"] = 0.0
     chosen_size = SMALLEST_BATCH if small and batch_size is None else None
-    return Recipe(optimizer, replace(Hyp(), **short), reason, chosen_size, seen=seen)
+    return Recipe(optimizer, replace(Hyp(), **short), reason, chosen_size, images=images, epochs=epochs)
+
+
+def count_steps(images: int, epochs: int, batch_size: int, nominal_batch: float) -> int:
+    """Optimizer steps, without warm-up, of batches that are no larger than the number of images. At least 1.
+
+    >>> count_steps(200, 100, 16, 16), count_steps(200, 100, 64, 16), count_steps(1, 60, 8, 8)
+    (1250, 312, 60)
+    """
+    size = GlobalBatch(batch_size).limited_to(images).size
+    steps = Schedule(images * epochs // size, epochs, size, nominal_batch).optimizer_steps
+    return max(steps, 1)
