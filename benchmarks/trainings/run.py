@@ -209,7 +209,7 @@ def validation(training: Training, weights: Path, folder: Path) -> list[str]:
 def read_size(command: Sequence[str]) -> str:
     """Return the last image size in a command, which is the one that counts; "" for none.
 
-    >>> read_size(["--img", "64", "--img=320"]), read_size(["sh", "-c", "yolo imgsz=416; true"]), read_size(["train.py"])
+    >>> read_size(["--img", "64", "--img=320"]), read_size(["sh", "-c", "a imgsz=416; true"]), read_size(["train.py"])
     ('320', '416', '')
     """
     size, words = "", [part for word in " ".join(command).replace(";", " ").split() for part in word.split("=", 1)]

@@ -149,8 +149,8 @@ def test_short_runs_from_trained_weights_learn_slowly(epochs, steps, other, same
         assert choose_recipe("SGD", **run).hyp == Hyp()
 
 
-# 200 x 15 = 3,000 images are 187 steps of 16, 375 of 8, 46 of 64, and 23 of 128, which is what a batch of 512 is reduced
-# to: 0.004 x 187 x 0.1 / 25 = 0.003. A batch to be measured counts as 64.
+# 200 x 15 = 3,000 images are 187 steps of 16, 375 of 8, 46 of 64, and 23 of 128, which a batch of 512 is reduced to:
+# 0.004 x 187 x 0.1 / 25 = 0.003. A batch to be measured counts as 64.
 @pytest.mark.parametrize(
     ("given", "expected"), [(16, 0.003), (8, 0.004), (1, 0.004), (64, 0.00074), (-1, 0.00074), (512, 0.00037)]
 )
