@@ -60,7 +60,7 @@ def start_model(
     than this factor. seed: for the anchor fitting. download: whether to fetch missing weights of
     models/pretrained.yaml. say: logs a sentence about the model, and one about the fit.
 
-    Raises ValueError as build_model and load_detector do, and for weights that are not finite.
+    Raises ValueError as build_model and load_detector do.
     """
     if download:
         fetch_weights(weights)
@@ -69,9 +69,6 @@ def start_model(
     model = build_model(source.table if source and not cfg else cfg, len(names), anchors=anchors_per_level or None)
     origin, trained = "from scratch", None
     if source:
-        unfit = next((key for key, value in source.state_dict().items() if not value.isfinite().all()), None)
-        if unfit is not None:
-            raise ValueError(f"{printable(weights)}: {unfit} has values that are not finite")
         copied = transfer(model, names, source, checkpoint["names"])
         classes = f"{copied.classes} of {counted(len(names), 'class')}"
         origin = f"{copied.tensors} of {copied.total} tensors and {classes} copied from {weights}"
@@ -91,6 +88,8 @@ def start_model(
             placeholders=anchors_per_level > 0,
             broadcast=world.broadcast_object,
         )
+        if sentence is None and anchors_per_level:
+            sentence = f"anchors {anchors_per_level}: the head of this model has no anchors: no effect"
         if sentence:
             say(sentence)
     return model, trained

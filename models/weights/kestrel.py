@@ -30,7 +30,7 @@ def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]
 
     head: the output that it decodes, of a head that has several; "" for its first. Of another project's checkpoint, the
     only entry is `names`, the class names. Raises ValueError if the file does not exist, is not a checkpoint, or holds
-    weights that do not fit its table, or if its head has no such output.
+    weights that do not fit its table or are not finite, or if its head has no such output.
     """
     detector, saved = _read_detector(path)
     try:
@@ -51,6 +51,9 @@ def _read_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
         model, class_names = reader(path)
         return model, {"names": class_names}
     model = detector_for_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"], load=True)
+    unfit = next((key for key, value in model.state_dict().items() if not value.isfinite().all()), None)
+    if unfit is not None:
+        raise ValueError(f"{printable(path)}: {unfit} has values that are not finite")
     names = saved["names"]
     if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
         raise ValueError(f"{path}: `names` must be a list of {model.num_classes} names, one per class of its table")

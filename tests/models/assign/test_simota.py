@@ -18,8 +18,8 @@ from utils.boxes import to_xyxy
 
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "yolox"
 STRIDES = (8, 16, 32)
-SIDE = 128
-GRIDS = [(SIDE // stride, SIDE // stride) for stride in STRIDES]
+HEIGHT, WIDTH = 128, 192
+GRIDS = [(HEIGHT // stride, WIDTH // stride) for stride in STRIDES]
 CLASSES = 3
 
 
@@ -45,10 +45,11 @@ def random_predictions(images: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def random_targets(count: int, images: int, seed: int) -> Tensor:
     g = torch.Generator().manual_seed(seed)
-    corners = torch.rand(count, 2, 2, generator=g) * SIDE
-    low, high = corners.amin(1), corners.amax(1) + 4
+    size = torch.tensor([WIDTH, HEIGHT])
+    corners = torch.rand(count, 2, 2, generator=g) * size
+    low, high = corners.amin(1), (corners.amax(1) + 4).minimum(size)
     head = [torch.randint(0, images, (count,), generator=g), torch.randint(0, CLASSES, (count,), generator=g)]
-    return torch.cat([torch.stack(head, 1), low, high.clamp(max=SIDE)], 1).float()
+    return torch.cat([torch.stack(head, 1), low, high], 1).float()
 
 
 def iou_of(one: list[float], other: list[float]) -> float:
@@ -115,11 +116,11 @@ def test_assignment_equals_slow_loops(seed, monkeypatch):
     assert assigned(*predictions, pad_targets(targets)) == expected
 
 
-@pytest.mark.parametrize("centre", [(1.0, 1.0), (127.0, 64.0), (64.0, 64.0), (60.0, 4.0), (8.0, 120.0)])
+@pytest.mark.parametrize("centre", [(1.0, 1.0), (191.0, 64.0), (64.0, 64.0), (60.0, 4.0), (8.0, 120.0), (96.0, 127.0)])
 def test_boxes_at_borders_of_image_and_cells_equal_slow_loops(centre):
     targets = torch.tensor([[0, 1, centre[0] - 1, centre[1] - 1, centre[0] + 1, centre[1] + 1]])
     predictions = random_predictions(1, 5)
-    predictions[0][..., :] = torch.tensor([0.0, 0, SIDE, SIDE])  # IoU is small: one prediction
+    predictions[0][..., :] = torch.tensor([0.0, 0, WIDTH, HEIGHT])  # IoU is small: one prediction
     assert assigned(*predictions, targets) == slow_simota(*predictions, targets)
     predictions[0][..., :] = targets[0, 2:]  # IoU is 1 everywhere: ten predictions
     found = assigned(*predictions, targets)

@@ -18,8 +18,9 @@ from tests.models.assign.test_simota import (
     CLASSES,
     FIXTURES,
     GRIDS,
-    SIDE,
+    HEIGHT,
     STRIDES,
+    WIDTH,
     iou_of,
     random_targets,
     sigma,
@@ -173,7 +174,7 @@ def test_decoupled_loss_never_syncs_with_device():
 
 def test_ignore_regions_train_no_objectness():
     maps = [level.requires_grad_() for level in random_maps(1)]
-    everywhere = torch.tensor([[0.0, -1, 0, 0, SIDE, SIDE]])
+    everywhere = torch.tensor([[0.0, -1, 0, 0, WIDTH, HEIGHT]])
     terms = DecoupledLoss(STRIDES)(maps, everywhere)
     assert values(terms) == {"box": 0, "obj": 0, "cls": 0, "l1": 0}
 

@@ -15,23 +15,24 @@ from models.assign.targets import pad_targets
 from models.assign.task_aligned import Aligned
 from models.heads.distance import DistanceHead, DualDistanceHead
 from models.losses.distance import DistanceLoss, DualDistanceLoss, bin_entropy, normalisers
-from tests.models.assign.test_task_aligned import CLASSES, SIDE, STRIDES, middles, random_targets, slow_task_aligned
+from tests.models.assign.test_task_aligned import CLASSES, SIDE, STRIDES, random_targets, slow_task_aligned
 
-ALL_STRIDES = [stride for stride in STRIDES for _ in range((SIDE // stride) ** 2)]  # of each prediction
 AUTHORS = {16: {"box": 7.5, "cls": 0.5, "dfl": 1.5}, 1: {"box": 7.5, "cls": 0.5, "dfl": 6.0}}
 O2O = {"candidates": 7, "kept": 1}
 each_head = pytest.mark.parametrize("bins", [16, 1])
 
 
-def random_maps(images: int, bins: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def random_maps(
+    images: int, bins: int, seed: int = 0, dtype: torch.dtype = torch.float64, width: int = SIDE
+) -> list[Tensor]:
     """Return maps whose distances are about two strides; without bins some are negative, and some boxes inverted."""
     g = torch.Generator().manual_seed(seed)
     maps = []
     for stride in STRIDES:
-        side = SIDE // stride
-        sides = torch.randn(images, side, side, 4, bins, generator=g, dtype=torch.float64)
+        grid = SIDE // stride, width // stride
+        sides = torch.randn(images, *grid, 4, bins, generator=g, dtype=torch.float64)
         sides = 2 + 1.5 * sides if bins == 1 else 3 * sides - (torch.arange(bins) - 2.0).abs() / 2
-        classes = torch.randn(images, side, side, CLASSES, generator=g, dtype=torch.float64)
+        classes = torch.randn(images, *grid, CLASSES, generator=g, dtype=torch.float64)
         maps.append(torch.cat([sides.flatten(3), classes], 3).to(dtype))
     return maps
 
@@ -56,15 +57,22 @@ def slow_distance(row: Tensor, bins: int, side: int) -> Tensor:
 def slow_loss(maps: list[Tensor], targets: Tensor, bins: int, **assignment: int) -> dict[str, Tensor]:
     """Compute the terms without gains, one prediction at a time, with torch's and torchvision's losses."""
     rows = torch.cat([level.flatten(1, 2) for level in maps], 1)
-    points, targets = middles(), targets.to(rows.dtype)
-    cells = points / torch.tensor(ALL_STRIDES)[:, None]  # of a cell's middle: column + 0.5, row + 0.5
+    places = [
+        (column + 0.5, row + 0.5, stride)
+        for level, stride in zip(maps, STRIDES, strict=True)
+        for row in range(level.shape[1])
+        for column in range(level.shape[2])
+    ]
+    cells, strides = torch.tensor(places, dtype=torch.float64).split([2, 1], 1)
+    points, targets = cells * strides, targets.to(rows.dtype)
+    size = maps[0].shape[2] * STRIDES[0], maps[0].shape[1] * STRIDES[0]
     boxes = torch.empty(*rows.shape[:2], 4, dtype=rows.dtype)
     for image in range(len(rows)):
         for n, (x, y) in enumerate(cells):
             left, top, right, bottom = (slow_distance(rows[image, n], bins, side) for side in range(4))
             boxes[image, n] = torch.stack([x - left, y - top, x + right, y + bottom])
     smallest = 16.0 if bins == 1 else 0.0
-    in_pixels = (boxes * torch.tensor(ALL_STRIDES)[:, None]).detach()
+    in_pixels = (boxes * strides).detach()
     found = slow_task_aligned(
         in_pixels, rows[..., 4 * bins :].detach(), points, targets, smallest=smallest, **assignment
     )
@@ -75,9 +83,11 @@ def slow_loss(maps: list[Tensor], targets: Tensor, bins: int, **assignment: int)
             wanted = torch.zeros(rows.shape[2] - 4 * bins, dtype=rows.dtype)
             if row is not None:
                 wanted[int(targets[row, 1])] = weight
-                truth = targets[row, 2:] / ALL_STRIDES[n]
+                truth = targets[row, 2:] / strides[n]
                 box = box + weight * complete_box_iou_loss(boxes[image, n], truth)
-                dfl = dfl + weight * slow_difference(rows[image, n], cells[n], truth, bins, ALL_STRIDES[n])
+                dfl = dfl + weight * slow_difference(
+                    rows[image, n], cells[n], truth, bins, strides[n] / torch.tensor(size)
+                )
             elif any(t[0] == image and t[1] == -1 and t[2] <= x < t[4] and t[3] <= y < t[5] for t in targets.tolist()):
                 continue
             cls = cls + F.binary_cross_entropy_with_logits(rows[image, n, 4 * bins :], wanted, reduction="sum")
@@ -85,11 +95,14 @@ def slow_loss(maps: list[Tensor], targets: Tensor, bins: int, **assignment: int)
     return {"box": box / count, "cls": cls / count, "dfl": dfl / count}
 
 
-def slow_difference(row: Tensor, cell: Tensor, truth: Tensor, bins: int, stride: int) -> Tensor:
-    """Return the mean of the four sides' terms of one prediction. truth: its box, in cells."""
+def slow_difference(row: Tensor, cell: Tensor, truth: Tensor, bins: int, cell_size: Tensor) -> Tensor:
+    """Return the mean of the four sides' terms of one prediction.
+
+    truth: its box, in cells. cell_size: width and height of a cell, as fractions of the image's.
+    """
     aims = [cell[0] - truth[0], cell[1] - truth[1], truth[2] - cell[0], truth[3] - cell[1]]
-    if bins == 1:  # the image is SIDE pixels wide and high
-        return sum((row[side] - aim).abs() * stride / SIDE for side, aim in enumerate(aims)) / 4
+    if bins == 1:
+        return sum((row[side] - aim).abs() * cell_size[side % 2] for side, aim in enumerate(aims)) / 4
     terms = []
     for side, aim in enumerate(aims):
         at, logits = min(max(aim.item(), 0), bins - 1 - 0.01), row[side * bins : (side + 1) * bins]
@@ -117,6 +130,14 @@ def test_distance_loss_equals_slow_loops(count, bins, assignment):
         found = values(DistanceLoss(STRIDES, bins, **assignment)(maps, given))
         assert found == pytest.approx(expected, rel=1e-5)
         assert list(found) == list(DistanceLoss.terms)
+
+
+@each_head
+def test_loss_of_wide_images_equals_slow_loops(bins):
+    maps, targets = random_maps(2, bins, width=3 * SIDE), some_targets()
+    targets[:, [2, 4]] *= 3
+    expected = weighted(slow_loss(maps, targets, bins), bins)
+    assert values(DistanceLoss(STRIDES, bins)(maps, targets)) == pytest.approx(expected, rel=1e-5)
 
 
 @each_head

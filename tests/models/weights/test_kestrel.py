@@ -1,6 +1,7 @@
 """Detectors from Kestrel's checkpoints: the round trip and the errors."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_load_detector_rejects_invalid_table(model, tmp_path, table):
 def test_load_detector_rejects_mismatched_weights(model, tmp_path, weights):
     with pytest.raises(ValueError, match=r"a\.pt: its weights do not fit its table \("):
         load_detector(save_detector(tmp_path / "a.pt", model, model=weights))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("key", ["layers.0.conv.weight", "layers.1.bn.running_var"])
+def test_load_detector_rejects_weights_that_are_not_finite(model, tmp_path, key, value):
+    model.state_dict()[key].view(-1)[-1] = value
+    with pytest.raises(ValueError, match=rf"a\.pt: {re.escape(key)} has values that are not finite$"):
+        load_detector(save_detector(tmp_path / "a.pt", model))
 
 
 @pytest.mark.parametrize("names", [None, 3, ["a", "b"], ["a", "b", 3], {"0": "a"}])
