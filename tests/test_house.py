@@ -1,4 +1,4 @@
-"""The rules of this code base, checked on its sources: imports, forbidden calls, sizes, settings that nobody reads."""
+"""The rules of this code base, checked on its sources: imports, forbidden calls, settings that nobody reads."""
 
 import ast
 import re
@@ -96,50 +96,14 @@ def test_utils_packages_import_only_allowed_packages(file):
     assert {part[1] if part[1] in ALLOWED_UTILS_IMPORTS else "" for part in parts} <= allowed
 
 
-MAX_MODULES, MAX_LINES = 15, 400
+MAX_MODULES = 15
 
 
-def test_folders_and_modules_stay_within_size_limits():
+def test_folders_have_few_modules():
     files = [*SOURCES, *(ROOT / "benchmarks").rglob("*.py")]
     for folder in {file.parent for file in files}:
         modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
         assert len(modules) <= MAX_MODULES, f"{folder}: {len(modules)} modules"
-    long = {str(file): len(file.read_text().splitlines()) for file in files if file not in SCRIPTS}
-    assert not {file: lines for file, lines in long.items() if lines > MAX_LINES}
-
-
-MAX_MAIN_LINES, MAX_LOCALS, MAX_SCRIPT_LINES = (
-    {"train.py": 110, "val.py": 60, "export.py": 60},
-    25,
-    {"train.py": 350, "val.py": 400, "export.py": 250},
-)
-
-
-def local_names(function):
-    """Arguments and names that the function itself assigns, without those of comprehensions and inner functions."""
-    inner = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.FunctionDef)
-    names, nodes = {each.arg for each in function.args.args}, list(function.body)
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        nodes += [] if isinstance(node, inner) else ast.iter_child_nodes(node)
-    return names
-
-
-def test_local_names_are_those_of_the_function_itself():
-    text = "def f(a):\n b, c = [d for d in a], lambda e: e\n with a as g:\n  h = b\n for i in a:\n  a.x = c"
-    assert local_names(ast.parse(text).body[0]) == {"a", "b", "c", "g", "h", "i"}
-
-
-@pytest.mark.parametrize("script", MAX_MAIN_LINES)
-def test_main_functions_stay_within_size_limits(script):
-    text = (ROOT / script).read_text()
-    main = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "main")
-    assert main.end_lineno is not None
-    assert main.end_lineno - main.lineno + 1 <= MAX_MAIN_LINES[script]
-    assert len(local_names(main)) <= MAX_LOCALS
-    assert len(text.splitlines()) <= MAX_SCRIPT_LINES[script]
 
 
 def test_test_folders_mirror_source_folders():
