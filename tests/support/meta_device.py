@@ -7,6 +7,7 @@ precision is tested on the CPU.
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,6 +106,7 @@ def use_fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 @contextmanager
 def fused_on_meta() -> Iterator[None]:
     """Context manager in which torch's fused optimizers accept meta tensors."""
-    target = "torch.optim.optimizer._get_fused_kernels_supported_devices"
-    with mock.patch(target, return_value=["meta"]):
+    # torch.optim removes its attribute `optimizer`; on Python 3.10 mock.patch cannot find the module by its name.
+    module = importlib.import_module("torch.optim.optimizer")
+    with mock.patch.object(module, "_get_fused_kernels_supported_devices", return_value=["meta"]):
         yield

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from utils.files.atomic import atomic_write
+from utils.files.folders import newest_first
 from utils.files.pickled import read_plain
 from utils.printable import one_line
 
@@ -100,7 +101,7 @@ def fingerprint(path: Path) -> str:
 
 def newest(folder: Path, pattern: str) -> Path:
     """The most recently written file in `folder` that matches `pattern`. Raises ValueError if none does."""
-    found = list(folder.glob(pattern))
+    found = newest_first(folder, pattern)
     if not found:
         raise ValueError(f"no {pattern} under {folder}: train first, or name a checkpoint")
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path))
+    return found[0]

@@ -36,6 +36,19 @@ def remove_partial_files(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+def newest_first(folder: Path, pattern: str) -> list[Path]:
+    """The files in `folder` that match a glob `pattern`, the most recently written one first.
+
+    Links to files that do not exist are left out: `Path.glob` returns them since Python 3.13, though not before. So
+    are files that another process removes at this moment.
+    """
+    written: list[tuple[int, Path]] = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            written.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(written, reverse=True)]
+
+
 def cache_folder(given: str) -> Path | None:
     """The folder for scanned labels and decoded images: `given`, or the user's cache folder if that is empty.
 

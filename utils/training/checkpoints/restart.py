@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.distributed.world import World
+from utils.files.folders import newest_first
 
 MARKS = "launchers.json"
 METRICS = "metrics.json"  # written when a run is done
@@ -66,7 +67,7 @@ def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
 
     done: also runs that are done, since a process may crash at exit, after which the launcher restarts all of them.
     """
-    for file in sorted(project.glob(f"*/{MARKS}"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for file in newest_first(project, f"*/{MARKS}"):
         with suppress(OSError, ValueError):
             stored = json.loads(file.read_text())
             ours = isinstance(stored, list) and any(mark in stored for mark in marks if mark)
