@@ -27,7 +27,7 @@ class Replica(Generic[Model]):
 
     def __init__(self, model: Model, world: World) -> None:
         self.model: Model = model
-        self.module: nn.Module = DataParallel(model, list(world.devices)) if world.devices else model
+        self.module: nn.Module = ThreadedReplicas(model, list(world.devices)) if world.devices else model
 
     def __call__(self, images: Tensor) -> Any:
         return self.module(images)
@@ -60,6 +60,34 @@ class Replica(Generic[Model]):
     def sync_buffers(self, world: World, *, synchronised: bool) -> None:
         """Make the model identical on all processes, with the function `sync_buffers`."""
         sync_buffers(self.model, world, synchronised=synchronised)
+
+
+class ThreadedReplicas(DataParallel):
+    """torch's DataParallel, but each replica computes in the autocast dtype of the caller.
+
+    Every replica runs in a thread of its own, and the dtype of autocast belongs to a thread. torch passes on only
+    whether autocast is enabled, so that bfloat16 would become the default of GPUs: float16, without a gradient scaler.
+    """
+
+    def __init__(self, model: nn.Module, devices: list[torch.device]) -> None:
+        super().__init__(_InAutocast(model), devices)
+
+    def forward(self, images: Tensor) -> Any:
+        kind = images.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return super().forward(images, dtype=dtype)
+
+
+class _InAutocast(nn.Module):
+    """Runs a model in autocast to the given dtype, in any thread; without autocast if it is None."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, dtype: torch.dtype | None) -> Any:
+        with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+            return self.model(images)
 
 
 class DistributedReplica(Replica[Model]):
