@@ -23,7 +23,7 @@ from utils.training.checkpoints.contents import Checkpoint, Description
 from utils.training.early_stopping import EarlyStopping
 from utils.training.ema import EMA, ema_constants
 from utils.training.nonfinite import NonFiniteGuard
-from utils.training.optimizers import build_optimizer, check_state, restored_group
+from utils.training.optimizers import build_optimizer, check_state, match_strides, restored_group
 from utils.training.progress import EpochLosses, RunProgress
 from utils.training.schedule import Schedule
 
@@ -83,6 +83,7 @@ class TrainState(Generic[Model]):
         groups = [restored_group(own, group) for own, group in zip(own_groups, groups, strict=True)]
         self.replica.load_optimizer_state(self.optimizer, saved.optimizer | {"param_groups": groups})
         check_state(self.optimizer)
+        match_strides(self.optimizer)
         if saved.scaler:  # empty unless the run trains in float16
             self.scaler.load_state_dict(saved.scaler)
         rows, own = saved.statistics, self._own_statistics()

@@ -162,6 +162,24 @@ def check_state(optimizer: torch.optim.Optimizer) -> None:
                 raise mismatch
 
 
+def match_strides(optimizer: torch.optim.Optimizer) -> None:
+    """Lay out each state tensor in memory like its parameter, if both have one shape. Values stay the same.
+
+    torch loads a state with the strides that it was saved with: contiguous from a run with --shard, although the
+    weights of other runs are channels last. Fused optimizers need equal strides. On a GPU they raise an error otherwise;
+    on a CPU they read the numbers in the wrong order, without an error.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, DTensor):
+                continue  # steps of sharded runs are not fused
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if same_shape and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value).detach()
+
+
 def _shapes_of_first_state(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter
 ) -> dict[str, torch.Size | None]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.small_run import state_with
+from utils.distributed.replica import running_statistics
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint
-from utils.training.optimizers import check_state
+from utils.training.optimizers import build_optimizer, check_state, match_strides
 from utils.training.state import TrainState
 
 CPU = torch.device("cpu")
@@ -235,4 +236,52 @@ def test_state_check_ignores_implementation_settings() -> None:
 def test_state_check_of_optimizer_without_parameters_adds_no_state() -> None:
     optimizer = torch.optim.SGD([{"params": []}], lr=0.1, momentum=0.9)
     check_state(optimizer)
+    assert not optimizer.state
+
+
+# ---------------------------------------------------------------------- the memory layout
+
+
+def channels_last_state(name: str) -> TrainState[nn.Sequential]:
+    """A new training of a channels-last model in one process, with the fused optimizer that a GPU uses."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 2), nn.Flatten(), nn.Linear(2, 2)]
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(model, name, lr=0.01, momentum=0.9, weight_decay=0.01)
+    for group in (*optimizer.param_groups, optimizer.defaults):
+        group["fused"], group["foreach"] = True, False
+    state = state_with(model, optimizer, World(CPU))
+    state.guard.statistics = running_statistics(model)
+    state.guard.snapshot_statistics()
+    return state
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_state_saved_by_a_sharded_run_continues_in_one_process(tmp_path: Path, name: str) -> None:
+    """A sharded run saves contiguous state: its weights are contiguous, those of one process are channels last."""
+    straight, resumed = channels_last_state(name), channels_last_state(name)
+    train(straight, 0, 2)
+    saved = saved_and_loaded(straight, tmp_path)
+    for values in saved.optimizer["state"].values():
+        values.update({key: value.contiguous() for key, value in values.items()})
+    resumed.load(saved)
+
+    # The fused kernels of a CPU read both tensors in the order of memory, without a check.
+    for parameter, values in resumed.optimizer.state.items():
+        for key, value in values.items():
+            assert key == "step" or value.stride() == parameter.stride()
+            assert not value.requires_grad
+    train(straight, 2, 4)
+    train(resumed, 2, 4)
+    for expected, found in zip(parameter_states(straight), parameter_states(resumed), strict=True):
+        assert expected.keys() == found.keys()
+        assert all(value.equal(found[key]) for key, value in expected.items())
+    for expected, found in zip(straight.replica.model.parameters(), resumed.replica.model.parameters(), strict=True):
+        assert expected.equal(found)
+
+
+def test_strides_of_an_optimizer_without_state() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    match_strides(optimizer)
     assert not optimizer.state
