@@ -15,36 +15,33 @@ def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
     """The devices of a process: one device, or in a single process all that `wanted` names (DataParallel).
 
     wanted: "cpu", "mps", a GPU number, or several ("0,1"), of which each process takes the one at the index of its
-    local rank. "" means the GPU at the local rank, or the CPU on a machine without GPUs.
+    local rank. "" means the GPU at the local rank, or the CPU on a machine without GPUs. Numbers count the GPUs that
+    CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has bound to a single GPU takes that one.
     Raises ValueError if this machine does not have the device, or has fewer devices than processes.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
-    count = torch.cuda.device_count() if name not in ("cpu", "mps") else 0
-    if rank_info.own_gpu and count == 1:
-        rank_info = replace(rank_info, local_rank=0, local_size=1)  # this process sees a GPU of its own
-    if name == "" and count == 0:
-        return (torch.device("cpu"),)
-    if name in ("", "cuda"):
-        if count == 0:
-            raise ValueError(f"--device {wanted}: this machine has no CUDA GPU; use --device cpu")
-        if count < rank_info.local_size:
-            need = f"{rank_info.local_size} processes need {rank_info.local_size} GPUs"
-            found = f"{need}, this machine has {_gpu_names(count)}"
-            raise ValueError(f"--device {wanted or 'not given'}: {found}; use fewer processes or --device cpu")
-        return (torch.device("cuda", rank_info.local_rank),)
     if name == "cpu":
         return (torch.device("cpu"),)
     if name == "mps":
         return (_metal_device(rank_info),)
-    words = [word.strip() for word in name.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ValueError(f'--device {wanted}: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1')
-    numbers = [int(word) for word in words]
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"--device {wanted}: a GPU is named twice")
+
+    count = torch.cuda.device_count()
+    tasks = rank_info.local_size
+    bound = rank_info.own_gpu and count == 1  # this process sees a GPU of its own
+    if bound:
+        rank_info = replace(rank_info, local_rank=0, local_size=1)
+    if name == "" and count == 0:
+        return (torch.device("cpu"),)
+    if name in ("", "cuda"):
+        _check_gpu_for_each_process(wanted, count, rank_info)
+        return (torch.device("cuda", rank_info.local_rank),)
+
+    numbers = _gpu_numbers(wanted, name)
+    if bound and len(numbers) == tasks:
+        return (torch.device("cuda", 0),)  # the numbers are those of the machine, of which each process sees one
     if max(numbers) >= count:
         use = "--device cpu or another number" if count else "--device cpu"
-        raise ValueError(f"--device {wanted}: this machine has {_gpu_names(count)}; use {use}")
+        raise ValueError(f"--device {wanted}: {_visible_gpus(count)}; use {use}")
     if rank_info.size == 1:
         return tuple(torch.device("cuda", number) for number in numbers)
     if rank_info.local_size > len(numbers):
@@ -53,8 +50,40 @@ def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
     return (torch.device("cuda", numbers[rank_info.local_rank]),)
 
 
-def _gpu_names(count: int) -> str:
-    return {0: "no CUDA GPU", 1: "GPU 0"}.get(count, f"GPUs 0 to {count - 1}")
+def _check_gpu_for_each_process(wanted: str, count: int, rank_info: RankInfo) -> None:
+    """Raise ValueError if this machine has no GPU, or fewer than processes."""
+    if count == 0:
+        raise ValueError(f"--device {wanted}: {_visible_gpus(count)}; use --device cpu")
+    if count < rank_info.local_size:
+        need = f"{rank_info.local_size} processes need {rank_info.local_size} GPUs"
+        use = "use fewer processes or --device cpu"
+        raise ValueError(f"--device {wanted or 'not given'}: {need}, {_visible_gpus(count)}; {use}")
+
+
+def _gpu_numbers(wanted: str, name: str) -> list[int]:
+    """The numbers in "0" or "0,1". Raises ValueError for other texts, and for a number that is given twice."""
+    if name.startswith(("gpu-", "mig-")):
+        given = wanted.strip()
+        own = f"set CUDA_VISIBLE_DEVICES={given}, which makes this GPU number 0, and use --device 0"
+        raise ValueError(f"--device {given}: a GPU is given by its number here; {own}")
+    words = [word.strip() for word in name.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f'--device {wanted}: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1')
+    numbers = [int(word) for word in words]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"--device {wanted}: a GPU is named twice")
+    return numbers
+
+
+def _visible_gpus(count: int) -> str:
+    """A clause about the GPUs that this process can use, and what hides the others."""
+    names = {0: "no CUDA GPU", 1: "GPU 0"}.get(count, f"GPUs 0 to {count - 1}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return f"this machine has {names}"
+    if count == 0:
+        return f"CUDA_VISIBLE_DEVICES={visible} leaves {names}"
+    return f"CUDA_VISIBLE_DEVICES={visible} leaves {names}, counted anew from 0"
 
 
 def _metal_device(rank_info: RankInfo) -> torch.device:

@@ -185,8 +185,27 @@ def _from_slurm(given: Mapping[str, str]) -> RankInfo:
     job, step = (_first_set(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP"))
     port = _first_set(given, "MASTER_PORT") or MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
-    own_gpu = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"  # may contain the type: a100:1
+    own_gpu = _slurm_binds_gpus(given, local_size)
     return RankInfo(rank, size, local_rank, local_size, host, port, own_gpu=own_gpu, run=f"{job}.{step}")
+
+
+def _slurm_binds_gpus(given: Mapping[str, str], local_size: int) -> bool:
+    """Whether SLURM gives each task a GPU of its own, so that a task sees only that one.
+
+    >>> [_slurm_binds_gpus({"SLURM_GPU_BIND": bind}, 2) for bind in ("single:1", "verbose,per_task:1", "none")]
+    [True, True, False]
+    """
+    per_task = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]  # it may contain the type: a100:1
+    tres = re.search(r"gres[/:]gpu(?:[:=][^,:=\d][^,:=]*)?[:=](\d+)", given.get("SLURM_TRES_PER_TASK", ""))
+    bind = given.get("SLURM_GPU_BIND", "")
+    gpus = given.get("SLURM_GPUS_ON_NODE", "").rpartition(":")[2]
+    return (
+        per_task == "1"
+        or (tres is not None and tres[1] == "1")
+        or given.get("SLURM_NTASKS_PER_GPU") == "1"
+        or re.search(r"single:1\b|per_task:1\b|map_gpu|mask_gpu|closest", bind) is not None
+        or (gpus.isdecimal() and int(gpus) > 1 and int(gpus) >= local_size)  # but this process may see only one
+    )
 
 
 def _first_set(given: Mapping[str, str], *names: str) -> int:

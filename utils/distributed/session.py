@@ -259,6 +259,11 @@ def explain(error: BaseException) -> BaseException:
         return LostError(PEER_DIED)
     if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
         return error
+    if "Duplicate GPU" in text:
+        return FaultError(
+            "two processes would use the same GPU: start one process for each GPU, or bind a GPU to each process "
+            "(srun --gpus-per-task=1)"
+        )
     if re.search(r"connectFullMesh|Connection refused", text):
         return FaultError(
             "the processes cannot reach each other at their own addresses: set the network interface with "

@@ -27,6 +27,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (generation, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     return simulate
 
@@ -90,7 +91,10 @@ def gpu(number):
         ("", 1, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),  # SLURM hides the others
         ("0", 1, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),
         ("cuda", 1, RankInfo(1, 2, 0, 2, own_gpu=True), (gpu(0),)),
+        ("0,1", 1, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),  # the machine's numbers: one for each process
+        ("4,7,1", 1, RankInfo(5, 6, 2, 3, own_gpu=True), (gpu(0),)),
         ("", 2, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(1),)),  # does not hide them
+        ("1,0", 2, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),
         ("", 0, RankInfo(1, 2, 1, 2), (CPU,)),
         ("cpu", 8, RankInfo(1, 2, 1, 2), (CPU,)),
     ],
@@ -124,6 +128,51 @@ def test_invalid_devices_for_several_processes_are_refused(machine, wanted, gpus
     with pytest.raises(ValueError) as caught:
         pick_devices(wanted, RankInfo(1, 2, 1, 2))
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "wanted", "sentence"),
+    [
+        (
+            "1",
+            1,
+            "1",
+            "CUDA_VISIBLE_DEVICES=1 leaves GPU 0, counted anew from 0; use --device cpu or another number",
+        ),
+        (
+            "3,GPU-x",
+            2,
+            "0,3",
+            "CUDA_VISIBLE_DEVICES=3,GPU-x leaves GPUs 0 to 1, counted anew from 0; use --device cpu or another number",
+        ),
+        ("MIG-8f3a", 0, "0", "CUDA_VISIBLE_DEVICES=MIG-8f3a leaves no CUDA GPU; use --device cpu"),
+        ("", 0, "0", "CUDA_VISIBLE_DEVICES= leaves no CUDA GPU; use --device cpu"),
+        ("-1", 0, "cuda", "CUDA_VISIBLE_DEVICES=-1 leaves no CUDA GPU; use --device cpu"),
+    ],
+)
+def test_gpus_hidden_by_a_variable_are_named(machine, monkeypatch, visible, gpus, wanted, sentence):
+    machine(gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ValueError) as caught:
+        pick_devices(wanted, RankInfo())
+    assert str(caught.value) == f"--device {wanted}: {sentence}"
+
+
+@pytest.mark.parametrize("name", ["GPU-8f3a1c2e-77", "MIG-6d1e", "MIG-GPU-8f3a/1/0"])
+def test_uuid_or_mig_name_of_a_gpu_is_refused_with_the_way_to_use_it(machine, name):
+    machine(2)
+    with pytest.raises(ValueError) as caught:
+        pick_devices(name, RankInfo())
+    own = f"set CUDA_VISIBLE_DEVICES={name}, which makes this GPU number 0, and use --device 0"
+    assert str(caught.value) == f"--device {name}: a GPU is given by its number here; {own}"
+
+
+def test_numbers_for_a_process_with_its_own_gpu_must_match_the_processes(machine):
+    machine(1)
+    bound = RankInfo(1, 2, 1, 2, own_gpu=True)
+    for wanted in ("1", "0,1,2"):
+        with pytest.raises(ValueError, match=f"--device {wanted}: this machine has GPU 0; use --device cpu or another"):
+            pick_devices(wanted, bound)
 
 
 def test_number_of_processes_to_spawn(machine):

@@ -82,6 +82,30 @@ def test_rank_info_from_slurm_variables():
     )  # one task of a larger job
 
 
+@pytest.mark.parametrize(
+    ("variables", "own"),
+    [
+        ({"SLURM_NTASKS_PER_GPU": "1"}, True),  # --ntasks-per-gpu=1
+        ({"SLURM_NTASKS_PER_GPU": "2"}, False),
+        ({"SLURM_GPU_BIND": "single:1"}, True),  # --gpu-bind=single:1
+        ({"SLURM_GPU_BIND": "verbose,single:1"}, True),
+        ({"SLURM_GPU_BIND": "single:10"}, False),
+        ({"SLURM_GPU_BIND": "map_gpu:0,1"}, True),
+        ({"SLURM_GPU_BIND": "none"}, False),
+        ({"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:1"}, True),  # --tres-per-task
+        ({"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:a100:1"}, True),
+        ({"SLURM_TRES_PER_TASK": "gres/gpu=2"}, False),
+        ({"SLURM_TRES_PER_TASK": "cpu:1"}, False),
+        ({"SLURM_GPUS_ON_NODE": "2"}, True),  # the second node has two tasks
+        ({"SLURM_GPUS_ON_NODE": "a100:4"}, True),
+        ({"SLURM_GPUS_ON_NODE": "1"}, False),
+        ({}, False),
+    ],
+)
+def test_slurm_variables_that_bind_a_gpu_to_each_task(variables, own):
+    assert read_rank_info(SLURM | variables).own_gpu == own
+
+
 def test_torchrun_variables_take_precedence_over_slurm():
     """One SLURM task per node, each of them a torchrun with several processes."""
     assert read_rank_info(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}).rank == 3

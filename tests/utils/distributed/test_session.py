@@ -118,9 +118,13 @@ def test_backend_of_each_device():
             "NCCL communicator was aborted on rank 1. Original reason: socketPollConnect failed",
             "died, probably out of memory",
         ),
+        (
+            "NCCL error: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 50",
+            "two processes would use the same GPU: start one process for each GPU",
+        ),
     ],
 )
-def test_errors_of_lost_processes_are_explained(text, sentence):
+def test_errors_of_gloo_and_nccl_are_explained(text, sentence):
     assert sentence in str(explain(RuntimeError(text)))
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert explain(other) is other
@@ -128,7 +132,7 @@ def test_errors_of_lost_processes_are_explained(text, sentence):
 
 
 def test_only_nccl_timeout_and_network_errors_are_explained():
-    for text in ("NCCL error: Duplicate GPU detected : rank 0 and rank 1", "NCCL WARN peer access is not supported"):
+    for text in ("NCCL error: invalid usage : rank 0 and rank 1", "NCCL WARN peer access is not supported"):
         error = dist.DistBackendError(text)
         assert explain(error) is error
     slow = dist.DistBackendError("NCCL: Watchdog caught collective operation timeout")
