@@ -108,7 +108,7 @@ from utils.distributed.memory import memory_gib
 from utils.distributed.modes import agree_on_precision, describe_mode
 from utils.distributed.precision import weights_dtype
 from utils.distributed.session import distributed_session
-from utils.distributed.torch_compile import compile_model
+from utils.distributed.torch_compile import compile_model, mode_without_reuse
 from utils.distributed.world import World
 from utils.images.letterbox import fit_to_stride, round_up_to_stride
 from utils.log import RunEnded, RunLog, RunStarted, Say
@@ -300,8 +300,10 @@ def compile_training(
     """Compile the model, and the drawing of images on the device, with torch.compile; report the result to `say`."""
     example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
     images = to_device(example, state.world.device, state.replica.model.dtype)
+    mode = mode_without_reuse(mode, state.batch.accumulate, state.world.device, say)
     say(f"--compile {mode}: compiling takes a minute or more")
-    say(compile_model(state.replica.model, mode, images, state.autocast, state.world))
+    forward = state.replica.without_exchange  # through DistributedDataParallel, so that all-reduce overlaps backward
+    say(compile_model(state.replica.model, mode, images, state.autocast, state.world, forward=forward))
     loader.compile(say)
 
 

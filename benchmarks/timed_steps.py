@@ -148,7 +148,8 @@ def train_through(
         change(state.replica)
     if compiled != "off":
         pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
-        print(compile_model(model, compiled, to_device(pixels, world.device, model.dtype), state.autocast, world))
+        images, forward = to_device(pixels, world.device, model.dtype), state.replica.without_exchange
+        print(compile_model(model, compiled, images, state.autocast, world, forward=forward))
     loader: Any = batches  # has all of a loader that train_one_epoch uses
     watched: Any = Watched(watch)
     description: Any = None  # unused, because nothing is saved

@@ -32,6 +32,11 @@ class Replica(Generic[Model]):
     def __call__(self, images: Tensor) -> Any:
         return self.module(images)
 
+    def without_exchange(self, images: Tensor) -> Any:
+        """The output for images as in training, for a backward pass that exchanges no gradients with processes."""
+        with self.gradients(last=False):
+            return self(images)
+
     def warm_up(self, images: Tensor) -> None:
         """Fix the order of the gradient all-reduce before the first step. images: [1, 3, H, W], zeros."""
 

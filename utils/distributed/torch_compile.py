@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +13,53 @@ from utils.nested import tensors_in
 from utils.printable import one_line
 
 
-def compile_model(model: nn.Module, mode: str, images: Tensor, autocast: torch.autocast, world: World) -> str:
+WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
+
+def mode_without_reuse(mode: str, batches_per_step: int, device: torch.device, say: Callable[[str], None]) -> str:
+    """The mode of torch.compile to use: without CUDA graphs if gradients of several batches are accumulated.
+
+    A gradient that a CUDA graph has computed may lie in the graph's own memory, which the graph overwrites when it runs
+    for the next batch (pytorch issues 96693, 169545). With one batch per step the gradients have been used by then.
+    say: receives a log line if the mode is another one than `mode`.
+    """
+    if mode not in WITHOUT_GRAPHS or batches_per_step == 1 or device.type != "cuda":
+        return mode
+    say(
+        f"--compile {mode}: without CUDA graphs, because the gradients of {batches_per_step} batches are accumulated "
+        f"for each optimizer step, so the mode is {WITHOUT_GRAPHS[mode]}; a larger --batch-size accumulates fewer"
+    )
+    return WITHOUT_GRAPHS[mode]
+
+
+def compile_model(
+    model: nn.Module,
+    mode: str,
+    images: Tensor,
+    autocast: torch.autocast,
+    world: World,
+    *,
+    forward: Callable[[Tensor], Any] | None = None,
+) -> str:
     """Compile a model in training mode for batches shaped like `images`, and return a message about the result.
 
     mode: of torch.compile: default, reduce-overhead (CUDA graphs) or max-autotune. One forward and backward pass is run
     as a test; it leaves gradients and buffers unchanged. If it fails on any process, all processes run uncompiled.
+    forward: calls the model as training does. It must be the forward pass of DistributedDataParallel if that wraps the
+    model: the first call compiles, and only there torch splits the graph where the gradients of a bucket are complete,
+    so that they are all-reduced while the rest of the backward pass runs. The model itself by default.
     Raises ValueError for several devices in one process.
     """
     if world.devices:
         raise ValueError("--compile: not possible with DataParallel; use one process per GPU (--spawn) or one GPU")
-    started, failure = time.perf_counter(), ""
+    started = time.perf_counter()
+    failure = ""
+    call = forward or model
     model.compile(mode=mode, dynamic=False)
     with preserve_buffers(model):
         try:
             with autocast:
-                raw = model(images)
+                raw = call(images)
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             total = torch.stack([part.sum() for part in tensors_in(raw)]).sum()
             torch.autograd.grad(total, trainable)  # unlike backward(), runs no hooks, such as DDP's

@@ -1,15 +1,19 @@
 """torch.compile and the fallback."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch._dynamo.testing
+import torch._inductor
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.distributed.torch_compile import compile_model, compile_or_fall_back
+from utils.distributed.replica import DistributedReplica
+from utils.distributed.torch_compile import WITHOUT_GRAPHS, compile_model, compile_or_fall_back, mode_without_reuse
 from utils.distributed.world import World
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NO_AUTOCAST = torch.autocast("cpu", torch.bfloat16, enabled=False)
 
 
@@ -128,3 +132,88 @@ def test_compiled_function_is_used(compiler) -> None:
     compiler(lambda function: lambda *given: function(*given) * 2)
     assert compile_or_fall_back(torch.neg, message.append)(torch.ones(1)).item() == -2
     assert message == []
+
+
+# ---------------------------------------------------------------------- CUDA graphs
+
+
+@pytest.mark.parametrize(
+    ("mode", "batches", "device", "chosen"),
+    [
+        ("reduce-overhead", 4, GPU, "default"),
+        ("max-autotune", 2, GPU, "max-autotune-no-cudagraphs"),
+        ("default", 4, GPU, "default"),
+        ("reduce-overhead", 1, GPU, "reduce-overhead"),
+        ("max-autotune", 1, GPU, "max-autotune"),
+        ("reduce-overhead", 4, CPU, "reduce-overhead"),  # a CPU has no CUDA graphs
+    ],
+)
+def test_mode_has_no_cuda_graphs_where_gradients_are_accumulated(
+    mode: str, batches: int, device: torch.device, chosen: str
+) -> None:
+    lines: list[str] = []
+    assert mode_without_reuse(mode, batches, device, lines.append) == chosen
+    assert len(lines) == (chosen != mode)
+    for line in lines:
+        assert line.startswith(f"--compile {mode}: without CUDA graphs, because the gradients of {batches} batches are")
+        assert f"the mode is {chosen};" in line
+    assert chosen in torch._inductor.list_mode_options() or chosen == "default"
+
+
+def test_modes_without_cuda_graphs_differ_from_theirs_only_there() -> None:
+    options = torch._inductor.list_mode_options()
+    for with_graphs, without in WITHOUT_GRAPHS.items():
+        assert options[with_graphs].pop("triton.cudagraphs")
+        assert options[with_graphs] == options.get(without, {})
+
+
+# ---------------------------------------------------------------------- DistributedDataParallel
+
+
+class ThreeBuckets(nn.Module):
+    """Layers of 1.2 MB each: the first bucket of DistributedDataParallel takes 1 MB, so gradients come in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Conv2d(256, 1200, 1), nn.Conv2d(1200, 256, 1), nn.Conv2d(256, 1200, 1)])
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [self.layers(images)]
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_graph_is_split_where_the_gradients_of_a_bucket_are_complete(group_of_one, monkeypatch, accumulates) -> None:
+    """So that DistributedDataParallel can all-reduce them while the rest of the backward pass runs."""
+    counter = torch._dynamo.testing.CompileCounter()
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **_: real(call, backend=counter, dynamic=False))
+    model, images = ThreeBuckets(), torch.rand(1, 256, 2, 2)
+    replica = DistributedReplica(model, World(CPU), accumulates)
+    replica.warm_up(images)
+    expected = [level.sum() for level in replica(images)]
+    sum(expected).backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+
+    message = compile_model(
+        model, "default", images, NO_AUTOCAST, World(CPU), forward=replica.without_exchange
+    )
+    assert message.startswith("--compile default: compiled in")
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+    parts = counter.frame_count
+    assert parts >= 2
+
+    # Training uses these graphs, and compiles nothing more.
+    with replica.gradients(last=True):
+        sum(level.sum() for level in replica(images)).backward()
+    assert counter.frame_count == parts
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
