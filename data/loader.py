@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from data.augment.draw import Drawer
-from data.augment.draw_device import Packed, draw_batch, pack
+from data.augment.draw_device import Packed, draw_batch, pack, with_fixed_shapes
 from data.augment.plan import Planner
 from data.augment.records import Plan
 from data.base_images import Reader, decoded
@@ -238,6 +238,7 @@ class Loader(Generic[S]):
         self.workers: int = workers
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
+        self._fix_shapes = False  # whether the plans of all batches are brought to few shapes, for compiled drawing
         self._ring: Ring | None = (
             Ring(workers * PREFETCH_FACTOR + 2, sampler.largest, device) if workers and samples.pool is None else None
         )
@@ -265,6 +266,7 @@ class Loader(Generic[S]):
         say: receives log lines.
         """
         self._draw = compile_or_fall_back(draw_batch, say)
+        self._fix_shapes = True
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -293,7 +295,8 @@ class Loader(Generic[S]):
 
     def _images(self, number: int, drawn: Drawn) -> Tensor:
         if isinstance(drawn.pixels, Packed) and self.samples.pool is not None:
-            return self._draw(drawn.pixels.sent(self._uploads.send), self.samples.pool)
+            packed = with_fixed_shapes(drawn.pixels) if self._fix_shapes else drawn.pixels
+            return self._draw(packed.sent(self._uploads.send), self.samples.pool)
         if self._ring is not None:
             return self._uploads.send(self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number)
         return self._uploads.send(torch.as_tensor(drawn.pixels))

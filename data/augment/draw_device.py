@@ -38,6 +38,7 @@ Locate = Callable[[int], tuple[int, int, int]]  # image index -> offset of its f
 Numbers = NDArray[np.float64]
 POOL_PADDING = 3  # bytes of padding after the last image of the pool: each pixel is read together with the next one
 MARGIN = 0.499  # px by which warped tiles extend past their edges, as with cv2.fillPoly: no gaps between tiles
+MIXED_PARTS = 4  # the number of mixed samples is a multiple of a batch's quarter where drawing is compiled
 NO_RECOLOUR = 255  # not a valid hue: marks the tables of a sample whose colours do not change
 
 
@@ -97,8 +98,7 @@ def _slots(layers: Sequence[CanvasLayer], locate: Locate) -> tuple[Numbers, NDAr
     tiles = [tile for layer in layers for tile in layer.tiles]
     most = int(counts.max(initial=0))
     slots = 1 + (most if most < 2 else max(most, 4))  # all batches with mosaics get one shape
-    lines, places = np.zeros((len(layers), slots, 7, 3)), np.zeros((len(layers), slots, 6), np.int64)
-    lines[..., 2:, 2] = 1, -1, -1, -1, -1  # an empty slot: its depth is 1, and no pixel is inside
+    lines, places = _empty_slots(len(layers), slots)
     used = (np.arange(slots) > 0) & (np.arange(slots) <= counts[:, None])
     places[used] = np.array([_places(tile, *locate(tile.index)) for tile in tiles], np.int64).reshape(-1, 6)
     lines[used] = _lines(tiles)
@@ -153,6 +153,42 @@ def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
     keeps = np.full((256, 3), NO_RECOLOUR, np.uint8)
     tables = np.stack([keeps if plan.hsv is None else colour_tables(plan.hsv) for plan in plans])
     return np.ascontiguousarray(tables.transpose(0, 2, 1))
+
+
+def with_fixed_shapes(packed: Packed) -> Packed:
+    """Return plans that draw the same pixels, with one of five numbers of mixed samples: for torch.compile.
+
+    Compiled code is made for the shapes of its arguments, but the number of mixed samples M differs from batch to batch.
+    It is rounded up to a multiple of a quarter of the batch. The added second layers are empty and have no weight.
+    """
+    mixed = len(packed.mixes)
+    samples = len(packed.lines) - mixed
+    quarter = max(-(-samples // MIXED_PARTS), 1)
+    added = min(-(-mixed // quarter) * quarter, samples) - mixed
+    if added == 0:
+        return packed
+
+    # Each sample may be written once only, so the added layers belong to samples that are not mixed.
+    is_mixed = torch.zeros(samples, dtype=torch.bool)
+    is_mixed[packed.mixes[:, 0].long()] = True
+    owners = torch.nonzero(~is_mixed).flatten()[:added]
+    weights = torch.ones(added)
+    mixes = torch.cat([packed.mixes, torch.stack([owners.float(), weights], 1)])
+
+    slots = packed.lines.shape[1]
+    lines, places = _empty_slots(added, slots)
+    return packed._replace(
+        lines=torch.cat([packed.lines, torch.from_numpy(lines.astype(np.float32))]),
+        places=torch.cat([packed.places, torch.from_numpy(places)]),
+        mixes=mixes,
+    )
+
+
+def _empty_slots(layers: int, slots: int) -> tuple[Numbers, NDArray[np.int64]]:
+    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of layers without tiles."""
+    lines = np.zeros((layers, slots, 7, 3))
+    lines[..., 2:, 2] = 1, -1, -1, -1, -1  # its depth is 1, and no pixel is inside
+    return lines, np.zeros((layers, slots, 6), np.int64)
 
 
 def draw_batch(packed: Packed, pool: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def test_loader_compile_applies_torch_compile_to_drawing(tmp_path: Path, monkeyp
     on_device = DeviceImages(images, torch.device("cpu"))
     loader = train_loader(labels, images=on_device, workers=0, augmentation=NO_COPY_PASTE)
     plain = [batch.images for batch in epochs_of(loader, 1)]
-    monkeypatch.setattr(torch, "compile", lambda draw: lambda *given: 255 - draw(*given))
+    monkeypatch.setattr(torch, "compile", lambda draw, **_: lambda *given: 255 - draw(*given))
     loader.compile(pytest.fail)
     assert all((255 - batch.images).equal(other) for batch, other in zip(epochs_of(loader, 1), plain, strict=True))
 

@@ -72,8 +72,11 @@ def compile_model(
 
 
 def compile_or_fall_back(function: Callable[..., Tensor], say: Callable[[str], None]) -> Callable[..., Tensor]:
-    """Compile `function` at its first call; if torch cannot, report it with `say` and call `function` itself."""
-    compiled: Callable[..., Tensor] | None = torch.compile(function)
+    """Compile `function` for each shape of its arguments, which must be few: torch stops after eight.
+
+    If torch cannot compile it, `say` receives a log line, and `function` itself is called.
+    """
+    compiled: Callable[..., Tensor] | None = torch.compile(function, dynamic=False)
 
     def call(*arguments: object) -> Tensor:
         nonlocal compiled

@@ -1,5 +1,6 @@
 """Plans drawn with torch: hand-made numbers, a slow oracle, OpenCV, batches, and no waiting for the device."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,17 +9,19 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from data.augment import draw_device
 from data.augment.draw import draw
-from data.augment.draw_device import POOL_PADDING, Locate, _hsv, draw_batch, pack
+from data.augment.draw_device import POOL_PADDING, Locate, _hsv, draw_batch, pack, with_fixed_shapes
 from data.augment.geometry import transformed, translation
 from data.augment.plan import Planner
 from data.augment.records import Augmentation, CanvasLayer, Paste, Plan, Tile
 from data.labels import LabelsBuilder
 from tests.support.meta_device import COPIED_TO_DEVICE, META, OneDevice
+from utils.distributed.torch_compile import compile_or_fall_back
 from utils.images.letterbox import GREY
 
 EYE = np.eye(3)
@@ -447,6 +450,61 @@ def test_operator_count_does_not_depend_on_batch_size() -> None:
         counts.append(record.calls.total())
         assert packed.lines.shape[1] == 5
     assert counts[0] == counts[1] < 200
+
+
+# ---------------------------------------------------------------------- fixed shapes, for torch.compile
+
+
+def batches_with_every_number_of_mixed_samples(count: int, **strengths: float) -> list[list[Plan]]:
+    """Batches of `count` plans, of which 0, 1 ... count are mixed."""
+    plans = random_plans(12 * count, mosaic=1.0, mixup=0.5, **strengths)
+    mixed = [plan for plan in plans if len(plan.layers) > 1][:count]
+    plain = [plan for plan in plans if len(plan.layers) == 1][:count]
+    assert len(mixed) == len(plain) == count
+    order = random.Random(0)
+    batches = [mixed[:number] + plain[number:] for number in range(count + 1)]
+    for batch in batches:
+        order.shuffle(batch)
+    return batches
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 16])
+@pytest.mark.parametrize("strengths", [{}, HSV_STRENGTHS | WARP_STRENGTHS], ids=["upright", "warped"])
+def test_fixed_shapes_are_few_and_draw_the_same_pixels(count: int, strengths: dict[str, float]) -> None:
+    pool, locate = pool_of(IMAGES)
+    shapes = set()
+    for number, batch in enumerate(batches_with_every_number_of_mixed_samples(count, **strengths)):
+        packed = pack(batch, locate)
+        fixed = with_fixed_shapes(packed)
+        shapes.add((*(part.shape for part in fixed[:4]), *fixed[4:]))
+        assert number <= len(fixed.mixes) <= count
+        assert len(fixed.lines) == len(fixed.places) == count + len(fixed.mixes)
+        assert fixed.mixes[:, 0].unique().numel() == len(fixed.mixes)
+        assert draw_batch(fixed, pool).equal(draw_batch(packed, pool))
+    assert len(shapes) == {1: 2, 2: 3, 5: 4}.get(count, 5)  # of 5: none, 2, 4 and 5 mixed samples
+
+
+def test_fixed_shapes_of_no_plans() -> None:
+    packed = pack([], lambda _: (0, 0, 0))
+    assert with_fixed_shapes(packed) is packed
+
+
+def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without fixed shapes torch compiled for 0, 1, 2 ... mixed samples, until it gave up."""
+    counter = torch._dynamo.testing.CompileCounter()
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **settings: real(call, backend=counter, **settings))
+    draw = compile_or_fall_back(draw_batch, pytest.fail)
+    pool, locate = pool_of(IMAGES)
+    batches = [pack(batch, locate) for batch in batches_with_every_number_of_mixed_samples(16)]
+    torch._dynamo.reset()
+    try:
+        for _ in range(2):
+            for packed in batches:
+                assert draw(with_fixed_shapes(packed), pool).equal(draw_batch(packed, pool))
+    finally:
+        torch._dynamo.reset()
+    assert counter.frame_count == 5
 
 
 @pytest.mark.gpu
