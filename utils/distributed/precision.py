@@ -3,9 +3,12 @@
 import torch
 
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """float64, or float32 on Metal, which does not support float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
@@ -19,7 +22,7 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
     if wanted in named:
         if wanted == "fp16" and device.type == "cpu":
             raise ValueError("--amp fp16: not supported on a CPU; choose auto, bf16, fp32 or fp64")
-        if wanted == "fp64" and device.type == "mps":
+        if wanted == "fp64" and device.type in WITHOUT_FLOAT64:
             raise ValueError("--amp fp64: Metal does not support float64; choose auto or fp32")
         return named[wanted]
     if wanted != "auto":

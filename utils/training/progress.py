@@ -41,14 +41,14 @@ class EpochLosses:
 
     def state(self) -> Tensor:
         """The sums of all processes, [processes, terms + 1]. A collective."""
-        return self.world.all_gather_rows(self.sums.double().cpu()[None])
+        return self.world.all_gather_rows(self.sums.cpu().double()[None])  # Metal has no float64
 
     def load(self, rows: Tensor) -> None:
         if len(rows) != self.world.size:  # saved by another number of processes: rank 0 takes the total
             total = torch.cat([rows.sum(0)[:-1], rows.mean(0)[-1:] * self.world.size])
             rows = torch.zeros(self.world.size, len(total)).double()
             rows[0] = total
-        self.sums.copy_(rows[self.world.rank])
+        self.sums.copy_(rows[self.world.rank].to(self.sums.dtype))
 
 
 @dataclass

@@ -57,7 +57,7 @@ class TrainState(Generic[Model]):
 
     def checkpoint(self, description: Description) -> Checkpoint:
         """The checkpoint that the run can resume from. A collective."""
-        own = [part.flatten().double().cpu() for part in self._own_statistics()]
+        own = [part.flatten().cpu().double() for part in self._own_statistics()]  # Metal has no float64
         return Checkpoint(
             description,
             **self.progress.state(),
@@ -91,7 +91,7 @@ class TrainState(Generic[Model]):
             raise ValueError("its statistics have no rows")
         row = rows[self.world.rank] if len(rows) == self.world.size else rows.mean(0)
         for part, values in zip(own, row.split([part.numel() for part in own]), strict=True):
-            part.copy_(values.view_as(part))
+            part.copy_(values.view_as(part).to(part.dtype))
         self.guard.load_state_dict(saved.steps)
         set_random_state(saved.random, self.world.device)
         self.progress.load(saved)
