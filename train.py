@@ -257,7 +257,7 @@ def train_one_epoch(
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
     host_sums = AsyncHostCopy(world.device)  # so that no step waits for the device to show its losses
-    skipped_before = guard.skipped
+    skipped_before, searched_before = guard.skipped, guard.searched
     for number, batch in enumerate(bar, sampler.first_batch):
         step = first_step + number
         state.schedule.apply(state.optimizer, step)
@@ -291,7 +291,9 @@ def train_one_epoch(
     pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device)) if len(loader) else "already trained"
     skipped = guard.state_dict()["skipped"] - skipped_before
     steps = sum(step >= first_step + sampler.first_batch for step in closing)
-    return f"{pace}, {skipped} of {steps} optimizer steps skipped (not finite)" if skipped else pace
+    searched = guard.searched - searched_before
+    search = f", {searched} of {steps} optimizer steps set float16's gradient scale" if searched else ""
+    return f"{pace}, {skipped} of {steps} optimizer steps skipped (not finite){search}" if skipped else pace + search
 
 
 def compile_training(

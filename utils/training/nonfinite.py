@@ -13,6 +13,7 @@ from utils.printable import printable
 MAX_IN_A_ROW = 10
 MAX_NAMED = 16  # files in an error message
 SCALE_SEARCH = 16  # halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
+SCALE_GROWTH = 2000  # finite steps after which torch's GradScaler doubles the scale, to be halved again if it is too much
 
 
 def nan_if_nonfinite(loss: Tensor) -> Tensor:
@@ -33,7 +34,8 @@ class NonFiniteGuard:
     With a fused optimizer the host never waits for the device. A forward pass with values that are not finite has
     already changed BatchNorm's running statistics, so a skipped step restores them too. statistics: those tensors,
     which each forward pass changes in place. searching: the float16 gradient scaler finds its scale by steps that are
-    not finite, so more of them in a row are allowed.
+    not finite, so more of them in a row are allowed, and as many steps as the scale can be halved are counted as
+    `searched`, not as `skipped`.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class NonFiniteGuard:
         *,
         searching: bool = False,
     ) -> None:
-        self.optimizer, self.statistics = optimizer, statistics
-        self.skipped = self.in_a_row = 0
+        self.optimizer, self.statistics, self.searching = optimizer, statistics, searching
+        self.skipped = self.searched = self.in_a_row = 0
+        self._halvings = SCALE_SEARCH if searching else 0  # that are left until the scale is 1
+        self._finite = 0  # steps since the scale was last changed
         self.most_in_a_row = MAX_IN_A_ROW + (SCALE_SEARCH if searching else 0)
         self._flags = AsyncHostCopy(device)
         self._saved = self._flattened()
@@ -75,17 +79,35 @@ class NonFiniteGuard:
 
     def state_dict(self) -> dict[str, Any]:
         self._count(self._flags.drain())
-        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+        search = {"searched": self.searched, "halvings": self._halvings, "finite": self._finite}
+        counts = {"skipped": self.skipped, "in_a_row": self.in_a_row}
+        return counts | search if self.searching else counts
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.skipped, self.in_a_row = saved["skipped"], saved["in_a_row"]
+        if self.searching:
+            self.searched = saved.get("searched", 0)
+            self._halvings = saved.get("halvings", SCALE_SEARCH)
+            self._finite = saved.get("finite", 0)
         self.snapshot_statistics()
 
     def _count(self, flags: list[Tensor]) -> None:
         for flag in flags:
             bad = bool(flag)
-            self.skipped += bad
             self.in_a_row = self.in_a_row + 1 if bad else 0
+            self._follow_growth(bad)
+            if bad and self._halvings > 0:
+                self._halvings -= 1
+                self.searched += 1
+            elif bad:
+                self.skipped += 1
+
+    def _follow_growth(self, bad: bool) -> None:
+        """Follow the growth of the float16 scale, so that it may be halved once more."""
+        self._finite = 0 if bad else self._finite + 1
+        if self.searching and self._finite == SCALE_GROWTH:
+            self._finite = 0
+            self._halvings = min(self._halvings + 1, SCALE_SEARCH)
 
     def _flattened(self) -> Tensor:
         """All statistics as one flat tensor: on a GPU, the launch is what makes a copy expensive."""

@@ -98,6 +98,41 @@ def test_float16_guard_is_stuck_after_26_nonfinite_steps():
     assert steps.stuck
 
 
+def float16_guard() -> NonFiniteGuard:
+    return NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
+
+
+def test_steps_that_find_the_float16_scale_are_not_counted_as_skipped():
+    """From 2**16 to 1 there are 16 halvings; after 2000 finite steps the scale doubles and may be halved once more."""
+    steps, scale = float16_guard(), 16
+    for _ in range(3):
+        steps.step(torch.tensor(math.inf))
+    assert (steps.searched, steps.skipped, steps.in_a_row) == (3, 0, 3)
+    for _ in range(scale - 3 + 2):
+        steps.step(torch.tensor(math.nan))
+    assert (steps.searched, steps.skipped, steps.in_a_row) == (16, 2, 18)
+    for _ in range(2000):
+        steps.step(torch.tensor(1.0))
+    for _ in range(2):
+        steps.step(torch.tensor(math.inf))
+    assert (steps.searched, steps.skipped, steps.in_a_row) == (17, 3, 2)
+
+
+def test_float16_search_continues_after_a_resume():
+    steps, resumed, other = float16_guard(), float16_guard(), float16_guard()
+    for _ in range(14):
+        steps.step(torch.tensor(math.inf))
+    resumed.load_state_dict(steps.state_dict())
+    for guard in (steps, resumed):
+        for _ in range(3):
+            guard.step(torch.tensor(math.inf))
+    assert resumed.state_dict() == steps.state_dict()
+    assert (steps.searched, steps.skipped) == (16, 1)
+    other.load_state_dict({"skipped": 2, "in_a_row": 1})  # of an older checkpoint, or of a run in bfloat16
+    other.step(torch.tensor(math.inf))
+    assert (other.searched, other.skipped, other.in_a_row) == (1, 2, 2)
+
+
 @pytest.mark.parametrize("value", [0.0, -3.5, 1e38, math.nan, math.inf, -math.inf])
 def test_nonfinite_loss_makes_every_gradient_nan(value):
     weights = [torch.ones(3, requires_grad=True), torch.zeros(2, requires_grad=True)]
@@ -167,6 +202,20 @@ def test_run_skips_and_counts_nonfinite_step(flags, tmp_path, capsys, value):
     rows = (tmp_path / "exp" / "results.csv").read_text().splitlines()
     assert len(rows) == 13
     assert "nan" not in "".join(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_restored")
+def test_run_in_float16_reports_the_search_for_its_scale_as_such(flags, capsys, monkeypatch):
+    def with_search(*given: Any, **_: Any) -> NonFiniteGuard:
+        return NonFiniteGuard(*given, searching=True)  # as with a float16 scaler, which a CPU has not
+
+    monkeypatch.setattr("utils.training.state.NonFiniteGuard", with_search)
+    corrupt_losses(3, 3)
+    train.main(train.parse_args(flags)[0], train.World(CPU))
+    output = capsys.readouterr().out
+    assert len(re.findall(r", 1 of \d+ optimizer steps? set float16's gradient scale", output)) == 1
+    assert "not finite" not in output
 
 
 @pytest.mark.slow
