@@ -156,7 +156,15 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
 
     # This rank's share of each global batch, and the training state
     loaders = build_loaders(
-        data.labels, images, batch.size, image_size, max(model.strides), world, run.hyp.augmentation(), **cfg.loading()
+        data.labels,
+        images,
+        batch.size,
+        image_size,
+        max(model.strides),
+        world,
+        run.hyp.augmentation(),
+        say=log.say,
+        **cfg.loading(),
     )
     set_training(model, frozen)
     state = build_train_state(

@@ -107,6 +107,7 @@ from models.weights.kestrel import load_detector
 from models.weights.pretrained import fetch_weights
 from utils.distributed.devices import describe, loader_workers, processes_for, wait_for
 from utils.distributed.host_copies import to_device
+from utils.distributed.memory import ring_budget
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World
 from utils.files import checkpoint_file
@@ -355,6 +356,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
     process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
     process |= {"image_size": size, "stride": backend.stride, "canvas": canvas}
+    process |= {"ring_bytes": ring_budget(world.local_size), "say": log.say}
     loader = build_evaluation_loader(labels, batch_size=args.batch_size, **process)
     log.say(f"{', '.join(paths)} on {data}, {split} split, {size} px, {describe(world.device)}")
 

@@ -1,6 +1,6 @@
 """Turn data set files into batches: labels, augmentation plans, drawing, sampling, loading."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from data.splits import Dataset, open_dataset
 from data.tiles.labels import TiledLabels
 from data.tiles.plan import TilePlanner
 from utils.distributed.devices import loader_workers
+from utils.distributed.memory import ring_budget
 from utils.distributed.world import World
 from utils.images.letterbox import CanvasShapes, canvas_shapes
 
@@ -54,14 +55,27 @@ def build_loaders(
     rect: bool,
     mosaic_until: int,
     workers: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Loaders:
     """Return the loaders of the "train" and "val" labels; batch_size is the total over all processes.
 
-    workers: max DataLoader workers per process. The other arguments are those of `build_train_loader`.
+    workers: max DataLoader workers per process. say: receives a log line if memory allows fewer. The other arguments
+    are those of `build_train_loader`.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
     shared: dict[str, Any] = {"image_size": image_size, "stride": stride, "workers": workers}
     shared |= {"device": world.device, "rank": world.rank, "size": world.size}
+
+    # Both loaders share the memory for prepared batches; validation batches are the smaller ones.
+    budget = ring_budget(world.local_size)
+    val = build_evaluation_loader(
+        labels["val"],
+        batch_size=min(batch_size, MAX_VAL_BATCH_SIZE),
+        images=images["val"],
+        ring_bytes=budget // 2,
+        say=lambda line: say(f"validation: {line}"),
+        **shared,
+    )
     train = build_train_loader(
         labels["train"],
         batch_size=batch_size,
@@ -70,10 +84,11 @@ def build_loaders(
         rect=rect,
         mosaic_until=mosaic_until,
         images=images["train"],
+        ring_bytes=budget - val.ring_bytes,
+        say=say,
         **shared,
     )
-    batch_size = min(batch_size, MAX_VAL_BATCH_SIZE)
-    return Loaders(train, build_evaluation_loader(labels["val"], batch_size=batch_size, images=images["val"], **shared))
+    return Loaders(train, val)
 
 
 def build_train_loader(
@@ -91,13 +106,16 @@ def build_train_loader(
     images: Reader | DeviceImages | None = None,
     rank: int = 0,
     size: int = 1,
+    ring_bytes: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Loader[TrainSampler]:
     """Return the loader of this process's share of the training batches. batch_size is the total over all processes.
 
     labels: of images, or of tiles; then each sample is a tile, cut at a random position. rect: group samples of similar
     aspect ratio into batches, without mosaic, instead of square canvases. mosaic_until: the first epoch without mosaic,
-    mixup and copy-paste. images: base images, of whole images, read from their files by default. Set the epoch, its
-    first batch and the image weights on the loader's sampler. Raises ValueError as TrainSampler does.
+    mixup and copy-paste. images: base images, of whole images, read from their files by default. ring_bytes, say: as
+    Loader. Set the epoch, its first batch and the image weights on the loader's sampler. Raises ValueError as
+    TrainSampler does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = TrainSampler(
@@ -116,7 +134,7 @@ def build_train_loader(
         else Planner(labels, image_size, augmentation, seed)
     )
     samples = Samples(planner, images, augment=True)
-    return Loader(samples, sampler, workers=workers, device=device)
+    return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)
 
 
 def build_evaluation_loader(
@@ -131,13 +149,15 @@ def build_evaluation_loader(
     images: Reader | DeviceImages | None = None,
     rank: int = 0,
     size: int = 1,
+    ring_bytes: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Loader[EvaluationSampler]:
     """Return a loader of every image once, letterboxed to its own shape; each process gets whole batches.
 
-    canvas: the (height, width) of all batches instead, for a model that takes no other.
+    canvas: the (height, width) of all batches instead, for a model that takes no other. ring_bytes, say: as Loader.
     """
     shapes = canvas_shapes(image_size, stride, canvas)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
     samples = Samples(Planner(labels, shapes.image_size, Augmentation(), 0), images, augment=False)
-    return Loader(samples, sampler, workers=workers, device=device)
+    return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)

@@ -32,14 +32,39 @@ from data.cache import DeviceImages
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
 from utils.distributed.host_copies import Uploads, page_lock
+from utils.distributed.memory import ring_budget
 from utils.distributed.torch_compile import compile_or_fall_back
+from utils.files.disk import format_bytes
 from utils.images.letterbox import Placement
 from utils.images.opencv import cv2
+from utils.printable import counted
 from utils.shared_memory import SharedBytes
 from utils.terminal import FaultError
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
 PREFETCH_FACTOR = 2  # batches that each worker prefetches
+EXTRA_PLACES = 2  # of the ring buffer: the batch that was returned last, and the one that is requested just before
+
+
+def fit_workers(workers: int, batch_bytes: int, budget: int, say: Callable[[str], None]) -> tuple[int, int]:
+    """Return the numbers of workers, and of batches that each prefetches, whose ring buffer fits into `budget` bytes.
+
+    Fewer batches are prefetched first, then there are fewer workers, none if not even three batches fit. Samples do not
+    depend on these numbers. batch_bytes: of the largest batch. say: receives a log line if the numbers are reduced.
+
+    >>> fit_workers(8, 100, 1000, print)
+    --workers 8: prepared batches may take a quarter of the free memory, 1.00 kB, not 1.80 kB: 8 workers prefetch 1 each
+    (8, 1)
+    """
+    places = budget // max(batch_bytes, 1) - EXTRA_PLACES
+    if workers == 0 or workers * PREFETCH_FACTOR <= places:
+        return workers, PREFETCH_FACTOR
+    fewer = max(min(workers, places), 0)
+    full = format_bytes((workers * PREFETCH_FACTOR + EXTRA_PLACES) * batch_bytes)
+    limit = f"prepared batches may take a quarter of the free memory, {format_bytes(budget)}, not {full}"
+    instead = f"{counted(fewer, 'worker')} prefetch 1 each" if fewer else "no workers, the training process draws"
+    say(f"--workers {workers}: {limit}: {instead}")
+    return fewer, 1
 
 
 class Batch(NamedTuple):
@@ -232,16 +257,34 @@ class Loader(Generic[S]):
     caller owns them.
     """
 
-    def __init__(self, samples: Samples, sampler: S, *, workers: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        sampler: S,
+        *,
+        workers: int,
+        device: torch.device,
+        ring_bytes: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """ring_bytes: at most so many for the ring buffer; by default `ring_budget` of a single process.
+
+        say: receives a log line if that is too little for all workers.
+        """
         self.samples: Samples = samples
         self.sampler: S = sampler
+        prefetch = PREFETCH_FACTOR
+        draws_on_host = samples.pool is None
+        if draws_on_host:
+            budget = ring_budget() if ring_bytes is None else ring_bytes
+            workers, prefetch = fit_workers(workers, sampler.largest, budget, say)
         self.workers: int = workers
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
         self._fix_shapes = False  # whether the plans of all batches are brought to few shapes, for compiled drawing
-        self._ring: Ring | None = (
-            Ring(workers * PREFETCH_FACTOR + 2, sampler.largest, device) if workers and samples.pool is None else None
-        )
+        self._ring: Ring | None = None
+        if workers and draws_on_host:
+            self._ring = Ring(workers * prefetch + EXTRA_PLACES, sampler.largest, device)
         closing = RawValue(ctypes.c_bool, False)
         Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its workers
         self._loader = DataLoader(
@@ -250,7 +293,7 @@ class Loader(Generic[S]):
             sampler=_NumberedBatches(sampler, self._uploads, self._ring.places if self._ring else 0),
             num_workers=workers,
             collate_fn=_identity,
-            prefetch_factor=PREFETCH_FACTOR if workers else None,
+            prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=partial(start_worker, closing),
             generator=torch.Generator(),  # otherwise each pass draws from torch's global one, which checkpoints save
@@ -259,6 +302,11 @@ class Loader(Generic[S]):
     @property
     def labels(self) -> Labels:
         return self.samples.planner.labels
+
+    @property
+    def ring_bytes(self) -> int:
+        """The size of the ring buffer in shared memory."""
+        return self._ring.nbytes if self._ring else 0
 
     def compile(self, say: Callable[[str], None]) -> None:
         """Have torch compile the drawing on the device, during the first batches. Pixels change by rounding errors.
@@ -313,6 +361,10 @@ class Ring:
         self._shared = SharedBytes(places * size)
         self.places, self._size = places, size
         page_lock(self._shared.tensor, device, self)
+
+    @property
+    def nbytes(self) -> int:
+        return self.places * self._size
 
     def place(self, number: int) -> Tensor:
         """Return the slot of a batch, uint8 [size]."""

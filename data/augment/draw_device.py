@@ -158,8 +158,9 @@ def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
 def with_fixed_shapes(packed: Packed) -> Packed:
     """Return plans that draw the same pixels, with one of five numbers of mixed samples: for torch.compile.
 
-    Compiled code is made for the shapes of its arguments, but the number of mixed samples M differs from batch to batch.
-    It is rounded up to a multiple of a quarter of the batch. The added second layers are empty and have no weight.
+    Compiled code is made for the shapes of its arguments, but the number of mixed samples M differs from batch to
+    batch. It is rounded up to a multiple of a quarter of the batch. The added second layers are empty and have no
+    weight.
     """
     mixed = len(packed.mixes)
     samples = len(packed.lines) - mixed

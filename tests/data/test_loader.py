@@ -16,11 +16,13 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from data import Augmentation, Loader, build_evaluation_loader, build_train_loader
+from data import Augmentation, Loader, build_evaluation_loader, build_loaders, build_train_loader
+from data.base_images import DecodedImages
 from data.labels import Labels, LabelsBuilder
-from data.loader import Batch, Drawn, Samples, explain_worker_death
+from data.loader import Batch, Drawn, Samples, explain_worker_death, fit_workers
 from data.sampler import Key
 from tests.data.augment.test_plan import box, labels_of, polygon
+from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.terminal import FaultError
 
@@ -419,3 +421,76 @@ def test_worker_death_is_explained_but_other_errors_are_not() -> None:
     )
     assert "died (Aborted): try --workers 0" in explain_worker_death(killed + "Aborted. ")
     assert "out of memory" in explain_worker_death("DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+
+
+# ---------------------------------------------------------------------- memory of the ring buffer
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch_bytes", "budget", "found", "instead"),
+    [
+        # 1024 images of 640 x 640 x 3 bytes are 1.258 GB; (8 x 2 + 2) of them 22.65 GB, (8 x 1 + 2) of them 12.58 GB
+        (8, 1024 * 640 * 640 * 3, 23 * GB, (8, 2), ""),
+        (8, 1024 * 640 * 640 * 3, 13 * GB, (8, 1), "22.6 GB: 8 workers prefetch 1 each"),
+        (8, 1024 * 640 * 640 * 3, 8 * GB, (4, 1), "22.6 GB: 4 workers prefetch 1 each"),  # 6 places, 2 of them extra
+        (8, 1024 * 640 * 640 * 3, 4 * GB, (1, 1), "22.6 GB: 1 worker prefetch 1 each"),
+        (8, 1024 * 640 * 640 * 3, 3 * GB, (0, 1), "22.6 GB: no workers, the training process draws"),
+        (8, 1024 * 640 * 640 * 3, 0, (0, 1), "22.6 GB: no workers, the training process draws"),
+        (0, 1024 * 640 * 640 * 3, 0, (0, 2), ""),
+        (8, 0, 100, (8, 2), ""),  # a split without images
+    ],
+)
+def test_workers_whose_prepared_batches_fit_into_memory(
+    workers: int, batch_bytes: int, budget: int, found: tuple[int, int], instead: str
+) -> None:
+    lines: list[str] = []
+    assert fit_workers(workers, batch_bytes, budget, lines.append) == found
+    assert len(lines) == bool(instead)
+    for line in lines:
+        assert line.startswith(f"--workers {workers}: prepared batches may take a quarter of the free memory, ")
+        assert line.endswith(f", not {instead}")
+
+
+@pytest.mark.parametrize(("places", "workers"), [(6, 2), (4, 2), (3, 1), (2, 0)])
+def test_batches_do_not_depend_on_the_memory_for_the_ring_buffer(tmp_path: Path, places: int, workers: int) -> None:
+    labels = write_data(tmp_path)
+    batch_bytes = 3 * SIDE * SIDE * 3
+    lines: list[str] = []
+    small = train_loader(labels, workers=2, ring_bytes=places * batch_bytes, say=lines.append)
+    assert small.workers == workers
+    assert small.ring_bytes == (places * batch_bytes if workers else 0)
+    assert len(lines) == (places < 6)
+    for one, other in zip(epochs_of(small, 2), epochs_of(train_loader(labels), 2), strict=True):
+        assert contents(one) == contents(other)
+
+
+def test_both_loaders_of_a_run_share_the_memory_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes on a machine: each may take an eighth of the free memory for the ring buffers of both loaders."""
+    batch_bytes = 2 * SIDE * SIDE * 3  # a process draws two of the four images
+    monkeypatch.setattr("utils.distributed.memory.free_ram", lambda: 8 * 7 * batch_bytes)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    labels = write_data(tmp_path)
+    images = DecodedImages(labels, SIDE)
+    lines: list[str] = []
+    loaders = build_loaders(
+        {"train": labels, "val": labels},
+        {"train": images, "val": images},
+        4,
+        SIDE,
+        32,
+        World(torch.device("cpu"), size=2, local_size=2),
+        {},
+        seed=0,
+        rect=False,
+        mosaic_until=0,
+        workers=2,
+        say=lines.append,
+    )
+    # Seven places: a validation batch holds four images, so that not even three of them fit into half of the memory;
+    # two workers for training would take six places.
+    assert (loaders.val.workers, loaders.val.ring_bytes) == (0, 0)
+    assert (loaders.train.workers, loaders.train.ring_bytes) == (2, 6 * batch_bytes)
+    assert [line.partition(": ")[0] for line in lines] == ["validation"]

@@ -53,6 +53,14 @@ def reserved_by(step: Callable[[], None], device: torch.device) -> int:
     return torch.cuda.max_memory_reserved(device) - before
 
 
+def ring_budget(local_processes: int = 1) -> int:
+    """Bytes of RAM for the batches that this process's loader workers prepare: its share of a quarter of what is free.
+
+    For GPUs this memory is page-locked, so that the system cannot move it to disk.
+    """
+    return free_ram() // 4 // local_processes
+
+
 def free_ram(root: Path = Path("/")) -> int:
     """Bytes of RAM that are free or could be freed, within the limits of this process's control groups.
 

@@ -2,7 +2,6 @@
 
 import torch
 
-
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
 
 

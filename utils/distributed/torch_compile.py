@@ -12,7 +12,6 @@ from utils.distributed.world import World
 from utils.nested import tensors_in
 from utils.printable import one_line
 
-
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 

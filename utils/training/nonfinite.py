@@ -13,7 +13,7 @@ from utils.printable import printable
 MAX_IN_A_ROW = 10
 MAX_NAMED = 16  # files in an error message
 SCALE_SEARCH = 16  # halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
-SCALE_GROWTH = 2000  # finite steps after which torch's GradScaler doubles the scale, to be halved again if it is too much
+SCALE_GROWTH = 2000  # finite steps in a row after which torch's GradScaler doubles the scale
 
 
 def nan_if_nonfinite(loss: Tensor) -> Tensor:

@@ -203,9 +203,7 @@ def test_graph_is_split_where_the_gradients_of_a_bucket_are_complete(group_of_on
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
 
-    message = compile_model(
-        model, "default", images, NO_AUTOCAST, World(CPU), forward=replica.without_exchange
-    )
+    message = compile_model(model, "default", images, NO_AUTOCAST, World(CPU), forward=replica.without_exchange)
     assert message.startswith("--compile default: compiled in")
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
     parts = counter.frame_count

@@ -166,8 +166,8 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
     """Lay out each state tensor in memory like its parameter, if both have one shape. Values stay the same.
 
     torch loads a state with the strides that it was saved with: contiguous from a run with --shard, although the
-    weights of other runs are channels last. Fused optimizers need equal strides. On a GPU they raise an error otherwise;
-    on a CPU they read the numbers in the wrong order, without an error.
+    weights of other runs are channels last. Fused optimizers need equal strides: otherwise they raise an error on a
+    GPU, and read the numbers in the wrong order, without an error, on a CPU.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
