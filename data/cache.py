@@ -27,11 +27,11 @@ from tqdm import tqdm
 from data.augment.draw_device import POOL_PADDING
 from data.base_images import DecodedImages, Reader, decoded
 from data.labels import Labels
-from data.scan_cache import fingerprint
 from data.tiles.labels import TiledLabels
 from utils.distributed.memory import free_memory, free_ram
 from utils.distributed.world import World
 from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
+from utils.files.fingerprint import digest_of_states
 from utils.images.decode import quiet_decoder
 from utils.images.letterbox import Image
 from utils.images.opencv import cv2
@@ -239,7 +239,7 @@ class _Split:
     @cached_property
     def mark(self) -> bytes:
         """A digest of what the cache is made from. Computed when needed, because it checks the state of every file."""
-        made_of = [VERSION, cv2.__version__, *self.source.key, fingerprint(self._paths())]
+        made_of = [VERSION, cv2.__version__, *self.source.key, digest_of_states(self._paths())]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def _paths(self) -> list[str]:

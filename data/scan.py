@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from data.formats import format_of
 from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
 from data.labels import Labels, LabelsBuilder
 from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, first_of
+from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
 from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
 from utils.images.headers import is_grey
@@ -100,18 +101,15 @@ def scan(
     folders = _parts(readers, names, lists_images=False)
     for part in folders:
         listed.add(part)
-    paths = [path for item in listed.items for path in (item.image.path, item.image.label_file)]
-    of_sources = scan_cache.fingerprint(source for source in sources if os.path.isfile(source))
-    stored, state = _from_cache(
-        cache_dir, sources, names, lambda in_files: f"{of_sources} {scan_cache.fingerprint(paths + in_files)}"
-    )
+    fingerprint = _fingerprint(sources, listed) if cache_dir is not None else ""
+    stored, state = _from_cache(cache_dir, sources, names, fingerprint)
     if stored is not None:
         return stored.labels, stored.report.with_cache(state)
 
     files = _parts(readers, names, lists_images=True)
     in_files = [image.path for part in files for image in part.found.images]
-    # Taken before the images are read, so that a change during the scan makes the cache invalid.
-    fingerprint = f"{of_sources} {scan_cache.fingerprint(paths + in_files)}"
+    if cache_dir is not None:  # before the images are read, so that a change during the scan makes the cache invalid
+        fingerprint = f"{fingerprint} {digest_of_states(in_files)}"
     for part in files:
         listed.add(part)
     if not listed.items:
@@ -122,6 +120,17 @@ def scan(
     if cache_dir is not None:
         state = _to_cache(cache_dir, sources, names, scan_cache.Stored(labels, report, fingerprint, in_files), state)
     return labels, report.with_cache(state)
+
+
+def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
+    """Return a text that changes when a source, an image in `listed` or its label file changes.
+
+    Labels are small, so their contents count, whatever their times say. Images are too large to be read on each start.
+    """
+    files = [source for source in sources if os.path.isfile(source)]
+    label_files = [item.image.label_file for item in listed.items]
+    images = [item.image.path for item in listed.items]
+    return f"{digest_of_contents([*files, *label_files])} {digest_of_states(images)}"
 
 
 def _parts(readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool) -> list[Part]:
@@ -278,11 +287,11 @@ def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem])
 
 
 def _from_cache(
-    cache_dir: Path | None, sources: Sequence[Path], names: Sequence[str], current: Callable[[list[str]], str]
+    cache_dir: Path | None, sources: Sequence[Path], names: Sequence[str], fingerprint: str
 ) -> tuple[scan_cache.Stored | None, str]:
     """Return the stored scan, or None if it is missing, damaged or outdated; and the state of the cache for the log.
 
-    current: returns the fingerprint of the files as they are now, given the image paths in COCO files.
+    fingerprint: of the files as they are now, without the images that COCO files list.
     """
     if cache_dir is None:
         return None, "not cached: no home folder, and no --cache-dir"
@@ -292,7 +301,7 @@ def _from_cache(
         return None, f"damaged cache rebuilt: {error}"
     if stored is None:
         return None, "cached now"
-    if stored.fingerprint != current(stored.listed):
+    if stored.fingerprint != f"{fingerprint} {digest_of_states(stored.listed)}":
         return None, "files changed, cache rebuilt"
     return stored, "from cache"
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from data.report import Report, report_from_dict
 from utils.images.opencv import cv2
 from utils.printable import one_line
 
-VERSION = 3  # increase it when the meaning of a stored array changes, or the way labels are read
+VERSION = 4  # increase it when the meaning of a stored array changes, or the way labels are read
 DIGEST_BYTES = 32
 
 
@@ -35,19 +35,6 @@ def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -
     """Return the path where the scan of these sources with these class names is stored."""
     key = json.dumps([VERSION, cv2.__version__, [str(source) for source in sources], list(names)])
     return cache_dir / f"labels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-
-
-def fingerprint(paths: Iterable[str | Path]) -> str:
-    """Return a digest of path, size and modification time (ns) of each file; files that do not exist are allowed."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            status = os.stat(path)
-            state = f"{status.st_size} {status.st_mtime_ns}"
-        except (OSError, ValueError):  # ValueError: a NUL in the path
-            state = "absent"
-        digest.update(os.fsencode(path) + b"\0" + state.encode() + b"\0")
-    return digest.hexdigest()
 
 
 def store(file: Path, stored: Stored) -> None:

@@ -16,7 +16,7 @@ import torch
 from data import Augmentation, cache
 from data.base_images import DecodedImages
 from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
-from data.labels import Labels
+from data.labels import Labels, LabelsBuilder
 from tests.data.test_loader import ALL_AUGMENTATIONS, SIDE, SIZES, contents, epochs_of, train_loader, write_data
 from tests.support.own_process import run_in_new_process
 from utils.distributed.world import World
@@ -155,6 +155,22 @@ def test_disk_cache_is_reused_and_rebuilt_when_an_image_changes(
     assert sorted(file.name for file in subfolder.iterdir()) == sorted([Path(images.path).name, "lock"])  # no old file
     open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=SINGLE_PROCESS)
     assert len(list(folder.iterdir())) == 2  # one folder per image size
+
+
+def test_disk_cache_notices_images_replaced_by_others_of_the_same_size_and_time(tmp_path: Path) -> None:
+    """As `cp -p`, `rsync -t` and archives with fixed times do. BMP files of one shape have one size."""
+    paths = [str(tmp_path / f"{name}.bmp") for name in "ab"]
+    for path, value in zip(paths, (0, 200), strict=True):
+        cv2.imwrite(path, np.full((SIDE, SIDE, 3), value, np.uint8))
+        os.utime(path, ns=(1, 1))
+    builder = LabelsBuilder()
+    builder.add_image(paths[0], (SIDE, SIDE), 1, [])
+    labels = builder.build([1])
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
+    assert images(0).max() == 0
+    os.replace(paths[1], paths[0])
+    images, _ = open_train_images(labels, "disk", tmp_path / "cache")
+    assert images(0).min() == 200
 
 
 def test_cache_file_in_use_by_another_run_is_kept(tmp_path: Path) -> None:
@@ -322,8 +338,8 @@ def test_fingerprint_is_computed_only_if_images_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, count: int
 ) -> None:
     """Checking the state of many files on a network disk takes minutes."""
-    labels, real, calls = write_data(tmp_path), cache.fingerprint, []
-    monkeypatch.setattr(cache, "fingerprint", lambda paths: calls.append(real(paths)) or calls[-1])
+    labels, real, calls = write_data(tmp_path), cache.digest_of_states, []
+    monkeypatch.setattr(cache, "digest_of_states", lambda paths: calls.append(real(paths)) or calls[-1])
     monkeypatch.setattr(cache, "free_ram", lambda: 200_000)
     open_train_images(labels, where)
     assert len(calls) == count

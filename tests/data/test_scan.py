@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -250,6 +251,56 @@ def test_scan_cache_matches_fresh_scan_and_detects_changes(tmp_path: Path) -> No
     assert again("files changed, cache rebuilt") == [0, 0]
     assert again("cached now", ("dog", "cat")) == [0, 0]
     assert all(file.suffix == ".npz" for file in cache.iterdir())
+
+
+def pack(root: Path, class_index: int, image: np.ndarray) -> Path:
+    """Return a zip with one image and one label, whose times are fixed as reproducible archives have them."""
+    encoded = cv2.imencode(".bmp", image)[1].tobytes()
+    file = root / f"{class_index}.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in (("images/a.bmp", encoded), ("labels/a.txt", f"{class_index} .5 .5 .5 .5".encode())):
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+    return file
+
+
+def unpack(file: Path, root: Path) -> None:
+    """Unpack a zip over existing files and restore the times, as `unzip -o` does."""
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(root)
+    for path in root.rglob("*.*"):
+        os.utime(path, (315_532_800, 315_532_800))
+
+
+def test_scan_cache_notices_archive_with_fixed_times_unpacked_over_another(tmp_path: Path) -> None:
+    root, cache = tmp_path / "set", tmp_path / "cache"
+    found = []
+    for class_index in (0, 1):
+        unpack(pack(tmp_path, class_index, np.full((20, 40, 3), class_index, np.uint8)), root)
+        labels, report = scan([root / "images"], NAMES, cache_dir=cache)
+        found.append((labels.classes.tolist(), report.cache))
+    assert found == [([0], "cached now"), ([1], "files changed, cache rebuilt")]
+    assert scan([root / "images"], NAMES, cache_dir=cache)[1].cache == "from cache"
+
+
+def test_scan_cache_notices_lists_and_json_files_of_the_same_size_and_time(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5", "b": "1 .5 .5 .5 .5"})
+    listed, coco, cache = tmp_path / "train.txt", write_coco(tmp_path), tmp_path / "cache"
+    listed.write_text("images/a.png")
+    for file, old, new in ((listed, "a.png", "b.png"), (coco, '"category_id": 2', '"category_id": 5')):
+        os.utime(file, ns=(1, 1))
+        before, _ = scan([file], NAMES, cache_dir=cache)
+        file.write_text(file.read_text().replace(old, new))
+        os.utime(file, ns=(1, 1))
+        after, report = scan([file], NAMES, cache_dir=cache)
+        assert report.cache == "files changed, cache rebuilt"
+        assert before.classes.tolist() != after.classes.tolist()
+
+
+def test_touched_labels_need_no_new_scan(tmp_path: Path) -> None:
+    source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
+    scan([source], NAMES, cache_dir=cache)
+    os.utime(tmp_path / "set" / "labels" / "a.txt", ns=(1, 1))
+    assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
 
 
 def test_coco_scan_cache_detects_removed_images(tmp_path: Path) -> None:
