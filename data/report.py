@@ -13,6 +13,7 @@ ROW_CLIPPED = "row clipped to the image"
 ROW_DUPLICATE = "duplicate row dropped"
 POLYGON_DROPPED = "polygon dropped, box kept"
 IMAGE_DROPPED = "image left out"
+NO_USABLE_ROW = "image without a usable label row left out"
 IMAGES_NOT_FOUND = "COCO JSON whose images were not found"
 NOTE = "note"
 
@@ -32,7 +33,9 @@ class Problem(NamedTuple):
 class Report:
     """The counts and problems of one scan; `as_dict()` returns the contents of `data_report.json`.
 
-    `instances` does not count crowd regions. `problems` holds the first 1000, `problem_counts` counts all by kind.
+    `instances` does not count crowd regions. `unreadable` are images that cannot be used, or whose label file cannot be
+    read; `no_usable_row` are images that have label rows, but none that can be used: they would count as background.
+    `problems` holds the first 1000, `problem_counts` counts all by kind.
     """
 
     images: int
@@ -43,6 +46,7 @@ class Report:
     polygons: int
     instances_per_class: tuple[tuple[str, int], ...]
     unreadable: tuple[str, ...]
+    no_usable_row: tuple[str, ...]
     problem_counts: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
     cache: str = "no cache"
@@ -54,6 +58,7 @@ class Report:
         result["problem_counts"] = dict(self.problem_counts)
         result["problems"] = [problem._asdict() for problem in self.problems]
         result["unreadable"] = list(self.unreadable)
+        result["no_usable_row"] = list(self.no_usable_row)
         result["not_listed"] = sum(count for _, count in self.problem_counts) - len(self.problems)
         return result
 
@@ -96,6 +101,7 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     fields["problem_counts"] = tuple(values["problem_counts"].items())
     fields["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     fields["unreadable"] = tuple(values["unreadable"])
+    fields["no_usable_row"] = tuple(values["no_usable_row"])
     return Report(**fields)
 
 

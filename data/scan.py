@@ -14,7 +14,7 @@ from data import scan_cache
 from data.formats import format_of
 from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
 from data.labels import Labels, LabelsBuilder
-from data.report import IMAGE_DROPPED, NOTE, Problem, ProblemLog, Report, first_of
+from data.report import IMAGE_DROPPED, NO_USABLE_ROW, NOTE, ROW_DROPPED, Problem, ProblemLog, Report, first_of
 from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
 from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
@@ -90,9 +90,10 @@ def scan(
 ) -> tuple[Labels, Report]:
     """Return the labels of `sources`, of any format in data/formats/, and the report of all problems.
 
-    A bad row is dropped and its image stays; an image that cannot be decoded is left out and reported. Nothing is
-    written except one file in `cache_dir`. If there is one source and it has image and category ids, as a COCO JSON
-    has, they are kept; otherwise ids count from 1.
+    A bad row is dropped and its image stays, unless it has no other row: as background it would teach that there is
+    nothing. Such images, and those that cannot be decoded, are left out and reported. Nothing is written except one
+    file in `cache_dir`. If there is one source and it has image and category ids, as a COCO JSON has, they are kept;
+    otherwise ids count from 1.
     Raises ValueError if there is no image or no label, or a class is out of range.
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
@@ -158,6 +159,7 @@ def _check_all(
     problems = ProblemLog()
     problems.extend(listed.problems)
     unreadable: list[str] = []
+    no_usable_row: list[str] = []
     without_file: list[ListedImage] = []
     opened: list[tuple[str, Opened]] = []
     checked = map_in_threads(lambda item: _check(*item, names), listed.items, threads)  # OpenCV releases the GIL
@@ -169,6 +171,10 @@ def _check_all(
             if usable is None:
                 unreadable.append(printable(image.path))
                 continue
+            if lost := _lost_rows(image, read):
+                no_usable_row.append(printable(image.path))
+                problems.extend([_no_usable_row(image, lost)])
+                continue
             if not read.has_labels:
                 without_file.append(image)
             opened.append((image.path, usable))
@@ -178,7 +184,7 @@ def _check_all(
     problems.extend(_converted_images(opened))
     labels = builder.build(category_ids)
     _require_labels(labels, listed, problems.first)
-    return labels, _report(labels, names, unreadable, len(without_file), problems)
+    return labels, _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
 
 
 def _check(image: ListedImage, reader: LabelFormat, names: Sequence[str]) -> Checked:
@@ -226,6 +232,20 @@ def _require_size(image: ListedImage, size: tuple[int, int], declared: tuple[int
         raise UnreadableLabelsError(f"{printable(image.path)} is {problem}")
 
 
+def _lost_rows(image: ListedImage, read: ImageRows) -> int:
+    """Return the number of rows of an image that has no usable one; 0 if it has one, or is background on purpose."""
+    if read.rows:
+        return 0
+    return image.dropped_rows + sum(problem.kind == ROW_DROPPED for problem in read.problems)
+
+
+def _no_usable_row(image: ListedImage, lost: int) -> Problem:
+    rows = f"its only label row in {printable(image.label_file)} is unusable"
+    if lost > 1:
+        rows = f"all {lost} label rows in {printable(image.label_file)} are unusable"
+    return Problem(NO_USABLE_ROW, printable(image.path), f"{rows}, so the image is neither labelled nor background")
+
+
 def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
     if images:
         missing = f"no label file {printable(images[0].label_file)}"
@@ -248,7 +268,12 @@ def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]
 
 
 def _report(
-    labels: Labels, names: Sequence[str], unreadable: list[str], without_file: int, problems: ProblemLog
+    labels: Labels,
+    names: Sequence[str],
+    unreadable: list[str],
+    no_usable_row: list[str],
+    without_file: int,
+    problems: ProblemLog,
 ) -> Report:
     counts = np.bincount(labels.classes[~labels.crowd], minlength=len(names)).tolist()
     return Report(
@@ -260,6 +285,7 @@ def _report(
         polygons=int((np.diff(labels.point_offsets) > 0).sum()),
         instances_per_class=tuple(zip(names, counts, strict=True)),
         unreadable=tuple(unreadable),
+        no_usable_row=tuple(no_usable_row),
         problem_counts=tuple(problems.counts.most_common()),
         problems=tuple(problems.first),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
-from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, POLYGON_DROPPED, ROW_DROPPED, Problem
+from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, POLYGON_DROPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 
@@ -29,12 +29,28 @@ class CocoImage(NamedTuple):
 
 
 class CocoFile(NamedTuple):
-    """A COCO JSON: images, the rows of each image, the category id of each class, and the problems."""
+    """A COCO JSON: images, the rows of each image, the category id of each class, and the problems.
+
+    dropped_rows: for each image, the number of its annotations that cannot be used.
+    """
 
     images: list[CocoImage]
     rows: list[list[LabelRow]]
+    dropped_rows: list[int]
     category_ids: list[int]
     problems: list[Problem]
+
+
+class Listing(NamedTuple):
+    """The images of a COCO JSON, and what their ids in the annotations mean.
+
+    index_of_id: the place in `images`; several ids have the same if the file lists an image several times.
+    ambiguous: the file names of each id that stands for several images.
+    """
+
+    images: list[CocoImage]
+    index_of_id: dict[int, int]
+    ambiguous: dict[int, tuple[str, str]]
 
 
 def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
@@ -45,16 +61,23 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
     0). A polygon is kept if it is the annotation's only part and has the extent of its bbox; annotations with several
     parts or RLE keep only their box. The folder of the images is the one that `images_root` returns.
 
-    Raises ValueError with the file's path if it is not a COCO JSON, or a category in use is not in `names`.
+    The ids of annotations need not differ, since no box depends on them. An annotation with the class, bbox and iscrowd
+    of another one of its image is dropped and reported. An image that is listed under two ids has the annotations of
+    both.
+
+    Raises ValueError with the file's path if it is not a COCO JSON, a category in use is not in `names`, or an image id
+    in use stands for two files.
     """
     document = _load(file)
     categories = _categories(file, document["categories"])
     problems: list[Problem] = []
-    images = _images(file, document["images"], problems)
+    listing = _images(file, document["images"], problems)
     class_of_id = {name: index for index, name in enumerate(names)}
     class_by_category = {key: class_of_id[name] for key, name in categories.items() if name in class_of_id}
-    rows = _rows(file, document["annotations"], images, categories, class_by_category, problems)
-    return CocoFile(images, rows, _category_ids(class_by_category, categories, len(names)), problems)
+    rows, dropped = _rows(file, document["annotations"], listing, categories, class_by_category, problems)
+    rows = [_without_duplicates(file, image_rows, problems) for image_rows in rows]
+    category_ids = _category_ids(class_by_category, categories, len(names))
+    return CocoFile(listing.images, rows, dropped, category_ids, problems)
 
 
 class CocoJson:
@@ -69,8 +92,8 @@ class CocoJson:
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         file = read_coco_annotations(source, names)
         images = [
-            ListedImage(image.path, str(source), image.image_id, image.declared_size, rows)
-            for image, rows in zip(file.images, file.rows, strict=True)
+            ListedImage(image.path, str(source), image.image_id, image.declared_size, rows, dropped)
+            for image, rows, dropped in zip(file.images, file.rows, file.dropped_rows, strict=True)
         ]
         return SourceImages(images, file.problems, file.category_ids)
 
@@ -184,29 +207,47 @@ def _category_ids(class_by_category: dict[int, int], categories: dict[int, str],
     return [ids[index] if index in ids else unused + 1 + index for index in range(num_classes)]
 
 
-def _images(file: Path, entries: list, problems: list[Problem]) -> list[CocoImage]:
+def _images(file: Path, entries: list, problems: list[Problem]) -> Listing:
+    first_ids: dict[str, int] = {}  # of each file name, in the order of the file
     names: dict[int, str] = {}
     sizes: dict[int, tuple[int, int] | None] = {}
-    seen_names: set[str] = set()
+    ambiguous: dict[int, tuple[str, str]] = {}
     for position, entry in enumerate(entries):
+        where = f"{printable(file)} images[{position}]"
         try:
             image_id, name = _image_entry(entry)
-            if image_id in names or name in seen_names:
-                raise BadRowError(f"id {image_id} or file_name '{excerpt(name, 200)}' appears twice")
+            size = _declared_size(entry)
+            if names.get(image_id, name) != name:
+                ambiguous.setdefault(image_id, (names[image_id], name))
+                raise BadRowError(f"id {image_id} is already that of '{excerpt(names[image_id], 200)}'")
+            first_id = first_ids.setdefault(name, image_id)
+            if sizes.get(first_id, size) != size:
+                raise BadRowError(f"'{excerpt(name, 200)}' was already listed, with another width or height")
         except BadRowError as error:
-            problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} images[{position}]", str(error)))
+            problems.append(Problem(IMAGE_DROPPED, where, str(error)))
             continue
+        if first_id in names:
+            reason = f"'{excerpt(name, 200)}' was already listed, with id {first_id}; it has the boxes of both entries"
+            problems.append(Problem(NOTE, where, reason))
         names[image_id] = name
-        seen_names.add(name)
-        width, height = _whole_number(entry.get("width")), _whole_number(entry.get("height"))
-        sizes[image_id] = (width, height) if width and height and min(width, height) > 0 else None
-    file_names = list(names.values())
+        sizes[image_id] = size
+    file_names = list(first_ids)
     root = images_root(file, file_names)
     if file_names and not _count_found(root, file_names):
-        first = f"none of its first {min(len(names), SAMPLED_IMAGES)} images, such as {excerpt(file_names[0], 100)}"
+        sampled = min(len(file_names), SAMPLED_IMAGES)
+        first = f"none of its first {sampled} images, such as {excerpt(file_names[0], 100)}"
         tried = f"folders tried in {printable(file.parent)}: {', '.join(map(printable, _candidates(file)))}"
         problems.append(Problem(IMAGES_NOT_FOUND, printable(file), f"{first}, was found; {tried}"))
-    return [CocoImage(os.path.abspath(os.path.join(root, name)), key, sizes[key]) for key, name in names.items()]
+    images = [CocoImage(os.path.abspath(os.path.join(root, name)), key, sizes[key]) for name, key in first_ids.items()]
+    index_of_name = {name: index for index, name in enumerate(first_ids)}
+    index_of_id = {image_id: index_of_name[name] for image_id, name in names.items()}
+    return Listing(images, index_of_id, ambiguous)
+
+
+def _declared_size(entry: dict[str, Any]) -> tuple[int, int] | None:
+    """Return (width, height) of an image entry, None if it has no valid ones."""
+    width, height = _whole_number(entry.get("width")), _whole_number(entry.get("height"))
+    return (width, height) if width and height and min(width, height) > 0 else None
 
 
 def _image_entry(entry: Any) -> tuple[int, str]:
@@ -227,22 +268,25 @@ def _image_entry(entry: Any) -> tuple[int, str]:
 def _rows(
     file: Path,
     entries: list,
-    images: list[CocoImage],
+    listing: Listing,
     categories: dict[int, str],
     class_by_category: dict[int, int],
     problems: list[Problem],
-) -> list[list[LabelRow]]:
-    """Return the rows of each image. Raises ValueError if a category in use is not in `names` of the data YAML."""
-    index_by_image = {image.image_id: index for index, image in enumerate(images)}
-    rows: list[list[LabelRow]] = [[] for _ in images]
-    seen: set[int] = set()
+) -> tuple[list[list[LabelRow]], list[int]]:
+    """Return the rows of each image, and the number of its annotations that were dropped.
+
+    Raises ValueError if a category in use is not in `names` of the data YAML, or an image id in use is that of two
+    files.
+    """
+    rows: list[list[LabelRow]] = [[] for _ in listing.images]
+    dropped = [0] * len(listing.images)
     for position, entry in enumerate(entries):
         where = f"{printable(file)} annotations[{position}]"
         try:
-            number = _annotation_id(entry, seen)
+            number = _annotation_id(entry)
             where = f"{printable(file)} annotation {number}"
-            image_id, category = entry.get("image_id"), entry.get("category_id")
-            index = _look_up(index_by_image, image_id, "image_id", "images")
+            category = entry.get("category_id")
+            index = _image_index(listing, entry, where)
             name = _look_up(categories, category, "category_id", "categories")
             if category not in class_by_category:
                 raise ValueError(
@@ -251,25 +295,46 @@ def _rows(
             row = _row(entry, number, class_by_category[category])
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
+            image_id = _whole_number(entry.get("image_id")) if isinstance(entry, dict) else None
+            if image_id in listing.index_of_id:
+                dropped[listing.index_of_id[image_id]] += 1
             continue
         points, reason = (None, "") if row.crowd else _polygon(entry.get("segmentation"), row.box_xywh)
         if reason:
             problems.append(Problem(POLYGON_DROPPED, where, reason))
         _note_area(entry, row, where, problems)
         rows[index].append(row._replace(points=points))
-    return rows
+    return rows, dropped
 
 
-def _annotation_id(entry: Any, seen: set[int]) -> int:
+def _without_duplicates(file: Path, rows: list[LabelRow], problems: list[Problem]) -> list[LabelRow]:
+    """Return the rows of an image without exact duplicates, which are reported."""
+    first_rows: dict[tuple[Any, ...], LabelRow] = {}
+    for row in rows:
+        first = first_rows.setdefault((row.class_index, row.crowd, row.box_xywh), row)
+        if first is not row:
+            same = "another one with this id" if first.number == row.number else f"annotation {first.number}"
+            problems.append(Problem(ROW_DUPLICATE, f"{printable(file)} annotation {row.number}", f"the same as {same}"))
+    return list(first_rows.values())
+
+
+def _annotation_id(entry: Any) -> int:
     if not isinstance(entry, dict):
         raise BadRowError("not an object")
     number = _whole_number(entry.get("id"))
     if number is None:
         raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
-    if number in seen:
-        raise BadRowError("its id appears twice")
-    seen.add(number)
     return number
+
+
+def _image_index(listing: Listing, entry: dict[str, Any], where: str) -> int:
+    """Return the place of an annotation's image. Raises ValueError if its id is that of two files."""
+    index: int = _look_up(listing.index_of_id, entry.get("image_id"), "image_id", "images")
+    image_id = _whole_number(entry.get("image_id"))
+    if image_id in listing.ambiguous:
+        first, second = (excerpt(name, 100) for name in listing.ambiguous[image_id])
+        raise ValueError(f"{where}: image_id {image_id} is the id of both '{first}' and '{second}' in 'images'")
+    return index
 
 
 def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:

@@ -20,6 +20,7 @@ class ListedImage(NamedTuple):
     image_id: int = 0  # from the file, if the format has ids
     declared_size: tuple[int, int] | None = None  # (width, height) in the list, if the format has it
     rows: Sequence[LabelRow] = ()  # if the format reads them together with the list of images
+    dropped_rows: int = 0  # unusable rows of the image that were found and reported then
 
 
 class SourceImages(NamedTuple):

@@ -9,7 +9,7 @@ from data.formats.protocol import ImageRows, ListedImage, SourceImages, Unreadab
 from data.formats.yolo_txt import has_yolo_labels, label_bytes
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
-from data.report import ROW_CLIPPED, ROW_DROPPED, Problem
+from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.printable import excerpt, printable
 
 ROW = re.compile(rb"\s*-?\d{1,7}(,-?\d{1,7}){7},?\s*")
@@ -64,6 +64,7 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
     """
     rows: list[LabelRow] = []
     problems: list[Problem] = []
+    first_line: dict[tuple[int, ...], int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
@@ -72,16 +73,20 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
             left, top, width, height, score, category = _values(line)
             if not 0 <= category <= CLASSES + 1:
                 raise ValueError(f"{where}: category {category}, but VisDrone has 0-{CLASSES + 1}")
+            values = (left, top, width, height, score, category)
+            if (first := first_line.setdefault(values, number)) != number:
+                problems.append(Problem(ROW_DUPLICATE, where, f"the same as line {first}"))
+                continue
             box, outside = _clipped(left, top, width, height, size)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
             continue
-        if outside:
-            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside} pixels"))
         region = category in REGION_CATEGORIES
         classes = range(CLASSES) if region else [category - 1]
         crowd = region or score == 0
         rows.extend(LabelRow(each, box, box[2] * box[3], crowd, None, number) for each in classes)
+        if outside:
+            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside} pixels"))
     return ImageRows(rows, problems)
 
 

@@ -68,21 +68,23 @@ def parse_xml_file(data: bytes, file: str, size: tuple[int, int], names: Sequenc
         raise UnreadableLabelsError(f"{place}: {error}") from None
     rows: list[LabelRow] = []
     problems: list[Problem] = []
-    first_line: dict[tuple[int, tuple[float, ...]], int] = {}
+    first_line: dict[tuple[int, tuple[float, ...], bool], int] = {}
     for found in annotation.objects:
         where = f"{printable(file)} line {found.line}"
         try:
             class_index = _class_index(found, names, where)
             corners = _corners(found)
-            if (first := first_line.setdefault((class_index, corners), found.line)) != found.line:
+            difficult = _is_difficult(found)
+            if (first := first_line.setdefault((class_index, corners, difficult), found.line)) != found.line:
                 problems.append(Problem(ROW_DUPLICATE, where, f"the same as the object in line {first}"))
                 continue
-            row, outside = _row(class_index, corners, _is_difficult(found), size, found.line)
-            rows.append(row)
-            if outside:
-                problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside:g} pixels"))
+            row, outside = _row(class_index, corners, difficult, size, found.line)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
+            continue
+        rows.append(row)
+        if outside:
+            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside:g} pixels"))
     return ImageRows(rows, problems, declared_size=_declared_size(annotation.size))
 
 

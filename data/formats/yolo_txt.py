@@ -1,6 +1,8 @@
 """YOLO label files: a row per object, `class cx cy w h` or `class x1 y1 x2 y2 x3 y3 ...`, in fractions of the image."""
 
+import codecs
 import os
+import re
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -19,6 +21,7 @@ TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outs
 ROUNDING = 1e-5  # fraction of the image side by which rounding to six digits may overshoot; not clipped
 SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 
 
 class YoloText:
@@ -89,6 +92,8 @@ def parse_label_file(
     1 % outside the image and boxes that extend past its edge are clipped; both are reported if they move by more than
     rounding. Raises ValueError with file and line if a class is not in 0..num_classes-1.
     """
+    if text := _utf_16(data):
+        return [], _rows_in_utf_16(text, file)
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[float, ...], int] = {}
@@ -96,36 +101,81 @@ def parse_label_file(
         tokens = line.split()
         if not tokens:
             continue
+        where = f"{printable(file)} line {number}"
         try:
             values = _numbers(tokens)
-            class_index = _class_index(values[0], num_classes, file, number)
+            class_index = _class_index(values[0], num_classes, where)
             if (first := first_line.setdefault(values, number)) != number:
-                problems.append(Problem(ROW_DUPLICATE, f"{printable(file)} line {number}", f"the same as line {first}"))
+                problems.append(Problem(ROW_DUPLICATE, where, f"the same as line {first}"))
                 continue
             row, moved = _row(class_index, values[1:], size, number)
-            rows.append(row)
-            if moved > ROUNDING:
-                reason = f"was outside the image by {moved:.2%} of its side"
-                problems.append(Problem(ROW_CLIPPED, f"{printable(file)} line {number}", reason))
         except BadRowError as error:
-            problems.append(Problem(ROW_DROPPED, f"{printable(file)} line {number}", str(error)))
+            problems.append(Problem(ROW_DROPPED, where, str(error)))
+            continue
+        rows.append(row)
+        if moved > ROUNDING:
+            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {moved:.2%} of its side"))
     return rows, problems
+
+
+def _utf_16(data: bytes) -> str:
+    """Return the text of a file that is in UTF-16, with or without the mark at its start; "" for any other file."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif data[1:2] == b"\0":
+        encoding = "utf-16-le"
+    elif data[:1] == b"\0":
+        encoding = "utf-16-be"
+    else:
+        return ""
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        return ""
+    return text if text.isascii() and "\0" not in text else ""
+
+
+def _rows_in_utf_16(text: str, file: str) -> list[Problem]:
+    """Return one problem for each row."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return [
+        Problem(ROW_DROPPED, f"{printable(file)} line {number}", f"'{excerpt(line)}' is UTF-16 text, must be UTF-8")
+        for number, line in lines
+        if line
+    ]
 
 
 def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
     if len(tokens) < 5 or len(tokens) % 2 == 0:
+        _require_spaces(tokens)
         reason = f"number of values is {len(tokens)}; a row is class cx cy w h, or class and at least 3 points x y"
-        raise BadRowError(reason)
+        raise BadRowError(f"{reason}; this one is '{_excerpt(tokens)}'")
     try:
         values = tuple(map(float, tokens))
     except ValueError:
         values = ()
     if not values or any(b"_" in token for token in tokens):  # Python reads 1_0 as 10, no other reader does
+        _require_spaces(tokens)
         bad = next(token for token in tokens if not _is_number(token))
         raise BadRowError(f"'{excerpt(bad)}' is not a number")
     if not all(map(isfinite, values)):
         raise BadRowError("NaN or infinite value")
     return values
+
+
+def _require_spaces(tokens: list[bytes]) -> None:
+    """Raise BadRowError if the values cannot be read because of commas or semicolons between or inside them."""
+    row = b" ".join(tokens)
+    if len(tokens) >= 5 and all(DECIMAL_COMMA.fullmatch(token) for token in tokens[1:]):
+        raise BadRowError(f"'{_excerpt(tokens)}' has decimal commas, must have points, as in 0.5")
+    for sign, name in ((b",", "commas"), (b";", "semicolons")):
+        if sign in row:
+            raise BadRowError(f"'{_excerpt(tokens)}' has {name} between the values, must have spaces")
+
+
+def _excerpt(tokens: list[bytes]) -> str:
+    """Return the row, or its start, for a message."""
+    return excerpt(b" ".join(tokens), 60)
 
 
 def _is_number(token: bytes) -> bool:
@@ -135,12 +185,12 @@ def _is_number(token: bytes) -> bool:
         return False
 
 
-def _class_index(value: float, num_classes: int, file: str, line: int) -> int:
+def _class_index(value: float, num_classes: int, where: str) -> int:
     if not value.is_integer():
         raise BadRowError(f"class {value:g} is not a whole number")
     if not 0 <= value < num_classes:
         allowed = f"names has {num_classes} classes (0-{num_classes - 1})"
-        raise ValueError(f"{printable(file)} line {line}: class {value:.15g}, but {allowed}")
+        raise ValueError(f"{where}: class {value:.15g}, but {allowed}")
     return int(value)
 
 

@@ -48,7 +48,14 @@ def test_empty_label_file_gives_no_rows() -> None:
     [
         ("0 0.5 0.5 0.1", "number of values is 4; a row is"),
         ("0 0.5 0.5 0.1 0.1 0.9", "number of values is 6"),
-        ("0,0.5,0.5,0.1,0.1", "number of values is 1"),
+        ("0,0.5,0.5,0.1,0.1", "'0,0.5,0.5,0.1,0.1' has commas between the values, must have spaces"),
+        ("0, 0.5, 0.5, 0.1, 0.1", "'0, 0.5, 0.5, 0.1, 0.1' has commas between the values, must have spaces"),
+        ("0;0.5;0.5;0.1;0.1", "'0;0.5;0.5;0.1;0.1' has semicolons between the values, must have spaces"),
+        ("0 0,5 0,5 ,1 0,1", "'0 0,5 0,5 ,1 0,1' has decimal commas, must have points, as in 0.5"),
+        (
+            "0 0.5",
+            "number of values is 2; a row is class cx cy w h, or class and at least 3 points x y; this one is '0 0.5'",
+        ),
         ("0 0.5 x 0.1 0.1", "'x' is not a number"),
         ("0 0.5 1_0 0.1 0.1", "'1_0' is not a number"),
         ("0 0.5 nan 0.1 0.1", "NaN or infinite"),
@@ -104,6 +111,17 @@ def test_class_out_of_range_raises(written: str) -> None:
     message = f"labels/0012.txt line 3: class {number}, but names has 80 classes (0-79)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse(f"0 .5 .5 .1 .1\n\n{written} .5 .5 .1 .1\n", classes=80)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_rows_in_utf_16_are_dropped_with_the_reason(encoding: str) -> None:
+    """As Windows' editors and PowerShell's `>` write them."""
+    rows, problems = parse_label_file("0 .5 .5 .1 .1\r\n\r\n1 .5 .5 .1 .1\r\n".encode(encoding), "a.txt", SIZE, 2)
+    assert rows == []
+    assert [(p.kind, str(p)) for p in problems] == [
+        (ROW_DROPPED, "a.txt line 1: '0 .5 .5 .1 .1' is UTF-16 text, must be UTF-8"),
+        (ROW_DROPPED, "a.txt line 3: '1 .5 .5 .1 .1' is UTF-16 text, must be UTF-8"),
+    ]
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe0\0 \0", b"\x00" * 50, bytes(range(256)), "0 ٠ 1 1 1".encode()])
@@ -171,6 +189,8 @@ def test_coco_polygon_is_kept_only_if_it_spans_its_box(tmp_path: Path) -> None:
         annotation(9, segmentation=[[str(value) for value in outline]]),
         annotation(10, segmentation=[[10, 20, [40.5], 20, 40.5, 60]]),
     ]
+    for entry in entries[1:]:  # boxes that differ a little, since exact duplicates are dropped
+        entry["bbox"] = [10, 20, 30.5, 40 + entry["id"] / 1000]
     part = read_coco_annotations(write_coco_json(tmp_path, entries), ["cat", "dog"])
     assert part.rows[0][0].points is not None
     assert part.rows[0][0].points.tolist() == [[10, 20], [40.5, 20], [40.5, 60]]
@@ -194,7 +214,6 @@ def test_coco_polygon_is_kept_only_if_it_spans_its_box(tmp_path: Path) -> None:
         (annotation(5, category_id="gone"), "annotation 5", "category_id None is not"),
         (annotation(5, iscrowd=2), "annotation 5", "iscrowd is 2, must be 0 or 1"),
         (annotation(5, id="gone"), "annotations[1]", "id is None, must be a whole number"),
-        (annotation(1), "annotations[1]", "its id appears twice"),
         ("text", "annotations[1]", "not an object"),
     ],
 )
@@ -208,9 +227,70 @@ def test_invalid_annotation_is_dropped_and_others_are_kept(tmp_path: Path, entry
     assert problem.reason.startswith(reason)
 
 
+def test_annotations_with_the_same_id_are_all_kept(tmp_path: Path) -> None:
+    """Exporters number annotations per image, or write 0 for all; no box depends on these ids."""
+    images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "b.jpg"}]
+    entries = [
+        annotation(0, bbox=[1, 2, 3, 4]),
+        annotation(0, image_id=8),
+        annotation(0, image_id=8, category_id=9),
+        annotation(0, bbox=[5, 6, 7, 8], iscrowd=1),
+    ]
+    part = read_coco_annotations(write_coco_json(tmp_path, entries, images=images), ["dog", "cat"])
+    assert [[row.class_index for row in rows] for rows in part.rows] == [[0, 0], [0, 1]]
+    assert part.rows[0][1].crowd
+    assert (part.dropped_rows, part.problems) == ([0, 0], [])
+
+
+def test_annotation_with_class_and_bbox_of_another_one_is_dropped(tmp_path: Path) -> None:
+    entries = [
+        annotation(1),
+        annotation(2, area=5, segmentation=[[1, 2, 3, 4, 5, 6]]),  # only class, bbox and iscrowd are compared
+        annotation(1),
+        annotation(3, bbox=[10, 20, 30.5, 40.001]),
+        annotation(4, iscrowd=1),
+        annotation(5, category_id=9),
+    ]
+    part = read_coco_annotations(write_coco_json(tmp_path, entries), ["dog", "cat"])
+    assert [row.number for row in part.rows[0]] == [1, 3, 4, 5]
+    assert part.dropped_rows == [0]  # their box is there
+    duplicates = [(p.where.split()[-1], p.reason) for p in part.problems if p.kind == ROW_DUPLICATE]
+    assert duplicates == [("2", "the same as annotation 1"), ("1", "the same as another one with this id")]
+
+
+def test_unusable_annotations_are_counted_for_their_image(tmp_path: Path) -> None:
+    images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "b.jpg"}]
+    unusable = [annotation(1, bbox=[1]), annotation("2"), annotation(3, category_id=4), annotation(4, image_id=99), 5]
+    part = read_coco_annotations(
+        write_coco_json(tmp_path, [*unusable, annotation(9, image_id=8)], images=images), ["dog"]
+    )
+    assert part.dropped_rows == [3, 0]
+    assert list(map(len, part.rows)) == [0, 1]
+
+
+def test_image_listed_under_two_ids_has_the_annotations_of_both(tmp_path: Path) -> None:
+    images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "b.jpg"}, {"id": 9, "file_name": "a.jpg"}]
+    entries = [annotation(1), annotation(2, image_id=9, bbox=[1, 2, 3, 4]), annotation(3, image_id=9)]
+    part = read_coco_annotations(write_coco_json(tmp_path, entries, images=images), ["dog"])
+    assert [Path(image.path).name for image in part.images] == ["a.jpg", "b.jpg"]
+    assert [image.image_id for image in part.images] == [7, 8]
+    assert [[row.number for row in rows] for rows in part.rows] == [[1, 2], []]
+    note, duplicate = part.problems
+    assert str(note).endswith("images[2]: 'a.jpg' was already listed, with id 7; it has the boxes of both entries")
+    assert (note.kind, duplicate.kind) == (NOTE, ROW_DUPLICATE)
+
+
+def test_annotation_of_an_image_id_that_two_files_have_is_refused(tmp_path: Path) -> None:
+    images = [{"id": 7, "file_name": "a.jpg"}, {"id": 7, "file_name": "b.jpg"}]
+    file = write_coco_json(tmp_path, [annotation(5)], images=images)
+    message = f"{file} annotation 5: image_id 7 is the id of both 'a.jpg' and 'b.jpg' in 'images'"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_coco_annotations(file, ["dog"])
+
+
 def test_invalid_area_is_replaced_and_reported(tmp_path: Path) -> None:
     part = read_coco_annotations(
-        write_coco_json(tmp_path, [annotation(1, area=-1), annotation(2, area="gone")]), ["dog", "cat"]
+        write_coco_json(tmp_path, [annotation(1, area=-1), annotation(2, area="gone", category_id=9)]), ["dog", "cat"]
     )
     assert [row.area for row in part.rows[0]] == [1220.0, 1220.0]  # 30.5 * 40
     assert [(p.kind, p.where.split()[-1]) for p in part.problems] == [(NOTE, "1")]
@@ -220,7 +300,7 @@ def test_invalid_image_entries_are_dropped(tmp_path: Path) -> None:
     images = [
         {"id": 7, "file_name": "a.jpg"},
         {"id": 7, "file_name": "b.jpg"},
-        {"id": 8, "file_name": "a.jpg"},
+        {"id": 8, "file_name": "a.jpg", "width": 5, "height": 5},
         {"id": "9", "file_name": "c.jpg"},
         {"id": 10},
         {"id": 11, "file_name": "\ud800"},

@@ -16,7 +16,7 @@ import pytest
 
 from data import scan_cache
 from data.dataset_yaml import read_data_yaml
-from data.report import Problem, ProblemLog, report_from_dict
+from data.report import NO_USABLE_ROW, Problem, ProblemLog, report_from_dict
 from data.scan import scan
 from tests.data.test_labels import assert_same
 
@@ -63,7 +63,7 @@ def test_scan_reports_counts_and_problems_and_changes_no_file(tmp_path: Path) ->
     texts = [str(problem) for problem in report.problems]
     assert (
         f"{tmp_path}/labels/a.txt line 3: number of values is 1; "
-        "a row is class cx cy w h, or class and at least 3 points x y" in texts
+        "a row is class cx cy w h, or class and at least 3 points x y; this one is 'x'" in texts
     )
     assert f"{source}/e.jpg: is damaged, truncated or not an image that OpenCV can decode" in texts
     assert f"{source}/f.png: is 1x1, smaller than 2 pixels" in texts
@@ -162,6 +162,69 @@ def test_image_with_unreadable_label_file_is_not_background(tmp_path: Path) -> N
     labels, report = scan([source], NAMES)
     assert len(labels) == 1
     assert report.unreadable == (str(source / "b.png"),)
+
+
+def test_image_whose_rows_are_all_unusable_is_left_out_and_counted(tmp_path: Path) -> None:
+    """As background it would teach that there is nothing; an image with one usable row stays."""
+    rows = {"a": "0 .5 .5 .5 .5\nx", "b": "0,.5,.5,.5,.5\n0 .5 .5 0 0\n", "c": "", "d": None, "e": "x"}
+    source = write_dataset(tmp_path, rows)
+    labels, report = scan([source], NAMES)
+    assert [Path(labels.path(i)).stem for i in range(len(labels))] == ["a", "c", "d"]
+    assert labels.image_ids.tolist() == [1, 2, 3]
+    assert (report.images, report.background, report.without_label_file) == (3, 2, 1)
+    assert (report.no_usable_row, report.unreadable) == ((f"{source}/b.png", f"{source}/e.png"), ())
+    assert report.as_dict()["no_usable_row"] == [f"{source}/b.png", f"{source}/e.png"]
+    assert dict(report.problem_counts) == {"row dropped": 4, NO_USABLE_ROW: 2, "note": 1}
+    assert [str(problem) for problem in report.problems if problem.kind == NO_USABLE_ROW] == [
+        f"{source}/b.png: all 2 label rows in {tmp_path}/labels/b.txt are unusable, "
+        "so the image is neither labelled nor background",
+        f"{source}/e.png: its only label row in {tmp_path}/labels/e.txt is unusable, "
+        "so the image is neither labelled nor background",
+    ]
+    assert report.with_cache("no cache").summary() == (
+        "3 images (2 background, 1 of them without a label file), 1 box in 1 of 2 classes; "
+        "row dropped: 4, image without a usable label row left out: 2 [no cache]"
+    )
+    again = [scan([source], NAMES, cache_dir=tmp_path / "cache")[1] for _ in range(2)]
+    assert [(found.cache, found.no_usable_row) for found in again] == [
+        ("cached now", report.no_usable_row),
+        ("from cache", report.no_usable_row),
+    ]
+
+
+def test_scan_of_images_without_any_usable_row_is_an_error(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path, {"a": "0,.5,.5,.5,.5", "b": "x"})
+    first = re.escape(f"{tmp_path}/labels/a.txt line 1: '0,.5,.5,.5,.5' has commas between the values")
+    with pytest.raises(ValueError, match=f"none of 2 images can be used; the first problem is {first}"):
+        scan([source], NAMES)
+
+
+def test_images_without_usable_rows_are_left_out_in_every_format(tmp_path: Path) -> None:
+    """One image has a box, one has only unusable rows, one is empty on purpose."""
+    names = [f"class {number}" for number in range(10)]
+    for folder in ("voc", "drone/images", "drone/annotations", "coco"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("voc", "drone/images", "coco"):
+        for stem in "abc":
+            cv2.imwrite(str(tmp_path / folder / f"{stem}.png"), np.zeros((20, 40, 3), np.uint8))
+    corners = {"a": "<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>", "b": "<xmin>1</xmin>"}
+    for stem in "abc":
+        box = f"<object><name>class 0</name><bndbox>{corners[stem]}</bndbox></object>" if stem in corners else ""
+        (tmp_path / "voc" / f"{stem}.xml").write_text(f"<annotation>{box}</annotation>")
+    for stem, row in (("a", "1,1,5,5,1,1,0,0"), ("b", "90,1,5,5,1,1,0,0"), ("c", "")):
+        (tmp_path / "drone" / "annotations" / f"{stem}.txt").write_text(row)
+    images = [{"id": number, "file_name": f"{stem}.png"} for number, stem in enumerate("abc")]
+    boxes = [[1, 1, 5, 5], [1, 1, 0, 0], [90, 1, 5, 5]]
+    annotations = [
+        {"id": number, "image_id": min(number, 1), "category_id": 1, "bbox": box} for number, box in enumerate(boxes)
+    ]
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "class 0"}]}
+    (tmp_path / "coco" / "all.json").write_text(json.dumps(document))
+    for source in ("voc", "drone/images", "coco/all.json"):
+        labels, report = scan([tmp_path / source], names)
+        assert [Path(labels.path(i)).stem for i in range(len(labels))] == ["a", "c"], source
+        assert [Path(path).stem for path in report.no_usable_row] == ["b"], source
+        assert (report.background, report.instances, dict(report.problem_counts)[NO_USABLE_ROW]) == (1, 1, 1), source
 
 
 def write_coco(root: Path, width: int = 40) -> Path:

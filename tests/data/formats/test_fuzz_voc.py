@@ -80,12 +80,16 @@ def read_slowly(root: ElementTree.Element) -> Expected | None:
         if x2 < x1 or y2 < y1:
             reported += 1
             continue
-        if (names[0], x1, y1, x2, y2) in seen:
+        if difficult not in ([], [""], ["0"], ["1"]):
             reported += 1
             continue
-        seen.add((names[0], x1, y1, x2, y2))
+        key = (names[0], x1, y1, x2, y2, difficult == ["1"])
+        if key in seen:
+            reported += 1
+            continue
+        seen.add(key)
         left, top, right, bottom = max(x1 - 1, 0), max(y1 - 1, 0), min(x2, SIZE[0]), min(y2, SIZE[1])
-        if difficult not in ([], [""], ["0"], ["1"]) or right - left < 0.001 or bottom - top < 0.001:
+        if right - left < 0.001 or bottom - top < 0.001:
             reported += 1
             continue
         reported += (left, top, right, bottom) != (x1 - 1, y1 - 1, x2, y2)
