@@ -9,9 +9,10 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from utils.files.download import Source, check_url
 from utils.files.yaml_tree import is_absent, pairs, read_tree, where
-from utils.printable import excerpt, printable
+from utils.printable import did_you_mean, excerpt, printable
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
+MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}  # keys of others
 IGNORED_KEYS = ("roboflow",)  # in every Roboflow export: where the data set comes from
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
@@ -80,9 +81,9 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     """Read the data YAML `file`. Every value is taken literally (`no` and `007` stay as written).
 
     `path` is relative to the folder of the YAML, which is also its default; the splits are relative to `path`. If there
-    is no such folder, but one relative to the current folder, that one is used, as YOLOv5 does. A `../x` that does not
-    exist is read as `x` if that exists: Roboflow's exports say `../train/images` for the folder `train/images` beside
-    the YAML. Raises ValueError with the file and, where possible, the line.
+    is no such folder, but one relative to the current folder, that one is used, as YOLOv5 does. `~` at the start is the
+    home folder. A `../x` that does not exist is read as `x` if that exists: Roboflow's exports say `../train/images`
+    for the folder `train/images` beside the YAML. Raises ValueError with the file and, where possible, the line.
     """
     file = Path(os.path.abspath(file))
     entries = _entries(file)
@@ -117,7 +118,8 @@ def _entries(file: Path) -> dict[str, Node]:
             continue
         if key not in ALLOWED_KEYS:
             problem = f"unknown key '{excerpt(key)}', allowed are {', '.join(ALLOWED_KEYS)}"
-            raise ValueError(f"{where(file, value)}: {problem}")
+            hint = did_you_mean(MEANT.get(key.lower(), key), ALLOWED_KEYS)
+            raise ValueError(f"{where(file, value)}: {problem}{hint}")
         entries[key] = value
     return entries
 
@@ -143,7 +145,10 @@ def _join(root: Path, file: Path, key: str, node: Node) -> Path:
     text = _text(file, key, node)
     if "\0" in text:
         raise ValueError(f"{where(file, node)}: '{key}' contains a NUL character, which is not allowed in a path")
-    return Path(os.path.abspath(os.path.join(root, text)))
+    path = os.path.join(root, text)
+    if text.startswith("~") and not os.path.lexists(path):  # the home folder, as a shell reads it
+        path = os.path.join(root, os.path.expanduser(text))
+    return Path(os.path.abspath(path))
 
 
 def _split(root: Path, file: Path, key: str, node: Node | None, moved: list[str]) -> tuple[Path, ...] | None:

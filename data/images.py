@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from data.report import IMAGE_DROPPED, NOTE, Problem
 from utils.images.decode import IMAGE_SUFFIXES, is_image_name
-from utils.printable import excerpt, printable
+from utils.printable import excerpt, printable, utf_16_hint
 
 
 class Listing(NamedTuple):
@@ -137,7 +137,7 @@ def read_lines(file: Path) -> list[str]:
         raise ValueError(f"{printable(file)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{printable(file)} line {line}: not UTF-8 text") from None
+        raise ValueError(f"{printable(file)} line {line}: not UTF-8 text{utf_16_hint(data)}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 

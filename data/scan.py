@@ -19,10 +19,14 @@ from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
 from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
 from utils.images.headers import is_grey
-from utils.printable import printable
+from utils.printable import counted, printable
 from utils.threads import map_in_threads
 
 MIN_SIDE = 2  # pixels; smaller images are left out
+
+
+class EmptySplitError(ValueError):
+    """There is nothing to read, or nothing to learn from."""
 
 
 class Part(NamedTuple):
@@ -94,7 +98,7 @@ def scan(
     nothing. Such images, and those that cannot be decoded, are left out and reported. Nothing is written except one
     file in `cache_dir`. If there is one source and it has image and category ids, as a COCO JSON has, they are kept;
     otherwise ids count from 1.
-    Raises ValueError if there is no image or no label, or a class is out of range.
+    Raises EmptySplitError if there is no image or no label, and ValueError if a class is out of range.
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
     listed = Listed()
@@ -114,7 +118,7 @@ def scan(
     for part in files:
         listed.add(part)
     if not listed.items:
-        raise ValueError(_no_images(sources, listed.problems))
+        raise EmptySplitError(_no_images(sources, listed.problems))
     source_ids = [*folders, *files][0].found.category_ids if len(sources) == 1 else None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
     labels, report = _check_all(listed, names, category_ids, source_ids is not None, threads, progress)
@@ -298,18 +302,18 @@ def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
 
 
 def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> None:
-    """Raise ValueError, with the first image and its label file, if no image or no box to learn from is left."""
+    """Raise EmptySplitError, with the first image and its label file, if no image or no box to learn from is left."""
     serious = first_of(problems)
     first_problem = f"; the first problem is {serious}" if serious else ""
     if not len(labels):
-        raise ValueError(f"none of {len(listed.items)} images can be used{first_problem}")
+        raise EmptySplitError(f"none of {len(listed.items)} images can be used{first_problem}")
     if labels.crowd.all():  # true also for no rows at all
         first = listed.items[0].image
         state = "" if os.path.exists(first.label_file) else ", which does not exist"
         if not state and os.path.getsize(first.label_file) == 0:
             state = ", which is empty"
         reason = f"those of the first image {printable(first.path)} should be in {printable(first.label_file)}{state}"
-        raise ValueError(f"no labels for {len(labels)} images: {reason}{first_problem}")
+        raise EmptySplitError(f"no labels for {counted(len(labels), 'image')}: {reason}{first_problem}")
 
 
 def _from_cache(

@@ -9,12 +9,13 @@ from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
 from data.fetching import fetch_data, require_finished
 from data.labels import Labels
 from data.report import Report
-from data.scan import scan
+from data.scan import EmptySplitError, scan
 from data.shapes.generate import generate
 from data.tiles.labels import tile_labels
 from utils.distributed.world import World
 from utils.files.folders import cache_folder
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
+from utils.printable import printable
 
 FOLDER = Path(__file__).parent
 
@@ -125,10 +126,16 @@ def open_dataset(
 
 
 def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
-    """Return the labels of a split, with a single class if `single`, and the report of the scan."""
+    """Return the labels of a split, with a single class if `single`, and the report of the scan.
+
+    Raises ValueError as `scan` does, with the split if it is empty.
+    """
     cache = cache_folder(cache_dir)
     threads = os.cpu_count() or 1
-    labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
+    try:
+        labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
+    except EmptySplitError as error:
+        raise ValueError(f"'{split}' of {printable(spec.file)}: {error}") from None
     return labels.with_single_class() if single else labels, report
 
 

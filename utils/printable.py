@@ -1,5 +1,6 @@
 """Make text from files and paths safe to print in a message: one line, no control characters, limited length."""
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from os import PathLike, fspath
@@ -21,6 +22,15 @@ def printable(text: str | bytes | PathLike[str]) -> str:
     if plain.isprintable():
         return plain
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
+
+
+def utf_16_hint(data: bytes) -> str:
+    r"""Return an addition to the sentence "not UTF-8 text" if the data begin as UTF-16 does; "" if they do not.
+
+    >>> utf_16_hint("a".encode("utf-16")), utf_16_hint(b"\xff")
+    (', but UTF-16: save the file as UTF-8', '')
+    """
+    return ", but UTF-16: save the file as UTF-8" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -47,6 +47,42 @@ def test_yaml_with_ten_thousand_classes_is_read(tmp_path: Path) -> None:
     assert spec.names[9_999] == "class 9999"
 
 
+def test_tilde_is_the_home_folder_unless_it_exists_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))  # Windows
+    file = write(tmp_path, "path: ~/set\ntrain: images\nval: ~/other/val\ntest: ~nobody-of-this-name/x\nnames: [a]\n")
+    spec = read_data_yaml(file)
+    root = tmp_path / "home" / "set"
+    assert (spec.root, spec.train, spec.val) == (root, (root / "images",), (tmp_path / "home" / "other" / "val",))
+    assert spec.test == (root / "~nobody-of-this-name" / "x",)
+    (tmp_path / "~" / "set").mkdir(parents=True)
+    assert read_data_yaml(file).root == tmp_path / "~" / "set"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("valid", "val"),
+        ("Validation", "val"),
+        ("tests", "test"),
+        ("classes", "names"),
+        ("paths", "path"),
+        ("kpt_shape", ""),
+    ],
+)
+def test_unknown_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, meant: str) -> None:
+    hint = f" (did you mean {meant}?)" if meant else ""
+    allowed = "allowed are path, train, val, test, names, nc, download"
+    with pytest.raises(ValueError, match=re.escape(f"line 2: unknown key '{key}', {allowed}{hint}") + "$"):
+        read_data_yaml(write(tmp_path, f"names: [a]\n{key}: x\n"))
+
+
+def test_yaml_in_utf_16_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("names: [a]", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"data\.yaml line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"):
+        read_data_yaml(tmp_path / "data.yaml")
+
+
 def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
     """Its error messages are tested in tests/data/test_fetching.py."""
     digest = "00fF" * 16

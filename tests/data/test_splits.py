@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from data import splits
@@ -44,6 +46,26 @@ def test_cache_folder_default_and_override(monkeypatch, variables, folder):
         monkeypatch.setenv(name, value)
     assert splits.cache_folder("") == Path(folder)
     assert splits.cache_folder("here") == Path("here")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (None, r"no images in .*/images"),
+        ("", r"no labels for 1 image: those of the first image .*/a\.png should be in .*a\.txt, which is empty$"),
+        ("0,.5", r"none of 1 images can be used; the first problem is .*a\.txt line 1: '0,\.5' has commas"),
+    ],
+)
+def test_error_of_empty_split_names_it(tmp_path, rows, message):
+    (tmp_path / "images").mkdir()
+    if rows is not None:
+        cv2.imwrite(str(tmp_path / "images" / "a.png"), np.zeros((9, 9, 3), np.uint8))
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels" / "a.txt").write_text(rows)
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a]\n")
+    spec = splits.open_data(str(tmp_path / "data.yaml"))
+    with pytest.raises(ValueError, match=f"^'val' of {tmp_path}/data.yaml: {message}"):
+        splits.read_split(spec, "val", single=False, cache_dir=str(tmp_path / "cache"), progress=False)
 
 
 def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from utils.printable import excerpt, one_line, printable
+from utils.printable import excerpt, one_line, printable, utf_16_hint
 
 MAX_DEPTH = 20
 MAX_NODES = 200_000  # keys, values and lists; a node takes about a kilobyte
@@ -32,7 +32,7 @@ def _read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{name} line {line}: not UTF-8 text") from None
+        raise ValueError(f"{name} line {line}: not UTF-8 text{utf_16_hint(data)}") from None
 
 
 def _compose(text: str, name: str) -> Node | None:
