@@ -24,10 +24,22 @@ from utils.files.pickled import (
     mapping_entries,
     open_limited,
 )
+from utils.printable import excerpt
 
 MAX_MODULES = 20_000
 MAX_VALUES = 5_000  # in a table
 MAX_NAMES = 50_000
+
+# The word that Ultralytics stores as the task of a model, and what it is in words.
+TASKS = {
+    "segment": "instance segmentation",
+    "semantic": "semantic segmentation",
+    "pose": "pose estimation",
+    "obb": "oriented boxes",
+    "classify": "image classification",
+}
+# The same of models that store no word, as YOLOv5's: the end of their head's class.
+HEAD_CLASSES = {"Segment": "segment", "SemanticSegment": "semantic", "Pose": "pose", "OBB": "obb", "Classify": "classify"}
 
 
 @dataclass(frozen=True)
@@ -58,11 +70,34 @@ class ExternalCheckpoint:
 def read_external(path: Path) -> ExternalCheckpoint:
     """Return the model in a checkpoint of YOLOv5 or Ultralytics: the averaged one if there are two.
 
-    Raises ValueError if there is no such file, or if it cannot be read without running its code.
+    Raises ValueError if there is no such file, if it cannot be read without running its code, or if
+    the model is not for detection.
     """
     with external_errors(path), open_limited(path) as file:
         archive = Archive(file)
-        return _external(path, archive, archive.unpickled())
+        module = _module(archive.unpickled())
+        if module is None:
+            raise ValueError("it holds no module of YOLOv5 or Ultralytics")
+
+        modules = _walk(module)
+        task = other_task(modules)
+        external = None if task else _external(path, archive, modules)
+
+    if external is None:
+        raise ValueError(f"{path}: is a model for {task}; only detection models can be used")
+    return external
+
+
+def other_task(modules: list[tuple[str, Record]]) -> str:
+    """Return what a model is for if that is not detection, in words; "" for detection or if nothing tells.
+
+    modules: all of the model's, as `_walk` returns them. Only their names are compared.
+    """
+    word = _attributes(modules[0][1]).get("task")
+    if not isinstance(word, str):
+        head_class = _head(modules).kind.rpartition(".")[2].rstrip("0123456789")
+        word = HEAD_CLASSES.get(head_class, "detect")
+    return "" if word == "detect" else TASKS.get(word, excerpt(word))
 
 
 def holds_module(path: Path) -> bool:
@@ -75,17 +110,14 @@ def holds_module(path: Path) -> bool:
     return found is not None
 
 
-def _external(path: Path, archive: Archive, loaded: Any) -> ExternalCheckpoint:
-    module = _module(loaded)
-    if module is None:
-        raise ValueError("it holds no module of YOLOv5 or Ultralytics")
-    modules, attributes = _walk(module), _attributes(module)
+def _external(path: Path, archive: Archive, modules: list[tuple[str, Record]]) -> ExternalCheckpoint:
+    attributes = _attributes(modules[0][1])
     reader = TensorReader(archive)
     state = read_state(_tensors(modules), reader)
     table = plain(attributes.get("yaml"), iter(range(MAX_VALUES)))
     if not isinstance(table, dict):
         raise ValueError("its model has no architecture table")
-    head = next((child for prefix, child in reversed(modules) if re.fullmatch(r"model\.\d+\.", prefix)), module)
+    head = _head(modules)
     strides = _strides(attributes.get("stride", _attributes(head).get("stride")), reader)
     kinds = {prefix[:-1]: child.kind.rpartition(".")[2] for prefix, child in modules if prefix.endswith(".act.")}
     eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
@@ -110,6 +142,12 @@ def _module(loaded: Any) -> Record | None:
         if isinstance(found, Record) and isinstance(found.state, dict) and "_modules" in found.state:
             return found
     return None
+
+
+def _head(modules: list[tuple[str, Record]]) -> Record:
+    """Return the last layer of a model; the model itself if it has no numbered layers."""
+    layers = [child for prefix, child in modules if re.fullmatch(r"model\.\d+\.", prefix)]
+    return layers[-1] if layers else modules[0][1]
 
 
 def _attributes(module: Any) -> dict[Any, Any]:

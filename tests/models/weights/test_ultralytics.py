@@ -283,6 +283,56 @@ def test_unsupported_models_are_rejected(detectors, kind, change, text, tmp_path
     assert text in message
 
 
+class Segment(nn.Module): ...
+
+
+class Pose26(nn.Module): ...
+
+
+class OBB(nn.Module): ...
+
+
+class Classify(nn.Module): ...
+
+
+class SemanticSegment(nn.Module): ...
+
+
+@pytest.mark.parametrize(
+    ("head", "task", "said"),
+    [
+        (Segment, None, "instance segmentation"),
+        (Pose26, None, "pose estimation"),
+        (OBB, None, "oriented boxes"),
+        (Classify, None, "image classification"),
+        (SemanticSegment, None, "semantic segmentation"),
+        (nn.Module, "segment", "instance segmentation"),
+        (nn.Module, "pose", "pose estimation"),
+        (nn.Module, "obb", "oriented boxes"),
+        (nn.Module, "classify", "image classification"),
+        (nn.Module, "depth\n", "depth\\n"),
+    ],
+)
+def test_model_for_another_task_is_named_by_its_task(detectors, head, task, said, tmp_path):
+    """The class of the head or the stored word tells; nothing else of such a model has to be readable."""
+    theirs = to_ultralytics_module(detectors["bins"])
+    theirs.model[-1].__class__ = head
+    theirs.model[0].bn.eps = 1e-5
+    theirs.yaml = None
+    if task:
+        theirs.task = task
+    message = error_message(save(tmp_path / "a.pt", theirs))
+    assert message == f"is a model for {said}; only detection models can be used"
+
+
+@pytest.mark.parametrize("task", ["detect", 7])
+def test_stored_task_of_a_detection_model_changes_nothing(detectors, task, tmp_path):
+    theirs = to_ultralytics_module(detectors["bins"])
+    theirs.task = task
+    found, _ = load_detector(save(tmp_path / "a.pt", theirs))
+    assert found.state_dict().keys() == detectors["bins"].state_dict().keys()
+
+
 def test_weight_without_values_is_rejected(detectors, tmp_path):
     """Its other sides cost nothing in the file: 2^39 would be 2^37 bins."""
     theirs = to_ultralytics_module(detectors["bins"])
