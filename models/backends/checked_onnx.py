@@ -41,6 +41,8 @@ def _read(path: Path) -> tuple[bytes, ExportedModel]:
     text = [entry.value for entry in proto.metadata_props if entry.key == KEY]
     if len(text) != 1:
         raise ValueError(f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py")
+    if len(proto.metadata_props) > 1:
+        raise ValueError(f"{printable(path)}: has metadata that Kestrel did not write: it was changed after the export")
     model = read_metadata(text[0], path)
     reason = next(objections(proto), "")
     if not reason and model.sealed(onnx_digest(proto)) != model:

@@ -1,10 +1,9 @@
 """Read a TorchScript file as data, and refuse whatever Kestrel's own export does not need.
 
 TorchScript is a program: torchscript_code.py checks its code. The tensors of its pickles must lie within their
-storages. torch then loads a new archive that holds only the entries that were checked.
+storages. A checksum covers all entries, and torch loads a new archive of the entries that were checked.
 """
 
-import io
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,28 +12,29 @@ from typing import Any
 
 from models.backends.torchscript_code import check_code
 from models.export.metadata import ExportedModel, read_metadata
-from models.export.to_torchscript import METADATA
+from models.export.to_torchscript import METADATA, packed, torchscript_digest
 from utils.files.pickled import CHUNK, ClassName, PickleReader, Record, Stored, is_view, open_limited
 from utils.printable import excerpt, one_line, printable
 
 MAX_CODE = 1 << 24  # bytes: 20 times that of a large model
 MAX_ENTRIES = 100_000
 ENTRY = re.compile(
-    r"version|byteorder|data\.pkl|constants\.pkl|(data|constants)/\d+|\.data/serialization_id|"
-    rf"code/__torch__(/\w+)*\.py(\.debug_pkl)?|extra/{re.escape(METADATA)}"
+    r"version|byteorder|data\.pkl|constants\.pkl|(data|constants)/\d+|"
+    rf"code/__torch__(/\w+)*\.py|{re.escape(METADATA)}"
 )
-UNUSED = re.compile(r".*\.debug_pkl|\.data/.*")
+# Of files from before there was a checksum. Their content is not read; they are refused by a sentence of their own.
+FORMER_ENTRY = re.compile(r"\.data/serialization_id|code/__torch__(/\w+)*\.py\.debug_pkl")
 
 
 def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
     """Return an archive for torch.jit.load of the checked entries of a file that Kestrel exported, and its metadata.
 
-    Raises ValueError that names the file if it is damaged, comes from another program, or is refused.
+    Raises ValueError that names the file if it is damaged or changed, comes from another program, or is refused.
     """
     shown = printable(path)
     try:
         entries = read_entries(path)
-        text = entries[f"extra/{METADATA}"].decode() if f"extra/{METADATA}" in entries else None
+        text = entries[METADATA].decode() if METADATA in entries else None
     except OSError as error:
         raise ValueError(f"{shown}: cannot be read as TorchScript: {error.strerror}") from None
     except Exception as error:  # zipfile and the decoders raise errors of many types for a damaged file
@@ -42,12 +42,18 @@ def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
     if text is None:
         raise ValueError(f"{shown}: has no metadata of Kestrel: export the checkpoint with export.py")
     model = read_metadata(text, path)
+    if not model.payload:
+        raise ValueError(f"{shown}: has no checksum, an older Kestrel exported it: export the checkpoint again")
     try:
         check_entries(entries)
     except Exception as error:  # the same, of pickles and of Python's parser
         raise ValueError(
             f"{shown}: is not TorchScript that Kestrel exported, or is damaged ({one_line(error)})"
         ) from None
+    if model.sealed(torchscript_digest(entries)) != model:
+        raise ValueError(
+            f"{shown}: its content does not match its checksum: it is damaged, or was changed after the export"
+        )
     return packed(entries), model
 
 
@@ -65,14 +71,15 @@ def read_entries(path: Path) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for info in infos:
             name = info.filename.partition("/")[2]
-            if not ENTRY.fullmatch(name) or name in found:
+            is_former = FORMER_ENTRY.fullmatch(name) is not None
+            if name in found or not (is_former or ENTRY.fullmatch(name)):
                 raise ValueError(f"it has an entry {excerpt(info.filename)}")
-            found[name] = b"" if UNUSED.fullmatch(name) else _content(archive, info, name)
-        return {name: content for name, content in found.items() if not UNUSED.fullmatch(name)}
+            found[name] = b"" if is_former else _content(archive, info, name)
+        return found
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes:
-    """The bytes of an entry. torch compresses code, nothing else."""
+    """The bytes of an entry. torch compresses code, which older files still have; nothing else is compressed."""
     is_code = name.startswith("code/")
     stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
     if not stored and not (is_code and info.compress_type == zipfile.ZIP_DEFLATED):
@@ -92,21 +99,15 @@ def check_entries(entries: Mapping[str, bytes]) -> None:
     """Raise ValueError unless the code is one function of allowed operations and the tensors fit their storages."""
     if entries.get("byteorder", b"little") != b"little":
         raise ValueError("its numbers are not little-endian")
+    former = next((name for name in entries if FORMER_ENTRY.fullmatch(name)), None)
+    if former is not None:
+        raise ValueError(f"it has an entry {excerpt(former)}")
     sources = [content for name, content in entries.items() if name.startswith("code/")]
     if len(sources) != 1 or len(sources[0]) > MAX_CODE:
         raise ValueError("it has no code, or too much")
     kind = check_code(sources[0].decode())
     for folder in ("data", "constants"):
         check_pickle(entries, folder, kind)
-
-
-def packed(entries: Mapping[str, bytes]) -> bytes:
-    """Return an archive of these entries."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
-        for name, value in entries.items():
-            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), value)
-    return content.getvalue()
 
 
 def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:

@@ -60,7 +60,7 @@ class ExportedModel:
     trained or exported for. canvas: the only (height, width) it takes, or None for any. batch_size: the only one it
     takes, or None for any. nms: None if the file returns all predictions. needs_nms: as in `Backend`. data,
     single_class, tile, tile_overlap, digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights
-    and metadata; "" in a TorchScript file, whose archive has checksums.
+    and metadata.
     """
 
     names: tuple[str, ...]

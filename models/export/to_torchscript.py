@@ -1,6 +1,9 @@
 """Write a detector as TorchScript: one flat function and its weights as constants, on no particular device."""
 
+import hashlib
 import io
+import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +12,7 @@ from models.export import Export
 from models.export.graph import export_graph
 from models.export.quiet import quiet
 
-METADATA = "kestrel.json"  # the archive's extra file
+METADATA = "extra/kestrel.json"  # an entry of the archive, an "extra file" in torch's words
 
 
 @torch.no_grad()
@@ -19,9 +22,12 @@ def torchscript_bytes(export: Export) -> bytes:
     with quiet():  # of values that the trace takes as constants, and of torch.jit itself
         traced = torch.jit.freeze(torch.jit.trace(graph, export.example, check_trace=False))
         follow_device(traced.graph)
-        content = io.BytesIO()
-        torch.jit.save(traced, content, _extra_files={METADATA: export.model.to_json()})
-    return content.getvalue()
+        saved = io.BytesIO()
+        torch.jit.save(traced, saved)
+
+    entries = _entries(saved)
+    metadata = export.model.sealed(torchscript_digest(entries))
+    return packed({**entries, METADATA: metadata.to_json().encode()})
 
 
 def follow_device(graph: Any) -> None:
@@ -33,3 +39,32 @@ def follow_device(graph: Any) -> None:
     for node in graph.findAllNodes("prim::Constant"):
         if node.output().type().kind() == "DeviceObjType":
             node.output().replaceAllUsesWith(device.output())
+
+
+def _entries(saved: io.BytesIO) -> dict[str, bytes]:
+    """Return the entries of an archive of torch.jit.save that torch.jit.load needs, by name.
+
+    The others are a random number, and tables from lines of the code to source files of this machine.
+    """
+    entries = {}
+    with zipfile.ZipFile(saved) as archive:
+        for info in archive.infolist():
+            name = info.filename.partition("/")[2]
+            if not name.endswith(".debug_pkl") and not name.startswith(".data/"):
+                entries[name] = archive.read(info)
+    return entries
+
+
+def packed(entries: Mapping[str, bytes]) -> bytes:
+    """Return an archive of these entries, uncompressed, for torch.jit.load."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        for name, value in entries.items():
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), value)
+    return content.getvalue()
+
+
+def torchscript_digest(entries: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 of the names and contents of all entries but the metadata, in any order."""
+    parts = [f"{name} {hashlib.sha256(entries[name]).hexdigest()}" for name in sorted(entries) if name != METADATA]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

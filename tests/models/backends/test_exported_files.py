@@ -1,10 +1,13 @@
 """TorchScript, ONNX and OpenVINO files: they predict what torch does, in threads too, and are refused if damaged."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import zipfile
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +16,13 @@ import torch
 
 from models.backends import openvino_runtime
 from models.backends.checked_openvino import read_openvino
+from models.backends.checked_torchscript import read_entries
 from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
 from models.backends.loading import fixed_settings_note, load_backend
 from models.export.quiet import quiet
 from models.export.to_openvino import openvino_digest
+from models.export.to_torchscript import METADATA, packed
 from models.nms import non_max_suppression
 from tests.support.exporting import NAMES, SIZE
 from tests.support.fuzzing import mutate, result_or_error
@@ -274,6 +279,77 @@ def test_onnx_with_other_operators_or_graphs_is_refused(onnx_file):
     assert "onnxruntime cannot load it" in refusal(onnx_file(broken))
 
 
+def other_value(value):
+    """Return another value of the same type, which the metadata may have."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list):
+        return value[::-1] if value != value[::-1] else [2 * each for each in value]
+    if isinstance(value, dict | None):  # of the suppression
+        return {"confidence": 0.31, "iou": 0.45, "max_detections": 20, "agnostic": False}
+    return f"{value}0" if isinstance(value, str) else 2 * value or 0.5
+
+
+def with_each_entry_changed(text):
+    """Yield the JSON of the metadata with one entry changed, and the entry."""
+    values = json.loads(text)
+    for key in values.keys() - {"format", "input", "outputs"}:
+        other = {"precision": "fp16", "tile": 32}.get(key, other_value(values[key]))
+        yield key, json.dumps(values | {key: other})
+
+
+def test_changed_onnx_is_refused_whatever_was_changed(exports, tmp_path):
+    """A number of each weight, an attribute of each node, each entry of the metadata, and more."""
+    onnx = pytest.importorskip("onnx")
+    content, path = exports("onnx", *STATIC).read_bytes(), tmp_path / "m.onnx"
+
+    def refused(change):
+        proto = onnx.ModelProto.FromString(content)
+        change(proto)
+        path.write_bytes(proto.SerializeToString())
+        message = refusal(path)
+        return "does not match its checksum" in message or "changed after the export" in message
+
+    def flip(tensor):
+        raw = bytearray(tensor.raw_data)
+        raw[0] ^= 1
+        tensor.raw_data = bytes(raw)
+
+    whole = onnx.ModelProto.FromString(content)
+    for index in range(len(whole.graph.initializer)):
+        assert refused(lambda proto, index=index: flip(proto.graph.initializer[index]))
+    for index, node in enumerate(whole.graph.node):
+        if node.attribute:
+            assert refused(lambda proto, index=index: proto.graph.node[index].attribute.pop())
+    for key, text in with_each_entry_changed(whole.metadata_props[0].value):
+        assert refused(lambda proto, text=text: setattr(proto.metadata_props[0], "value", text)), key
+    assert refused(lambda proto: proto.metadata_props.add(key="author", value="x"))
+    assert refused(lambda proto: setattr(proto, "producer_name", "x"))
+    assert refused(lambda proto: setattr(proto.opset_import[0], "version", 18))
+
+
+def test_changed_openvino_folder_is_refused_whatever_was_changed(exports, tmp_path):
+    whole, folder = exports("openvino", *STATIC), tmp_path / "m_openvino_model"
+    shutil.copytree(whole, folder)
+
+    def refused(name, content):
+        (folder / name).write_bytes(content)
+        message = refusal(folder)
+        shutil.copy(whole / name, folder / name)
+        return "do not match the checksum in metadata.json" in message
+
+    weights, graph = (bytearray((whole / name).read_bytes()) for name in ("m.bin", "m.xml"))
+    for position in range(0, len(weights), len(weights) // 50):
+        changed = weights.copy()
+        changed[position] ^= 1
+        assert refused("m.bin", changed)
+    assert refused("m.bin", weights + b"\0")
+    for position in [match.start() for match in re.finditer(rb'strides="1,1"', graph)]:
+        assert refused("m.xml", graph[:position] + graph[position:].replace(b"1,1", b"2,2", 1))
+    for key, text in with_each_entry_changed((whole / "metadata.json").read_text()):
+        assert refused("metadata.json", text.encode()), key
+
+
 def test_onnx_of_another_program_is_refused(onnx_file):
     path = onnx_file(lambda proto: None)
     onnx = pytest.importorskip("onnx")
@@ -364,6 +440,58 @@ def test_hostile_torchscript_is_refused(torchscript_file, tmp_path):
 def test_torchscript_tensors_outside_their_storage_are_refused(torchscript_file):
     path = torchscript_file(**{"constants/0": lambda content: content[:-4]})
     assert "one of its tensors has another size than its storage" in refusal(path)
+
+
+def test_changed_torchscript_is_refused_whatever_was_changed(exports, tmp_path):
+    """One byte of each entry, two constants exchanged, a number in the code, each entry of the metadata."""
+    path = tmp_path / "m.torchscript"
+    entries = read_entries(exports("torchscript", *WITH_NMS))
+
+    def refused(**changed):
+        path.write_bytes(packed(entries | changed))
+        refusal(path)
+
+    path.write_bytes(packed(dict(reversed(entries.items()))))
+    assert load_backend(path, CPU).backend.num_classes == len(NAMES)  # the order does not matter
+    for name, content in entries.items():
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 1
+        refused(**{name: bytes(changed)})
+        if name.startswith("constants/"):
+            assert "does not match its checksum" in refusal(path)
+
+    constants = {name: content for name, content in entries.items() if name.startswith("constants/")}
+    one, other = next(
+        (one, other)
+        for one, other in combinations(constants, 2)
+        if len(constants[one]) == len(constants[other]) and constants[one] != constants[other]
+    )
+    refused(**{one: entries[other], other: entries[one]})
+    code = next(name for name in entries if name.startswith("code/"))
+    assert b"0.45" in entries[code]
+    refused(**{code: entries[code].replace(b"0.45", b"0.65")})
+    assert "does not match its checksum" in refusal(path)
+    for key, text in with_each_entry_changed(entries[METADATA]):
+        refused(**{METADATA: text.encode()})
+        assert "checksum" in refusal(path), key
+
+
+def test_torchscript_of_older_versions_says_what_to_do(exports, tmp_path):
+    """They had no checksum, but the files of torch.jit.save that nobody needs."""
+    entries = read_entries(exports("torchscript", *STATIC))
+    values = json.loads(entries[METADATA])
+    former = entries | {".data/serialization_id": b"1", METADATA: json.dumps(values | {"payload": ""}).encode()}
+    path = tmp_path / "m.torchscript"
+    path.write_bytes(packed(former))
+    assert refusal(path).endswith("has no checksum, an older Kestrel exported it: export the checkpoint again")
+    path.write_bytes(packed(former | {METADATA: entries[METADATA]}))
+    assert "it has an entry .data/serialization_id" in refusal(path)
+
+
+def test_torchscript_does_not_name_files_of_this_machine(exports):
+    entries = read_entries(exports("torchscript", *STATIC))
+    assert not any(str(ROOT).encode() in content for content in entries.values())
+    assert not any(name.endswith(".debug_pkl") for name in entries)
 
 
 def test_compressed_torchscript_tensors_are_refused(exports, tmp_path):
