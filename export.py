@@ -108,7 +108,7 @@ from models.backends.loading import description, load_backend, loaded_from_metad
 from models.export.compare import ReferenceBackend, compare, drawn_images
 from models.export.metadata import ExportedModel, Suppression
 from models.export.to_onnx import HIGHEST_OPSET, LOWEST_OPSET
-from models.export.writer import Writer
+from models.export.writer import Writer, require_packages
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.devices import loader_workers, pick_devices
 from utils.distributed.host_copies import to_device
@@ -234,6 +234,7 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
 def main(args: Namespace) -> None:
     """Export. Raises ValueError for wrong flags, files or packages, and FaultError if a file differs from torch."""
     check_flags(args)
+    require_packages(args.include, int8=args.int8)
     device = pick_devices(args.device, RankInfo())[0]
     say = RunLog(active=True).say
     if args.simplify:

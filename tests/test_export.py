@@ -122,12 +122,37 @@ def test_invalid_flags_give_one_sentence_and_write_nothing(run, tmp_path, flags,
     assert written(tmp_path) == set()
 
 
-def test_missing_package_is_named_with_its_pip_command(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    for name in ("onnx", "openvino"):
-        assert exit_code_of(lambda name=name: run("--include", name)) == 2
-        assert "export to ONNX needs the package onnx: pip install onnx" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "missing", "command"),
+    [
+        (["onnx"], ["onnx"], "needs the package onnx: pip install onnx"),
+        (["openvino"], ["onnx"], "needs the package onnx: pip install onnx"),
+        (["onnx"], ["onnx", "onnxscript", "onnxruntime"], "pip install onnx onnxscript onnxruntime"),
+        (["torchscript", "onnx"], ["onnxruntime"], "pip install onnxruntime"),
+        (["openvino"], ["openvino", "onnx", "onnxscript"], "pip install openvino onnx onnxscript"),
+        (["openvino"], ["openvino", "nncf"], "needs the package openvino: pip install openvino"),
+        (["openvino", "--int8"], ["openvino", "nncf"], "needs the packages openvino and nncf: pip install openvino nncf"),
+        (["onnx", "openvino"], ["onnxruntime", "openvino"], "pip install onnxruntime openvino"),
+    ],
+)
+def test_all_missing_packages_are_named_at_once(run, tmp_path, monkeypatch, capsys, flags, missing, command):
+    """Before anything is written, whatever the format."""
+    packages = {"onnx", "onnxscript", "onnxruntime", "openvino", "nncf"}
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None if package in missing else sys)
+    assert exit_code_of(lambda: run("--include", *flags)) == 2
+    error = capsys.readouterr().err
+    assert f"--include {' '.join(flag for flag in flags if flag != '--int8')} needs the package" in error
+    assert error.endswith(f"{command}\n")
+    assert error.count("\n") == 1
     assert written(tmp_path) == set()
+
+
+def test_torchscript_needs_no_other_package(run, tmp_path, monkeypatch):
+    for package in ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"):
+        monkeypatch.setitem(sys.modules, package, None)
+    run()
+    assert written(tmp_path) == {"m.torchscript"}
 
 
 def test_file_that_differs_from_torch_is_not_kept(run, tmp_path, monkeypatch):
@@ -145,15 +170,6 @@ def test_file_that_differs_from_torch_is_not_kept(run, tmp_path, monkeypatch):
         run()
     assert written(tmp_path) == {"m.torchscript"}
     assert (tmp_path / "m.torchscript").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_missing_runtime_leaves_no_unchecked_file(run, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("onnxscript", reason="an optional package")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert exit_code_of(lambda: run("--include", "onnx")) == 2
-    assert "pip install onnxruntime" in capsys.readouterr().err
-    assert written(tmp_path) == set()
 
 
 def test_folder_in_the_place_of_a_file_is_refused(run, tmp_path):

@@ -10,7 +10,7 @@ from torch import Tensor
 from models.backends.checked_onnx import read_onnx
 from models.backends.exported import ExportedBackend
 from models.export.metadata import INPUT, ExportedModel
-from utils.optional_packages import require
+from utils.optional_packages import require, require_all
 from utils.printable import one_line, printable
 
 
@@ -59,6 +59,7 @@ def load_onnx(path: Path, device: torch.device, *, threads: int = 1) -> OnnxBack
 
     Raises ValueError if the file is damaged, refused (`read_onnx`), or does not run.
     """
+    require_all(("onnx", "onnxruntime"), "an ONNX file")
     content, model = read_onnx(path)
     try:
         return OnnxBackend(content, model, device, threads=threads)

@@ -14,13 +14,33 @@ from models.export import Export
 from models.export.graph import halve
 from models.export.int8 import quantized_onnx, quantized_openvino
 from models.export.metadata import ExportedModel
+from models.export.quiet import quiet
 from models.export.to_onnx import onnx_bytes
 from models.export.to_openvino import SUFFIX, openvino_model, require_replaceable, write_openvino
 from models.export.to_torchscript import torchscript_bytes
 from utils.files.atomic import name_os_errors, replace_folder, temporary_folder
+from utils.optional_packages import require_all
 from utils.printable import printable
 
 SUFFIXES = {"torchscript": ".torchscript", "onnx": ".onnx", "openvino": SUFFIX}
+# Packages that requirements.txt does not list: to write a format, and to run the file for its check.
+PACKAGES = {
+    "torchscript": (),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino", "onnx", "onnxscript"),
+}
+QUANTIZERS = {"openvino": ("nncf",)}  # in addition for 8 bits
+
+
+def require_packages(formats: Sequence[str], *, int8: bool) -> None:
+    """Raise ValueError with one pip command for all packages that these formats (keys of SUFFIXES) need and lack."""
+    needed: list[str] = []
+    for name in formats:
+        needed += PACKAGES[name]
+        if int8:
+            needed += QUANTIZERS.get(name, ())
+    with quiet():
+        require_all(dict.fromkeys(needed), f"--include {' '.join(formats)}")
 
 
 class Writer:

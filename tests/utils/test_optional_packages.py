@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from utils.optional_packages import require
+from utils.optional_packages import require, require_all
 
 
 def test_missing_package_is_named_with_its_pip_command(monkeypatch):
@@ -16,3 +16,20 @@ def test_missing_package_is_named_with_its_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)  # as Python marks a module that cannot be imported
     with pytest.raises(ValueError, match="pip install onnx"):
         require("onnx", "reading")
+
+
+def test_several_missing_packages_are_named_once_each(monkeypatch):
+    for package in ("aaa", "bbb"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=r"^a test needs the packages aaa and bbb: pip install aaa bbb$"):
+        require_all(["json", "aaa", "bbb.part", "bbb"], "a test")
+    with pytest.raises(ValueError, match=r"^a test needs the package aaa: pip install aaa$"):
+        require_all(["aaa", "json"], "a test")
+    assert require_all([], "a test") == []
+
+
+def test_package_that_is_installed_but_broken_is_shown_with_the_reason(monkeypatch, tmp_path):
+    (tmp_path / "broken_package.py").write_text("import no_such_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"pip install broken_package \(No module named 'no_such_part'\)$"):
+        require("broken_package", "a test")

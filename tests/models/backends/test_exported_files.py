@@ -219,6 +219,13 @@ def test_random_empty_and_missing_files_are_refused(name, exports, tmp_path):
         assert "is not a regular file" in refusal(path)
 
 
+def test_onnx_file_names_all_missing_packages(tmp_path, monkeypatch):
+    for package in ("onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match="an ONNX file needs the packages onnx and onnxruntime: pip install onnx onnx"):
+        load_backend(tmp_path / "m.onnx", CPU)
+
+
 @pytest.fixture
 def onnx_file(exports, tmp_path):
     """A copy of an ONNX file, and a function that changes it, with a correct checksum again."""
