@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,10 @@ from utils.distributed.world import World
 from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
 from utils.files.fingerprint import digest_of_states
 from utils.images.decode import quiet_decoder
+from utils.images.decoder_messages import caught_messages
 from utils.images.letterbox import Image
 from utils.images.opencv import cv2
+from utils.printable import printable
 from utils.shared_memory import SharedBytes, has_memfd
 from utils.terminal import FaultError
 from utils.threads import map_in_threads
@@ -168,22 +171,33 @@ def _make_caches(
     progress: bool,
     say: Callable[[str], None],
 ) -> dict[str, CachedImages]:
-    """Create or open the caches of this machine; return none if there is no room."""
-    size, free = sum(split.size for split in splits), {RAM: free_ram() if has_memfd() else 0}
+    """Create or open the caches of this machine; return none if there is no room, or the folder is not writable."""
+    size = sum(split.size for split in splits)
+    free = {RAM: free_ram() if has_memfd() else 0}
+    unwritable = ""
     if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
         existing = sum(split.size for split in splits if split.open_first([str(split.file(folder))]))
-        free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)  # existing caches need no further room
+        if existing < size:
+            unwritable = _why_unwritable(folder)
+        if not unwritable:
+            free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)  # existing caches need no further room
+
     place = choose_location(where, size, free)
-    if message := _describe_choice(where, place, size, free):
-        say(message)
+    message = _describe_choice(where, place, size, free, unwritable)
+    caches: dict[str, CachedImages] = {}
     try:
         if place == RAM:
-            return {split.name: split.in_ram(progress) for split in splits}
-        if place == DISK and folder is not None:
-            return {split.name: split.on_disk(folder, progress) for split in splits}
-    except (OSError, FaultError) as error:  # another process used up the room, or the folder is not writable
-        say(f"--cache {where}: {error}; images are decoded for each batch")
-    return {}
+            caches = {split.name: split.in_ram(progress) for split in splits}
+        elif place == DISK and folder is not None:
+            caches = {split.name: split.on_disk(folder, progress) for split in splits}
+    except (OSError, FaultError) as error:  # for example, another process has used up the room
+        reason = getattr(error, "strerror", None) or error
+        place_name = printable(folder) if place == DISK and folder else "memory"
+        message = f"--cache {where}: {place_name}: {reason}; images are decoded for each batch"
+        caches = {}
+    if message:
+        say(message)
+    return caches
 
 
 def choose_location(where: str, size: int, free: Mapping[str, int]) -> str:
@@ -204,13 +218,14 @@ def choose_location(where: str, size: int, free: Mapping[str, int]) -> str:
     return next((place for place in wanted if size <= SHARE_OF_FREE * free.get(place, 0)), OFF)
 
 
-def _describe_choice(where: str, place: str, size: int, free: Mapping[str, int]) -> str:
+def _describe_choice(where: str, place: str, size: int, free: Mapping[str, int], unwritable: str = "") -> str:
+    """Return a line for the log, "" for none. unwritable: why the cache folder cannot be used, "" if it can."""
     if where == OFF:
         return ""
-    uncached, cached = (
-        "decoded for each batch",
-        f"cached: {format_bytes(size)} {'on disk' if place == DISK else 'in memory'}",
-    )
+    uncached = "decoded for each batch"
+    cached = f"cached: {format_bytes(size)} {'on disk' if place == DISK else 'in memory'}"
+    if where == DISK and unwritable:
+        return f"--cache disk: {unwritable}; images are {uncached}"
     if place == where or (where, place) in ((AUTO, RAM), (DEVICE, RAM)):
         return f"decoded images are {cached}"
     if where == AUTO:
@@ -218,7 +233,19 @@ def _describe_choice(where: str, place: str, size: int, free: Mapping[str, int])
     tried = [name for name in (RAM, DISK) if name in free and name != place and not (name == RAM and where == DISK)]
     short = " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried) or "no place to cache them"
     need = f"--cache {where}: decoded images take {format_bytes(size)}, but {short} {'are' if tried else 'is'} free"
+    if unwritable:
+        need = f"{need}, and {unwritable}"
     return f"{need}; they are {uncached if place == OFF else cached}"
+
+
+def _why_unwritable(folder: Path) -> str:
+    """Return why nothing can be created in a folder, or in the parent that it would be created in; "" if it can."""
+    existing = next((path for path in (folder, *folder.parents) if os.path.exists(path)), folder)
+    try:
+        with TemporaryDirectory(dir=existing):
+            return ""
+    except OSError as error:
+        return f"{printable(folder)} cannot be written to ({error.strerror})"
 
 
 def _free_disk(folder: Path) -> int:
@@ -296,7 +323,7 @@ class _Split:
         numbers = range(len(self.source.labels))
         written = map_in_threads(write, numbers, os.cpu_count() or 1)
         disable = None if progress else True  # None: show the bar on a terminal only
-        with quiet_decoder():
+        with quiet_decoder(), caught_messages():  # the scan has reported what decoders print, with the file
             for _ in tqdm(written, total=len(numbers), desc=f"{self.name} images", disable=disable, leave=False):
                 pass
         pixels.flush()

@@ -372,10 +372,43 @@ def test_unwritable_cache_folder_falls_back_to_decoding(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     images, lines = open_train_images(labels, "disk", tmp_path / "file" / "cache")
     assert isinstance(images, DecodedImages)
-    assert lines[-1].startswith(f"--cache disk: [Errno 20] Not a directory: '{tmp_path}/file/cache/images-")
-    assert lines[-1].endswith("; images are decoded for each batch")
+    folder = tmp_path / "file" / "cache"
+    assert lines == [
+        f"--cache disk: {folder} cannot be written to (Not a directory); images are decoded for each batch"
+    ]
     images, lines = open_train_images(labels, "disk", None)
     assert isinstance(images, DecodedImages)
+
+
+def test_full_ram_and_unwritable_cache_folder_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = write_data(tmp_path, [(64, 60)] * 5)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
+    _, lines = open_train_images(labels, "ram", tmp_path / "file" / "cache")
+    assert lines == [
+        "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free, "
+        f"and {tmp_path}/file/cache cannot be written to (Not a directory); they are decoded for each batch"
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_folder_in_which_nothing_can_be_created_is_not_called_full(tmp_path: Path) -> None:
+    _, lines = open_train_images(write_data(tmp_path), "disk", Path("/proc/x"))
+    (line,) = lines
+    assert line.startswith("--cache disk: /proc/x cannot be written to (")
+    assert "free" not in line
+
+
+def test_failure_while_caching_does_not_say_that_images_are_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "_reserve", full)
+    images, lines = open_train_images(write_data(tmp_path), "disk", tmp_path / "cache")
+    assert isinstance(images, DecodedImages)
+    assert lines == [f"--cache disk: {tmp_path}/cache: No space left on device; images are decoded for each batch"]
 
 
 def test_concurrent_cache_builds_give_the_same_images(tmp_path: Path) -> None:
