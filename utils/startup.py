@@ -1,22 +1,75 @@
-"""The first steps of a script, before its slow imports: open closed standard streams and handle Ctrl-C with one word.
+"""The first steps of a script, before its slow imports: closed standard streams, Ctrl-C, and a limit of address space.
 
-This module imports almost nothing, so that both work as early as possible.
+This module imports almost nothing, so that all of them work as early as possible.
 """
 
 import os
 import signal
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from types import FrameType
+from typing import NoReturn
 
+LARGE_PACKAGES = ("torch", "torchvision", "cv2")  # gigabytes of shared libraries
 SPAWNED = "KESTREL_SPAWNED"  # set in processes of --spawn, whose launcher reports Ctrl-C and killed processes
 
 
 def prepare_script() -> None:
-    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of` takes over later."""
+    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of` takes over later.
+
+    Exits with code 1 if the packages cannot be loaded because of `ulimit -v`.
+    """
     open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as under nohup
         signal.signal(signal.SIGINT, _exit_interrupted)
+    require_address_space()
+
+
+def require_address_space() -> None:
+    """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space to load the large packages.
+
+    Their C++ code aborts the process on a failed allocation ("std::bad_alloc"), or leaves out a library and fails later
+    with another error. So, if there is a limit, they are first loaded in a child process.
+    """
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return
+        child = os.fork()
+    except (ImportError, AttributeError, OSError):  # no such limits on this system, or no room for a process
+        return
+    if child == 0:
+        _load_and_exit()
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return
+    if is_first_process(os.environ):
+        names = ", ".join(LARGE_PACKAGES)
+        sentence = (
+            f"{names} cannot be loaded in the {limit / 1e9:.2f} GB of address space that ulimit -v allows: raise it"
+        )
+        os.write(2, f"error: {sentence}\n".encode())
+    sys.exit(1)
+
+
+def _load_and_exit() -> NoReturn:
+    """In a child process: load the large packages without output. It exits with 0 unless memory is what is missing."""
+    code = 0
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    try:
+        for name in LARGE_PACKAGES:
+            import_module(name)
+    except ImportError as error:  # a missing package is reported by the import in this script
+        code = int("failed to map" in str(error) or "allocate memory" in str(error))
+    except BaseException:  # a library that was left out fails in many ways
+        code = 1
+    os._exit(code)
 
 
 def open_closed_streams() -> None:

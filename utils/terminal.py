@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from utils.printable import printable
+from utils.printable import one_line, printable
 from utils.startup import SPAWNED, allow_interrupts, has_launcher, open_closed_streams
 
 # Faults of the machine, not bugs: one sentence is shown instead of a traceback.
@@ -42,9 +42,9 @@ def print_lines(text: str) -> None:
 def exit_code_of(run: Callable[[], object]) -> int:
     """Call `run` and return the exit code of the script.
 
-    A ValueError means invalid user input: only its message is printed, and the code is 2. For a FaultError, or a disk
-    that is full or not writable, only the message is printed, and the code is 1. Any other exception propagates, and
-    `run_and_exit` ends with 1. Set KESTREL_TRACEBACK=1 to see where an error was raised.
+    A ValueError means invalid user input: only its message is printed, and the code is 2. For a FaultError, too little
+    memory, or a disk that is full or not writable, only a sentence is printed, and the code is 1. Any other exception
+    propagates, and `run_and_exit` ends with 1. Set KESTREL_TRACEBACK=1 to see where an error was raised.
     """
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # do not fail when the terminal cannot show a character
@@ -55,6 +55,8 @@ def exit_code_of(run: Callable[[], object]) -> int:
         run()
     except (ValueError, FaultError) as error:
         return report(f"error: {error}", exit_code(error))
+    except MemoryError as error:
+        return report(f"error: out of memory (host RAM){': ' if str(error) else ''}{one_line(error)}", exit_code(error))
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise

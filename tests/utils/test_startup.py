@@ -14,9 +14,15 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX file descriptors and signals")
 
 
-def run_in_shell(program: str, redirections: str = "", **environment: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a program that a shell starts with these redirections."""
-    command = ["bash", "-c", f'exec "$@" {redirections}', "-", sys.executable, "-c", program]
+def run_in_shell(
+    program: str, redirections: str = "", limit_kb: int | None = None, **environment: str
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a program that a shell starts with these redirections.
+
+    limit_kb: of the address space.
+    """
+    limit = f"ulimit -v {limit_kb} && " if limit_kb else ""
+    command = ["bash", "-c", f'{limit}exec "$@" {redirections}', "-", sys.executable, "-c", program]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -53,6 +59,28 @@ def test_child_processes_inherit_reopened_streams():
         run_in_shell(start + "sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)", "<&- >&- 2>&-")[0]
         == 0
     )
+
+
+LIMITED = """
+from utils import startup
+startup.LARGE_PACKAGES = {packages!r}
+startup.prepare_script()
+print("started")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce ulimit -v")
+def test_too_little_address_space_for_packages_is_a_fault_with_one_sentence():
+    """torch's libraries have gigabytes; their C++ code would abort the process with std::bad_alloc, exit code 134."""
+    code, out, err = run_in_shell(LIMITED.format(packages=("torch",)), limit_kb=300_000, RANK="")
+    assert (code, out) == (1, "")
+    assert err == "error: torch cannot be loaded in the 0.31 GB of address space that ulimit -v allows: raise it\n"
+
+
+@pytest.mark.parametrize("packages", [("json",), ("no_such_package_as_this",)])
+def test_enough_address_space_or_a_missing_package_lets_the_script_start(packages):
+    found = run_in_shell(LIMITED.format(packages=packages), limit_kb=60_000_000)
+    assert found == (0, "started\n", "")
 
 
 INTERRUPT = """

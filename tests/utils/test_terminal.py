@@ -37,6 +37,8 @@ def run_script(body: str, **environment: str) -> tuple[int, str]:
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
         ("import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt", 130, ""),  # the launcher reports it
         ("sys.exit(3)", 3, ""),
+        ("raise MemoryError", 1, "error: out of memory (host RAM)\n"),
+        ("raise MemoryError('std::bad_alloc')", 1, "error: out of memory (host RAM): std::bad_alloc\n"),
     ],
 )
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
