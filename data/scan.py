@@ -14,10 +14,21 @@ from data import scan_cache
 from data.formats import format_of
 from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
 from data.labels import Labels, LabelsBuilder
-from data.report import IMAGE_DROPPED, NO_USABLE_ROW, NOTE, ROW_DROPPED, Problem, ProblemLog, Report, first_of
+from data.report import (
+    IMAGE_DAMAGED,
+    IMAGE_DROPPED,
+    NO_USABLE_ROW,
+    NOTE,
+    ROW_DROPPED,
+    Problem,
+    ProblemLog,
+    Report,
+    first_of,
+)
 from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
 from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
+from utils.images.decoder_messages import DecoderMessages, caught_messages
 from utils.images.headers import is_grey
 from utils.printable import counted, printable
 from utils.threads import map_in_threads
@@ -50,6 +61,7 @@ class Opened(NamedTuple):
     size: tuple[int, int]
     bits: int | None  # the bit depth of its values if the file has 16-bit ones, otherwise None
     grey: bool
+    warned: bool = False  # whether something was printed meanwhile, perhaps by a decoder in another thread
 
 
 class Checked(NamedTuple):
@@ -166,9 +178,10 @@ def _check_all(
     no_usable_row: list[str] = []
     without_file: list[ListedImage] = []
     opened: list[tuple[str, Opened]] = []
-    checked = map_in_threads(lambda item: _check(*item, names), listed.items, threads)  # OpenCV releases the GIL
     disable = None if progress else True  # None: show the bar on a terminal only
-    with quiet_decoder():
+    with quiet_decoder(), caught_messages() as messages:
+        # OpenCV releases the GIL.
+        checked = map_in_threads(lambda item: _check(*item, names, messages), listed.items, threads)
         results = tqdm(checked, total=len(listed.items), desc="images", disable=disable, leave=False)
         for (image, _), (usable, read) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
@@ -184,6 +197,7 @@ def _check_all(
             opened.append((image.path, usable))
             image_id = image.image_id if keep_ids else len(opened)
             builder.add_image(image.path, usable.size, image_id, read.rows)
+        problems.extend(_damaged_images([path for path, image in opened if image.warned], messages))
     problems.extend(_missing_label_files(without_file))
     problems.extend(_converted_images(opened))
     labels = builder.build(category_ids)
@@ -191,10 +205,12 @@ def _check_all(
     return labels, _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
 
 
-def _check(image: ListedImage, reader: LabelFormat, names: Sequence[str]) -> Checked:
+def _check(image: ListedImage, reader: LabelFormat, names: Sequence[str], messages: DecoderMessages) -> Checked:
     """Open one image and read its rows. Raises ValueError if a class is not in `names`."""
     try:
+        printed = messages.size
         opened, problems = _open(image)
+        opened = opened._replace(warned=messages.size > printed)
         _require_size(image, opened.size, image.declared_size)
     except ValueError as error:
         return _left_out(image, error)
@@ -234,6 +250,21 @@ def _require_size(image: ListedImage, size: tuple[int, int], declared: tuple[int
         labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
         problem = f"{given} upright, but its {labels} says {stated}: its boxes do not fit this image"
         raise UnreadableLabelsError(f"{printable(image.path)} is {problem}")
+
+
+def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable[Problem]:
+    """Decode images during which something was printed again, one at a time, and return what each has printed.
+
+    A JPEG without end marker has a note already; what it prints is about the bytes that were tried in its place.
+    """
+    for path in paths:
+        data = read_bytes(path)
+        if not has_end(data):
+            continue
+        printed = messages.size
+        decode_any_depth(data, path)
+        if said := messages.since(printed):
+            yield Problem(IMAGE_DAMAGED, printable(path), f"its decoder says '{said}'; parts of it may be wrong")
 
 
 def _lost_rows(image: ListedImage, read: ImageRows) -> int:

@@ -13,12 +13,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from data import scan_cache
+from data.cache import open_images
 from data.dataset_yaml import read_data_yaml
-from data.report import NO_USABLE_ROW, Problem, ProblemLog, report_from_dict
+from data.report import IMAGE_DAMAGED, NO_USABLE_ROW, Problem, ProblemLog, report_from_dict
 from data.scan import scan
 from tests.data.test_labels import assert_same
+from utils.distributed.world import World
 
 DATASETS = Path(__file__).parents[3] / "shared" / "datasets"
 NAMES = ("cat", "dog")
@@ -225,6 +228,30 @@ def test_images_without_usable_rows_are_left_out_in_every_format(tmp_path: Path)
         assert [Path(labels.path(i)).stem for i in range(len(labels))] == ["a", "c"], source
         assert [Path(path).stem for path in report.no_usable_row] == ["b"], source
         assert (report.background, report.instances, dict(report.problem_counts)[NO_USABLE_ROW]) == (1, 1, 1), source
+
+
+def damaged_jpeg(image: np.ndarray) -> bytes:
+    """Return a JPEG that libjpeg decodes with a warning on stderr: bytes are missing before its end marker."""
+    data = cv2.imencode(".jpg", image)[1].tobytes()
+    return data[: len(data) * 2 // 3] + b"\xff\xd9"
+
+
+def test_jpeg_with_damaged_data_is_named_instead_of_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """libjpeg prints "Corrupt JPEG data: premature end of data segment", without the file, from any thread."""
+    rows = dict.fromkeys((f"{number:02}" for number in range(40)), "0 .5 .5 .5 .5")
+    source = write_dataset(tmp_path, rows)
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    damaged = [str(source / name) for name in ("03.png", "17.png")]
+    for path in damaged:
+        Path(path).write_bytes(damaged_jpeg(noise))
+    labels, report = scan([source], NAMES, threads=4, cache_dir=tmp_path / "cache")
+    assert len(labels) == 40
+    open_images({"train": labels}, 64, World(torch.device("cpu")), where="ram", folder=None)
+    assert [(problem.kind, problem.where) for problem in report.problems] == [(IMAGE_DAMAGED, path) for path in damaged]
+    assert "its decoder says 'Corrupt JPEG data: " in report.problems[0].reason
+    assert "damaged image kept: 2" in report.summary()
+    assert capfd.readouterr().err == ""
+    assert scan([source], NAMES, cache_dir=tmp_path / "cache")[1].problems == report.problems
 
 
 def write_coco(root: Path, width: int = 40) -> Path:
