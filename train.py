@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 import gc
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,8 +86,9 @@ if __name__ == "__main__":
     gc.disable()  # garbage collection would take a fifth of the import time
 
 import torch
+from torch import Tensor
 
-from data import Loader, build_loaders, open_dataset
+from data import Loader, build_loaders, open_dataset, trial_drawing
 from data.balance import weights_after
 from data.cache import open_images
 from data.labels import Labels
@@ -150,7 +151,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     criterion = build_loss(model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing), log.say)
     criterion.to(weights_dtype(precision))
     if batch.size == -1:
-        batch = replace(batch, size=measured(run, model, criterion, precision, train_labels, image_size, log.say))
+        draw = trial_drawing(train_labels, images["train"], image_size, run.hyp.augmentation(), rect=cfg.rect)
+        found = measured(run, batch, model, criterion, precision, train_labels, image_size, log.say, draw=draw)
+        batch = replace(batch, size=found)
     batch = batch.limited_to(len(train_labels), log.say)
     run.config = cfg = replace(cfg, batch_size=batch.size)  # kept if another number of processes resumes the run
 
@@ -338,13 +341,33 @@ def open_model(run: Run, data: Dataset, world: World, say: Say) -> tuple[Detecto
 
 
 def measured(
-    run: Run, model: Detector, criterion: Loss, precision: torch.dtype, labels: Labels, image_size: int, say: Say
+    run: Run,
+    batch: GlobalBatch,
+    model: Detector,
+    criterion: Loss,
+    precision: torch.dtype,
+    labels: Labels,
+    image_size: int,
+    say: Say,
+    *,
+    draw: Callable[[int], Tensor] | None,
 ) -> int:
-    """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes."""
+    """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes.
+
+    draw: draws a batch on the device, if the run does.
+    """
+    cfg, world = run.config, run.world
+
+    def compile_mode(images: int) -> str:
+        batches_per_step = replace(batch, size=images * world.size).accumulate
+        return mode_without_reuse(cfg.compile, batches_per_step, world.device, lambda _: None)
+
     side = MultiScale.largest_side(image_size, max(model.strides)) if run.config.multi_scale else image_size
     trial: dict[str, Any] = {"optimizer": run.config.optimizer, "lr": run.hyp.lr0, "momentum": run.hyp.momentum}
     trial |= {"boxes_per_image": 4 * labels.boxes_per_image(95) + 1}  # a mosaic shows the boxes of four images
-    return measure_batch(model, criterion, precision, run.world, say, images=len(labels), image_size=side, **trial)
+    trial |= {"one_shape": not (cfg.rect or cfg.multi_scale), "draw": draw}
+    trial |= {"compile_mode": compile_mode if cfg.compile != "off" else None}
+    return measure_batch(model, criterion, precision, world, say, images=len(labels), image_size=side, **trial)
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

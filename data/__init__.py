@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from data.augment.plan import Planner
 from data.augment.records import Augmentation
@@ -11,7 +12,7 @@ from data.base_images import Reader
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.loader import Loader, Samples
-from data.sampler import EvaluationSampler, TrainSampler
+from data.sampler import EvaluationSampler, Key, TrainSampler
 from data.splits import Dataset, open_dataset
 from data.tiles.labels import TiledLabels
 from data.tiles.plan import TilePlanner
@@ -30,6 +31,7 @@ __all__ = [
     "build_loaders",
     "build_train_loader",
     "open_dataset",
+    "trial_drawing",
 ]
 
 MAX_VAL_BATCH_SIZE = 32  # images; a validation batch belongs to one process
@@ -128,13 +130,40 @@ def build_train_loader(
         shapes=CanvasShapes(image_size, stride) if rect else None,
         mosaic_until=mosaic_until,
     )
+    samples = _train_samples(labels, image_size, augmentation, seed, images)
+    return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)
+
+
+def _train_samples(
+    labels: Labels, image_size: int, augmentation: Augmentation, seed: int, images: Reader | DeviceImages | None
+) -> Samples:
     planner = (
         TilePlanner(labels, image_size, augmentation, seed)
         if isinstance(labels, TiledLabels)
         else Planner(labels, image_size, augmentation, seed)
     )
-    samples = Samples(planner, images, augment=True)
-    return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)
+    return Samples(planner, images, augment=True)
+
+
+def trial_drawing(
+    labels: Labels, images: Reader | DeviceImages, image_size: int, augmentation: Mapping[str, float], *, rect: bool
+) -> Callable[[int], Tensor] | None:
+    """Return draw(count), which draws a training batch on the device, to measure its memory; None if the CPU draws.
+
+    The batch is uint8 [count, image_size, image_size, 3]. The arguments are those of `build_loaders`.
+    """
+    if not isinstance(images, DeviceImages):
+        return None
+    samples = _train_samples(labels, image_size, Augmentation(**augmentation), 0, images)
+
+    def draw(count: int) -> Tensor:
+        keys = [
+            Key(0, number % len(labels), image_size, image_size, mosaic=not rect, repeat=number // len(labels))
+            for number in range(count)
+        ]
+        return samples.draw_on_device(keys)
+
+    return draw
 
 
 def build_evaluation_loader(

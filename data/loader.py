@@ -52,8 +52,7 @@ def fit_workers(workers: int, batch_bytes: int, budget: int, say: Callable[[str]
     Fewer batches are prefetched first, then there are fewer workers, none if not even three batches fit. Samples do not
     depend on these numbers. batch_bytes: of the largest batch. say: receives a log line if the numbers are reduced.
 
-    >>> fit_workers(8, 100, 1000, print)
-    --workers 8: prepared batches may take a quarter of the free memory, 1.00 kB, not 1.80 kB: 8 workers prefetch 1 each
+    >>> fit_workers(8, 100, 1000, lambda line: None)
     (8, 1)
     """
     places = budget // max(batch_bytes, 1) - EXTRA_PLACES
@@ -62,7 +61,7 @@ def fit_workers(workers: int, batch_bytes: int, budget: int, say: Callable[[str]
     fewer = max(min(workers, places), 0)
     full = format_bytes((workers * PREFETCH_FACTOR + EXTRA_PLACES) * batch_bytes)
     limit = f"prepared batches may take a quarter of the free memory, {format_bytes(budget)}, not {full}"
-    instead = f"{counted(fewer, 'worker')} prefetch 1 each" if fewer else "no workers, the training process draws"
+    instead = f"{counted(fewer, 'worker')} with 1 batch each" if fewer else "no workers, each process draws by itself"
     say(f"--workers {workers}: {limit}: {instead}")
     return fewer, 1
 
@@ -154,6 +153,17 @@ class Samples:
             np.array([self.planner.image_of(key.index) for key in keys]),
             np.stack([self._placement(key) for key in keys]),
         )
+
+    def draw_on_device(self, keys: Sequence[Key]) -> Tensor:
+        """Return the pixels of these keys, uint8 [B, H, W, 3], drawn by the device of DeviceImages.
+
+        Raises TypeError if the CPU draws.
+        """
+        packed = self.draw(keys).pixels
+        if not isinstance(packed, Packed) or self.pool is None:
+            raise TypeError("these samples are drawn by the CPU")
+        device = self.pool.device
+        return draw_batch(packed.sent(lambda part: part.to(device)), self.pool)
 
     def _plan(self, key: Key) -> Plan:
         size = (key.height, key.width)
@@ -281,7 +291,7 @@ class Loader(Generic[S]):
         self.workers: int = workers
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
-        self._fix_shapes = False  # whether the plans of all batches are brought to few shapes, for compiled drawing
+        self._fix_shapes: bool = False  # whether all plans are brought to few shapes, for compiled drawing
         self._ring: Ring | None = None
         if workers and draws_on_host:
             self._ring = Ring(workers * prefetch + EXTRA_PLACES, sampler.largest, device)

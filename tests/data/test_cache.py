@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Augmentation, cache
+from data import Augmentation, cache, trial_drawing
 from data.base_images import DecodedImages
 from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
 from data.labels import Labels, LabelsBuilder
@@ -484,3 +484,18 @@ def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     # If every sample of 64 x 64 pixels of 160 epochs of 7 images stayed in memory, it would be 13.8 MB, half of it in
     # each worker.
     assert max(growth) < 4000, growth
+
+
+def test_trial_drawing_draws_like_training_on_the_device(tmp_path: Path) -> None:
+    labels = write_data(tmp_path)
+    images, _ = open_train_images(labels, "ram")
+    on_device = DeviceImages(images, torch.device("cpu"))
+    strengths = {name: value for name, value in vars(NO_COPY_PASTE).items() if value}
+    draw = trial_drawing(labels, on_device, SIDE, strengths, rect=False)
+    assert draw is not None
+    pixels = draw(2 * len(labels) + 1)  # more than there are images
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (2 * len(labels) + 1, SIDE, SIDE, 3)
+    assert pixels.float().std() > 10
+    assert draw(1).equal(pixels[:1])
+    assert trial_drawing(labels, images, SIDE, strengths, rect=False) is None  # the CPU draws

@@ -434,11 +434,11 @@ GB = 10**9
     [
         # 1024 images of 640 x 640 x 3 bytes are 1.258 GB; (8 x 2 + 2) of them 22.65 GB, (8 x 1 + 2) of them 12.58 GB
         (8, 1024 * 640 * 640 * 3, 23 * GB, (8, 2), ""),
-        (8, 1024 * 640 * 640 * 3, 13 * GB, (8, 1), "22.6 GB: 8 workers prefetch 1 each"),
-        (8, 1024 * 640 * 640 * 3, 8 * GB, (4, 1), "22.6 GB: 4 workers prefetch 1 each"),  # 6 places, 2 of them extra
-        (8, 1024 * 640 * 640 * 3, 4 * GB, (1, 1), "22.6 GB: 1 worker prefetch 1 each"),
-        (8, 1024 * 640 * 640 * 3, 3 * GB, (0, 1), "22.6 GB: no workers, the training process draws"),
-        (8, 1024 * 640 * 640 * 3, 0, (0, 1), "22.6 GB: no workers, the training process draws"),
+        (8, 1024 * 640 * 640 * 3, 13 * GB, (8, 1), "22.6 GB: 8 workers with 1 batch each"),
+        (8, 1024 * 640 * 640 * 3, 8 * GB, (4, 1), "22.6 GB: 4 workers with 1 batch each"),  # 6 places, 2 of them extra
+        (8, 1024 * 640 * 640 * 3, 4 * GB, (1, 1), "22.6 GB: 1 worker with 1 batch each"),
+        (8, 1024 * 640 * 640 * 3, 3 * GB, (0, 1), "22.6 GB: no workers, each process draws by itself"),
+        (8, 1024 * 640 * 640 * 3, 0, (0, 1), "22.6 GB: no workers, each process draws by itself"),
         (0, 1024 * 640 * 640 * 3, 0, (0, 2), ""),
         (8, 0, 100, (8, 2), ""),  # a split without images
     ],

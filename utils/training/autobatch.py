@@ -31,6 +31,7 @@ def choose_batch(
     images: int,
     shares: int = 1,
     local_processes: int = 1,
+    check: Callable[[int], None] | None = None,
 ) -> tuple[int, str]:
     """The batch size, a multiple of `shares` and the same on every process, and a sentence about it for the log.
 
@@ -38,6 +39,8 @@ def choose_batch(
     step of the run, work on copies, so that the trials do not change the run, and use no collectives, because processes
     may try different sizes. world_min: the minimum of a number over all processes. images: number of training images.
     shares: processes, or devices of DataParallel, that split a batch. local_processes: processes on this machine.
+    check: a step that is too slow for all trials, because it compiles the model first. It is run with the batch that
+    was found, and with smaller ones until it fits.
     Raises ValueError, on every process, if no batch fits or there are fewer images than shares.
     """
     most = min(images, MAX_BATCH) // shares
@@ -53,6 +56,10 @@ def choose_batch(
 
     largest = largest_batch(need, budget, most=most)
     share = world_min(largest)  # a collective: also called if nothing fits on this process
+    checked = ""
+    if check is not None:
+        share, taken = checked_batch(lambda size: step_memory(lambda: check(size), device), budget, share, world_min)
+        checked = f"; compiled, a step of {share} images needs {format_gib(taken)}"
     if share < 1:
         raise ValueError(
             f"--batch-size -1: not even one image fits in {format_gib(budget)}; use a smaller --imgsz or model"
@@ -63,8 +70,32 @@ def choose_batch(
     )
     return share * shares, (
         f"--batch-size -1: batch {share * shares}{parts}: a step of {largest} images needs "
-        f"{format_gib(needs[largest] or 0)} of the allowed {format_gib(budget)}{limit if share == most else ''}"
+        f"{format_gib(needs[largest] or 0)} of the allowed {format_gib(budget)}{checked}"
+        f"{limit if share == most else ''}"
     )
+
+
+def checked_batch(
+    need: Callable[[int], int | None], budget: int, batch: int, world_min: Callable[[int], int]
+) -> tuple[int, int]:
+    """The largest batch, `batch` or smaller, that fits on every process, and its bytes on this one; 0 if none does.
+
+    need: bytes that a batch takes, None if memory runs out. All processes try the same batches: after one that does not
+    fit, the one whose bytes would fit in proportion, or an eighth less if memory ran out.
+    """
+    while batch > 0:
+        taken = need(batch)
+        if taken is None:
+            wanted = min(batch * 7 // 8, batch - 1)
+        elif taken > budget:
+            wanted = min(batch * budget // taken, batch - 1)
+        else:
+            wanted = batch
+        agreed = world_min(wanted)
+        if agreed == batch:
+            return batch, taken or 0
+        batch = agreed
+    return 0, 0
 
 
 def largest_batch(need: Callable[[int], int | None], budget: int, *, most: int) -> int:

@@ -15,6 +15,7 @@ from models import LossGains, build_loss, build_model
 from utils.terminal import FaultError
 from utils.training import autobatch
 from utils.training.autobatch import (
+    checked_batch,
     choose_batch,
     format_gib,
     initialize_state,
@@ -301,6 +302,32 @@ def test_too_little_memory_is_refused_on_all_processes(simulated_steps, others):
         f"--batch-size -1: not even one image fits in {budget}; use a smaller --imgsz or model"
     )
     assert trials[0] == 1
+
+
+def test_batch_that_does_not_fit_when_compiled_is_reduced(simulated_steps):
+    """Compiled, 100 MiB and 20 MiB per image: 90 need 1900 MiB, 90 x 1024 / 1900 = 48; they need 1060, and 46 fit."""
+    _, step = simulated_steps
+    tried: list[int] = []
+
+    def check(images: int) -> int:
+        tried.append(images)
+        return (100 + 20 * images) * MIB
+
+    batch, sentence = choose_batch(step, single_process, device=CPU, images=5000, check=check)
+    assert tried == [90, 48, 46]
+    assert batch == 46
+    assert sentence.startswith("--batch-size -1: batch 46: a step of 90 images needs 1000 MiB of the allowed 1.0 GiB;")
+    assert sentence.endswith("; compiled, a step of 46 images needs 1020 MiB")
+
+
+def test_checked_batch_by_hand():
+    # Memory runs out: an eighth less each time, 16, 14, 12 and so on; another process may need a smaller batch still.
+    assert checked_batch(lambda batch: 10 if batch < 11 else None, 10, 16, single_process) == (10, 10)
+    others = iter([5, 5])
+    assert checked_batch(lambda batch: batch, 10, 8, lambda size: min(size, next(others))) == (5, 5)
+    assert checked_batch(lambda _: None, 10, 3, single_process) == (0, 0)
+    assert checked_batch(lambda _: 99, 10, 1, single_process) == (0, 0)
+    assert checked_batch(pytest.fail, 10, 0, single_process) == (0, 0)
 
 
 def test_choose_batch_refuses_fewer_images_than_processes(simulated_steps):
