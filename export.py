@@ -165,13 +165,13 @@ class Images:
         return [to_device(batch.images, torch.device("cpu")) for batch in self.loader(labels.subset(chosen), 1)]
 
     def mean_ap(self, backend: ExportedBackend) -> float:
-        """COCO's AP on the val split, with the suppression of val.py or of the file."""
+        """COCO's AP on the val split, with the suppression of val.py or of the file, on the device of `backend`."""
         nms, single = self.model.nms, self.dataset.single_class
         named = loaded_from_metadata(backend)
         fitting = MergedClasses(backend) if single else named.with_classes(self.dataset.names).backend
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], 8)
-        return val.evaluate(fitting, loader, self.dataset.world, **limits).coco.stats["AP"]
+        return val.evaluate(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
 
 
 def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> Images | None:
@@ -200,7 +200,7 @@ def check_file(path: Path, writer: Writer, images: list[Tensor], device: torch.d
     backend = open_exported(path, device)
     if writer.model.precision == "int8":
         return
-    found = compare(backend, ReferenceBackend(writer.reference), (image.to(backend.device) for image in images))
+    found = compare(backend, ReferenceBackend(writer.reference), images)
     if not found.acceptable:
         raise FaultError(f"{path.name}: {found}, which is too much: the file is not kept")
     say(f"{path.name}: {found}")

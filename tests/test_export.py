@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,11 @@ import torch
 import export
 import val
 from models.backends.loading import load_backend
+from models.export.compare import ReferenceBackend
 from models.export.writer import Writer
 from tests.support.exporting import lively_detector, save_checkpoint
+from tests.support.no_float64 import DEVICE, NoFloat64
+from utils.distributed import precision
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code_of
 
@@ -214,6 +219,42 @@ def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, ca
     assert "several classes per box find no more: export it without --nms" in capsys.readouterr().out
     with pytest.raises(ValueError, match="image size 320: the model was exported for images of 64 x 64 pixels only"):
         evaluate(nms, "--img", "320")
+
+
+@pytest.fixture
+def other_device(monkeypatch):
+    """A device that is not the CPU, with values: enter NoFloat64() to use it."""
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("mps", DEVICE.type))
+    monkeypatch.setattr(val, "detect", torch.no_grad()(val.detect.__wrapped__))  # inference mode hides operations
+    return DEVICE
+
+
+@pytest.mark.parametrize("flags", [("--batch", "2"), ("--nms", "--conf-thres", "0.3")])
+@pytest.mark.parametrize("name", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
+def test_file_for_the_cpu_is_compared_with_torch_on_another_device(name, flags, exports, other_device):
+    """As with --device 0: the runtime is on the CPU, the reference on the device, the images where they are loaded."""
+    path, said = exports(name, *flags), []
+    model = load_backend(path, CPU.device).backend.model
+    images = [torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    with NoFloat64() as device:
+        writer = Writer(deepcopy(exports.detector).to(other_device).fuse().requires_grad_(False), model)
+        export.check_file(path, writer, images, other_device, said.append)
+    assert device.operations > 50
+    assert re.fullmatch(r"m.*: boxes differ from torch by at most .*, in 2 images", said[0])
+
+
+def test_map_before_quantization_is_measured_on_another_device(weights, tiny_data, tmp_path, other_device):
+    flags = ["--int8", "--include", "onnx", "--data", str(tiny_data), "--workers", "0", "--cache-dir", str(tmp_path)]
+    args = export.parse_args(["--weights", str(weights), *flags])
+    found = []
+    for target, mode in ((CPU.device, nullcontext()), (other_device, NoFloat64())):
+        with mode:
+            writer = export.open_writer(weights, args, target, lambda _: None)
+            images = export.open_images(args, weights, writer.model, lambda _: None)
+            assert len(images.spread("val", 2, lambda _: None)) == 2
+            found.append(images.mean_ap(ReferenceBackend(writer.reference)))
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert found[0] >= 0
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 B images of H x W pixels.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from models.backends import Backend, Prediction
 from models.detector import Detector
-from utils.distributed.precision import autocast_for
+from utils.distributed.precision import autocast_for, exact_float32
 from utils.nested import concatenate
 
 PASS_PIXELS = 1_250_000  # of all images in a forward pass on a CPU; the maps of yolov5n then stay in its caches
 
 
 class TorchBackend(Backend):
-    """Runs a detector, which is put in eval mode, where it is. precision: of the forward pass, by autocast.
+    """Runs a detector, which is put in eval mode, where it is.
 
-    packed: the detector takes images in `precision`, without autocast (models/backends/packed.py). Boxes and scores are
-    always computed in float32. threads: as in `Backend`; each of them calls torch.set_num_threads.
+    precision: of the forward pass, by autocast; float32 is computed without TF32. packed: the detector takes images in
+    `precision`, without autocast (models/backends/packed.py). Boxes and scores are always computed in float32. threads:
+    as in `Backend`; each of them calls torch.set_num_threads.
     """
 
     def __init__(
@@ -36,11 +37,15 @@ class TorchBackend(Backend):
         self.threads = threads
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
-        is_cast = self.precision.itemsize == 2 and not self.packed
-        with autocast_for(self.precision, self.device) if is_cast else nullcontext():
+        with self._precision_context():
             raw = self._raw(images.to(self.precision) if self.packed else images)
             # On a GPU the host would wait for the number of candidates.
             return Prediction(*self.detector.decode(raw, confidence if self._on_cpu else 0.0), raw)
+
+    def _precision_context(self) -> AbstractContextManager[Any]:
+        if self.precision.itemsize == 2 and not self.packed:
+            return autocast_for(self.precision, self.device)
+        return exact_float32()
 
     def _raw(self, images: Tensor) -> Any:
         """Return the head's raw predictions for images [B, 3, H, W], on a CPU in passes of PASS_PIXELS.

@@ -12,6 +12,7 @@ from torch import Tensor
 from models.backends.checked_torchscript import read_torchscript
 from models.backends.exported import ExportedBackend
 from models.export.metadata import ExportedModel
+from utils.distributed.precision import exact_float32
 from utils.printable import one_line, printable
 
 
@@ -26,7 +27,8 @@ class TorchScriptBackend(ExportedBackend):
 
     @torch.no_grad()
     def run(self, images: Tensor) -> Sequence[Tensor]:
-        found = self._module(images)
+        with exact_float32():
+            found = self._module(images)
         return found if isinstance(found, tuple) else (found,)
 
 

@@ -14,6 +14,7 @@ from models.backends.exported import ExportedBackend
 from models.export import Export
 from models.export.graph import export_graph
 from models.export.metadata import ExportedModel
+from utils.distributed.precision import exact_float32
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ TOLERANCES = {
 
 
 class ReferenceBackend(ExportedBackend):
-    """Runs the graph that is exported, in torch."""
+    """Runs the graph that is exported, in torch, where the detector is."""
 
     def __init__(self, export: Export) -> None:
         super().__init__(export.model, next(export.detector.parameters()).device)
@@ -55,7 +56,8 @@ class ReferenceBackend(ExportedBackend):
 
     @torch.no_grad()
     def run(self, images: Tensor) -> Sequence[Tensor]:
-        found = self._graph(images)
+        with exact_float32():
+            found = self._graph(images)
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -119,17 +121,24 @@ def _largest(values: Tensor) -> float:
 
 
 def compare(exported: ExportedBackend, reference: ExportedBackend, batches: Iterable[Tensor]) -> Differences:
-    """Return the largest differences on batches of images [B, 3, H, W]."""
+    """Return the largest differences on batches of images [B, 3, H, W]. Each backend runs on its own device."""
     found = Differences(exported.model.precision)
     for images in batches:
-        ours, theirs = exported.predict(images), reference.predict(images)
+        ours = _predict(exported, images)
+        theirs = _predict(reference, images)
         found.images += len(images)
         if exported.model.nms is None:
-            found.add((ours.boxes_xyxy, theirs.boxes_xyxy), (ours.scores, theirs.scores))
+            found.add((ours[0], theirs[0]), (ours[1], theirs[1]))
             continue
-        for own, other in zip(zip(*ours[:2], strict=True), zip(*theirs[:2], strict=True), strict=True):
+        for own, other in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
             _add_matched(found, own, other)
     return found
+
+
+def _predict(backend: ExportedBackend, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes [B, N, 4] and scores [B, N, C] of images on any device, on the CPU."""
+    found = backend.predict(images.to(backend.device))
+    return found.boxes_xyxy.cpu(), found.scores.cpu()
 
 
 def _add_matched(found: Differences, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from models.detector import Detector
 from models.export.metadata import Suppression
+from utils.distributed.precision import widest_float
 
 MAX_CANDIDATES = 3000  # per image, as in models/nms.py
 
@@ -41,7 +42,7 @@ def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppressi
 
     They are those of `non_max_suppression` with one class per box. Here only tensors are used, so that a trace holds
     for any images, and one call suppresses the boxes of the whole batch: different images and classes do not overlap
-    after a shift, in float64.
+    after a shift, in float64 where the device has it.
     """
     best, class_id = scores.max(-1)
     order = best.argsort(stable=True, dim=1, descending=True)[:, :MAX_CANDIDATES]
@@ -49,8 +50,9 @@ def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppressi
     boxes = boxes_xyxy.gather(1, order[..., None].expand(-1, -1, 4))
     image, row = (best > nms.confidence).nonzero().unbind(1)
     group = image if nms.agnostic else image * scores.shape[2] + class_id[image, row]
-    shift = group[:, None].double() * (boxes.max() - boxes.min() + 1).double()
-    kept = torch.ops.torchvision.nms(boxes[image, row].double() + shift, best[image, row].double(), nms.iou)
+    wide = widest_float(boxes.device)
+    shift = group[:, None].to(wide) * (boxes.max() - boxes.min() + 1).to(wide)
+    kept = torch.ops.torchvision.nms(boxes[image, row].to(wide) + shift, best[image, row].to(wide), nms.iou)
     used = torch.zeros_like(best).index_put((image[kept], row[kept]), torch.ones_like(best[image[kept], row[kept]]))
     rows = torch.cat([boxes, best[..., None], class_id[..., None].to(best.dtype)], 2) * used[..., None]
     rows = pad(rows, (0, 0, 0, nms.max_detections))

@@ -1,4 +1,9 @@
-"""Choose the floating-point precision of training on a device."""
+"""Choose the floating-point precision of training on a device, and keep float32 free of TF32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
 
 import torch
 
@@ -44,6 +49,54 @@ def weights_dtype(precision: torch.dtype) -> torch.dtype:
 def autocast_for(precision: torch.dtype, device: torch.device) -> torch.autocast:
     """The autocast context for a forward pass in `precision`; disabled unless it has 16 bits."""
     return torch.autocast(device.type, precision, enabled=precision.itemsize == 2)
+
+
+class _ExactFloat32:
+    """Turns TF32 off for the whole process, which is all that torch offers, while any thread asks for it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._before: list[str] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            for operations in self._operations():
+                self._before.append(operations.fp32_precision)
+                operations.fp32_precision = "ieee"
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for operations, before in zip(self._operations(), self._before, strict=True):
+                operations.fp32_precision = before
+            self._before.clear()
+
+    @staticmethod
+    def _operations() -> list[Any]:
+        backends: Any = torch.backends
+        return [backends.cudnn.conv, backends.cuda.matmul]
+
+
+_exact_float32 = _ExactFloat32()
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Context manager in which GPUs compute float32 in 24 bits of mantissa.
+
+    By default torch lets cuDNN round the inputs of float32 convolutions to the 11 bits of TF32.
+    """
+    _exact_float32.enter()
+    try:
+        yield
+    finally:
+        _exact_float32.leave()
 
 
 def _cpu_has_bf16() -> bool:
