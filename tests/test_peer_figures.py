@@ -1,8 +1,8 @@
-"""benchmarks/exports.py: what it reads from the output of other projects' validation."""
+"""benchmarks/detection/exports.py: what it reads from the output of other projects' validation."""
 
 import pytest
 
-from benchmarks.exports import read_figures, size_mb
+from benchmarks.detection.exports import read_figures, size_mb
 
 FIVE_COLUMNS = "                   all         87        967      0.851      0.903      0.899      0.512\n"
 COLOURED = "\x1b[34m\x1b[1mval:\x1b[0m 87 images\n" + FIVE_COLUMNS

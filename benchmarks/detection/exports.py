@@ -4,7 +4,7 @@ Claim: every export has the AP of its checkpoint within 0.001 (INT8: within 0.01
 together take under a quarter of the time of an image on two CPU cores (benchmarks/results/).
 
     python export.py --weights m.pt --include torchscript onnx openvino --img 320 --dynamic
-    python benchmarks/exports.py --data mydata.yaml --img 320 --square \
+    python benchmarks/detection/exports.py --data mydata.yaml --img 320 --square \
         --weights m.pt m.torchscript m.onnx m_openvino_model --half m.pt m_openvino_model \
         --peer "YOLOv5, ONNX=y5.onnx=PEER/bin/yolov5 val --weights y5.onnx --data mydata.yaml --img 320 --project {out}"
 
@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
