@@ -268,6 +268,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     add("--sync-bn", action="store_true", help="synchronise BatchNorm over the processes")
     add("--workers", type=int, default=default.workers, help="max DataLoader workers per process")
     add("--boxes", type=int, default=default.boxes, help="boxes per synthetic image")
+    add("--optimizer", default=default.optimizer, help="SGD, Adam, AdamW or Muon")
     add("--out", type=Path, default=ROOT / "runs" / "scaling.md", help="file for the report")
     add("--measure", type=Path, help=argparse.SUPPRESS)  # set by this script: the folder for a launch's results
     options = parser.read(arguments)

@@ -16,7 +16,7 @@ from data.loader import Batch
 from data.sampler import TrainSampler
 from models import LossGains, build_loss, build_model
 from train import train_one_epoch
-from utils.distributed.devices import wait_for
+from utils.distributed.devices import tuned_convolutions, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import choose_precision, weights_dtype
 from utils.distributed.torch_compile import compile_model
@@ -44,6 +44,7 @@ class Setting:
     sync_bn: bool = False
     workers: int = 8
     boxes: int = 7  # per image, as in COCO
+    optimizer: str = "SGD"
 
 
 class Clocked(Iterable[Batch]):
@@ -86,9 +87,14 @@ class Clocked(Iterable[Batch]):
 
 def fixed_batches(setting: Setting, world: World, count: int, seed: int) -> Clocked:
     """The same synthetic batch `count` times."""
+    return repeated(made_up_batch(setting, seed, world.device), setting, world, count)
+
+
+def repeated(batch: Batch, setting: Setting, world: World, count: int) -> Clocked:
+    """A batch of `setting.batch` images `count` times."""
     images = np.ones(count * setting.batch * world.size)
     sampler = TrainSampler(images, batch_size=setting.batch * world.size, image_size=setting.img, seed=0)
-    return Clocked(repeat(made_up_batch(setting, seed, world.device), count), sampler, world.device)
+    return Clocked(repeat(batch, count), sampler, world.device)
 
 
 def made_up_batch(setting: Setting, seed: int, device: torch.device) -> Batch:
@@ -137,7 +143,7 @@ def train_through(
         epochs=1,
         patience=0,
         cosine=False,
-        optimizer="SGD",
+        optimizer=setting.optimizer,
         sync_bn=setting.sync_bn and world.size > 1,
         shard=False,
         say=print,
@@ -153,7 +159,8 @@ def train_through(
     loader: Any = batches  # has all of a loader that train_one_epoch uses
     watched: Any = Watched(watch)
     description: Any = None  # unused, because nothing is saved
-    with CheckpointManager(Path(), state, description, final_only=True, period=0) as checkpoints:
+    manager = CheckpointManager(Path(), state, description, final_only=True, period=0)
+    with manager as checkpoints, tuned_convolutions(one_shape=True):
         train_one_epoch(state, loader, criterion, checkpoints, title="", pictures=watched)
     means = state.progress.losses.means()
     if not np.isfinite(list(means.values())).all():
