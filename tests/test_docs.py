@@ -398,21 +398,41 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
         assert [file for file in folder.iterdir() if file.name != "m.pt"]
 
 
+SIZES = [
+    *[(100, 48), (64, 64), (65, 64), (63, 64), (37, 91), (91, 37), (333, 217), (217, 333), (501, 377)],
+    *[(1279, 719), (97, 1000), (640, 1), (1, 640), (641, 3), (1, 1), (2, 3), (127, 129), (1001, 999)],
+]  # width and height of images
+
+
 @pytest.mark.slow
-def test_documented_python_code_finds_what_kestrel_finds(exports, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flags", [("--img", "64"), ("--img", "64", "96"), ("--img", "64", "--dynamic")])
+def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_path, monkeypatch):
+    """Boxes of images of many odd sizes, to the 0.1 px that the code prints."""
     block = next(block for block in read_page(ROOT / "docs" / "export.md")[0] if block.language == "python")
+    code = compile(block.text.replace("image.jpg", "image.png"), "docs/export.md", "exec")
     monkeypatch.chdir(tmp_path)
-    file = exports("onnx", "--nms")
+    file = exports("onnx", "--nms", *flags)
     shutil.copy(file, "m.onnx")
-    image = np.random.default_rng(0).integers(0, 255, (48, 100, 3)).astype(np.uint8)
-    cv2.imwrite("image.png", image)
-    capsys.readouterr()
-    exec(compile(block.text.replace("image.jpg", "image.png"), "docs/export.md", "exec"), {})  # noqa: S102
-    lines = capsys.readouterr().out.splitlines()
-    found = Predictor(load_backend(file, torch.device("cpu")).backend)(image, channel_order="bgr")
-    assert len(lines) == len(found) > 3
-    for line, class_id, score in zip(lines, found.class_ids, found.scores, strict=True):
-        assert line.startswith(f"{['disc', 'square', 'bar'][class_id]} {score:.2f} [")
+    backend = load_backend(file, torch.device("cpu")).backend
+    predict = Predictor(backend, canvas=backend.canvas or (64, 64))
+    random, total = np.random.default_rng(0), 0
+    for width, height in SIZES:
+        patches = random.integers(0, 255, (9, 9, 3)).astype(np.uint8)
+        image = cv2.resize(patches, (width, height), interpolation=cv2.INTER_NEAREST)
+        cv2.imwrite("image.png", image)
+
+        printed: list[tuple[str, str, np.ndarray]] = []
+        exec(code, {"print": lambda *words, printed=printed: printed.append(words)})  # noqa: S102
+
+        found = predict(image, channel_order="bgr")
+        assert len(printed) == len(found), (width, height)
+        for (name, score, box), expected, class_id, sure in zip(
+            printed, found.boxes_xyxy, found.class_ids, found.scores, strict=True
+        ):
+            assert (name, score) == (["disc", "square", "bar"][class_id], f"{sure:.2f}")
+            np.testing.assert_allclose(box, expected, atol=0.051)
+        total += len(found)
+    assert total > 100
 
 
 @pytest.mark.slow
