@@ -33,7 +33,7 @@ from utils.distributed.memory import free_memory, free_ram
 from utils.distributed.world import World
 from utils.files.disk import exclusive_access, format_bytes, lock_shared, remove_unused
 from utils.files.fingerprint import digest_of_states
-from utils.images.decode import quiet_decoder
+from utils.images.decode import DECODER_VERSION, quiet_decoder
 from utils.images.decoder_messages import caught_messages
 from utils.images.letterbox import Image
 from utils.images.opencv import cv2
@@ -266,7 +266,7 @@ class _Split:
     @cached_property
     def mark(self) -> bytes:
         """A digest of what the cache is made from. Computed when needed, because it checks the state of every file."""
-        made_of = [VERSION, cv2.__version__, *self.source.key, digest_of_states(self._paths())]
+        made_of = [VERSION, DECODER_VERSION, cv2.__version__, *self.source.key, digest_of_states(self._paths())]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def _paths(self) -> list[str]:

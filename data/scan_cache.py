@@ -15,6 +15,7 @@ import numpy as np
 
 from data.labels import Labels
 from data.report import Report, report_from_dict
+from utils.images.decode import DECODER_VERSION
 from utils.images.opencv import cv2
 from utils.printable import one_line
 
@@ -33,7 +34,7 @@ class Stored(NamedTuple):
 
 def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -> Path:
     """Return the path where the scan of these sources with these class names is stored."""
-    key = json.dumps([VERSION, cv2.__version__, [str(source) for source in sources], list(names)])
+    key = json.dumps([VERSION, DECODER_VERSION, cv2.__version__, [str(source) for source in sources], list(names)])
     return cache_dir / f"labels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 

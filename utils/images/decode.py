@@ -10,8 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from utils.images.bit_depth import to_8_bits
-from utils.images.headers import JPEG_END, PNG_START, PROGRESSIVE, gif_pixels, jpeg_header
+from utils.images.headers import (
+    JPEG_END,
+    PNG_START,
+    PROGRESSIVE,
+    TIFF_BITS,
+    TIFF_FLOAT,
+    TIFF_SAMPLE_FORMAT,
+    TIFF_SIGNED,
+    gif_pixels,
+    jpeg_header,
+    png_chunks,
+    tiff_number,
+)
 from utils.images.opencv import cv2
+from utils.images.orientation import brands, orientation_of, turned
 from utils.printable import printable
 
 # What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits change their meaning.
@@ -23,6 +36,11 @@ IMAGE_SUFFIXES = frozenset(
 MAX_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
 MAX_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, with any suffix
+FLOAT_VALUES = "has floating-point values, whose range is unknown"
+ALLOWED_VALUES = "allowed are unsigned ones of 8 and 16 bits"
+HEIC_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"))
+
+DECODER_VERSION = 2  # increase it when a change of the code gives other pixels for the same files
 
 
 def is_image_name(name: str) -> bool:
@@ -56,10 +74,11 @@ def read_bytes(path: str | Path) -> bytes:
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
     """Decode the bytes of an image file to uint8 [H, W, 3], blue green red, upright.
 
-    EXIF rotation is applied, grey becomes three equal channels, alpha is dropped, CMYK is converted, only the first
-    page is read. 16-bit values are divided by the full scale of the smallest usual bit depth (8, 10, 12, 14 or 16 bits)
-    that holds the largest value of the image, and mapped to 0 to 255: see `to_8_bits`. A JPEG that lacks only its end
-    marker is accepted. Raises ValueError as `decode_any_depth` does.
+    The rotation and mirroring that the file asks for are applied (see orientation.py), grey becomes
+    three equal channels, alpha is dropped, CMYK is converted, only the first page is read. 16-bit
+    values are divided by the full scale of the smallest usual bit depth (8, 10, 12, 14 or 16 bits)
+    that holds the largest value of the image, and mapped to 0 to 255: see `to_8_bits`. A JPEG that
+    lacks only its end marker is accepted. Raises ValueError as `decode_any_depth` does.
     """
     return to_8_bits(decode_any_depth(data, name))
 
@@ -73,12 +92,11 @@ def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
     if not data.startswith(FLOAT_STARTS):
         image = _decode(data) if has_end(data) else _decode_without_end(data)
         if image is None:
-            problem = "is damaged, truncated or not an image that OpenCV can decode" if data else "is empty"
-            raise ValueError(f"{printable(name)} {problem}")
+            raise ValueError(f"{printable(name)} {_why_undecodable(data)}")
     if image is None or image.dtype.kind == "f":
-        raise ValueError(f"{printable(name)} has floating-point values, whose range is unknown")
+        raise ValueError(f"{printable(name)} {FLOAT_VALUES}")
     if image.dtype not in (np.uint8, np.uint16):
-        raise ValueError(f"{printable(name)} has {image.dtype} values, allowed are unsigned ones of 8 and 16 bits")
+        raise ValueError(f"{printable(name)} has {image.dtype} values, {ALLOWED_VALUES}")
     return image
 
 
@@ -112,17 +130,30 @@ def _is_damaged_png(data: bytes) -> bool:
     if not data.startswith(PNG_START):
         return False
     animated = data.find(b"acTL", 0, data.find(b"IDAT")) >= 0
-    view, position = memoryview(data), len(PNG_START)
-    while position < len(data):
-        end = position + 8 + int.from_bytes(view[position : position + 4], "big")  # length, name, content, checksum
+    for kind, start, end in png_chunks(data):
         if end + 4 > len(data):
             return True
-        if animated and zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+        if animated and zlib.crc32(memoryview(data)[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             return True
-        if view[position + 4 : position + 8] == b"IEND":
+        if kind == b"IEND":
             return False
-        position = end + 4
     return True
+
+
+def _why_undecodable(data: bytes) -> str:
+    """Return why OpenCV gives no pixels for the bytes of a file, as half a sentence."""
+    if not data:
+        return "is empty"
+    if HEIC_BRANDS & brands(data):
+        return "is a HEIC image, which OpenCV cannot decode; convert it to JPEG or PNG"
+    sample_format = tiff_number(data, TIFF_SAMPLE_FORMAT)
+    if sample_format == TIFF_FLOAT:
+        return FLOAT_VALUES
+    bits = tiff_number(data, TIFF_BITS)
+    if sample_format == TIFF_SIGNED or bits > 16:
+        kind = "int" if sample_format == TIFF_SIGNED else "uint"
+        return f"has {kind}{bits} values, {ALLOWED_VALUES}"
+    return "is damaged, truncated or not an image that OpenCV can decode"
 
 
 def _decode(data: bytes) -> np.ndarray | None:
@@ -131,10 +162,17 @@ def _decode(data: bytes) -> np.ndarray | None:
         return None
     if _is_damaged_png(data):
         return None
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH
+    orientation = orientation_of(data)
+    if orientation is not None:
+        flags |= cv2.IMREAD_IGNORE_ORIENTATION
     try:
-        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:  # empty, or more pixels than OpenCV allows
         return None
+    if image is None or orientation is None:
+        return image
+    return turned(image, orientation)
 
 
 def _decode_without_end(data: bytes) -> np.ndarray | None:

@@ -1,6 +1,7 @@
 """What the headers of image files say: sizes that files claim, JPEG segments, whether there is only one channel."""
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 PNG_START, GIF_STARTS, TIFF_STARTS = b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a"), (b"II*\0", b"MM\0*")
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
@@ -9,6 +10,9 @@ PROGRESSIVE = (0xC2, 0xCA)
 GREY_PNG_TYPES = (0, 4)  # colour types: grey, grey with alpha
 GREY_PNM_STARTS = (b"P1", b"P2", b"P4", b"P5")
 TIFF_PHOTOMETRIC, TIFF_GREY = 262, (0, 1)  # the tag PhotometricInterpretation; WhiteIsZero and BlackIsZero
+TIFF_BITS, TIFF_SAMPLE_FORMAT = 258, 339  # the tags BitsPerSample and SampleFormat, whose values follow
+TIFF_SIGNED, TIFF_FLOAT = 2, 3
+TIFF_SHORT = 3  # the type of 16-bit numbers
 
 
 class JpegHeader(NamedTuple):
@@ -56,20 +60,43 @@ def is_grey(data: bytes) -> bool:
     if data.startswith(PNG_START):
         return data[25:26] != b"" and data[25] in GREY_PNG_TYPES
     if data[:4] in TIFF_STARTS:
-        return _tiff_photometric(data) in TIFF_GREY
+        return tiff_number(data, TIFF_PHOTOMETRIC) in TIFF_GREY
     return data.startswith(GREY_PNM_STARTS) or jpeg_header(data).channels == 1
 
 
-def _tiff_photometric(data: bytes) -> int:
-    """Return the tag PhotometricInterpretation of a TIFF's first page, -1 if it is absent (TIFF 6.0, section 2)."""
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the type of each chunk of a PNG, and where its content begins and ends, up to IEND or the end of the data.
+
+    The end of the last chunk may be past the end of the data.
+    """
+    position = len(PNG_START)
+    while position < len(data):
+        start = position + 8
+        kind = data[position + 4 : start]
+        end = start + int.from_bytes(data[position : position + 4], "big")
+        yield kind, start, end
+        if kind == b"IEND":
+            return
+        position = end + 4  # the checksum
+
+
+def tiff_number(data: bytes, tag: int) -> int:
+    """Return the 16-bit number of a tag in the first page of a TIFF, or in EXIF data; -1 if it is absent.
+
+    Of several numbers, such as BitsPerSample, the first one. Source: TIFF 6.0, section 2.
+    """
+    if data[:4] not in TIFF_STARTS:
+        return -1
+    order: Literal["big", "little"] = "big" if data.startswith(b"MM") else "little"
 
     def number(start: int, length: int) -> int:
-        return int.from_bytes(data[start : start + length], "big" if data.startswith(b"MM") else "little")
+        return int.from_bytes(data[start : start + length], order)
 
     page = number(4, 4)
     for entry in range(page + 2, page + 2 + 12 * number(page, 2), 12):
         if entry + 12 > len(data):
             break
-        if number(entry, 2) == TIFF_PHOTOMETRIC:
-            return number(entry + 8, 2)
+        if number(entry, 2) == tag and number(entry + 2, 2) == TIFF_SHORT:
+            fits_in_entry = number(entry + 4, 4) <= 2
+            return number(entry + 8, 2) if fits_in_entry else number(number(entry + 8, 4), 2)
     return -1
