@@ -162,6 +162,28 @@ def test_floating_point_images_are_rejected_under_any_suffix(tmp_path: Path, suf
         read_image(tmp_path / "a.png")
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "int8", "int16", "int32", "uint32"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_tiff_values_that_have_no_range_are_named(tmp_path: Path, kind: str, channels: int) -> None:
+    """OpenCV decodes some of these and not others; the reason is the same, and none of them is damaged."""
+    values = np.zeros((8, 8, channels), kind)
+    written, data = cv2.imencode(".tif", values)
+    if not written:
+        pytest.skip(f"this OpenCV writes no {kind} TIFF")
+    (tmp_path / "a.tif").write_bytes(data.tobytes())
+    reason = "has floating-point values, whose range is unknown"
+    if "int" in kind:
+        reason = f"has {kind} values, allowed are unsigned ones of 8 and 16 bits"
+    with pytest.raises(ValueError, match=rf"a\.tif {reason}$"):
+        read_image(tmp_path / "a.tif")
+
+
+def test_heic_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200))
+    with pytest.raises(ValueError, match=r"a\.jpg is a HEIC image, which OpenCV cannot decode; convert it to JPEG"):
+        read_image(tmp_path / "a.jpg")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
 def test_pipes_and_devices_as_images_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
