@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Callable
 
 from data.images import find_images, is_listed_name, sorted_paths
@@ -46,15 +47,30 @@ def folder_or_list(text: str, *, frame_step: int, say: Callable[[str], None]) ->
 
 
 def pattern(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of the files that match a pattern; sorted by path. `**` stands for any number of folders."""
+    """The frames of the files that match a pattern; sorted by path. `**` stands for any number of folders.
+
+    A folder that exists is meant by its name: in `[examples]/*.jpg` too, if there is a folder `[examples]`.
+    """
     found: dict[str, str] = {}
-    for path in sorted_paths(glob.glob(text, recursive=True)):
+    for path in sorted_paths(glob.glob(_with_literal_folders(text), recursive=True)):
         if is_input_name(os.path.basename(path)) and os.path.isfile(path):
             real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
             found.setdefault(real, path)  # a symlink to a parent folder repeats all files
     if not found:
         raise ValueError(f"no image or video matches {printable(text)} ({suffixes_text()})")
     return FileSource(_named(list(found.values()), ""), printable(text), frame_step=frame_step, say=say)
+
+
+def _with_literal_folders(text: str) -> str:
+    """Return a pattern whose first folders, as far as they exist under their very names, are no patterns."""
+    separators = re.escape(os.sep + (os.altsep or ""))
+    parts = re.split(f"([{separators}])", text)  # folders and the separators between them
+    literal = ""
+    for index, part in enumerate(parts[:-1]):
+        if not os.path.lexists(literal + part) and part not in ("", os.sep, os.altsep):
+            return glob.escape(literal) + "".join(parts[index:])
+        literal += part
+    return glob.escape(literal) + parts[-1]
 
 
 def _named(paths: list[str], folder: str) -> list[InputFile]:

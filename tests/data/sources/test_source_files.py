@@ -7,6 +7,7 @@ import cv2
 import pytest
 
 from data.sources import FrameSource, open_source
+from data.sources.capture import frames_per_second
 from tests.support.clips import frame_number, grey, write_clip
 
 
@@ -61,9 +62,16 @@ def test_video_gives_all_frames_in_order(tmp_path, said, name, fourcc):
 
 @pytest.mark.parametrize("name", ["a.ts", "a.mpg"])
 def test_video_streams_without_frame_count_give_all_frames(tmp_path, said, name):
+    """FFmpeg takes the frames of the .ts file, which are 40 ms apart, for 50 fields per second."""
     path = write_clip(tmp_path / name, 30, fourcc="mpg1")
     assert [number for _, number, _ in summary(open_source(str(path), say=said.append))] == list(range(1, 31))
-    assert said == []
+    if frames_per_second(cv2.VideoCapture(str(path))) == 25:
+        assert said == []
+    else:  # frame 30 comes after 29 x 40 = 1160 ms instead of 580
+        timing = (
+            "its frames do not come at an even rate of 50 per second; an annotated video shows them so, up to 0.6 s"
+        )
+        assert said == [f"{path}: {timing} from their time"]
 
 
 def test_gif_is_a_video(tmp_path, said):
@@ -133,6 +141,23 @@ def test_patterns_match_sorted_files(folder, said):
     assert said == []
     with pytest.raises(ValueError, match=r"^no image or video matches .*/\*\.bmp \("):
         open_source(f"{folder}/*.bmp", say=said.append)
+
+
+def test_existing_folders_of_a_pattern_are_meant_by_their_names(tmp_path, said, monkeypatch):
+    for name in ("[examples]/a.jpg", "[examples]/[1]/b.jpg", "e/a.jpg", "x[2]/c.jpg", "x2/d.jpg"):
+        write_image(tmp_path / name)
+    for pattern, names in (
+        ("[examples]/*.jpg", ["a.jpg"]),
+        ("[examples]/[1]/*.jpg", ["b.jpg"]),
+        ("[examples]/**/*.jpg", ["b.jpg", "a.jpg"]),
+        ("[e]/*.jpg", ["a.jpg"]),  # no folder has this name: a pattern, which e matches
+        ("x[2]/*.jpg", ["c.jpg"]),
+        ("x[2-3]/*.jpg", ["d.jpg"]),
+        ("*/*.jpg", ["a.jpg", "a-2.jpg", "d.jpg", "c.jpg"]),
+    ):
+        assert [name for name, *_ in summary(open_source(f"{tmp_path}/{pattern}", say=said.append))] == names
+    monkeypatch.chdir(tmp_path)
+    assert [name for name, *_ in summary(open_source("[examples]/*.jpg", say=said.append))] == ["a.jpg"]
 
 
 @pytest.mark.parametrize("name", ["[1].jpg", "a*b.png", "ä ö.jpg", "new\nline.png", "%03d.png", " a .jpg", "-.jpg"])
