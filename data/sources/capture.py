@@ -17,6 +17,8 @@ QUIET = "-8"  # FFmpeg's AV_LOG_QUIET; OpenCV reads it once, before the first vi
 # All but file and those that wrap others: a stream must not name files of this machine.
 STREAM_PROTOCOLS = "crypto,data,http,httpproxy,https,rtmp,rtmpe,rtmps,rtmpt,rtmpte,rtmpts,rtp,rtsp,srtp,tcp,tls,udp"
 MAX_FPS, USUAL_FPS = 1000, 30.0
+PICTURE_FPS = 90000  # FFmpeg's frame rate of a picture that is attached to a recording: the ticks of its clock
+PICTURE_CODECS = ("MJPG", "MPNG", "PNG", "BMP", "GIF", "TIFF")  # codes of what an attached picture can be
 MAX_FRAMES = 10**9  # a larger count in a header is a wrong one
 
 
@@ -89,10 +91,31 @@ def open_camera(index: int) -> cv2.VideoCapture:
 def frames_per_second(capture: cv2.VideoCapture) -> float:
     """Return the frame rate of an open capture, or 30 if it has no usable one."""
     fps = float(capture.get(cv2.CAP_PROP_FPS))
-    return fps if isfinite(fps) and 0 < fps <= MAX_FPS else USUAL_FPS
+    return fps if _is_usable(fps) else USUAL_FPS
 
 
 def stated_frames(capture: cv2.VideoCapture) -> int:
-    """Return the number of frames that an open capture states, 0 if it states none. It may be wrong."""
+    """Return the number of frames that an open capture states, 0 if it states none. It may be wrong.
+
+    A count is not used beside an impossible frame rate: it is the duration times this rate.
+    """
     count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
-    return int(count) if 0 < count <= MAX_FRAMES else 0
+    is_usable = _is_usable(float(capture.get(cv2.CAP_PROP_FPS))) and 0 < count <= MAX_FRAMES
+    return int(count) if is_usable else 0
+
+
+def codec_of(capture: cv2.VideoCapture) -> str:
+    """Return the four-character code of an open capture's codec, such as "AV01"; "" if it has none."""
+    code = int(capture.get(cv2.CAP_PROP_FOURCC)) & 0xFFFFFFFF
+    text = code.to_bytes(4, "little").decode("ascii", "replace").strip(" \0")
+    return text if text.isprintable() else ""
+
+
+def is_cover_picture(capture: cv2.VideoCapture) -> bool:
+    """Whether what an open capture shows is the cover picture of a sound recording, which has no video."""
+    has_picture_rate = float(capture.get(cv2.CAP_PROP_FPS)) == PICTURE_FPS
+    return has_picture_rate and codec_of(capture).upper() in PICTURE_CODECS
+
+
+def _is_usable(fps: float) -> bool:
+    return isfinite(fps) and 0 < fps <= MAX_FPS

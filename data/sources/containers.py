@@ -2,11 +2,12 @@
 
 Left to guess, FFmpeg takes a playlist, a concat script or a session description for a video, whatever the suffix of the
 file is, and opens the files and addresses written in it.
-FrameSource: ISO/IEC 14496-12 4.2 (boxes), RIFF (Multimedia Programming Interface 1.0, 1991), RFC 8794 (EBML), ISO/IEC
+Source: ISO/IEC 14496-12 4.2 (boxes), RIFF (Multimedia Programming Interface 1.0, 1991), RFC 8794 (EBML), ISO/IEC
 13818-1 2.4.3 and 2.5.3 (transport and program streams).
 """
 
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
 VIDEO_SUFFIXES = frozenset(
@@ -26,6 +27,7 @@ STARTS = {  # FFmpeg's name of the format: how its files start
 }
 FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 SEGMENT = b"\x18\x53\x80\x67"
+MOVIE_HEADER_BYTES = 36  # more than the box mvhd needs up to its duration
 MAX_BOXES = 1000  # a hostile file can have a box for each 8 bytes
 
 
@@ -54,23 +56,59 @@ def is_cut_off(path: str | os.PathLike[str], container: str) -> bool:
         return ends[container](stream, size) > size
 
 
-def _end_of_boxes(stream: BinaryIO, size: int) -> int:
-    """Return the offset at which the last top-level box ends; a length of 0 means up to the end of the file."""
-    position = 0
+def presented_ms(path: str | os.PathLike[str], container: str) -> float | None:
+    """Return how long a video file of the MP4 family plays, in milliseconds, after the cuts of its edit lists.
+
+    None if the file does not say, and for other containers. Source: ISO/IEC 14496-12, 8.2.2 (mvhd).
+    """
+    if container != "mov":
+        return None
+    with open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        movie = next((start for kind, start, _ in _boxes(stream, 0, size) if kind == b"moov"), None)
+        if movie is None:
+            return None
+        header = next((start for kind, start, _ in _boxes(stream, movie, size) if kind == b"mvhd"), None)
+        if header is None:
+            return None
+        stream.seek(header)
+        content = stream.read(MOVIE_HEADER_BYTES)
+
+    is_long = content[:1] == b"\1"  # version 1 has 64-bit times
+    scale_at, duration_bytes = (20, 8) if is_long else (12, 4)
+    scale = int.from_bytes(content[scale_at : scale_at + 4], "big")
+    duration = int.from_bytes(content[scale_at + 4 : scale_at + 4 + duration_bytes], "big")
+    is_unknown = duration in (0, (1 << 8 * duration_bytes) - 1)
+    return None if is_unknown or not scale else 1000 * duration / scale
+
+
+def _boxes(stream: BinaryIO, start: int, size: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the type of each box from an offset on, and where its content begins and where it says it ends.
+
+    A length of 0 means up to the end of the file, and ends the boxes, as a length that cannot be does.
+    """
+    position = start
     for _ in range(MAX_BOXES):
         stream.seek(position)
         header = stream.read(16)
         if len(header) < 8:
-            break
-        length = int.from_bytes(header[:4], "big")
+            return
+        length, content = int.from_bytes(header[:4], "big"), position + 8
         if length == 1:
-            length = int.from_bytes(header[8:16], "big")
+            length, content = int.from_bytes(header[8:16], "big"), position + 16
         if length < 8:
-            break
+            if length == 0:
+                yield header[4:8], content, size
+            return
+        yield header[4:8], content, position + length
         position += length
         if position >= size:
-            break
-    return position
+            return
+
+
+def _end_of_boxes(stream: BinaryIO, size: int) -> int:
+    """Return the offset at which the last top-level box ends; a length of 0 means up to the end of the file."""
+    return max((end for _, _, end in _boxes(stream, 0, size)), default=0)
 
 
 def _end_of_riff(stream: BinaryIO, _: int) -> int:

@@ -7,8 +7,8 @@ from stat import S_ISREG
 
 import numpy as np
 
-from data.sources.capture import frames_per_second, open_file, stated_frames
-from data.sources.containers import HEAD_BYTES, container_of, is_cut_off
+from data.sources.capture import codec_of, frames_per_second, is_cover_picture, open_file, stated_frames
+from data.sources.containers import HEAD_BYTES, container_of, is_cut_off, presented_ms
 from utils.images.detections import Frame
 from utils.images.opencv import cv2
 from utils.printable import printable
@@ -16,6 +16,8 @@ from utils.printable import printable
 MIN_TRIES, MAX_TRIES = 8, 1000  # grabs that fail in a row at the end of a video, or where it is damaged
 FEW_FRAMES, FEW_SHARE = 3, 0.02  # headers of intact files are wrong by this many frames
 SHORT_S, SHORT_SHARE = 0.5, 0.05  # or end this much later than the last frame, because of the sound
+DRIFT_S, DRIFT_SHARE, DRIFT_FRAMES = 0.25, 0.01, 4  # frames may be this far from an even rate: see Reading.timing
+CODEC_NAMES = {"AV01": "AV1", "VVC1": "H.266", "VVI1": "H.266", "HEV1": "H.265", "HVC1": "H.265", "HEVC": "H.265"}
 MAX_PIXELS = 2**28  # of a frame: 800 MB
 
 
@@ -25,7 +27,10 @@ class Reading:
 
     stated: number of frames by the header, 0 if unknown. read: frames decoded, including those left out by the frame
     step. failed: frames that could not be decoded, but were followed by one that could. last_ms: time of the last frame
-    in milliseconds.
+    in milliseconds. presented_ms: how long the video plays, None if the file does not say; less than its frames take if
+    an edit list leaves some of them out. drift_ms: how far a frame is from the time that an even frame rate would give
+    it; 0 if that is never much. start_ms: the time of frame 1, at an even rate; it changes where times start anew, as in
+    a file that was joined from several. before_ms: time of the frame before.
     """
 
     stated: int
@@ -33,6 +38,10 @@ class Reading:
     read: int = 0
     failed: int = 0
     last_ms: float = 0.0
+    presented_ms: float | None = None
+    drift_ms: float = 0.0
+    start_ms: float = 0.0
+    before_ms: float = 0.0
 
     @property
     def total(self) -> int:
@@ -52,25 +61,58 @@ class Reading:
         if is_cut and not self.stated:
             return f"{self.read} frames were read; the end of the file is missing"
         duration_ms = 1000 * self.stated / self.fps
+        if self.presented_ms is not None:
+            duration_ms = min(duration_ms, self.presented_ms)
         ended_early = self.last_ms < duration_ms * (1 - SHORT_SHARE) - 1000 * SHORT_S
         if ended_early and lost > max(FEW_FRAMES, FEW_SHARE * self.total):
             return f"{counts}; the rest is damaged, or the frame count in the file is wrong"
         return ""
 
+    def timing(self) -> str:
+        """Return what an even frame rate would lose, as half a sentence, or "" if that is little."""
+        if not self.drift_ms:
+            return ""
+        return (
+            f"its frames do not come at an even rate of {self.fps:.4g} per second; "
+            f"an annotated video shows them so, up to {self.drift_ms / 1000:.1f} s from their time"
+        )
+
+    def add_frame(self, time_ms: float) -> None:
+        """Count a frame that was decoded, with its time in milliseconds, 0 if unknown."""
+        self.read += 1
+        self.last_ms = max(self.last_ms, time_ms)
+
+        # Near times may go back and forth: those of B-frames do.
+        number = self.read + self.failed
+        even_ms = 1000 * (number - 1) / self.fps
+        near_ms = 1000 * DRIFT_S + 1000 * DRIFT_FRAMES / self.fps
+        is_new_start = self.read == 1 or time_ms < self.before_ms - near_ms
+        if is_new_start:
+            self.start_ms = time_ms - even_ms
+        self.before_ms = time_ms
+
+        drift_ms = abs(time_ms - self.start_ms - even_ms)
+        if time_ms > 0 and drift_ms > near_ms + DRIFT_SHARE * even_ms:
+            self.drift_ms = max(self.drift_ms, drift_ms)
+
 
 def video_frames(path: str, name: str, frame_step: int) -> Generator[Frame, None, tuple[int, str]]:
-    """Yield every `frame_step`-th frame of a video file; return the number of lost frames, and what is missing.
+    """Yield every `frame_step`-th frame of a video file; return the number of lost frames, and what is to be reported.
 
-    Raises ValueError, with the path, if no frame can be read.
+    That is what is missing, or else what is uneven in its timing, or "". Raises ValueError, with the path, if no frame can be read.
     """
     capture, container = _opened(path)
     try:
-        reading = Reading(stated_frames(capture), frames_per_second(capture))
+        reading = Reading(
+            stated_frames(capture), frames_per_second(capture), presented_ms=presented_ms(path, container)
+        )
         yield from capture_frames(capture, reading, path, name, frame_step)
         if not reading.read:
-            raise ValueError(f"{printable(path)} has no frame that OpenCV can decode")
+            raise ValueError(f"{printable(path)} has no frame that OpenCV can decode{codec_hint(capture)}")
         missing = reading.shortfall(is_cut_off(path, container))
-        return (reading.total - reading.read if missing else 0), missing
+        if missing:
+            return reading.total - reading.read, missing
+        return 0, reading.timing()
     finally:
         capture.release()
 
@@ -109,6 +151,16 @@ def retrieved(capture: cv2.VideoCapture) -> np.ndarray | None:
     return image if found and image is not None and image.size else None
 
 
+def codec_hint(capture: cv2.VideoCapture) -> str:
+    """Return the codec of a capture whose frames cannot be decoded, as the end of a sentence, or ""."""
+    code = codec_of(capture)
+    if not code:
+        return ""
+    name = CODEC_NAMES.get(code.upper())
+    shown = f"{name} ({code})" if name else code
+    return f"; its codec is {shown}, which this OpenCV may have no decoder for: convert it to H.264"
+
+
 def _grabbed(capture: cv2.VideoCapture, reading: Reading) -> Iterator[int]:
     """Yield the number of each frame once it is grabbed. A grab fails at a damaged frame as at the end of the video."""
     failures = 0
@@ -116,8 +168,9 @@ def _grabbed(capture: cv2.VideoCapture, reading: Reading) -> Iterator[int]:
         if not capture.grab():
             failures += 1
             continue
-        reading.read, reading.failed, failures = reading.read + 1, reading.failed + failures, 0
-        reading.last_ms = max(reading.last_ms, capture.get(cv2.CAP_PROP_POS_MSEC))
+        reading.failed += failures
+        failures = 0
+        reading.add_frame(capture.get(cv2.CAP_PROP_POS_MSEC))
         yield reading.read + reading.failed
 
 
@@ -135,6 +188,9 @@ def _opened(path: str) -> tuple[cv2.VideoCapture, str]:
     if not capture.isOpened():
         capture.release()
         raise ValueError(f"{shown} is damaged, truncated or not a video that OpenCV can decode")
+    if is_cover_picture(capture):
+        capture.release()
+        raise ValueError(f"{shown} has no video, only a cover picture")
     width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
     if not 0 < width * height <= MAX_PIXELS:
         capture.release()
