@@ -149,12 +149,14 @@ NETWORK = r"(urllib\.request|http\.client|ssl|ftplib|smtplib|xmlrpc|socketserver
 
 @each_source
 def test_only_download_module_uses_network(file):
-    """And three modules call it, if the user allows it. Connections between processes are separate (rendezvous.py)."""
+    """And four modules call it, if the user allows it. Connections between processes are separate (rendezvous.py)."""
     network = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
     assert not network or file == ROOT / "utils" / "files" / "download.py"
     called = {name.rpartition(".")[2] for name, _ in calls(file)}
     callers = ("data/fetching.py", "models/image_inputs.py", "models/weights/pretrained.py")
     assert "fetch" not in called or file in [ROOT / caller for caller in callers]
+    assert "open_remote" not in called or file == ROOT / "data" / "sources" / "stream_reader.py"
+    assert "open_response" not in called or file.parent == ROOT / "utils" / "files"
     assert "fetch_data" not in called or file == ROOT / "data" / "splits.py"
 
 

@@ -35,19 +35,21 @@ def open_source(
     read_timeout_s: float = 10.0,
     reconnects: int = 10,
     pause_s: float = 1.0,
+    settled_s: float = 10.0,
 ) -> FrameSource:
     """Return the frames of what the user gave as --source.
 
     say: called with each problem, one sentence, in the thread that iterates. frame_step: use every n-th frame of a
     video or stream, from the first on. stdin: what `-` stands for, sys.stdin by default. The other arguments are for
-    streams: seconds to open one and to wait for a frame, the number of attempts in a row to reach a lost stream, and
-    the seconds before the first of them, doubled for each further one. An existing file or folder is preferred to a
+    streams: seconds to open one and to wait for a frame, the number of attempts in a row to reach a lost stream, the
+    seconds before the first of them, doubled for each further one, and the seconds that a connection has to hold so as
+    not to count as a failed attempt. An existing file or folder is preferred to a
     pattern of the same text; the network is used only for an address. Raises ValueError, in one sentence, if `text` is
     none of the allowed kinds or has no image or video.
     """
     if frame_step < 1:
         raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")
-    connection = Connection(open_timeout_s, read_timeout_s, reconnects, pause_s)
+    connection = Connection(open_timeout_s, read_timeout_s, reconnects, pause_s, settled_s)
     if text == "-":
         return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
     if is_live(text):

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from data.images import read_lines
+from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.names import FrameNames
 from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
@@ -32,9 +33,28 @@ class Address:
         return int(self.text) if self.text.isdecimal() else None
 
     @property
+    def is_web(self) -> bool:
+        """Whether it is an address of the web, which may be that of a file."""
+        return self.text.startswith(("http://", "https://"))
+
+    @property
     def is_image(self) -> bool:
-        """Whether it is the address of a single image, by its suffix."""
-        return os.path.splitext(urlsplit(self.text).path)[1].lower() in IMAGE_SUFFIXES
+        """Whether it is the address of an image file, by its suffix."""
+        return self.is_web and self._suffix in IMAGE_SUFFIXES
+
+    @property
+    def is_video_file(self) -> bool:
+        """Whether it is an address that has the suffix of a video file. It may be a stream that never ends."""
+        return self.is_web and self._suffix in VIDEO_SUFFIXES
+
+    @property
+    def is_gif(self) -> bool:
+        """Whether it is an address that has the suffix of a GIF, which always has an end."""
+        return self.is_web and self._suffix == ".gif"
+
+    @property
+    def _suffix(self) -> str:
+        return os.path.splitext(urlsplit(self.text).path)[1].lower()
 
 
 def is_camera(text: str) -> bool:

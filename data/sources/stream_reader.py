@@ -5,11 +5,16 @@ import time
 from dataclasses import dataclass
 
 from data.sources.addresses import Address
-from data.sources.capture import frames_per_second, open_camera, open_stream, stated_frames
-from data.sources.video import Reading, capture_frames, retrieved
+from data.sources.capture import frames_per_second, is_cover_picture, open_camera, open_stream, stated_frames
+from data.sources.repeats import Beginning
+from data.sources.video import Reading, capture_frames, known_codec_hint, retrieved
+from utils.files.remote import open_remote
+from utils.images.decode import decode_bgr
 from utils.images.detections import Frame
 from utils.images.opencv import cv2
+from utils.terminal import FaultError
 
+MAX_IMAGE_BYTES = 2**28
 MAX_FAILED_GRABS = 10  # in a row: a damaged frame is not a lost stream
 MAX_PAUSE_S = 30.0
 
@@ -19,21 +24,25 @@ class Connection:
     """How patient a stream is read. Times in seconds.
 
     reconnects: attempts in a row to reach a lost stream. pause_s: before the first of them; doubled for each further
-    one, up to 30 seconds.
+    one, up to 30 seconds. settled_s: a connection that is lost sooner counts as a failed attempt, too.
     """
 
     open_timeout_s: float = 10.0
     read_timeout_s: float = 10.0
     reconnects: int = 10
     pause_s: float = 1.0
+    settled_s: float = 10.0
 
 
 class StreamReader:
     """Reads one address in a thread. All attributes are guarded by `changed`, which is notified of each change.
 
-    A live stream is read as fast as it comes, and a new frame replaces the one that was not taken. A recording, whose
-    header states a number of frames, waits until each frame is taken. frame: the newest frame, if not taken.
-    failure: why there was never a frame, in one sentence, or "". error: what the thread raised, for the consumer.
+    A live stream is read as fast as it comes, and a new frame replaces the one that was not taken.
+    A recording, whose header states a number of frames or whose server states a number of bytes,
+    waits until each frame is taken. An image is decoded as an image file is. A stream that gives
+    its first frames again is a recording that has ended. frame: the newest frame, if not taken.
+    failure: why there was never a frame, in one sentence, or "". error: what the thread raised, for
+    the consumer.
     """
 
     def __init__(
@@ -52,6 +61,8 @@ class StreamReader:
         self._changed, self._stop = changed, stop
         self._messages: list[tuple[str, int]] = []
         self._received = 0
+        self._beginning = Beginning()
+        self._is_file: bool | None = None  # whether the server states its length; None if it was not asked
         self._thread = threading.Thread(target=self._run, name=f"stream {address.name}", daemon=True)
 
     def start(self) -> None:
@@ -84,41 +95,83 @@ class StreamReader:
                 self._changed.notify_all()
 
     def _read_and_reconnect(self) -> None:
-        shown, failures = self._address.shown, 0
+        """Read until the address is complete, or cannot be reached, or is lost too often."""
+        shown, most = self._address.shown, self._connection.reconnects
+        unreached = 0  # attempts in a row without a frame
+        brief = 0  # connections in a row that were lost soon
         while True:
-            before = self._received
+            before, started_s = self._received, time.monotonic()
             is_complete = self._connect_and_read()
             if is_complete or self._stop.is_set():
                 return
             if not self._received:
-                self.failure = f"{shown} cannot be opened, or gives no picture"
+                self.failure = self.failure or f"{shown} cannot be opened, or gives no picture"
                 self._add_message(self.failure, skipped=1)
                 return
+
             was_connected = self._received > before
-            failures = 0 if was_connected else failures + 1
-            if failures >= self._connection.reconnects:
-                attempts = f", and was not reached again in {failures} attempts" if failures else ""
+            has_held = time.monotonic() - started_s >= self._connection.settled_s
+            if was_connected:
+                unreached = 0
+                brief = 0 if has_held else brief + 1
+            else:
+                unreached += 1
+            if unreached >= most:
+                attempts = f", and was not reached again in {unreached} attempts" if unreached else ""
                 self._add_message(f"{shown}: the stream ended after {self._received} frames{attempts}")
                 return
+            if brief > most:
+                often = f"it was lost {brief} times in a row, each time within {self._connection.settled_s:g} s"
+                self._add_message(f"{shown}: the stream ended after {self._received} frames; {often}")
+                return
+
             if was_connected:
                 self._add_message(f"{shown}: the stream was lost, connecting again")
+            failures = max(unreached, brief - 1, 0)
             if self._stop.wait(min(MAX_PAUSE_S, self._connection.pause_s * 2.0**failures)):
                 return
 
     def _connect_and_read(self) -> bool:
         """Open the address and read it until it is lost or complete; return whether it is complete."""
+        is_new = not self._received
+        if is_new and self._address.is_image:
+            is_read = self._read_image_file()
+            if is_read is not None:
+                return is_read
+
+        if self._is_file is None:
+            self._is_file = self._has_end()
+        is_complete, reason = self._read_with_ffmpeg()
+        if self._received or self.failure or not is_new:
+            return is_complete
+
+        # FFmpeg found no picture. It reads fewer kinds of images than we do.
+        is_read = self._read_image_file(only_if_stated=True)
+        if is_read is None:
+            self.failure = reason
+        return is_read is True
+
+    def _read_with_ffmpeg(self) -> tuple[bool, str]:
+        """Read until the address is lost or complete; return whether it is complete, and why there was no picture."""
+        shown = self._address.shown
         capture = self._open()
         try:
             if not capture.isOpened():
-                return False
-            if self._address.camera is None and self._address.is_image:
-                return self._read_image(capture)
-            stated = stated_frames(capture)
-            if stated:
-                return self._read_recording(capture, stated)
-            return self._read_live(capture)
+                return False, ""
+            if is_cover_picture(capture):
+                return False, f"{shown} has no video, only a cover picture"
+            is_complete = self._read(capture)
+            hint = known_codec_hint(capture)
+            return is_complete, f"{shown} gives no picture{hint}" if hint else ""
         finally:
             capture.release()
+
+    def _read(self, capture: cv2.VideoCapture) -> bool:
+        """Read an open capture until it is lost or complete; return whether it is complete."""
+        stated = stated_frames(capture)
+        if stated or self._is_file:
+            return self._read_recording(capture, stated)
+        return self._read_live(capture)
 
     def _open(self) -> cv2.VideoCapture:
         camera = self._address.camera
@@ -126,12 +179,46 @@ class StreamReader:
             return open_camera(camera)
         return open_stream(self._address.text, self._connection.open_timeout_s, self._connection.read_timeout_s)
 
-    def _read_image(self, capture: cv2.VideoCapture) -> bool:
-        image = retrieved(capture) if capture.grab() else None
-        if image is not None:
-            self._received += 1
-            self._put(Frame(image, self._address.shown, self._address.name), wait=True)
-        return image is not None
+    def _has_end(self) -> bool:
+        """Whether the address is that of a video file that has an end: its server says how many bytes it has."""
+        if self._address.is_gif:
+            return True
+        if not self._address.is_video_file:
+            return False
+        try:
+            with open_remote(self._address.text, self._connection.read_timeout_s) as remote:
+                return remote.length is not None and not remote.kind.startswith("multipart/")
+        except (FaultError, ValueError):
+            return False
+
+    def _read_image_file(self, only_if_stated: bool = False) -> bool | None:
+        """Read the image file at the address as one on disk is read; return whether it was read.
+
+        None if the server says that it sends a stream, or, with only_if_stated, if it does not say that it sends an
+        image. Why an image was not read becomes `failure`.
+        """
+        if not self._address.is_web:
+            return None
+        shown = self._address.shown
+        try:
+            with open_remote(self._address.text, self._connection.read_timeout_s) as remote:
+                if remote.is_stream or (only_if_stated and not remote.is_image):
+                    return None
+                data = remote.read(MAX_IMAGE_BYTES)
+        except (FaultError, ValueError) as error:
+            if only_if_stated:
+                return None
+            self.failure = f"{shown} cannot be read: {error}"
+            return False
+
+        try:
+            image = decode_bgr(data, shown)
+        except ValueError as error:
+            self.failure = str(error)
+            return False
+        self._received += 1
+        self._put(Frame(image, shown, self._address.name), wait=True)
+        return True
 
     def _read_recording(self, capture: cv2.VideoCapture, stated: int) -> bool:
         reading = Reading(stated, frames_per_second(capture))
@@ -142,11 +229,19 @@ class StreamReader:
                 return True
         if reading.read and (missing := reading.shortfall(is_cut=False)):
             self._add_message(f"{self._address.shown}: {missing}", reading.total - reading.read)
+        elif timing := reading.timing():
+            self._add_message(f"{self._address.shown}: {timing}")
         return reading.read > 0
 
     def _read_live(self, capture: cv2.VideoCapture) -> bool:
-        """Read until the stream is lost. A connection that ends after one frame was the address of an image."""
-        fps, first = frames_per_second(capture) / self._frame_step, self._received
+        """Read until the stream is lost, or begins again, which a recording does.
+
+        A connection that ends after one frame is the address of an image, which is then read as an image file. So the
+        first frame waits for the second one.
+        """
+        fps, before = frames_per_second(capture) / self._frame_step, self._received
+        first: Frame | None = None
+        self._beginning.connect()
         failed, last_s, has_timed_out = 0, time.monotonic(), False
         while failed < MAX_FAILED_GRABS and not has_timed_out and not self._stop.is_set():
             if not capture.grab():
@@ -155,11 +250,47 @@ class StreamReader:
                 continue
             failed, last_s = 0, time.monotonic()
             self._received += 1
-            image = None if (self._received - 1) % self._frame_step else retrieved(capture)
-            if image is not None:
-                self._put(Frame(image, self._address.shown, self._address.name, self._received, fps))
-        is_one_image = not first and self._received == 1 and self._address.camera is None
-        return is_one_image and not has_timed_out
+
+            is_used = (self._received - 1) % self._frame_step == 0
+            is_compared = self._beginning.wants_frame
+            image = retrieved(capture) if is_used or is_compared else None
+            if is_compared:
+                self._beginning.add(image)
+                if self._beginning.is_repeated:
+                    break
+            if image is None or not is_used or self._beginning.matched:
+                continue
+
+            frame = Frame(image, self._address.shown, self._address.name, self._received, fps)
+            if self._received == 1 and self._address.is_web:
+                first = frame
+                continue
+            if first is not None:
+                self._put(first, wait=True)
+                self._put(frame, wait=True)
+                first = None
+            else:
+                self._put(frame)
+
+        if self._beginning.is_repeated or (self._beginning.has_ended_alike and not has_timed_out):
+            self._received -= self._beginning.matched
+            ended = f"it began again after {self._received} frames, so it is a recording that has ended"
+            self._add_message(f"{self._address.shown}: {ended}; it was read as a stream, which leaves frames out")
+            return True
+        return self._ends_as_image(first, has_timed_out) if before == 0 and self._received == 1 else False
+
+    def _ends_as_image(self, frame: Frame | None, has_timed_out: bool) -> bool:
+        """Whether a first connection that has ended after one frame was an image; `frame` if it was not given yet."""
+        if frame is None:
+            return self._address.camera is None and not has_timed_out
+        if not has_timed_out and not self._stop.is_set():
+            self._received = 0
+            is_read = self._read_image_file(only_if_stated=True)
+            if is_read is not None:
+                return is_read
+            self._received, self.failure = 1, ""
+        self._put(frame, wait=True)
+        return not has_timed_out
 
     def _put(self, frame: Frame, wait: bool = False) -> None:
         """Make `frame` the newest one. wait: until the one before is taken, or reading is stopped."""

@@ -29,8 +29,8 @@ class Reading:
     step. failed: frames that could not be decoded, but were followed by one that could. last_ms: time of the last frame
     in milliseconds. presented_ms: how long the video plays, None if the file does not say; less than its frames take if
     an edit list leaves some of them out. drift_ms: how far a frame is from the time that an even frame rate would give
-    it; 0 if that is never much. start_ms: the time of frame 1, at an even rate; it changes where times start anew, as in
-    a file that was joined from several. before_ms: time of the frame before.
+    it; 0 if that is never much. start_ms: the time of frame 1, at an even rate; it changes where times start anew, as
+    in a file that was joined from several. before_ms: time of the frame before.
     """
 
     stated: int
@@ -99,7 +99,8 @@ class Reading:
 def video_frames(path: str, name: str, frame_step: int) -> Generator[Frame, None, tuple[int, str]]:
     """Yield every `frame_step`-th frame of a video file; return the number of lost frames, and what is to be reported.
 
-    That is what is missing, or else what is uneven in its timing, or "". Raises ValueError, with the path, if no frame can be read.
+    That is what is missing, or else what is uneven in its timing, or "". Raises ValueError, with the path, if no frame
+    can be read.
     """
     capture, container = _opened(path)
     try:
@@ -159,6 +160,11 @@ def codec_hint(capture: cv2.VideoCapture) -> str:
     name = CODEC_NAMES.get(code.upper())
     shown = f"{name} ({code})" if name else code
     return f"; its codec is {shown}, which this OpenCV may have no decoder for: convert it to H.264"
+
+
+def known_codec_hint(capture: cv2.VideoCapture) -> str:
+    """Return `codec_hint` for the codecs that some versions of OpenCV have no decoder for, "" for others."""
+    return codec_hint(capture) if codec_of(capture).upper() in CODEC_NAMES else ""
 
 
 def _grabbed(capture: cv2.VideoCapture, reading: Reading) -> Iterator[int]:

@@ -1,8 +1,11 @@
 """Download a file from a URL: interrupted downloads are resumed, and the file is checked and renamed into place.
 
-This is the only module of Kestrel that requests anything from the network, and it is called only with `--download`.
+This is the only module of Kestrel that requests anything from the network. It is called only with
+`--download`, for URLs that a program gives to a model loaded with `urls=True`, and (`open_response`)
+for an address that `--source` gives.
 """
 
+import base64
 import hashlib
 import http
 import json
@@ -19,8 +22,19 @@ from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import URLError
-from urllib.parse import quote, urljoin, urlsplit
-from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, url2pathname
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.request import (
+    AbstractDigestAuthHandler,
+    HTTPHandler,
+    HTTPPasswordMgrWithDefaultRealm,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    parse_http_list,
+    parse_keqv_list,
+    url2pathname,
+)
 
 from tqdm import tqdm
 
@@ -37,6 +51,7 @@ MAX_REDIRECTS = 10
 REDIRECTS = (301, 302, 303, 307, 308)
 TEMPORARY_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)  # status codes of temporary faults
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
+Response = HTTPResponse  # what `open_response` yields
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # http is safe: the data do not leave this machine
 
 
@@ -63,10 +78,11 @@ def host_of(url: str) -> str:
     return urlsplit(url).netloc or "this machine"
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, *, plain_http: bool = False) -> None:
     """Raise ValueError, with half a sentence, for anything but an https or file URL.
 
-    http is allowed only to this machine. A URL with a password is refused, because URLs are printed and stored.
+    http is allowed only to this machine, unless plain_http. A URL with a password is refused, because
+    URLs are printed and stored.
 
     >>> check_url("https://a.org/b.zip")
     >>> check_url("http://a.org/b.zip")
@@ -87,7 +103,7 @@ def check_url(url: str) -> None:
             raise ValueError("a file URL needs the full path of a file on this machine: file:///folder/file.zip")
     elif not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f]*:[0-9a-f:.]*", host, re.ASCII):
         raise ValueError("it has no valid host name")
-    elif parts.scheme == "http" and host not in LOOPBACK:
+    elif parts.scheme == "http" and host not in LOOPBACK and not plain_http:
         raise ValueError("http:// can be read and changed in transit; use https://")
 
 
@@ -241,16 +257,18 @@ class _Transfer:
         headers = {"Accept-Encoding": "identity", "User-Agent": "kestrel"}
         if size and (part.condition or self.may_resume):
             headers |= {"Range": f"bytes={size}-"} | ({"If-Range": part.condition} if part.condition else {})
-        with _open_response(part.url, headers, self.stall_s) as (response, host):
+        with open_response(part.url, headers, self.stall_s) as (response, host):
             if response.status == 200:
-                self._begin(_length(response), _validator(response, "ETag"), _validator(response, "Last-Modified"))
+                self._begin(
+                    announced_length(response), _validator(response, "ETag"), _validator(response, "Last-Modified")
+                )
             elif response.status == 206 and "Range" in headers:
                 self._resume(response, host)
             else:
                 self._refuse(response.status, host)
 
             def read() -> bytes:
-                with _network(host, self.stall_s):
+                with network_errors(host, self.stall_s):
                     return response.read1(CHUNK)  # the bytes available: waiting for a whole chunk would hide a stall
 
             self._append(read, host)
@@ -314,18 +332,49 @@ class _Transfer:
 
 
 @contextmanager
-def _open_response(url: str, headers: dict[str, str], stall_s: float) -> Iterator[tuple[HTTPResponse, str]]:
-    """Yield the response to a request, after redirects, and the host that sent it."""
+def open_response(
+    url: str, headers: dict[str, str], stall_s: float, *, plain_http: bool = False
+) -> Iterator[tuple[HTTPResponse, str]]:
+    """Yield the response to a request, after redirects, and the host that sent it.
+
+    url: without a user name, as `check_url` allows it. plain_http: redirects from http to http are followed to any
+    host. Raises FaultError, with the host's name, if there is no response, and TemporaryError if another try may help.
+    """
     for _ in range(MAX_REDIRECTS + 1):
         host = host_of(url)
-        with _network(host, stall_s):
+        with network_errors(host, stall_s):
             response = _opener(url).open(Request(url, headers=headers), timeout=stall_s)  # noqa: S310 - checked above
         with response:
             if response.status not in REDIRECTS:
                 yield response, host
                 return
-            url = _redirected(url, response.headers.get("Location", ""))
+            url = _redirected(url, response.headers.get("Location", ""), plain_http)
+            if host_of(url) != host:
+                headers = {name: value for name, value in headers.items() if name != "Authorization"}
     raise FaultError(f"{host} redirected more than {MAX_REDIRECTS} times")
+
+
+def authorization(url: str, user: str, password: str, challenges: Sequence[str]) -> str | None:
+    """Return the Authorization header that answers a server's challenges; None if no answer is known.
+
+    user, password: as in an address, percent-encoded. challenges: the WWW-Authenticate headers. Digest is preferred,
+    because Basic sends the password itself. Source: RFC 7616 and 7617.
+    """
+    name, secret = unquote(user), unquote(password)
+    by_scheme = {scheme.lower(): rest for scheme, _, rest in (challenge.partition(" ") for challenge in challenges)}
+    if "digest" in by_scheme:
+        passwords = HTTPPasswordMgrWithDefaultRealm()
+        passwords.add_password(None, url, name, secret)
+        try:
+            parameters = parse_keqv_list([pair for pair in parse_http_list(by_scheme["digest"]) if pair])
+            answer = AbstractDigestAuthHandler(passwords).get_authorization(Request(url), parameters)  # noqa: S310
+        except (ValueError, OSError):  # a damaged challenge, or an algorithm that is not supported
+            answer = None
+        if answer:
+            return f"Digest {answer}"
+    if "basic" in by_scheme:
+        return "Basic " + base64.b64encode(f"{name}:{secret}".encode()).decode()
+    return None
 
 
 def _opener(url: str) -> OpenerDirector:
@@ -337,13 +386,13 @@ def _opener(url: str) -> OpenerDirector:
     return opener
 
 
-def _redirected(url: str, location: str) -> str:
+def _redirected(url: str, location: str, plain_http: bool = False) -> str:
     """The absolute URL that `url` redirects to. Raises FaultError if it is not allowed."""
     host = host_of(url)
     try:
         quoted = quote(location, safe=string.punctuation, encoding="iso-8859-1", errors="replace")
         target = urljoin(url, quoted) if quoted else ""
-        check_url(target)
+        check_url(target, plain_http=plain_http and urlsplit(url).scheme == "http")
         schemes = urlsplit(url).scheme, urlsplit(target).scheme
         if "file" in schemes or schemes == ("https", "http"):
             raise ValueError(f"{schemes[0]}:// must not redirect to {schemes[1]}://")
@@ -352,7 +401,7 @@ def _redirected(url: str, location: str) -> str:
     return target
 
 
-def _length(response: HTTPResponse) -> int | None:
+def announced_length(response: HTTPResponse) -> int | None:
     """The number of bytes that a response announces, None if it does not."""
     length = response.headers.get("Content-Length", "")
     return int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
@@ -365,7 +414,7 @@ def _validator(response: HTTPResponse, name: str) -> str:
 
 
 @contextmanager
-def _network(host: str, stall_s: float) -> Iterator[None]:
+def network_errors(host: str, stall_s: float) -> Iterator[None]:
     """Turn the errors of network calls into FaultError or TemporaryError with one sentence that names the host."""
     try:
         yield

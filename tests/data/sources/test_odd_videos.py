@@ -46,7 +46,7 @@ def test_frames_that_an_edit_list_leaves_out_are_not_missing(tmp_path):
 
 
 def test_edit_list_does_not_hide_damage():
-    """The header counts 100 frames at 25 per second, the file plays 2 s of them, and the last frame read is at 0.8 s."""
+    """The header counts 100 frames at 25 per second, the file plays 2 s of them, and the last one read is at 0.8 s."""
     reading = Reading(100, 25, read=20, last_ms=800, presented_ms=2000)
     assert reading.shortfall(is_cut=False).startswith("20 of 100 frames were read; the rest is damaged, or")
     assert Reading(100, 25, read=50, last_ms=1960, presented_ms=2000).shortfall(is_cut=False) == ""

@@ -348,3 +348,15 @@ def test_urls_that_are_not_allowed_are_refused(url, problem, tmp_path):
         check_url(url)
     with pytest.raises(ValueError, match=problem):
         fetch(Source(url), tmp_path / "a")
+
+
+def test_redirects_of_plain_http_stay_in_plain_http_only_if_it_is_allowed():
+    assert download._redirected("http://a.org/b", "http://c.org/d", plain_http=True) == "http://c.org/d"
+    for url, location, plain_http in (
+        ("http://127.0.0.1/b", "http://c.org/d", False),
+        ("https://a.org/b", "http://c.org/d", True),
+        ("http://a.org/b", "file:///etc/passwd", True),
+        ("http://a.org/b", "http://me:secret@c.org/d", True),
+    ):
+        with pytest.raises(FaultError, match="redirected to a URL that is not allowed"):
+            download._redirected(url, location, plain_http)
