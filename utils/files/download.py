@@ -306,8 +306,8 @@ class _Transfer:
         """Raise the error for a response without the file."""
         if status == 416:  # the file is shorter than the part, so it has changed
             self.part.forget()
-        phrase = f" {http.HTTPStatus(status).phrase}" if status in set(http.HTTPStatus) else ""
-        raise (TemporaryError if status in TEMPORARY_STATUS else FaultError)(f"{host} answered {status}{phrase}")
+        kind = TemporaryError if status in TEMPORARY_STATUS else FaultError
+        raise kind(f"{host} answered {status_text(status)}")
 
     def _append(self, read: Callable[[], bytes], host: str) -> None:
         """Append all received bytes. Raises FaultError for more than announced or allowed, TemporaryError for fewer."""
@@ -399,6 +399,16 @@ def _redirected(url: str, location: str, plain_http: bool = False) -> str:
     except ValueError as error:
         raise FaultError(f"{host} redirected to a URL that is not allowed: {error}") from None
     return target
+
+
+def status_text(status: int) -> str:
+    """The status code of a response with the phrase of the standard; the server's own text is not repeated.
+
+    >>> status_text(404), status_text(799)
+    ('404 Not Found', '799')
+    """
+    phrase = f" {http.HTTPStatus(status).phrase}" if status in set(http.HTTPStatus) else ""
+    return f"{status}{phrase}"
 
 
 def announced_length(response: HTTPResponse) -> int | None:

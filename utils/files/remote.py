@@ -12,6 +12,7 @@ from utils.files.download import (
     check_url,
     network_errors,
     open_response,
+    status_text,
 )
 from utils.terminal import FaultError
 
@@ -82,6 +83,5 @@ def open_remote(address: str, stall_s: float) -> Iterator[Remote]:
 def _accepted(response: Response, host: str, stall_s: float) -> Remote:
     """Return what a response holds. Raises FaultError if it has another status than 200."""
     if response.status != 200:
-        reason = f" {response.reason}" if response.reason.isprintable() else ""
-        raise FaultError(f"{host} answered {response.status}{reason[:100]}")
+        raise FaultError(f"{host} answered {status_text(response.status)}")
     return Remote(response, host, stall_s)
