@@ -136,7 +136,11 @@ def test_invalid_flags_give_one_sentence_and_write_nothing(run, tmp_path, flags,
         (["torchscript", "onnx"], ["onnxruntime"], "pip install onnxruntime"),
         (["openvino"], ["openvino", "onnx", "onnxscript"], "pip install openvino onnx onnxscript"),
         (["openvino"], ["openvino", "nncf"], "needs the package openvino: pip install openvino"),
-        (["openvino", "--int8"], ["openvino", "nncf"], "needs the packages openvino and nncf: pip install openvino nncf"),
+        (
+            ["openvino", "--int8"],
+            ["openvino", "nncf"],
+            "needs the packages openvino and nncf: pip install openvino nncf",
+        ),
         (["onnx", "openvino"], ["onnxruntime", "openvino"], "pip install onnxruntime openvino"),
     ],
 )

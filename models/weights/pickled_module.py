@@ -39,7 +39,13 @@ TASKS = {
     "classify": "image classification",
 }
 # The same of models that store no word, as YOLOv5's: the end of their head's class.
-HEAD_CLASSES = {"Segment": "segment", "SemanticSegment": "semantic", "Pose": "pose", "OBB": "obb", "Classify": "classify"}
+HEAD_CLASSES = {
+    "Segment": "segment",
+    "SemanticSegment": "semantic",
+    "Pose": "pose",
+    "OBB": "obb",
+    "Classify": "classify",
+}
 
 
 @dataclass(frozen=True)

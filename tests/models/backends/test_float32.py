@@ -109,5 +109,7 @@ def test_onnxruntime_on_cuda_gets_quick_and_exact_convolutions():
 
 def test_onnxruntime_without_cuda_says_what_to_install():
     runtime = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
-    with pytest.raises(ValueError, match="cannot use the device cuda:0: use --device cpu, or for an NVIDIA GPU pip ins"):
+    with pytest.raises(
+        ValueError, match="cannot use the device cuda:0: use --device cpu, or for an NVIDIA GPU pip ins"
+    ):
         providers(runtime, torch.device("cuda", 0))
