@@ -86,11 +86,15 @@ def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
 def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
     """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values: uint8 or uint16 [H, W, 3].
 
-    Raises ValueError with `name` if the image is damaged or truncated, or has floating-point, signed or 32-bit values.
+    Raises ValueError with `name` if the image is damaged or truncated, or has floating-point, signed or 32-bit values,
+    and MemoryError with `name` if there is too little memory for its pixels.
     """
     image = None
     if not data.startswith(FLOAT_STARTS):
-        image = _decode(data) if has_end(data) else _decode_without_end(data)
+        try:
+            image = _decode(data) if has_end(data) else _decode_without_end(data)
+        except MemoryError as error:
+            raise MemoryError(f"cannot decode {printable(name)}") from error
         if image is None:
             raise ValueError(f"{printable(name)} {_why_undecodable(data)}")
     if image is None or image.dtype.kind == "f":
@@ -168,7 +172,9 @@ def _decode(data: bytes) -> np.ndarray | None:
         flags |= cv2.IMREAD_IGNORE_ORIENTATION
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error:  # empty, or more pixels than OpenCV allows
+    except cv2.error as error:  # empty, or more pixels than OpenCV allows
+        if error.code == cv2.Error.StsNoMem:
+            raise MemoryError from error  # the image may be intact: it must not count as damaged
         return None
     if image is None or orientation is None:
         return image

@@ -73,6 +73,18 @@ def test_jpeg_lacking_only_the_end_marker_is_read_but_shorter_is_rejected(tmp_pa
             read_image(file)
 
 
+def test_image_without_memory_for_its_pixels_is_not_called_damaged(tmp_path: Path, monkeypatch) -> None:
+    def no_memory(*_: object) -> None:
+        error = cv2.error("Insufficient memory")
+        error.code = cv2.Error.StsNoMem
+        raise error
+
+    file = save(tmp_path / "a.png", gradient_image())
+    monkeypatch.setattr(cv2, "imdecode", no_memory)
+    with pytest.raises(MemoryError, match=r"cannot decode .*a\.png"):
+        read_image(file)
+
+
 def test_invalid_images_are_rejected_with_file_name(tmp_path: Path) -> None:
     png = save(tmp_path / "a.png", gradient_image())
     png.write_bytes(png.read_bytes()[:100])
