@@ -96,7 +96,7 @@ def _kept(nodes: Nodes, boxes: str, score: str, class_id: str, nms: Suppression,
         nodes.one("Transpose", counted, perm=[0, 2, 1]),
         nodes.constant([nms.max_detections]),
         nodes.constant([nms.iou], np.float32),
-        nodes.constant([-0.5], np.float32),
+        nodes.constant([0], np.float32),  # a score must be above it; OpenCV refuses negative ones
     )
     index = nodes.one("Gather", kept, nodes.constant([0, 2]), axis=1)  # [M, 2]
     none = nodes.one("Mul", nodes.one("Squeeze", score, nodes.constant([2])), nodes.constant(0, np.float32))

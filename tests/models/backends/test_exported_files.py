@@ -10,6 +10,7 @@ import zipfile
 from itertools import combinations
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -86,6 +87,21 @@ def test_file_with_suppression_finds_what_nms_finds(name, exports):
     for settings in ({"confidence": 0.001, "multi_label": False}, {"confidence": 0.3, "multi_label": True}):
         assert "with one class per box and scores above 0.3; lower" in fixed_settings_note(backend, **settings)
     assert fixed_settings_note(backend, 0.3, multi_label=False) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression")
+@pytest.mark.parametrize("flags", [STATIC, WITH_NMS])
+def test_onnx_file_runs_in_opencv(flags, exports):
+    path, images = exports("onnx", *flags), pictures(2)
+    model = load_backend(path, CPU).backend.model
+    net = cv2.dnn.readNetFromONNX(str(path))
+    net.setInput(images.numpy())
+    found = [torch.from_numpy(values) for values in net.forward(list(model.outputs))]
+    expected = load_backend(path, CPU).backend.run(images)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-3)
+    assert (found[0] != 0).any()
 
 
 @pytest.mark.parametrize("shares", [1, 3])

@@ -1,5 +1,7 @@
 """Non-maximum suppression in exported graphs: in torch, onnxruntime and OpenVINO the same as models/nms.py."""
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,8 @@ CASES = [  # images, predictions, classes, confidence, IoU, detections, agnostic
     (1, 100, 1, 0.5, 0.3, 10, False, 5),
     (2, 100, 2, 1.0, 0.3, 10, False, 0),
     (2, 1, 1, 0.1, 0.3, 10, False, 0),
+    (2, 60, 2, 0.0, 0.45, 100, False, 3),
+    (2, 60, 2, 0.0, 1.0, 100, True, 1),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -46,6 +50,7 @@ def test_cases_have_detections_and_an_empty_image():
     assert all(counts[index] for index in (0, 1, 2, 3, 4))
     assert counts[5] == [0, 0]
     assert max(counts[2]) == 300  # the limit is reached
+    assert counts[8][0] < 60  # some scores are 0, which no confidence lets pass
 
 
 @pytest.fixture
@@ -75,6 +80,16 @@ def test_onnx_graph_keeps_what_nms_keeps_in_onnxruntime(case, onnx_graph):
     session = runtime.InferenceSession(onnx_graph(nms, case[2]), providers=["CPUExecutionProvider"])
     (found,) = session.run(["detections"], {"b": boxes.numpy(), "s": scores.numpy()})
     assert torch.from_numpy(found).equal(expected)
+
+
+@pytest.mark.skipif(int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression")
+@each_case
+def test_onnx_graph_keeps_what_nms_keeps_in_opencv(case, onnx_graph):
+    boxes, scores, nms, expected = predictions(case)
+    net = cv2.dnn.readNetFromONNX(np.frombuffer(onnx_graph(nms, case[2]), np.uint8))
+    net.setInput(boxes.numpy(), "b")
+    net.setInput(scores.numpy(), "s")
+    assert torch.from_numpy(net.forward()).equal(expected)
 
 
 @each_case
