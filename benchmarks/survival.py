@@ -90,7 +90,7 @@ def live(processes: int, root: Path, name: str, *, kill_after: float = 0.0, rank
 
 
 def doing(lines: Sequence[str], partial_files: Sequence[str]) -> str:
-    """What a run was doing when it was killed, judged by its output and temporary files."""
+    """What a run was doing when it was killed, according to its output and temporary files."""
     if partial_files:
         return f"writing {re.sub(r'[.]tmp.*', '', partial_files[0])}"
     if not any("writing to" in line for line in lines):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.assign.invalid import spread_invalid
+from models.assign.invalid import distribute_invalid
 from utils.boxes import to_cxcywh
 
 
@@ -61,7 +61,7 @@ def match_anchors(
     centers = spread((boxes[:, None, :2] - cells)[:, None], (2,))
     sizes = spread(boxes[:, None, None, 2:], (2,))
     return Matches(
-        prediction=spread_invalid(number, valid, images * height * width * len(anchors)),
+        prediction=distribute_invalid(number, valid, images * height * width * len(anchors)),
         class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat([centers, sizes], -1),
         anchor_size=spread(anchors[None, :, None], (2,)),

@@ -14,12 +14,12 @@ def assigned_predictions(prediction: Tensor, valid: Tensor, reference: Tensor) -
     return flat.scatter_reduce(0, prediction, valid.to(flat.dtype), "amax").view_as(reference)
 
 
-def spread_invalid(prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:
+def distribute_invalid(prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:
     """Return `prediction` [M] with its invalid entries spread evenly over all predictions, 0 to `predictions` - 1.
 
     A GPU adds the gradients of one prediction one by one, so they must not all name the same one.
 
-    >>> spread_invalid(torch.tensor([7, 7, 7, 7]), torch.tensor([True, False, False, False]), 2).tolist()
+    >>> distribute_invalid(torch.tensor([7, 7, 7, 7]), torch.tensor([True, False, False, False]), 2).tolist()
     [7, 1, 0, 1]
     """
     anything = torch.arange(len(prediction), device=prediction.device) % max(predictions, 1)

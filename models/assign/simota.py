@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.invalid import spread_invalid
+from models.assign.invalid import distribute_invalid
 from utils.boxes import iou_of_pairs
 
 RADIUS = 1.5  # strides
@@ -149,7 +149,7 @@ def _each_once(prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, pr
     first.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
     valid = taken & (first[chosen] == order)
     return Assigned(
-        prediction=spread_invalid(chosen, valid, predictions),
+        prediction=distribute_invalid(chosen, valid, predictions),
         target=torch.where(takers[chosen] > 1, winner[chosen], rows.expand_as(slot).flatten()).clamp(max=len(cost) - 1),
         valid=valid,
     )

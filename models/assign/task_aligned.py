@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.assign.invalid import spread_invalid
+from models.assign.invalid import distribute_invalid
 from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
 PAIRS_AT_A_TIME = 1 << 17  # of a target and a prediction: 512 KiB in float32, which fit in the cache of a CPU
@@ -88,7 +88,7 @@ def task_aligned(
     alignment, iou = alignment.where(valid, 0), iou.where(valid, 0)  # also where they are NaN
     target_score = alignment * iou.amax(1, keepdim=True) / (alignment.amax(1, keepdim=True) + EPS)
     return Aligned(
-        prediction=spread_invalid(prediction.flatten(), valid.flatten(), images * predictions),
+        prediction=distribute_invalid(prediction.flatten(), valid.flatten(), images * predictions),
         target=torch.arange(len(targets), device=targets.device)[:, None].expand_as(at).flatten(),
         target_score=target_score.flatten(),
         valid=valid.flatten(),

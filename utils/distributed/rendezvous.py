@@ -160,7 +160,7 @@ class Rendezvous:
         while not self.store.check([FAILED]) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def leave_together(self, seconds: float) -> None:
+    def wait_for_all_to_end(self, seconds: float) -> None:
         """Wait until all processes are about to end, so that the exit of one does not interrupt the others."""
         deadline = time.monotonic() + seconds
         with suppress(dist.DistError):

@@ -125,7 +125,7 @@ class Connection:
         first, code = self._claim(rendezvous, error)
         exit_after_grace(code)
         self.leave(PATIENCE_S)  # so that no process waits in a collective for this one
-        rendezvous.leave_together(PATIENCE_S if code == 2 or self.hosts else 0)
+        rendezvous.wait_for_all_to_end(PATIENCE_S if code == 2 or self.hosts else 0)
         end = explain(error)
         if isinstance(end, LostError) and SPAWNED in os.environ:
             return SystemExit(LOST)  # the launcher reports it
@@ -166,7 +166,7 @@ class Connection:
     def part(self) -> None:
         """Report that this process is about to end; if it hosts the store, it waits for the others and ends last."""
         if self.rendezvous:
-            self.rendezvous.leave_together(PATIENCE_S if self.hosts else 0)
+            self.rendezvous.wait_for_all_to_end(PATIENCE_S if self.hosts else 0)
 
     def leave(self, seconds: float = GRACE_S) -> None:
         """Destroy the process groups; give up after some seconds, since other processes may have ended already."""

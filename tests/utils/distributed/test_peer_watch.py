@@ -118,7 +118,7 @@ def test_process_that_never_wrote_a_heartbeat_is_reported(start, capsys):
 
 def test_process_that_ended_in_order_is_not_reported(start, capsys):
     (first, ended, _), (second, _, watch) = start(0, patience_s=1), start(1, patience_s=1)
-    second.leave_together(0)
+    second.wait_for_all_to_end(0)
     watch.stop()
     assert not ended.called.wait(4)
     assert not first.store.check([FAILED])

@@ -212,10 +212,10 @@ def test_wait_for_failure_ends_on_timeout_or_failure(connect):
     assert time.monotonic() - began < 2
 
 
-def test_leave_together_waits_for_all_ranks(connect):
+def test_wait_for_all_to_end_waits_for_all_ranks(connect):
     def end(rendezvous: Rendezvous) -> float:
         time.sleep(0.2 * rendezvous.rank)
-        rendezvous.leave_together(20)
+        rendezvous.wait_for_all_to_end(20)
         return time.monotonic()
 
     began = time.monotonic()
@@ -224,19 +224,19 @@ def test_leave_together_waits_for_all_ranks(connect):
     assert 0.4 <= min(ends) - began < 10
 
 
-def test_leave_together_times_out_without_missing_rank(connect):
+def test_wait_for_all_to_end_times_out_without_missing_rank(connect):
     rendezvous = join_all(connect, 2)[0]
     began = time.monotonic()
-    rendezvous.leave_together(0.3)
+    rendezvous.wait_for_all_to_end(0.3)
     assert 0.3 <= time.monotonic() - began < 2
 
 
-def test_leave_together_returns_when_store_is_closed():
+def test_wait_for_all_to_end_returns_when_store_is_closed():
     host = start_store()
     client = connect_store(host)
     rendezvous = Rendezvous(client, 1, 0, 2)
     del host
-    rendezvous.leave_together(20)
+    rendezvous.wait_for_all_to_end(20)
 
 
 # ---------------------------------------------------------------------- the store
