@@ -106,6 +106,7 @@ from utils.files.folders import new_run_folder
 from utils.images.detections import Frame, ImageDetections
 from utils.log import RunLog, TerminalSink
 from utils.outputs import Outputs, open_outputs
+from utils.outputs.interrupts import end_on_signals
 from utils.outputs.window import WindowClosed, require_display
 from utils.prefetch import prefetch
 from utils.progress import Progress
@@ -259,7 +260,8 @@ def validation_images(data: str) -> str:
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    main(parse_args(arguments))
+    with end_on_signals():
+        main(parse_args(arguments))
 
 
 if __name__ == "__main__":

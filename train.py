@@ -46,7 +46,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--tile-overlap", type=float, help="minimum overlap of neighbouring tiles, as a fraction of their side")
     add("--rect", action="store_true", help="rectangular batches of images of similar shape; no mosaic")
     add("--resume", nargs="?", const="newest", help="resume a run: its folder or last.pt, or the newest run")
-    add("--nosave", action="store_true", help="save only at the end, and on SIGTERM or SIGUSR1")
+    add("--nosave", action="store_true", help="save only at the end, and on a signal such as SIGTERM")
     add("--noval", action="store_true", help="validate only at the end")
     add("--val-period", type=int, help="validate every N epochs, and at the end")
     add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")

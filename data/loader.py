@@ -191,8 +191,9 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
-    if hasattr(signal, "SIGUSR1"):  # also announces preemption
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for name in ("SIGUSR1", "SIGHUP"):  # after these, too, the parent saves a checkpoint
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     sys.excepthook = worker_excepthook
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()

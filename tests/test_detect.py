@@ -313,7 +313,16 @@ def test_interrupt_ends_a_source_that_waits(weights, photos, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_interrupted_detection_leaves_whole_files(weights, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "said_last"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "ended by SIGTERM"),
+        (signal.SIGHUP, "ended by SIGHUP"),  # the connection to the terminal is lost
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_interrupted_detection_leaves_whole_files(weights, tmp_path, number, said_last):
     write_clip(tmp_path / "clip.mp4", frames=3000)
     command = [sys.executable, ROOT / "detect.py", "--weights", weights, "--source", "clip.mp4", "--device", "cpu"]
     flags = ["--save-csv", "--save-json", "--conf", "0.1", "--max-det", "2"]
@@ -323,10 +332,10 @@ def test_interrupted_detection_leaves_whole_files(weights, tmp_path):
     table = tmp_path / "runs/detect/exp/predictions.csv"
     while not (table.exists() and table.stat().st_size > 2000) and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = process.communicate(timeout=30)[0]
-    assert process.returncode == 130, said
-    assert said.strip().endswith("interrupted")
+    assert process.returncode == 128 + number, said
+    assert said.strip().endswith(said_last)
     rows = json.loads((table.parent / "predictions.json").read_text())
     lines = table.read_text().splitlines()
     assert len(lines) - 1 == len(rows) > 10

@@ -265,6 +265,7 @@ def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path)
         (2, "0 in validation 5", "SIGTERM"),
         (1, "0 in validation 16", "SIGTERM"),  # of the last epoch
         (1, "0 in validation 20", "SIGTERM"),  # of best.pt
+        (2, "1 before a step 4", "SIGHUP"),
     ],
 )
 def test_run_saves_and_exits_on_signal_and_resumes_with_same_bits(attempt, tmp_path, size, at, by):

@@ -4,11 +4,13 @@ import errno
 import io
 import multiprocessing
 import os
+import signal
+import stat
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -26,6 +28,14 @@ class AgreedExit(SystemExit):  # no suffix Error, like SystemExit
     """An early exit, with an exit code, that all processes take together."""
 
 
+class EndedBySignalError(KeyboardInterrupt):
+    """A signal, such as SIGTERM, ends the program as Ctrl-C does; the exit code is 128 + its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 class FaultError(Exception):
     """A fault of the machine or the network; one sentence is shown instead of a traceback."""
 
@@ -33,18 +43,35 @@ class FaultError(Exception):
 def print_lines(text: str) -> None:
     """Print lines above a progress bar, if there is one, and flush at once, also into a file.
 
-    Control characters, for example in a file name, are escaped.
+    Control characters, for example in a file name, are escaped. If the terminal was closed, prints nothing.
     """
-    with tqdm.external_write_mode():
+    with tqdm.external_write_mode(), discard_if_terminal_closed(sys.stdout):
         print("\n".join(map(printable, text.split("\n"))), flush=True)
+
+
+@contextmanager
+def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
+    """The block writes to a standard stream. If its terminal was closed, replace it by the null device.
+
+    A program that ignores SIGHUP, or saves because of it, must not fail because nobody reads its output.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())  # the stream keeps what it could not write, and would fail again at exit
+        os.close(null)
 
 
 def exit_code_of(run: Callable[[], object]) -> int:
     """Call `run` and return the exit code of the script.
 
     A ValueError means invalid user input: only its message is printed, and the code is 2. For a FaultError, too little
-    memory, or a disk that is full or not writable, only a sentence is printed, and the code is 1. Any other exception
-    propagates, and `run_and_exit` ends with 1. Set KESTREL_TRACEBACK=1 to see where an error was raised.
+    memory, or a disk that is full or not writable, only a sentence is printed, and the code is 1. Ctrl-C and signals
+    end with 128 plus the signal's number. Any other exception propagates, and `run_and_exit` ends with 1. Set
+    KESTREL_TRACEBACK=1 to see where an error was raised.
     """
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # do not fail when the terminal cannot show a character
@@ -63,6 +90,8 @@ def exit_code_of(run: Callable[[], object]) -> int:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         limit = " (over the limit of ulimit -f or of the disk)" if error.errno == errno.EFBIG else ""
         return report(f"error: {where}{error.strerror}{limit}", exit_code(error))
+    except EndedBySignalError as error:
+        return report(f"ended by {error}", exit_code(error))
     except KeyboardInterrupt as error:
         return exit_code(error) if SPAWNED in os.environ else report("interrupted", exit_code(error))
     return 0
@@ -80,13 +109,14 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
         code = exit_code(error)
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
-    if not has_launcher(os.environ):
-        sys.exit(code)
-    for child in multiprocessing.active_children():  # DataLoader workers, which only a normal exit would end
-        child.terminate()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+    several = has_launcher(os.environ)
+    for child in multiprocessing.active_children() if several else ():
+        child.terminate()  # DataLoader workers, which only a normal exit would end
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # if this failed at exit, Python would end with code 120
+        with suppress(OSError, ValueError), discard_if_terminal_closed(stream):
             stream.flush()
+    if not several:
+        sys.exit(code)
     os._exit(code)
 
 
@@ -94,6 +124,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a script that ends with this error."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
+    if isinstance(error, EndedBySignalError):
+        return 128 + error.number
     return 2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -101,5 +133,6 @@ def report(sentence: str, code: int) -> int:
     """Print the error, with a traceback if KESTREL_TRACEBACK is set, and return `code`."""
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()
-    print(printable(sentence), file=sys.stderr)
+    with discard_if_terminal_closed(sys.stderr):
+        print(printable(sentence), file=sys.stderr)
     return code

@@ -362,6 +362,7 @@ def test_workers_ignore_signals_but_exit_with_parent(tmp_path: Path, method: str
     for pid in workers:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGHUP)
     time.sleep(0.3)
     assert all(map(is_running, workers))
     program.kill()

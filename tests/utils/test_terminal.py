@@ -1,5 +1,6 @@
 """Exit codes and error messages of a script."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,48 @@ def test_printing_unencodable_characters_does_not_fail():
 
 def test_printing_without_stdout_does_not_fail():
     assert run_script("from utils.terminal import print_lines; sys.stdout = None; print_lines('a')") == (0, "")
+
+
+# ---------------------------------------------------------------------- a terminal that is closed
+
+LOST = """
+import os, signal
+from contextlib import suppress
+from tqdm import tqdm
+from utils.terminal import print_lines, run_and_exit
+def run():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.write(1, b"ready")
+    with suppress(OSError):
+        os.read(0, 1)  # returns, or raises, when the terminal is closed
+    for number in tqdm(range(3), mininterval=0):
+        print_lines(f"step {{number}}")  # the bar writes to stderr, the lines to stdout
+    {end}
+run_and_exit(run)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals")
+@pytest.mark.parametrize(
+    ("end", "code"), [("pass", 0), ("raise ValueError('no')", 2), ("raise KeyboardInterrupt", 130)]
+)
+def test_program_goes_on_when_its_terminal_is_closed(end, code):
+    """The connection is lost, and the program ignores SIGHUP: without its output it still ends with its own code."""
+    import pty  # not on Windows
+
+    parent, child = pty.openpty()
+    command = [sys.executable, "-c", LOST.format(end=end)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=child, stdout=child, stderr=child)
+    os.close(child)
+    assert b"ready" in os.read(parent, 1000)
+    os.close(parent)
+    assert process.wait(60) == code
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+def test_other_errors_of_the_output_are_reported(tmp_path):
+    """A full disk is not a closed terminal."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", SCRIPT.format(body="from utils.terminal import print_lines; print_lines('a')")]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr.startswith("error: No space left on device\n")

@@ -1,10 +1,52 @@
-"""Ctrl-C during a step that must not be left half done."""
+"""Ctrl-C, SIGTERM and SIGHUP while files are written: no step is left half done."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from utils.terminal import EndedBySignalError
+
+END_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def end_on_signals() -> Iterator[None]:
+    """Within the block, SIGTERM and SIGHUP act as Ctrl-C does, so that open files are finished.
+
+    Raises EndedBySignalError for one of them. Signals that are ignored, as SIGHUP under nohup, stay ignored. Changes
+    nothing outside the main thread, where no signal arrives.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = 0
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received:
+            return  # a lost connection sends SIGHUP more than once
+        received = number
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            handler(signal.SIGINT, frame)  # raises KeyboardInterrupt; later within `delay_interrupt`
+        else:
+            raise EndedBySignalError(number)
+
+    previous = {number: signal.getsignal(number) for number in END_SIGNALS}
+    handled = [number for number, handler in previous.items() if handler is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if received:
+            raise EndedBySignalError(received) from error
+        raise
+    finally:
+        for number in handled:
+            signal.signal(number, previous[number] or signal.SIG_DFL)  # None: a handler that was not set by Python
 
 
 @contextmanager

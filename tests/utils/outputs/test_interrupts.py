@@ -1,4 +1,4 @@
-"""Interrupts during a step: raised at its end, or at once the second time."""
+"""Interrupts during a step: raised at its end, or at once the second time; SIGTERM and SIGHUP like Ctrl-C."""
 
 import os
 import signal
@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from utils.outputs.interrupts import delay_interrupt
+from utils.outputs.interrupts import END_SIGNALS, delay_interrupt, end_on_signals
+from utils.terminal import EndedBySignalError, exit_code
 
 
 def press_ctrl_c() -> None:
@@ -69,3 +70,64 @@ def test_other_threads_leave_the_handler_alone():
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+# ---------------------------------------------------------------------- SIGTERM and SIGHUP
+
+
+@pytest.mark.parametrize("number", END_SIGNALS, ids=lambda number: number.name)
+def test_signal_ends_the_block_after_the_step_that_it_interrupts(number):
+    done = []
+    before = signal.getsignal(number)
+
+    def run():
+        with end_on_signals():
+            with delay_interrupt():
+                for repeat in range(2):  # a second one changes nothing, unlike a second Ctrl-C
+                    os.kill(os.getpid(), number)
+                    done.append(repeat)
+            done.append("after the step")
+
+    with pytest.raises(EndedBySignalError) as ended:
+        run()
+    assert done == [0, 1]
+    assert exit_code(ended.value) == 128 + number
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", END_SIGNALS, ids=lambda number: number.name)
+def test_signal_ends_the_block_if_ctrl_c_is_ignored(number):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell script
+    with pytest.raises(EndedBySignalError), end_on_signals():
+        os.kill(os.getpid(), number)
+
+
+def test_ctrl_c_is_still_ctrl_c():
+    with pytest.raises(KeyboardInterrupt) as ended, end_on_signals():
+        press_ctrl_c()
+    assert exit_code(ended.value) == 130
+
+
+@pytest.mark.parametrize("number", END_SIGNALS, ids=lambda number: number.name)
+def test_ignored_signal_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with end_on_signals():
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_other_threads_handle_no_signals():
+    seen = []
+    before = [signal.getsignal(number) for number in END_SIGNALS]
+
+    def block():
+        with end_on_signals():
+            seen.extend(signal.getsignal(number) for number in END_SIGNALS)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join()
+    assert seen == before

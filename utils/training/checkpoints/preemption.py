@@ -1,8 +1,8 @@
 """When a run is saved within an epoch: at a time interval, and when a signal announces that it will be killed.
 
-Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill a process. Perhaps only one process
-receives the signal or reaches the interval, but all must save after the same step: the request of a process is appended
-to the counts that the loss all-reduces anyway.
+Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill a process, and a system sends SIGHUP
+when the connection to the terminal is lost. Perhaps only one process receives the signal or reaches the interval, but
+all must save after the same step: the request of a process is appended to the counts that the loss all-reduces anyway.
 """
 
 import signal
@@ -21,7 +21,12 @@ from utils.distributed.host_copies import AsyncHostCopy
 from utils.distributed.world import World
 from utils.terminal import AgreedExit
 
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+
+
+def is_ignored_hangup(number: int) -> bool:
+    """Whether a signal is SIGHUP, and this process ignores it: nohup has it ignored, so that the program goes on."""
+    return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN
 
 
 class InterruptedRunError(Exception):
@@ -34,6 +39,8 @@ class PreemptedExit(AgreedExit):  # not an error: the run was saved as requested
 
 class SaveTrigger:
     """Decides after which steps to save. As a context manager it handles the signals, and only records them.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
 
     minutes: between saves; 0: only on signals. background: a task of this process; all processes learn when it is done.
     """
@@ -49,12 +56,15 @@ class SaveTrigger:
 
     def __enter__(self) -> "SaveTrigger":
         if threading.current_thread() is threading.main_thread():  # Python sets signal handlers only there
-            self._previous_handlers = {number: signal.signal(number, self._record) for number in SIGNALS}
+            for number in SIGNALS:
+                if not is_ignored_hangup(number):
+                    self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not set by Python
+        self._previous_handlers = {}
 
     def _record(self, number: int, _: FrameType | None) -> None:
         self._signal = number

@@ -225,7 +225,10 @@ def test_weights_of_a_recorded_epoch_are_not_written_again(tmp_path):
 
 
 @posix
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138)])  # 128 + 15, 128 + 10 on Linux
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGHUP", 129)],  # 128 + 15, 128 + 10, 128 + 1 on Linux
+)
 def test_signal_saves_after_the_step_and_ends_the_run(tmp_path, capsys, name, code):
     manager = open_manager(tmp_path / "exp", nosave=True)  # --nosave too
     with manager:

@@ -75,6 +75,20 @@ def test_previous_signal_handlers_are_restored():
             signal.signal(number, handler)
 
 
+@posix
+def test_hangup_that_nohup_has_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with SaveTrigger(World(CPU), 0, idle()) as trigger:
+            signal.raise_signal(signal.SIGHUP)
+            assert not trigger.signal_received()
+            signal.raise_signal(signal.SIGTERM)
+            assert trigger.agreed_signal() == "SIGTERM"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_trigger_sets_no_handlers_in_other_threads():
     """Python refuses that with a ValueError."""
     before, errors = [signal.getsignal(number) for number in SIGNALS], []
