@@ -1,5 +1,6 @@
 """Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3], blue green red."""
 
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -9,8 +10,15 @@ from data.tiles.labels import TiledLabels
 from utils.images.decode import read_image
 from utils.images.letterbox import Image, base_sizes, resized
 from utils.printable import printable
+from utils.terminal import FaultError
+
+PAUSES_S = (0.1, 1.0, 5.0)  # before an image that cannot be read is tried again
 
 Reader = Callable[[int], Image]  # index -> base image; callers must not write to it
+
+
+class UnreadableImageError(FaultError):
+    """An image of the data set cannot be read any more, or has changed."""
 
 
 class DecodedImages:
@@ -27,7 +35,7 @@ class DecodedImages:
         return [self.image_size, "of-tiles-of", self.tile] if self.tile else [self.image_size]
 
     def __call__(self, index: int) -> Image:
-        """Return base image `index`. Raises ValueError as `read_labelled` does."""
+        """Return base image `index`. Raises UnreadableImageError as `read_labelled` does."""
         return resized(read_labelled(self.labels, index), *self.sizes[index].tolist())
 
 
@@ -61,11 +69,30 @@ def decoded(labels: Labels, image_size: int, tile: int = 0) -> DecodedImages:
 
 
 def read_labelled(labels: Labels, index: int) -> Image:
-    """Return image `index`. Raises ValueError if it is damaged, or not of the size that its labels are for."""
+    """Return image `index`.
+
+    The scan of the data set has decoded every image, so an error is a fault of a disk or a network, and may pass: the
+    file is read again after each of PAUSES_S. Raises UnreadableImageError if it still cannot be decoded, or if it is
+    not of the size that its labels are for.
+    """
     path = labels.path(index)
-    image = read_image(path)
+    image = _read_patiently(path)
     size, known = (image.shape[1], image.shape[0]), tuple(labels.sizes[index].tolist())
     if size != known:
         sizes = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
-        raise ValueError(f"{printable(path)}: has changed since its labels were read: it had {sizes}")
+        raise UnreadableImageError(f"{printable(path)}: has changed since its labels were read: it had {sizes}")
     return image
+
+
+def _read_patiently(path: str) -> Image:
+    """Return an image. Raises UnreadableImageError if it cannot be decoded after the last of PAUSES_S either."""
+    for pause_s in PAUSES_S:
+        try:
+            return read_image(path)
+        except ValueError:
+            time.sleep(pause_s)
+    try:
+        return read_image(path)
+    except ValueError as error:
+        attempts = f"in {len(PAUSES_S) + 1} attempts; it could be read when the data set was scanned"
+        raise UnreadableImageError(f"{error}, {attempts}") from None

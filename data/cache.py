@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.augment.draw_device import POOL_PADDING
-from data.base_images import DecodedImages, Reader, decoded
+from data.base_images import DecodedImages, Reader, UnreadableImageError, decoded
 from data.labels import Labels
 from data.tiles.labels import TiledLabels
 from utils.distributed.memory import free_memory, free_ram
@@ -190,6 +190,8 @@ def _make_caches(
             caches = {split.name: split.in_ram(progress) for split in splits}
         elif place == DISK and folder is not None:
             caches = {split.name: split.on_disk(folder, progress) for split in splits}
+    except UnreadableImageError:
+        raise
     except (OSError, FaultError) as error:  # for example, another process has used up the room
         reason = getattr(error, "strerror", None) or error
         place_name = printable(folder) if place == DISK and folder else "memory"

@@ -27,7 +27,7 @@ from data.augment.draw import Drawer
 from data.augment.draw_device import Packed, draw_batch, pack, with_fixed_shapes
 from data.augment.plan import Planner
 from data.augment.records import Plan
-from data.base_images import Reader, decoded
+from data.base_images import Reader, UnreadableImageError, decoded
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler
@@ -219,7 +219,7 @@ def explain_worker_death(text: str) -> str:
     """Return a message that replaces torch's error about a worker that died; "" for any other error.
 
     >>> explain_worker_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
-    'a DataLoader worker died (Segmentation fault): try --workers 0; --resume continues the run'
+    'a DataLoader worker died (Segmentation fault): try --workers 0'
     >>> explain_worker_death("stack expects each tensor to be equal size")
     ''
     """
@@ -228,7 +228,7 @@ def explain_worker_death(text: str) -> str:
         return ""
     crashed = died["signal"] not in (None, "Killed", "Bus error")
     why = f" ({died['signal']}): try --workers 0" if crashed else ", probably out of memory: use fewer --workers"
-    return f"a DataLoader worker died{why}; --resume continues the run"
+    return f"a DataLoader worker died{why}"
 
 
 def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
@@ -335,9 +335,10 @@ class Loader(Generic[S]):
         try:
             for number, drawn in enumerate(_iterate(self._loader)):
                 yield self._to_batch(number, drawn)
-        except ValueError as error:  # a worker sends its whole traceback as the text; our message is at its end
+        except UnreadableImageError as error:  # a worker sends its whole traceback as the text; our message is its end
             error.__traceback__ = None  # it refers to torch's frames, which would keep the workers alive
-            raise ValueError(str(error).rpartition("\nValueError: ")[2].rstrip()) from None
+            name = f"\n{UnreadableImageError.__module__}.{UnreadableImageError.__name__}: "
+            raise UnreadableImageError(str(error).rpartition(name)[2].rstrip()) from None
         except RuntimeError as error:
             if not (message := explain_worker_death(str(error))):
                 raise

@@ -409,6 +409,10 @@ def test_finished_run_without_metrics_json_can_be_resumed(tmp_path):
     assert cfg.epochs == 3
 
 
+def refuse_to_speak(line):
+    raise AssertionError(line)
+
+
 def test_find_last_accepts_newest_folder_or_file(tmp_path):
     for number, name in enumerate(("new", "old", "older")):
         last = tmp_path / name / "weights" / "last.pt"
@@ -416,13 +420,31 @@ def test_find_last_accepts_newest_folder_or_file(tmp_path):
         last.touch()
         os.utime(last, (9 - number, 9 - number))
     (tmp_path / "empty").mkdir()
-    assert find_last("newest", tmp_path) == str(tmp_path / "new" / "weights" / "last.pt")
-    assert find_last(str(tmp_path / "old"), tmp_path) == str(tmp_path / "old" / "weights" / "last.pt")
-    assert find_last("any/file.pt", tmp_path) == "any/file.pt"
+    assert find_last("newest", tmp_path, refuse_to_speak) == str(tmp_path / "new" / "weights" / "last.pt")
+    assert find_last(str(tmp_path / "old"), tmp_path, refuse_to_speak) == str(tmp_path / "old" / "weights" / "last.pt")
+    assert find_last("any/file.pt", tmp_path, refuse_to_speak) == "any/file.pt"
     with pytest.raises(ValueError, match=r"empty: there is no weights/last\.pt in it; its run has saved nothing yet"):
-        find_last(str(tmp_path / "empty"), tmp_path)
+        find_last(str(tmp_path / "empty"), tmp_path, refuse_to_speak)
     with pytest.raises(ValueError, match=r"no \*\*/weights/last\.pt under .*empty: train first"):
-        find_last("newest", tmp_path / "empty")
+        find_last("newest", tmp_path / "empty", refuse_to_speak)
+
+
+def test_newer_run_that_has_saved_nothing_is_named(tmp_path):
+    """--resume continues an older run, and says so; a link that leads nowhere is no run."""
+    last = tmp_path / "exp" / "weights" / "last.pt"
+    last.parent.mkdir(parents=True)
+    last.touch()
+    os.utime(last, (5, 5))
+    for name, began in (("before", 4), ("exp", 9), ("exp2", 7), ("exp3", 8)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "args.yaml").touch()
+        os.utime(tmp_path / name / "args.yaml", (began, began))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "args.yaml").symlink_to("nowhere")
+    said = []
+    assert find_last("newest", tmp_path, said.append) == str(last)
+    folders = f"{tmp_path / 'exp3'} is newer, but it has saved nothing: --resume continues {tmp_path / 'exp'}"
+    assert said == [folders]
 
 
 def test_finished_run_can_be_extended_with_more_epochs(attempt, tmp_path):

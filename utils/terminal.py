@@ -39,6 +39,8 @@ class EndedBySignalError(KeyboardInterrupt):
 class FaultError(Exception):
     """A fault of the machine or the network; one sentence is shown instead of a traceback."""
 
+    says_how_to_continue = False  # whether the sentence ends with what to do next
+
 
 def print_lines(text: str) -> None:
     """Print lines above a progress bar, if there is one, and flush at once, also into a file.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from data import Augmentation, cache, trial_drawing
-from data.base_images import DecodedImages
+from data.base_images import DecodedImages, UnreadableImageError
 from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
 from data.labels import Labels, LabelsBuilder
 from tests.data.test_loader import ALL_AUGMENTATIONS, SIDE, SIZES, contents, epochs_of, train_loader, write_data
@@ -226,7 +226,7 @@ def test_caching_reports_image_changed_since_scan(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
     for where in ("ram", "disk"):
-        with pytest.raises(ValueError, match=r"0\.png: has changed since its labels were read"):
+        with pytest.raises(UnreadableImageError, match=r"0\.png: has changed since its labels were read"):
             open_train_images(labels, where, tmp_path / "cache")
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
 

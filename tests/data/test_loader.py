@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from data import Augmentation, Loader, build_evaluation_loader, build_loaders, build_train_loader
-from data.base_images import DecodedImages
+from data import Augmentation, Loader, base_images, build_evaluation_loader, build_loaders, build_train_loader
+from data.base_images import DecodedImages, UnreadableImageError
 from data.labels import Labels, LabelsBuilder
 from data.loader import Batch, Drawn, Samples, explain_worker_death, fit_workers
 from data.sampler import Key
@@ -247,16 +247,49 @@ def test_loader_reports_image_changed_since_scan(tmp_path: Path, workers: int) -
         train_loader(labels, workers=workers),
         build_evaluation_loader(labels, batch_size=3, image_size=SIDE, stride=32),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UnreadableImageError, match=message):
             list(loader)
 
 
+UNREADABLE = (
+    r"^\S*1\.png cannot be read: No such file or directory, in 3 attempts; "
+    "it could be read when the data set was scanned$"
+)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_missing_image_is_reported_in_one_line(tmp_path: Path, workers: int) -> None:
+def test_missing_image_is_reported_in_one_line(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fault, not as wrong input: the scan of the data set has decoded it."""
+    monkeypatch.setattr(base_images, "PAUSES_S", (0.01, 0.01))
     labels = write_data(tmp_path)
     os.remove(labels.path(1))
-    with pytest.raises(ValueError, match=r"^\S*1\.png cannot be read: No such file or directory$"):
+    with pytest.raises(UnreadableImageError, match=UNREADABLE):
         list(train_loader(labels, batch_size=7, workers=workers))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"half"])
+def test_image_that_can_be_read_again_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    """The disk of another machine may be away for a second, or deliver half a file."""
+    labels = write_data(tmp_path)
+    whole = Path(labels.path(1)).read_bytes()
+    expected = base_images.read_labelled(labels, 1)
+    broken = whole[: len(whole) // 2] if content == b"half" else content
+    if broken is None:
+        os.remove(labels.path(1))
+    else:
+        Path(labels.path(1)).write_bytes(broken)
+    pauses: list[float] = []
+
+    def repair(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            Path(labels.path(1)).write_bytes(whole)
+
+    monkeypatch.setattr(base_images.time, "sleep", repair)
+    assert (base_images.read_labelled(labels, 1) == expected).all()
+    assert pauses == [0.1, 1.0]
 
 
 def test_mosaic_is_disabled_from_mosaic_until(tmp_path: Path) -> None:
@@ -377,7 +410,7 @@ def kill_worker(loader: Loader, seconds: float = 0) -> None:
         time.sleep(0.05)
 
 
-WORKER_DIED = "^a DataLoader worker died, probably out of memory: use fewer --workers; --resume continues the run$"
+WORKER_DIED = "^a DataLoader worker died, probably out of memory: use fewer --workers$"
 
 
 @linux_only

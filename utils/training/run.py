@@ -17,7 +17,7 @@ from utils.printable import counted
 from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint, refuse_damaged
 from utils.training.checkpoints.manager import PREEMPTED
 from utils.training.checkpoints.restart import MARKS, METRICS, PreviousAttempt, find_previous_attempt
-from utils.training.checkpoints.resume import batch_after_resize, find_last, resumed_config, run_folder
+from utils.training.checkpoints.resume import SETTINGS, batch_after_resize, find_last, resumed_config, run_folder
 from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp, write_hyp
 from utils.training.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
@@ -135,7 +135,7 @@ class Run:
         remove_partial_files(self.folder)
         for name in FINISHED:
             (self.folder / name).unlink(missing_ok=True)
-        write_yaml(self.folder / "args.yaml", cfg.as_dict())
+        write_yaml(self.folder / SETTINGS, cfg.as_dict())
         write_hyp(self.folder / "hyp.yaml", cfg.optimizer, self.hyp)
         write_json(self.folder / "data_report.json", report)
         if self.recipe:
@@ -176,7 +176,7 @@ def open_run(
         cfg = replace(cfg, resume=attempt.checkpoint)
         say("restarted by the launcher")
     elif cfg.resume:
-        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project)))
+        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project), say))
     saved = read_checkpoint(cfg.resume) if cfg.resume else None
     if len(set(world.all_gather_object(fingerprint(Path(cfg.resume)) if saved else ""))) > 1:
         raise ValueError(f"{cfg.resume}: differs between the processes; all machines must read the same file")

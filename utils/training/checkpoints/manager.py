@@ -12,7 +12,7 @@ from torch import Tensor
 from utils.background import BackgroundTask
 from utils.files import checkpoint_file
 from utils.files.writers import write_json
-from utils.terminal import print_lines
+from utils.terminal import FaultError, print_lines
 from utils.training.checkpoints.contents import Description
 from utils.training.checkpoints.preemption import InterruptedRunError, PreemptedExit, SaveTrigger
 from utils.training.state import TrainState
@@ -51,11 +51,18 @@ class CheckpointManager:
         self.trigger.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
-        self.trigger.__exit__(kind, *failure)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
+        """After Ctrl-C, print how to continue. Raises FaultError with the sentence of another one and how to continue.
+
+        If nothing is saved, or the sentence says how to continue itself, the error stays as it is.
+        """
+        self.trigger.__exit__(kind, error, *traceback)
+        advice = f"continue with --resume {self.last}"
         if kind is KeyboardInterrupt and self.world.is_main:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
-                print_lines(f"continue with --resume {self.last}" if self._saved else "nothing is saved yet")
+                print_lines(advice if self._saved else "nothing is saved yet: start the run again, without --resume")
+        if isinstance(error, FaultError) and self._saved and not error.says_how_to_continue:
+            raise FaultError(f"{error}; {advice}") from error
 
     def after_step(self, batch: int) -> None:
         """Save if it is due, and record the result of the background evaluation.
@@ -75,7 +82,8 @@ class CheckpointManager:
         """Save within an epoch. Raises PreemptedExit if the reason is a signal."""
         name, state = self.trigger.agreed_signal(), self._state()
         if self.world.is_main:
-            self._save_last(state)
+            checkpoint_file.save(self.last, state)
+        self._saved = True
         self._continue_or_exit(name)
 
     @contextmanager
@@ -104,9 +112,10 @@ class CheckpointManager:
             if self.world.is_main:
                 if self.period > 0 and self.progress.epoch % self.period == 0:
                     checkpoint_file.save(self.last.with_name(f"epoch{self.progress.epoch}.pt"), state)
-                self._save_last(state)
+                checkpoint_file.save(self.last, state)
                 if self._is_best() or (done and self.final_only):
                     self._save_best()
+            self._saved = True
         if self.progress.pending and not self.final_only:
             self._pending_ema = {key: value.clone() for key, value in self.state.ema.state_dict().items()}
         self._continue_or_exit(name)
@@ -149,10 +158,6 @@ class CheckpointManager:
         known = progress.epoch > 0 and not progress.pending
         best = progress.early_stopping.best_epoch in (progress.epoch - 1, None)
         return available and known and not self.final_only and best
-
-    def _save_last(self, state: dict[str, Any]) -> None:
-        checkpoint_file.save(self.last, state)
-        self._saved = True
 
     def _save_best(self) -> None:
         result = {"epoch": self.progress.epoch, "metrics": self.progress.metrics, "results": self.progress.rows}

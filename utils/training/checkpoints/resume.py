@@ -1,15 +1,19 @@
 """Resuming a run: from which checkpoint, with which settings, and at which batch of the epoch."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from utils.files import checkpoint_file
+from utils.log import Say
 from utils.printable import excerpt
 from utils.training.checkpoints.contents import Checkpoint, refuse_damaged
 from utils.training.checkpoints.restart import is_done
 from utils.training.config import TrainConfig
 from utils.training.early_stopping import EarlyStopping
+
+SETTINGS = "args.yaml"  # in a run's folder, written when the run begins
 
 # Flags that may change when a run is resumed. The others keep the run's values.
 CHANGEABLE = (
@@ -30,17 +34,34 @@ CHANGEABLE = (
 )
 
 
-def find_last(given: str, project: Path) -> str:
+def find_last(given: str, project: Path, say: Say) -> str:
     """The checkpoint that --resume names: a file, a run folder (its last.pt), or "newest" (the newest of all runs).
 
-    Raises ValueError if there is none.
+    say: logs a line if a newer run has saved nothing. Raises ValueError if there is none.
     """
     if given == "newest":
-        return str(checkpoint_file.newest(project, "**/weights/last.pt"))
+        last = checkpoint_file.newest(project, "**/weights/last.pt")
+        if unsaved := newest_unsaved(project, last.stat().st_mtime_ns):
+            say(f"{unsaved} is newer, but it has saved nothing: --resume continues {run_folder(str(last))}")
+        return str(last)
     last = Path(given, "weights", "last.pt")
     if Path(given).is_dir() and not last.exists():
         raise ValueError(f"--resume {given}: there is no weights/last.pt in it; its run has saved nothing yet")
     return str(last) if Path(given).is_dir() else given
+
+
+def newest_unsaved(project: Path, since_ns: int) -> str:
+    """The folder under `project` of the newest run that has saved nothing; "" if all of them began before `since_ns`.
+
+    since_ns: in nanoseconds, as st_mtime_ns.
+    """
+    began: dict[str, int] = {}
+    for settings in project.glob(f"**/{SETTINGS}"):
+        with suppress(OSError):  # a link that leads nowhere
+            if not (settings.parent / "weights" / "last.pt").exists():
+                began[str(settings.parent)] = settings.stat().st_mtime_ns
+    newest = max(began, key=lambda folder: began[folder], default="")
+    return newest if newest and began[newest] > since_ns else ""
 
 
 def run_folder(last: str) -> Path:

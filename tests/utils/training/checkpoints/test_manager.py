@@ -21,6 +21,7 @@ from tests.support.small_run import (
 )
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from utils.files import checkpoint_file
+from utils.terminal import FaultError
 from utils.training.checkpoints import manager as manager_module
 from utils.training.checkpoints import preemption
 from utils.training.checkpoints.contents import read_checkpoint
@@ -420,12 +421,41 @@ def test_ctrl_c_names_a_checkpoint_that_this_run_has_written(tmp_path, capsys, f
     saving = TrainConfig(**flags).saving()
     manager = CheckpointManager(tmp_path / "exp", small_state(), small_description(), **saving)
     interrupt(manager)
-    nothing = "nothing is saved yet\n"
+    nothing = "nothing is saved yet: start the run again, without --resume\n"
     assert capsys.readouterr().out == nothing
     train_epoch(manager, 0.5)
     interrupt(manager)
     line = f"continue with --resume {tmp_path}/exp/{LAST}\n"
     assert capsys.readouterr().out == (nothing if flags else line)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_fault_says_how_to_continue_once_something_is_saved(tmp_path, rank):
+    """Whichever rank has the fault: its sentence is the one that is printed."""
+    worlds = thread_worlds(2)
+    managers = [open_manager(tmp_path / str(world.rank), world) for world in worlds]
+
+    def fail():
+        with managers[rank]:
+            raise FaultError("a.png cannot be read")
+
+    with pytest.raises(FaultError, match=r"^a\.png cannot be read$"):
+        fail()
+    run_ranks([partial(train_epoch, manager, 0.5) for manager in managers], worlds)
+    with pytest.raises(FaultError) as ended:
+        fail()
+    last = tmp_path / str(rank) / LAST
+    assert str(ended.value) == f"a.png cannot be read; continue with --resume {last}"
+
+
+def test_fault_with_advice_of_its_own_is_passed_on(tmp_path):
+    class OwnAdviceError(FaultError):
+        says_how_to_continue = True
+
+    manager = open_manager(tmp_path / "exp")
+    train_epoch(manager, 0.5)
+    with pytest.raises(OwnAdviceError, match=r"^lower the rate$"), manager:
+        raise OwnAdviceError("lower the rate")
 
 
 def test_only_rank_0_speaks_at_ctrl_c(tmp_path, capsys):
