@@ -116,11 +116,17 @@ from utils.log import RunEnded, RunLog, RunStarted, Say
 from utils.metrics.evaluation import Evaluation, class_table
 from utils.plots.pictures import Pictures
 from utils.progress import Progress
-from utils.terminal import FaultError, run_and_exit
+from utils.terminal import run_and_exit
 from utils.training.autobatch import memory_advice
 from utils.training.batch_size import GlobalBatch
 from utils.training.checkpoints.manager import CheckpointManager
-from utils.training.nonfinite import describe_stuck, nan_if_nonfinite
+from utils.training.nonfinite import (
+    NonFiniteError,
+    describe_skipped,
+    describe_stuck,
+    nan_if_nonfinite,
+    refuse_mostly_skipped,
+)
 from utils.training.run import Run, open_run
 from utils.training.state import TrainState, build_train_state
 from utils.training.validation import EpochValidation
@@ -130,7 +136,11 @@ FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 
 
 def main(cfg: TrainConfig, world: World) -> Evaluation:
-    """Train with the settings in cfg; return the evaluation of the best checkpoint."""
+    """Train with the settings in cfg; return the evaluation of the best checkpoint.
+
+    This is the complete training procedure, from top to bottom. Raises NonFiniteError, after everything is written, if
+    most optimizer steps were skipped.
+    """
     log = RunLog(active=world.is_main)
     run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data, check_model=check_model)
     cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size)
@@ -255,7 +265,11 @@ def train_one_epoch(
     *,
     title: str,
     scale: MultiScale | None = None,
+    steps = state.steps_between([loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)])
+    if skipped := state.guard.skipped_after_search:
+        log.say(describe_skipped(skipped, steps))
     pictures: Pictures | None = None,
+    refuse_mostly_skipped(skipped, steps, state.schedule.lr0)
 ) -> str:
     """Train on one pass over loader, starting at sampler.first_batch; return the speed as text.
 
@@ -292,7 +306,8 @@ def train_one_epoch(
             if guard.stuck:
                 images_seen = world.all_gather_rows(batch.indices).tolist()
                 where = f"epoch {sampler.epoch + 1}, batch {number + 1}"
-                raise FaultError(describe_stuck(guard, where, checkpoints.last, images_seen, loader.labels.path))
+                advice = checkpoints.advise_after_nonfinite_steps()
+                raise NonFiniteError(describe_stuck(guard, where, advice, images_seen, loader.labels.path))
             checkpoints.after_step(number + 1)
         for sums in host_sums.push(epoch_losses.sums) if number % fetch_every == 0 else ():
             means = " ".join(f"{name} {value:.4f}" for name, value in epoch_losses.running_means(sums).items())

@@ -8,12 +8,20 @@ import torch
 from torch import Tensor
 
 from utils.distributed.host_copies import AsyncHostCopy
-from utils.printable import printable
+from utils.printable import counted, printable
+from utils.terminal import FaultError
+from utils.training.checkpoints.usable_weights import HUGE
 
 MAX_IN_A_ROW = 10
 MAX_NAMED = 16  # files in an error message
 SCALE_SEARCH = 16  # halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
 SCALE_GROWTH = 2000  # finite steps in a row after which torch's GradScaler doubles the scale
+
+
+class NonFiniteError(FaultError):
+    """Too many optimizer steps were skipped."""
+
+    says_how_to_continue = True
 
 
 def nan_if_nonfinite(loss: Tensor) -> Tensor:
@@ -77,6 +85,11 @@ class NonFiniteGuard:
         """Whether too many steps were skipped in a row; the same on all processes."""
         return self.in_a_row >= self.most_in_a_row
 
+    @property
+    def skipped_after_search(self) -> int:
+        """The number of skipped steps, without those in which a float16 gradient scaler may find its scale."""
+        return max(0, self.state_dict()["skipped"] - (self.most_in_a_row - MAX_IN_A_ROW))
+
     def state_dict(self) -> dict[str, Any]:
         self._count(self._flags.drain())
         search = {"searched": self.searched, "halvings": self._halvings, "finite": self._finite}
@@ -119,16 +132,53 @@ class NonFiniteGuard:
 
 
 def describe_stuck(
-    guard: NonFiniteGuard, where: str, last: Path, images: Sequence[int], path_of: Callable[[int], str]
+    guard: NonFiniteGuard, where: str, advice: str, images: Sequence[int], path_of: Callable[[int], str]
 ) -> str:
     """The error message when training cannot continue.
 
-    images: indices of the last batch's images, of all processes. path_of: the file of an index.
+    advice: a sentence on what to do, from `advise`. images: indices of the last batch's images, of all processes.
+    path_of: the file of an index.
     """
     files = ", ".join(printable(path_of(index)) for index in images[:MAX_NAMED])
     more = f" and {len(images) - MAX_NAMED} more" if len(images) > MAX_NAMED else ""
     return (
         f"loss or gradient was not finite in {guard.in_a_row} optimizer steps in a row, up to {where}; these steps "
-        f"changed neither the weights nor last.pt. Start a new run with --weights {last}, a lower lr0 in --hyp, or "
-        f"--amp fp32. The last batch: images {images} ({files}{more})"
+        f"were skipped. {advice}. The last batch: images {images} ({files}{more})"
     )
+
+
+def advise(largest: float, lr: float, usable: Path | None) -> str:
+    """What to do when training cannot continue.
+
+    largest: absolute value of the weights. lr: the run's learning rate. usable: the newest checkpoint whose weights are
+    not huge; None if there is none.
+
+    >>> advise(3.0, 0.01, Path("last.pt"))
+    'Start a new run with --weights last.pt, and a learning rate (lr0 in --hyp) below 0.01 or --amp fp32'
+    >>> advise(3e8, 0.01, None)
+    'The weights have grown to 3e+08: start from the beginning, with a learning rate (lr0 in --hyp) below 0.01'
+    """
+    start = f"start a new run with --weights {usable}, and" if usable else "start from the beginning, with"
+    lower = f"{start} a learning rate (lr0 in --hyp) below {lr:g}"
+    if largest >= HUGE:
+        return f"The weights have grown to {largest:.2g}: {lower}"
+    return f"{lower[0].upper()}{lower[1:]} or --amp fp32"
+
+
+def describe_skipped(skipped: int, steps: int) -> str:
+    """A sentence at the end of a run on its skipped optimizer steps; "" if there are none.
+
+    >>> describe_skipped(1, 300)
+    '1 of 300 optimizer steps was skipped, because its loss or gradient was not finite'
+    """
+    if not skipped:
+        return ""
+    what = "was skipped, because its" if skipped == 1 else "were skipped, because their"
+    return f"{skipped:,} of {counted(steps, 'optimizer step')} {what} loss or gradient was not finite"
+
+
+def refuse_mostly_skipped(skipped: int, steps: int, lr: float) -> None:
+    """Raise NonFiniteError if more than half of a run's optimizer steps were skipped."""
+    if 2 * skipped > steps:
+        lower = f"use a learning rate (lr0 in --hyp) below {lr:g}, or --amp fp32"
+        raise NonFiniteError(f"{describe_skipped(skipped, steps)}: the model has learned from few images; {lower}")

@@ -8,6 +8,7 @@ with sums and means.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic
 
 import torch
@@ -103,6 +104,10 @@ class TrainState(Generic[Model]):
         steps = f"batches per optimizer step: {min(batch.accumulate, batches)}"
         learning = f"{optimizer}, learning rate {self.schedule.lr0:g}"
         return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}; {learning}"
+
+    def steps_between(self, epoch_starts: Sequence[int]) -> int:
+        """The number of optimizer steps in epochs that start, and of which the last one ends, at these batches."""
+        return sum(len(self.schedule.step_batches(first, last)) for first, last in pairwise(epoch_starts))
 
     def sync_buffers(self) -> None:
         """After an epoch, make weights and statistics the same on all processes."""

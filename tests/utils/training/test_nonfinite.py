@@ -16,7 +16,15 @@ from tests.support.launching import forked, free_port, rank_environment, small_r
 from tests.support.meta_device import use_fused
 from utils.distributed.replica import running_statistics
 from utils.files import checkpoint_file
-from utils.training.nonfinite import NonFiniteGuard, nan_if_nonfinite
+from utils.training.checkpoints.usable_weights import largest_weight, newest_usable
+from utils.training.nonfinite import (
+    NonFiniteError,
+    NonFiniteGuard,
+    advise,
+    describe_skipped,
+    nan_if_nonfinite,
+    refuse_mostly_skipped,
+)
 from utils.training.optimizers import build_optimizer
 
 CPU = torch.device("cpu")
@@ -222,12 +230,53 @@ def test_run_in_float16_reports_the_search_for_its_scale_as_such(flags, capsys, 
 @pytest.mark.usefixtures("_restored")
 def test_run_stops_after_10_nonfinite_steps_and_names_images(flags, tmp_path):
     corrupt_losses(3, 10**6)
-    with pytest.raises(train.FaultError, match="was not finite in 10 optimizer steps in a row") as stopped:
+    with pytest.raises(NonFiniteError, match="was not finite in 10 optimizer steps in a row") as stopped:
         train.main(train.parse_args([*flags, "--save-minutes", "1e-9"])[0], train.World(CPU))
     seen = [int(number) for number in re.search(r"images \[([\d, ]+)\]", str(stopped.value))[1].split(",")]
     assert len(seen) == 4
     assert all(f"{number}.png" in str(stopped.value) for number in seen)
-    assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
+    last = tmp_path / "exp" / "weights" / "last.pt"
+    assert all_finite(last)
+    said = f". Start a new run with --weights {last}, and a learning rate (lr0 in --hyp) below 0.01 or --amp fp32"
+    assert said in str(stopped.value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_restored")
+def test_run_with_huge_weights_names_the_last_usable_checkpoint(flags, tmp_path, monkeypatch):
+    """The weights grow in the second epoch, after which last.pt has them too."""
+    corrupt_losses(4, 10**6)
+    real, epochs = train.TrainState.sync_buffers, iter(range(1, 10**6))
+
+    def sync_buffers(state):
+        real(state)
+        if next(epochs) == 2:
+            nn.init.constant_(next(iter(state.replica.model.parameters())).data, 3e8)
+
+    monkeypatch.setattr(train.TrainState, "sync_buffers", sync_buffers)
+    words = [*flags, "--save-minutes", "1e-9", "--noval", "--save-period", "1"]
+    with pytest.raises(NonFiniteError) as stopped:
+        train.main(train.parse_args(words)[0], train.World(CPU))
+    first = tmp_path / "exp" / "weights" / "epoch1.pt"
+    assert f". The weights have grown to 3e+08: start a new run with --weights {first}, and" in str(stopped.value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("most", [False, True])
+def test_run_ends_with_fault_if_most_steps_were_skipped(flags, tmp_path, capsys, most):
+    """4 steps: two in the first epoch, which is the warm-up, then one for each 2 batches. Everything is written."""
+    corrupt_losses(2, 5 if most else 3)
+    words = [*flags, "--epochs", "3"]
+    said = f"{3 if most else 2} of 4 optimizer steps were skipped, because their loss or gradient was not finite"
+    advice = "the model has learned from few images; use a learning rate (lr0 in --hyp) below 0.01, or --amp fp32"
+    if most:
+        with pytest.raises(NonFiniteError, match=f"^{re.escape(f'{said}: {advice}')}$"):
+            train.main(train.parse_args(words)[0], train.World(CPU))
+    else:
+        train.main(train.parse_args(words)[0], train.World(CPU))
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    assert (tmp_path / "exp" / "metrics.json").exists()
 
 
 @pytest.mark.slow
@@ -248,3 +297,51 @@ def test_two_processes_skip_nonfinite_steps_together(flags, tmp_path, fault):
         assert codes == [1, 1]
         assert errors.count("error:") == 1
         assert len(re.search(r"images \[([\d, ]+)\]", errors)[1].split(",")) == 4
+
+
+# ---------------------------------------------------------------------- which weights to start again from
+
+
+def test_largest_weight_of_the_parameters_only():
+    state = {"a": torch.tensor([1.0, -3.0]), "mean": torch.tensor([1e9]), "none": torch.zeros(0)}
+    assert largest_weight(state, ["a", "none"]) == 3.0
+    assert largest_weight(state, []) == 0.0
+    assert largest_weight(state | {"a": torch.tensor([math.nan])}, ["a"]) == math.inf
+
+
+def test_newest_usable_checkpoint_has_no_huge_weight_and_can_be_read(tmp_path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    assert newest_usable(tmp_path, ["a"]) is None
+
+    def save(name: str, seconds: int, **states: float) -> None:
+        saved = {part: {"a": torch.tensor([value])} for part, value in states.items()}
+        checkpoint_file.save(folder / name, {"table": {}, "names": [], **saved})
+        os.utime(folder / name, (seconds, seconds))
+
+    save("epoch1.pt", 1, model=2.0)
+    assert newest_usable(tmp_path, ["a"]) == folder / "epoch1.pt"
+    save("epoch2.pt", 2, model=999.0, ema=3.0)
+    save("epoch3.pt", 3, model=3.0, ema=2000.0)
+    save("best.pt", 4, model=1e9)
+    (folder / "last.pt").write_bytes(b"damaged")
+    (folder / "gone.pt").symlink_to("nowhere")
+    assert newest_usable(tmp_path, ["a"]) == folder / "epoch2.pt"
+
+
+def test_advice_and_skipped_steps_in_words():
+    start = "start a new run with --weights best.pt, and a learning rate (lr0 in --hyp) below 0.01"
+    assert advise(math.inf, 0.01, Path("best.pt")) == f"The weights have grown to inf: {start}"
+    lower = "with a learning rate (lr0 in --hyp) below 0.01"
+    assert advise(3.0, 0.01, None) == f"Start from the beginning, {lower} or --amp fp32"
+    assert describe_skipped(0, 5) == ""
+    assert describe_skipped(1, 3) == "1 of 3 optimizer steps was skipped, because its loss or gradient was not finite"
+    refuse_mostly_skipped(0, 0, 0.01)  # a run without steps
+
+
+def test_search_for_the_float16_scale_is_not_counted():
+    steps = NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
+    for number in range(17):
+        assert steps.skipped_after_search == 0, number
+        steps.step(torch.tensor(math.inf))
+    assert steps.skipped_after_search == 1

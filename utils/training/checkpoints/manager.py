@@ -15,6 +15,8 @@ from utils.files.writers import write_json
 from utils.terminal import FaultError, print_lines
 from utils.training.checkpoints.contents import Description
 from utils.training.checkpoints.preemption import InterruptedRunError, PreemptedExit, SaveTrigger
+from utils.training.checkpoints.usable_weights import largest_weight, newest_usable
+from utils.training.nonfinite import advise
 from utils.training.state import TrainState
 
 PREEMPTED = "preempted.json"
@@ -63,6 +65,16 @@ class CheckpointManager:
                 print_lines(advice if self._saved else "nothing is saved yet: start the run again, without --resume")
         if isinstance(error, FaultError) and self._saved and not error.says_how_to_continue:
             raise FaultError(f"{error}; {advice}") from error
+
+    def advise_after_nonfinite_steps(self) -> str:
+        """What to do when loss or gradient was not finite in too many steps. A collective, with the same result."""
+        weights = self.state.replica.state_dict()
+        names = [name for name, _ in self.state.ema.model.named_parameters()]
+        advice = ""
+        if self.world.is_main:
+            usable = newest_usable(self.folder, names) if self._saved else None
+            advice = advise(largest_weight(weights, names), self.state.schedule.lr0, usable)
+        return str(self.world.broadcast_object(advice))
 
     def after_step(self, batch: int) -> None:
         """Save if it is due, and record the result of the background evaluation.
