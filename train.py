@@ -310,9 +310,9 @@ def train_one_epoch(
                 raise NonFiniteError(describe_stuck(guard, where, advice, images_seen, loader.labels.path))
             checkpoints.after_step(number + 1)
         for sums in host_sums.push(epoch_losses.sums) if number % fetch_every == 0 else ():
-            means = " ".join(f"{name} {value:.4f}" for name, value in epoch_losses.running_means(sums).items())
+            means = [f"{name} {value:.4f}" for name, value in epoch_losses.running_means(sums).items()]
             trained = (number + 1 - sampler.first_batch) * sampler.batch_size
-            bar.text(f"{means}, {bar.pace(trained, memory_gib(world.device))}")
+            bar.show([*means, *bar.pace_texts(trained, memory_gib(world.device))])
     state.progress.batch = sampler.batches_in(sampler.epoch)
     pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device)) if len(loader) else "already trained"
     skipped = guard.state_dict()["skipped"] - skipped_before

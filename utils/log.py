@@ -4,6 +4,8 @@ To add a logger, write a class with a method `handle(event)` and pass it to RunL
 receives events on rank 0 only.
 """
 
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,7 +82,25 @@ class TerminalSink:
         if isinstance(event, Message):
             print_lines(event.text if event.table else printable(event.text))
         elif isinstance(event, EpochEnded):
-            print_lines(printable(event.text))
+            text = printable(event.text)
+            is_terminal = sys.stdout is not None and sys.stdout.isatty()
+            print_lines(wrap_groups(text, shutil.get_terminal_size().columns) if is_terminal else text)
+
+
+def wrap_groups(text: str, width: int) -> str:
+    """The text as lines of at most `width` columns, if its groups allow that: they are separated by two spaces.
+
+    >>> wrap_groups("1/3  box 0.1  P 0.2", 12)
+    '1/3  box 0.1\\n     P 0.2'
+    """
+    first, *groups = text.lstrip().split("  ")
+    lines = [text[: len(text) - len(text.lstrip())] + first]
+    for group in groups:
+        if len(lines[-1]) + 2 + len(group) <= width:
+            lines[-1] += f"  {group}"
+        else:
+            lines.append(f"     {group}")
+    return "\n".join(lines)
 
 
 class CsvSink:

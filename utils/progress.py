@@ -1,12 +1,36 @@
 """Progress bar that also measures how long the loop waited for data."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tqdm import tqdm
+from tqdm.utils import disp_len
 
 T = TypeVar("T")
+
+# Without the rate: the text after the bar says images per second, and 80 columns have no room for both.
+LAYOUT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+SMALLEST_BAR = 4  # columns
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A bar that shows as many of its texts, from the first on, as fit in the width of the terminal."""
+
+    texts: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        settings = self.format_dict
+        if not self.texts:
+            return str(self.format_meter(**settings))
+        settings |= {"bar_format": LAYOUT}
+        width = settings["ncols"] or 80
+        for count in range(len(self.texts), -1, -1):
+            settings["postfix"] = ", ".join(self.texts[:count])
+            without_bar = self.format_meter(**settings | {"bar_format": LAYOUT.replace("{bar}", "")})
+            if disp_len(without_bar) + SMALLEST_BAR <= width:
+                break
+        return str(self.format_meter(**settings))
 
 
 class Progress(Iterable[T]):
@@ -17,7 +41,7 @@ class Progress(Iterable[T]):
 
     def __init__(self, batches: Iterable[T], *, total: int | None, title: str, active: bool) -> None:
         self.batches = batches
-        self.bar = tqdm(total=total, desc=title, disable=None if active else True, dynamic_ncols=True, leave=False)
+        self.bar = _Bar(total=total, desc=title, disable=None if active else True, dynamic_ncols=True, leave=False)
         self.waited, self.started = 0.0, time.perf_counter()
 
     @property
@@ -30,11 +54,19 @@ class Progress(Iterable[T]):
 
     def pace(self, images: int, memory_gib: float) -> str:
         """Text with images per second, the share of the time spent waiting for data, and the memory in GiB."""
-        return f"{images / self.seconds:.1f} img/s, {self.wait_share:.0%} waiting for data, {memory_gib:.1f} GiB"
+        return ", ".join(self.pace_texts(images, memory_gib))
 
-    def text(self, text: str) -> None:
-        """Show `text` after the bar."""
-        self.bar.set_postfix_str(text, refresh=False)
+    def pace_texts(self, images: int, memory_gib: float) -> list[str]:
+        """The parts of `pace`."""
+        return [
+            f"{images / self.seconds:.1f} img/s",
+            f"{self.wait_share:.0%} waiting for data",
+            f"{memory_gib:.1f} GiB",
+        ]
+
+    def show(self, texts: Sequence[str]) -> None:
+        """Show the texts after the bar, the most important ones first: those that do not fit are left out."""
+        self.bar.texts = texts
 
     def __iter__(self) -> Iterator[T]:
         iterator = iter(self.batches)

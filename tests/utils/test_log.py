@@ -1,5 +1,6 @@
 """Run folders, atomic file writes, progress bars, and the events of a run."""
 
+import io
 import json
 import math
 import os
@@ -12,8 +13,8 @@ import yaml
 
 from utils.files.folders import new_run_folder
 from utils.files.writers import write_csv, write_json, write_text, write_yaml
-from utils.log import EpochEnded, Event, ImageWritten, Message, RunEnded, RunLog, RunStarted
-from utils.progress import Progress
+from utils.log import EpochEnded, Event, ImageWritten, Message, RunEnded, RunLog, RunStarted, wrap_groups
+from utils.progress import Progress, _Bar
 
 
 def test_run_folders_are_numbered(tmp_path):
@@ -139,6 +140,21 @@ def test_failed_text_write_keeps_old_file(tmp_path, monkeypatch):
     assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (60, ["1/3  box 0.0822 obj 0.0085  P 0.0004 R 0.0417", "     7.0 img/s, 0:00:05 left"]),
+        (44, ["1/3  box 0.0822 obj 0.0085", "     P 0.0004 R 0.0417", "     7.0 img/s, 0:00:05 left"]),
+        (80, ["1/3  box 0.0822 obj 0.0085  P 0.0004 R 0.0417  7.0 img/s, 0:00:05 left"]),
+        (9, ["1/3", "     box 0.0822 obj 0.0085", "     P 0.0004 R 0.0417", "     7.0 img/s, 0:00:05 left"]),
+    ],
+)
+def test_epoch_line_is_wrapped_between_its_groups(width, lines):
+    text = "1/3  box 0.0822 obj 0.0085  P 0.0004 R 0.0417  7.0 img/s, 0:00:05 left"
+    assert wrap_groups(text, width) == "\n".join(lines)
+    assert wrap_groups(f"  {text}", width + 2).splitlines()[0] == f"  {lines[0]}"
+
+
 # ---------------------------------------------------------------------- progress
 
 
@@ -156,7 +172,7 @@ def test_progress_measures_waiting_time(monkeypatch):
     for batch in progress:
         clock[0] += 2
         seen.append(batch)
-        progress.text("box 0.1")
+        progress.show(["box 0.1"])
     assert seen == [0, 1, 2]
     assert (progress.waited, progress.seconds) == (12, 18)
     assert progress.wait_share == 12 / 18
@@ -166,6 +182,28 @@ def test_progress_measures_waiting_time(monkeypatch):
 def test_progress_prints_nothing_into_a_pipe(capsys, active):
     assert list(Progress([1, 2], total=2, title="a", active=active)) == [1, 2]
     assert capsys.readouterr() == ("", "")
+
+
+TEXTS = ["box 0.0822", "obj 0.0085", "cls 0.0261", "20.1 img/s", "18% waiting for data", "0.8 GiB"]
+
+
+@pytest.mark.parametrize("columns", range(45, 161, 5))
+def test_bar_shows_whole_texts_only(columns):
+    """It leaves out the last ones, where tqdm would cut the line in the middle of a number."""
+    bar = _Bar(total=1250, desc="100/100", ncols=columns, file=io.StringIO())
+    bar.n = 1249
+    bar.texts = TEXTS
+    line = str(bar)
+    assert len(line) <= columns
+    assert line.endswith("]")
+    shown = line.rpartition("<")[2].rstrip("]").split(", ")[1:]
+    assert shown == TEXTS[: len(shown)]
+
+
+def test_bar_of_80_columns_shows_the_losses():
+    bar = _Bar(total=100, desc="1/3", ncols=80, file=io.StringIO())
+    bar.texts = TEXTS
+    assert "box 0.0822, obj 0.0085, cls 0.0261" in str(bar)
 
 
 def test_progress_of_empty_iterable():
