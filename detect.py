@@ -1,13 +1,23 @@
 """Detect objects in images, videos and streams with a trained model.
 
-    python detect.py --source photos/                              the newest best.pt on a folder of images and videos
-    python detect.py --weights runs/train/exp/weights/best.pt --source street.mp4 --conf 0.4
-    python detect.py --source "photos/*.jpg" --save-txt --save-conf --save-json
-    python detect.py --source 0 --view-img                         a camera, shown in a window
-    python detect.py --source rtsp://camera.local/stream           a stream
-    find photos -name "*.png" | python detect.py --source -        paths from standard input
+    # the newest best.pt on a folder of images and videos
+    python detect.py --source photos/
 
-The boxes are those that val.py finds for the same settings. Pictures go to the run folder, label files to its labels/.
+    # a checkpoint on a video
+    python detect.py --weights best.pt --source street.mp4 --conf 0.4
+
+    # label files, COCO results
+    python detect.py --source "photos/*.jpg" --save-txt --save-conf --save-json
+
+    # a camera, shown in a window; a stream
+    python detect.py --source 0 --view-img
+    python detect.py --source rtsp://camera.local/stream
+
+    # paths from standard input
+    find photos -name "*.png" | python detect.py --source -
+
+The boxes are those that val.py finds for the same settings. Pictures go to the
+run folder, label files to its labels/.
 """
 
 if __name__ == "__main__":
@@ -26,7 +36,7 @@ from itertools import islice
 from pathlib import Path
 
 from utils.flags import FlagParser, check_command_line
-from utils.yolov5_flags import NOT_IN_DETECT
+from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
@@ -35,7 +45,16 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--weights", nargs="+", default=[], help="checkpoints or exported models, several make an ensemble")
     add("--source", default="", help="image, video, folder, glob, .txt list, camera number, URL or - (stdin)")
     add("--data", default="", help="data YAML whose class names, and their order, are used")
-    add("--imgsz", "--img", "--img-size", type=int, nargs="+", default=[], help="long side, or height width, in pixels")
+    add(
+        "--imgsz",
+        "--img",
+        "--img-size",
+        type=int,
+        nargs="+",
+        metavar="PX",
+        default=[],
+        help="long side, or height width, in pixels",
+    )
     add("--batch-size", "--batch", type=int, default=1, help="images in one forward pass")
     add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
@@ -66,6 +85,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--name", default="exp", help="the run folder's name")
     add("--exist-ok", action="store_true", help="use an existing run folder")
     parser.refuse(NOT_IN_DETECT)
+    parser.hint(HINTS)
     return parser.read(arguments)
 
 

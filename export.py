@@ -1,11 +1,19 @@
 """Export a detector for other runtimes: TorchScript, ONNX, OpenVINO.
 
-    python export.py --weights runs/train/exp/weights/best.pt --include onnx          best.onnx beside best.pt
-    python export.py --weights m.pt --include onnx openvino --img 320 --dynamic       any batch, any size
-    python export.py --weights m.pt --include onnx --nms --conf-thres 0.25            detections instead of predictions
-    python export.py --weights m.pt --include openvino --int8 --data mydata.yaml      8-bit integers, prints the loss
+    # best.onnx beside best.pt
+    python export.py --weights runs/train/exp/weights/best.pt --include onnx
 
-Every file is loaded again, run in its own runtime, and compared with torch. docs/export.md describes the formats.
+    # any batch size, any image size
+    python export.py --weights m.pt --include onnx openvino --img 320 --dynamic
+
+    # detections instead of predictions
+    python export.py --weights m.pt --include onnx --nms --conf-thres 0.25
+
+    # 8-bit integers; prints the loss of accuracy
+    python export.py --weights m.pt --include openvino --int8 --data mydata.yaml
+
+Every file is loaded again, run in its own runtime, and compared with torch.
+docs/export.md describes the formats.
 """
 
 if __name__ == "__main__":
@@ -21,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.flags import FlagParser, check_command_line
-from utils.yolov5_flags import NOT_IN_EXPORT
+from utils.yolov5_flags import HINTS, NOT_IN_EXPORT
 
 FORMATS = ("torchscript", "onnx", "openvino")
 OTHER_FORMATS = ("engine", "coreml", "tflite", "saved_model", "pb", "edgetpu", "tfjs", "paddle")
@@ -34,7 +42,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
     add("--include", nargs="+", default=["torchscript"], help="formats: torchscript, onnx, openvino")
-    add("--imgsz", "--img", "--img-size", nargs="+", type=int, default=[], help="height and width, or one side")
+    add("--imgsz", "--img", "--img-size", nargs="+", type=int, default=[], metavar="PX", help="height width, or a side")
     add("--batch-size", "--batch", type=int, default=1, help="images per batch, if not --dynamic")
     add("--device", default="cpu", help='"cpu" or a GPU number, to trace TorchScript and compare with torch')
     add("--dynamic", action="store_true", help="take any batch size, and any height and width that fit the stride")
@@ -53,6 +61,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--workers", type=int, default=4, help="max DataLoader workers")
     add("--cache-dir", default="", help="folder for cached labels (default: the user's cache folder)")
     parser.refuse(NOT_IN_EXPORT)
+    parser.hint(HINTS)
     return parser.read(arguments)
 
 

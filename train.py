@@ -1,15 +1,25 @@
 """Train a YOLO detector.
 
-    python train.py                                                 yolov5n from scratch on generated shapes
-    python train.py --data mydata.yaml --cfg yolov5s.yaml --img 640 --batch 16 --epochs 100 --device 0
-    python train.py --data mydata.yaml --weights runs/train/exp/weights/best.pt        fine-tune
-    python train.py --resume                                        continue the newest run
-    python -m torch.distributed.run --nproc_per_node 2 train.py --device 0,1        a process for each GPU
-    python train.py --device 0,1 --spawn                            the same, started by this script
-    python train.py --device 0,1                                    one process for both GPUs: slower
+    # yolov5n from scratch on generated shapes
+    python train.py
 
-`--batch-size` is the total over all processes: several processes give the same training as one. `main` is the complete
-training procedure, from top to bottom.
+    # your data; --batch is the total over all processes
+    python train.py --data mydata.yaml --cfg yolov5s.yaml --img 640 --batch 16
+
+    # fine-tune
+    python train.py --data mydata.yaml --weights runs/train/exp/weights/best.pt
+
+    # continue the newest run
+    python train.py --resume
+
+    # a process for each GPU; or started by this script
+    python -m torch.distributed.run --nproc_per_node 2 train.py --device 0,1
+    python train.py --device 0,1 --spawn
+
+    # one process for both GPUs: slower
+    python train.py --device 0,1
+
+Several processes give the same training as one.
 """
 
 if __name__ == "__main__":
@@ -28,7 +38,8 @@ from typing import Any
 from utils.distributed.launch import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
 from utils.training.config import TrainConfig
-from utils.yolov5_flags import NOT_IN_TRAIN
+from utils.training.hyperparameters import Hyp
+from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
@@ -75,6 +86,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--cache", nargs="?", const="ram", help="cache decoded images: auto, ram, disk, device, off")
     add("--cache-dir", help="folder for cached labels and images (default: the user's cache folder)")
     parser.refuse(NOT_IN_TRAIN)
+    parser.hint(hints_for_train(Hyp().as_dict()))
     launch, given = read_launch(parser, arguments)
     if "freeze" in given:
         given["freeze"] = tuple(given["freeze"])
@@ -253,7 +265,11 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     draw_results(pictures, best, loaders.val)
     log.send(RunEnded(run.folder, run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)})))
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see {run.folder}")
+    steps = state.steps_between([loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)])
+    if skipped := state.guard.skipped_after_search:
+        log.say(describe_skipped(skipped, steps))
     world.wait_for_main()
+    refuse_mostly_skipped(skipped, steps, state.schedule.lr0)
     return best
 
 
@@ -265,11 +281,7 @@ def train_one_epoch(
     *,
     title: str,
     scale: MultiScale | None = None,
-    steps = state.steps_between([loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)])
-    if skipped := state.guard.skipped_after_search:
-        log.say(describe_skipped(skipped, steps))
     pictures: Pictures | None = None,
-    refuse_mostly_skipped(skipped, steps, state.schedule.lr0)
 ) -> str:
     """Train on one pass over loader, starting at sampler.first_batch; return the speed as text.
 

@@ -1,12 +1,21 @@
 """Validate a detector: COCO mAP of a checkpoint on a split of a data set.
 
-    python val.py                                                  the newest best.pt on the data it was trained on
-    python val.py --weights runs/train/exp/weights/best.pt --data mydata.yaml --img 640
-    python val.py --weights a.pt b.pt --augment --save-json        an ensemble, test-time augmentation, COCO results
-    python val.py --task speed                                     milliseconds per image
-    python -m torch.distributed.run --nproc_per_node 2 val.py      each process takes its share of the images
+    # the newest best.pt on the data it was trained on
+    python val.py
 
-train.py calls `detect` after each epoch. The metrics are computed as COCO's own code does (utils/metrics/).
+    # a checkpoint on a data set
+    python val.py --weights best.pt --data mydata.yaml --img 640
+
+    # an ensemble, test-time augmentation, COCO results
+    python val.py --weights a.pt b.pt --augment --save-json
+
+    # milliseconds per image
+    python val.py --task speed
+
+    # each process takes its share of the images
+    python -m torch.distributed.run --nproc_per_node 2 val.py
+
+The metrics are computed as COCO's own code does.
 """
 
 if __name__ == "__main__":
@@ -24,7 +33,7 @@ from typing import Any
 
 from utils.distributed.launch import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
-from utils.yolov5_flags import NOT_IN_VAL
+from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:
@@ -61,6 +70,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--cache-dir", default="", help="folder for cached labels (default: the user's cache folder)")
     parser.refuse(NOT_IN_VAL)
+    parser.hint(HINTS)
     launch, values = read_launch(parser, arguments)
     return Namespace(**values), launch
 

@@ -31,6 +31,7 @@ class FlagParser(argparse.ArgumentParser):
         )
         self.defaults = defaults or {}
         self.refused_values: dict[str, str] = {}  # a flag and its value -> what to use instead
+        self.hints: dict[str, str] = {}  # an unknown flag, with _ instead of - -> what to use instead
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
@@ -67,8 +68,14 @@ class FlagParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument {word!r}"
         flag = word.partition("=")[0]
+        if hint := self.hints.get(flag.lstrip("-").replace("-", "_")):
+            return f"unknown flag {flag} ({hint})"
         taken = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Refused)]
         return f"unknown flag {flag}{did_you_mean(flag, taken, NEAR)}"
+
+    def hint(self, hints: Mapping[str, str]) -> None:
+        """End the error about these unknown flags, given without dashes and with _ instead of -, with a hint."""
+        self.hints |= hints
 
     def refuse(self, instead: Mapping[str, str]) -> None:
         """Raise ValueError for each of these flags, with or without values. instead: flag -> what to use instead.

@@ -1,4 +1,6 @@
-"""Flags of YOLOv5 that the scripts reject, and what the error message says to use instead."""
+"""Flags of YOLOv5 and of others that the scripts reject, and what the error message says to use instead."""
+
+from collections.abc import Iterable
 
 _NOT_HERE = "made from an exported file by the command in docs/export.md"
 _NO_UPLOAD = "nothing is uploaded; copy the run folder (--project, --name) yourself"
@@ -36,3 +38,19 @@ NOT_IN_EXPORT = {
     "--verbose": f"TensorRT engines are {_NOT_HERE}, whose log level it was; leave the flag out",
     "--topk-per-class": "it is a setting of TensorFlow's NMS; --topk-all limits the detections of an image",
 }
+
+# Other names that people try, without dashes, and what to use instead.
+_WEIGHTS = "did you mean --weights?"
+HINTS = {"model": _WEIGHTS, "checkpoint": _WEIGHTS, "gpu": "did you mean --device?", "gpus": "did you mean --device?"}
+_RATE = "the learning rate is lr0 in a --hyp file"
+HINTS_IN_TRAIN = HINTS | {
+    "model": "--cfg names a model table, --weights a checkpoint",
+    "lr": _RATE,
+    "learning_rate": _RATE,
+}
+
+
+def hints_for_train(hyper_parameters: Iterable[str]) -> dict[str, str]:
+    """The hints of train.py, also for the names of hyper-parameters, which are given in a file."""
+    in_file = {name: f"{name} is a value in a --hyp file, see data/hyps/" for name in hyper_parameters}
+    return in_file | HINTS_IN_TRAIN
