@@ -129,6 +129,7 @@ from utils.outputs import Outputs, open_outputs
 from utils.outputs.interrupts import end_on_signals
 from utils.outputs.window import WindowClosed, require_display
 from utils.prefetch import prefetch
+from utils.printable import counted
 from utils.progress import Progress
 from utils.stopwatch import Stopwatch
 from utils.terminal import run_and_exit
@@ -172,7 +173,7 @@ def main(args: Namespace) -> Counter[int]:
             frames += 1
             outputs.write(frame, found)
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
-    log.say(f"{frames} images{skipped}, {count_text(counts, detector.names)}")
+    log.say(f"{counted(frames, 'image')}{skipped}, {count_text(counts, detector.names)}")
     threads = detector.predictor.backend.threads
     log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: {threads}")
     log.say(f"results written to {folder}")

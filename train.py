@@ -127,6 +127,7 @@ from utils.images.letterbox import fit_to_stride, round_up_to_stride
 from utils.log import RunEnded, RunLog, RunStarted, Say
 from utils.metrics.evaluation import Evaluation, class_table
 from utils.plots.pictures import Pictures
+from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
 from utils.training.autobatch import memory_advice
@@ -217,7 +218,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
     log.say(
-        f"{data.file}, {len(train_labels)} train and {len(data.labels['val'])} val {data.unit}s at {image_size} px; "
+        f"{data.file}, {len(train_labels)} train and {counted(len(data.labels['val']), f'val {data.unit}')} at {image_size} px; "
         f"{state.describe(len(loaders.train), cfg.optimizer)}; workers {loaders.train.workers}; writing to {run.folder}"
     )
     world.wait_for_main()
@@ -329,9 +330,10 @@ def train_one_epoch(
     pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device)) if len(loader) else "already trained"
     skipped = guard.state_dict()["skipped"] - skipped_before
     steps = sum(step >= first_step + sampler.first_batch for step in closing)
+    of = f"of {counted(steps, 'optimizer step')}"
     searched = guard.searched - searched_before
-    search = f", {searched} of {steps} optimizer steps set float16's gradient scale" if searched else ""
-    return f"{pace}, {skipped} of {steps} optimizer steps skipped (not finite){search}" if skipped else pace + search
+    search = f", {searched} {of} set float16's gradient scale" if searched else ""
+    return f"{pace}, {skipped} {of} skipped (not finite){search}" if skipped else pace + search
 
 
 def compile_training(

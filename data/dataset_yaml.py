@@ -9,7 +9,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from utils.files.download import Source, check_url
 from utils.files.yaml_tree import is_absent, pairs, read_tree, where
-from utils.printable import did_you_mean, excerpt, printable
+from utils.printable import counted, did_you_mean, excerpt, printable
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
 MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}  # keys of others
@@ -220,7 +220,7 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
         return
     if not isinstance(node, ScalarNode) or _whole_number(node.value) != len(names):
         got = excerpt(node.value) if isinstance(node, ScalarNode) else "not a number"
-        raise ValueError(f"{where(file, node)}: 'nc' is {got}, but 'names' has {len(names)} classes")
+        raise ValueError(f"{where(file, node)}: 'nc' is {got}, but 'names' has {counted(len(names), 'class')}")
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:

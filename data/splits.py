@@ -15,7 +15,7 @@ from data.tiles.labels import tile_labels
 from utils.distributed.world import World
 from utils.files.folders import cache_folder
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
-from utils.printable import printable
+from utils.printable import counted, printable
 
 FOLDER = Path(__file__).parent
 
@@ -96,7 +96,7 @@ class Dataset:
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
         self.labels[split] = tile_labels(labels, self.tiling) if self.tiling else labels
         if self.tiling:
-            say(f"{split}: {len(labels)} images are {len(self.labels[split])} {self.tiling}")
+            say(f"{split}: {counted(len(labels), 'image')} in {len(self.labels[split]):,} {self.tiling}")
         return self.labels[split]
 
 

@@ -10,6 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from utils.printable import counted
+
 Sizes = NDArray[np.float64]
 
 MIN_SIDE_PX = 2.0  # px: augmentation drops smaller boxes, so smaller anchors would match nothing
@@ -85,6 +87,17 @@ def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray
             return factors
 
 
+def matched(share: float) -> str:
+    """Words for the share of the boxes that anchors reach, 0 to 1: the model cannot learn the others.
+
+    >>> matched(1.0), matched(0.986)
+    ('anchor sizes match all boxes', 'anchor sizes match 98.6% of the boxes, the others cannot be learned')
+    """
+    if share == 1:
+        return "anchor sizes match all boxes"
+    return f"anchor sizes match {math.floor(share * 1000) / 10}% of the boxes, the others cannot be learned"
+
+
 def check_anchors(
     sizes: Sizes, anchors_px: NDArray[np.float64], ratio_limit: float, *, seed: int = 0, placeholders: bool = False
 ) -> tuple[NDArray[np.float64], str]:
@@ -101,12 +114,12 @@ def check_anchors(
         return anchors_px, "no boxes to check the anchors with"
     recall = best_possible_recall(sizes, flat, ratio_limit)
     if recall >= GOOD_RECALL and not placeholders:
-        return anchors_px, f"anchors reach {recall:.1%} of the boxes"
+        return anchors_px, matched(recall)
     if len(sizes) < len(flat):
-        return anchors_px, f"anchors reach {recall:.1%} of the boxes; too few boxes ({len(sizes)}) to fit new ones"
+        return anchors_px, f"{matched(recall)}; {counted(len(sizes), 'box')} are too few to choose new anchors by"
     fitted = fit_anchors(sizes, len(flat), ratio_limit, seed=seed)
     reached = best_possible_recall(sizes, fitted, ratio_limit)
     if reached <= recall and not placeholders:
-        return anchors_px, f"anchors reach {recall:.1%} of the boxes; kept, as fitted ones would reach {reached:.1%}"
-    sentence = f"anchors reached {recall:.1%} of the boxes; fitted new ones, which reach {reached:.1%}"
+        return anchors_px, f"{matched(recall)}; new anchors would match {reached:.1%}"
+    sentence = f"{matched(reached)}: they were chosen by the boxes, as the model's own match {recall:.1%}"
     return fitted.reshape(levels, per_level, 2), sentence

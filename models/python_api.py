@@ -16,7 +16,7 @@ from models.tiled import TiledPredictor
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.images.tiles import open_tiling
-from utils.printable import excerpt, printable
+from utils.printable import counted, excerpt, printable
 
 Weights = str | os.PathLike[str]
 MIN_SIDE, MAX_SIDE = 32, 8192  # of the canvas, in pixels, as the scripts allow
@@ -63,7 +63,7 @@ class LoadedDetector:
 
     def __repr__(self) -> str:
         names = ", ".join(map(printable, self.names[:5])) + (", ..." if len(self.names) > 5 else "")
-        return f"<detector of {len(self.names)} classes ({names}), {self.image_size} px, {self.device}>"
+        return f"<detector of {counted(len(self.names), 'class')} ({names}), {self.image_size} px, {self.device}>"
 
 
 def load(
@@ -143,7 +143,7 @@ def _order_and_names(own: Sequence[str], wanted: Sequence[str] | None) -> tuple[
     if wanted is None or list(wanted) == list(own):
         return own, own
     if len(wanted) != len(own):
-        raise ValueError(f"{len(wanted)} class names are given, but the model has {len(own)} classes")
+        raise ValueError(f"the names of {counted(len(wanted), 'class')} are given, but the model has {len(own)}")
     if sorted(wanted) == sorted(own):
         return wanted, wanted
     if set(wanted) & set(own):

@@ -15,7 +15,7 @@ from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import NOTE, ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.images.decode import read_bytes
-from utils.printable import excerpt, printable
+from utils.printable import counted, excerpt, printable
 
 TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped
 ROUNDING = 1e-5  # fraction of the image side by which rounding to six digits may overshoot; not clipped
@@ -189,7 +189,7 @@ def _class_index(value: float, num_classes: int, where: str) -> int:
     if not value.is_integer():
         raise BadRowError(f"class {value:g} is not a whole number")
     if not 0 <= value < num_classes:
-        allowed = f"names has {num_classes} classes (0-{num_classes - 1})"
+        allowed = f"names has {counted(num_classes, 'class')} (0-{num_classes - 1})"
         raise ValueError(f"{where}: class {value:.15g}, but {allowed}")
     return int(value)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.anchors import best_possible_recall, check_anchors, fit_anchors
+from models.anchors import best_possible_recall, check_anchors, fit_anchors, matched
 
 TABLE = np.array(
     [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]], np.float64
@@ -40,7 +40,7 @@ def test_table_anchors_are_kept_for_common_box_sizes():
     # Sides about 20 to 300 px, as in COCO at 640.
     anchors, sentence = check_anchors(log_normal(70, 0.6), TABLE, 4.0)
     assert anchors is TABLE
-    assert sentence.startswith("anchors reach ")
+    assert sentence.startswith("anchor sizes match ")
 
 
 def test_unusual_box_sizes_get_fitted_anchors_with_higher_recall():
@@ -51,7 +51,7 @@ def test_unusual_box_sizes_get_fitted_anchors_with_higher_recall():
     assert before < 0.5
     assert after > 0.98
     assert anchors.shape == TABLE.shape
-    assert sentence == f"anchors reached {before:.1%} of the boxes; fitted new ones, which reach {after:.1%}"
+    assert sentence == f"{matched(after)}: they were chosen by the boxes, as the model's own match {before:.1%}"
 
 
 def test_two_box_clusters_get_one_anchor_each():
@@ -94,7 +94,7 @@ def test_anchors_cannot_be_fitted_to_too_few_boxes():
         fit(np.array([[5.0, 5], [6, 6], [1, 9]]))
     anchors, sentence = check_anchors(np.array([[3.0, 300], [3, 310], [1, 1]]), TABLE, 4.0)
     assert anchors is TABLE
-    assert sentence == "anchors reach 0.0% of the boxes; too few boxes (2) to fit new ones"
+    assert sentence == f"{matched(0)}; 2 boxes are too few to choose new anchors by"
 
 
 @pytest.mark.parametrize("sizes", [np.zeros((0, 2)), np.zeros((5, 2)), np.full((5, 2), 1.9)])
@@ -110,7 +110,7 @@ def test_fitted_anchors_without_higher_recall_are_not_used():
     given = np.array([[[20.0, 20]]])
     anchors, sentence = check_anchors(sizes, given, 4.0)
     assert anchors is given
-    assert sentence == "anchors reach 16.7% of the boxes; kept, as fitted ones would reach 16.7%"
+    assert sentence == f"{matched(1 / 6)}; new anchors would match 16.7%"
 
 
 def test_anchor_fitting_samples_at_most_max_boxes(monkeypatch):
@@ -130,4 +130,4 @@ def test_placeholder_anchors_are_replaced_despite_full_recall():
     fitted, sentence = check_anchors(sizes, given, 4.0, placeholders=True)
     assert np.array_equal(kept, given)
     assert not np.array_equal(fitted, given)
-    assert sentence == "anchors reached 100.0% of the boxes; fitted new ones, which reach 100.0%"
+    assert sentence == ("anchor sizes match all boxes: they were chosen by the boxes, as the model's own match 100.0%")

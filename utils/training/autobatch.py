@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.distributed.memory import free_memory, release_memory, reserved_by
 from utils.nested import tensors_in
-from utils.printable import one_line
+from utils.printable import counted, one_line
 from utils.terminal import FaultError
 
 SHARE = 0.8  # of a GPU's free memory; the rest is for fragmentation, and for batches with more boxes than the trials
@@ -45,7 +45,9 @@ def choose_batch(
     """
     most = min(images, MAX_BATCH) // shares
     if most < 1:
-        raise ValueError(f"--batch-size -1: {images} training images are too few for {shares} processes or devices")
+        raise ValueError(
+            f"--batch-size -1: {counted(images, 'training image')} are too few for {shares} processes or devices"
+        )
     step_memory(lambda: step(1), device)  # loads kernels and libraries, so that the budget excludes their memory
     budget = world_min(memory_budget(device, local_processes))
     needs: dict[int, int | None] = {}
@@ -66,10 +68,12 @@ def choose_batch(
         )
     parts = f" ({shares} x {share})" if shares > 1 else ""
     limit = (
-        f"; limited by the {images} training images" if images < MAX_BATCH else f"; more than {MAX_BATCH} are not tried"
+        f"; limited by the {counted(images, 'training image')}"
+        if images < MAX_BATCH
+        else f"; more than {MAX_BATCH} are not tried"
     )
     return share * shares, (
-        f"--batch-size -1: batch {share * shares}{parts}: a step of {largest} images needs "
+        f"--batch-size -1: batch {share * shares}{parts}: a step of {counted(largest, 'image')} needs "
         f"{format_gib(needs[largest] or 0)} of the allowed {format_gib(budget)}{checked}"
         f"{limit if share == most else ''}"
     )

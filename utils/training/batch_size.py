@@ -70,7 +70,7 @@ class GlobalBatch:
         try:
             batch = replace(self, size=size)
         except ValueError:
-            sentence = f"{images} training images are too few for {self.processes} processes: the batch would be {size}"
+            sentence = f"{counted(images, 'training image')} are too few for {self.processes} processes: the batch would be {size}"
             raise ValueError(sentence) from None
         if size < self.size:
             many = counted(images, "training image")

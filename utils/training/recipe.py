@@ -18,6 +18,8 @@ FEW_STEPS, VERY_FEW_STEPS = 500, 50
 MIN_PER_STEP, MAX_PER_STEP = 16, 64  # images
 SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
+NOTICEABLE = 0.01  # change of the weights, as a share of their RMS, below which a run is said to change nothing
+SHOWN = {"nominal_batch": "{:g} images per optimizer step"}  # hyper-parameters that are named in words
 FULL_RATE_IF_NEW_CLASSES, FULL_RATE_IF_ALL_KNOWN = 25.0, 320.0  # steps x RMS from which the rate is not lowered
 
 
@@ -32,8 +34,8 @@ class TrainedWeights:
     all_classes: bool
 
     def describe(self) -> str:
-        """What the learning rate follows from, as text."""
-        return f"trained weights of RMS {self.rms:.2g}, {'all' if self.all_classes else 'not all'} classes known"
+        """What the weights know, as text."""
+        return "trained weights that know all classes" if self.all_classes else "trained weights, some classes new"
 
     def rate_share(self, steps: float) -> float:
         """The share of the full learning rate in a run of so many optimizer steps, above 0, at most 1."""
@@ -44,7 +46,7 @@ class TrainedWeights:
 class Recipe:
     """An optimizer, hyper-parameters, a batch size, and what they were chosen from, as text.
 
-    batch_size: None to leave it as it is. images, epochs: of a short run, 0 of others.
+    batch_size: None to leave it as it is. images, epochs: of a short run, 0 of others. rms: of trained weights, else 0.
     """
 
     optimizer: str
@@ -53,12 +55,15 @@ class Recipe:
     batch_size: int | None = None
     images: int = 0
     epochs: int = 0
+    rms: float = 0.0
 
     def describe(self, hyp_file: str, batch_size: int) -> str:
         """One line with the flags that reproduce the choice. hyp_file: a YAML file that holds `hyp`."""
         published, own = Hyp().as_dict(), self.hyp.as_dict()
-        changes = ", ".join(f"{name} {value:g}" for name, value in own.items() if value != published[name])
-        values = f"hyp.scratch-low.yaml with {changes}" if changes else "the values of hyp.scratch-low.yaml"
+        changes = [SHOWN.get(name, f"{name} {{:g}}").format(own[name]) for name in own if own[name] != published[name]]
+        values = "the values of hyp.scratch-low.yaml"
+        if changes:
+            values = f"hyp.scratch-low.yaml with {', '.join(changes)}"
         batch = f" --batch-size {batch_size}" if self.batch_size else ""
         return f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp {quote(hyp_file)}{batch} ({values})"
 
@@ -71,7 +76,10 @@ class Recipe:
         if steps >= (FEW_STEPS if reducible else VERY_FEW_STEPS):
             return ""
         better = "more --epochs or a smaller --batch-size" if reducible else "more --epochs"
-        return f"only {counted(steps, 'optimizer step')}: use {better}"
+        few = f"only {counted(steps, 'optimizer step')}"
+        if steps * self.hyp.lr0 < NOTICEABLE * self.rms:  # a step of AdamW changes each weight by about the rate
+            few += ", which leave the trained weights nearly as they are"
+        return f"{few}: use {better}"
 
 
 def choose_recipe(
@@ -125,7 +133,8 @@ def choose_recipe(
         if trained.all_classes:
             short["warmup_bias_lr"] = 0.0
     chosen_size = SMALLEST_BATCH if small and batch_size is None else None
-    return Recipe(optimizer, replace(Hyp(), **short), reason, chosen_size, images=images, epochs=epochs)
+    rms = trained.rms if trained else 0.0
+    return Recipe(optimizer, replace(Hyp(), **short), reason, chosen_size, images=images, epochs=epochs, rms=rms)
 
 
 def count_steps(images: int, epochs: int, batch_size: int, nominal_batch: float) -> int:

@@ -65,7 +65,7 @@ def test_line_names_the_flags_and_the_changed_values():
     recipe = choose_recipe("auto", **RUN | {"classes": 1})
     assert recipe.describe("runs/exp/hyp.yaml", 8) == (
         "recipe for 200 images x 100 epochs, 1 class, random weights: --optimizer Muon --hyp runs/exp/hyp.yaml "
-        "(hyp.scratch-low.yaml with lrf 0.05, nominal_batch 16)"
+        "(hyp.scratch-low.yaml with lrf 0.05, 16 images per optimizer step)"
     )
     assert replace(Hyp(), lrf=0.05, nominal_batch=16) == recipe.hyp
 
@@ -77,7 +77,7 @@ def test_line_names_a_chosen_batch_size():
     line = recipe.describe("a.yaml", 8)
     assert line == (
         "recipe for 50 images x 100 epochs, 3 classes, random weights: --optimizer Muon --hyp a.yaml --batch-size 8 "
-        "(hyp.scratch-low.yaml with lrf 0.05, nominal_batch 8)"
+        "(hyp.scratch-low.yaml with lrf 0.05, 8 images per optimizer step)"
     )
 
 
@@ -112,8 +112,8 @@ def test_line_can_be_pasted():
 
 def test_line_says_what_a_run_starts_from():
     for trained, words in (
-        (TrainedWeights(0.236, all_classes=False), "trained weights of RMS 0.24, not all classes known"),
-        (TrainedWeights(0.0512, all_classes=True), "trained weights of RMS 0.051, all classes known"),
+        (TrainedWeights(0.236, all_classes=False), "trained weights, some classes new"),
+        (TrainedWeights(0.0512, all_classes=True), "trained weights that know all classes"),
     ):
         line = choose_recipe("auto", **RUN | {"trained": trained}).describe("a.yaml", 8)
         assert f"3 classes, {words}: --optimizer AdamW " in line
@@ -162,3 +162,13 @@ def test_learning_rate_from_trained_weights_follows_the_steps_of_the_given_batch
 def test_smallest_run_has_a_learning_rate():
     run = RUN | {"epochs": 1, "images": 1, "trained": TrainedWeights(0.001, all_classes=True)}
     assert choose_recipe("auto", **run).hyp.lr0 == pytest.approx(0.004 * 1 * 0.001 / 320, rel=0.05)
+
+
+# 8 images x E epochs / 8 = E steps; rate 0.004 x E x 0.064 / 320. Change of the weights: E x rate / 0.064, that is
+# 0.004 x E x E / 320: 27 epochs 0.0091, 29 epochs 0.0105
+@pytest.mark.parametrize(("epochs", "unchanged"), [(2, True), (27, True), (29, False)])
+def test_fine_tuning_that_changes_nothing_says_so(epochs, unchanged):
+    trained = TrainedWeights(0.064, all_classes=True)
+    recipe = choose_recipe("auto", **RUN | {"images": 8, "epochs": epochs, "trained": trained})
+    words = ", which leave the trained weights nearly as they are" if unchanged else ""
+    assert recipe.advice(8) == f"only {epochs} optimizer steps{words}: use more --epochs"

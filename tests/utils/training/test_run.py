@@ -494,7 +494,7 @@ def test_new_run_with_few_steps_says_so(tmp_path):
 def test_run_from_trained_weights_takes_their_recipe(tmp_path):
     run = new_run(tmp_path)
     assert run.fit_to(FakeData(unit="tile"), TRAINED, never).optimizer == "AdamW"
-    assert run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights of RMS 0.2, not all classes known"
+    assert run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights, some classes new"
 
 
 @pytest.mark.parametrize("differs", ["trained weights", "--hyp"])

@@ -148,8 +148,8 @@ def _check_progress(saved: dict[str, Any]) -> None:
     if pending and (kinds != kinds_of(PendingEpoch) or saved["batch"]):
         raise ValueError("the entries of its pending epoch are incomplete")
     if not 0 <= saved["epoch"] == len(saved["results"]) + bool(pending) or not 0 <= saved["batch"] < 1 << 40:
-        counted = f"{saved['epoch']} epochs, {saved['batch']} batches and {len(saved['results'])} rows of results"
-        raise ValueError(f"its counts contradict each other: {counted}")
+        counts = f"epochs {saved['epoch']}, batches {saved['batch']}, rows of results {len(saved['results'])}"
+        raise ValueError(f"its counts contradict each other: {counts}")
     if len({tuple(row) for row in saved["results"]}) > 1:
         raise ValueError("its rows of results have different columns")
 

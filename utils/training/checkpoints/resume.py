@@ -7,7 +7,7 @@ from pathlib import Path
 
 from utils.files import checkpoint_file
 from utils.log import Say
-from utils.printable import excerpt
+from utils.printable import counted, excerpt
 from utils.training.checkpoints.contents import Checkpoint, refuse_damaged
 from utils.training.checkpoints.restart import is_done
 from utils.training.config import TrainConfig
@@ -107,10 +107,10 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
 def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
     """Raises ValueError if nothing is left to train. stopped: whether the run stopped early."""
     if trained > cfg.epochs:
-        raise ValueError(f"{cfg.resume}: --epochs {cfg.epochs}, but {trained} epochs are trained")
+        raise ValueError(f"{cfg.resume}: --epochs {cfg.epochs}, but the run has trained {counted(trained, 'epoch')}")
     if (stopped or trained == cfg.epochs) and is_done(run_folder(cfg.resume)):
         raise ValueError(
-            f"{cfg.resume}: its run is done after {trained} epochs; "
+            f"{cfg.resume}: its run is done after {counted(trained, 'epoch')}; "
             f"to continue it, raise --epochs or, if it stopped early, --patience above {cfg.patience}"
         )
 
