@@ -95,9 +95,18 @@ def check_flags(args: Namespace) -> None:
         raise ValueError(f"--imgsz {' '.join(map(str, args.imgsz))}: choose 32 to 8192 pixels, one or two numbers")
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
-    for flag, value, low in (("--vid-stride", args.vid_stride, 1), ("--line-thickness", args.line_thickness, 0)):
+    counts = (
+        ("--vid-stride", args.vid_stride, 1),
+        ("--line-thickness", args.line_thickness, 0),
+        ("--max-det", args.max_det, 1),
+        ("--batch-size", args.batch_size, 1),
+    )
+    for flag, value, low in counts:
         if value < low:
             raise ValueError(f"{flag} {value}: choose {low} or more")
+    for flag, threshold in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
     if args.save_format not in (0, 1):
         raise ValueError(f"--save-format {args.save_format}: choose 0 (YOLO) or 1 (VOC)")
     if args.nosave and not (args.save_txt or args.save_csv or args.save_json or args.save_crop or args.view_img):

@@ -217,8 +217,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     pictures = Pictures(run.folder, data.names, active=world.is_main and not cfg.noplots, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
+    val_images = counted(len(data.labels["val"]), f"val {data.unit}")
     log.say(
-        f"{data.file}, {len(train_labels)} train and {counted(len(data.labels['val']), f'val {data.unit}')} at {image_size} px; "
+        f"{data.file}, {len(train_labels):,} train and {val_images} at {image_size} px; "
         f"{state.describe(len(loaders.train), cfg.optimizer)}; workers {loaders.train.workers}; writing to {run.folder}"
     )
     world.wait_for_main()

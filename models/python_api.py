@@ -143,7 +143,7 @@ def _order_and_names(own: Sequence[str], wanted: Sequence[str] | None) -> tuple[
     if wanted is None or list(wanted) == list(own):
         return own, own
     if len(wanted) != len(own):
-        raise ValueError(f"the names of {counted(len(wanted), 'class')} are given, but the model has {len(own)}")
+        raise ValueError(f"{len(wanted)} class names are given, but the model has {counted(len(own), 'class')}")
     if sorted(wanted) == sorted(own):
         return wanted, wanted
     if set(wanted) & set(own):

@@ -117,7 +117,7 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         ("names: {-1: a}\n", "class id '-1'"),
         ("names: {0: a, 00: b}\n", "class id '00'"),
         ("names: {99999999999999999999: a}\n", "class id"),
-        ("names: [a]\nnc: 2\n", "line 2: 'nc' is 2, but 'names' has 1 classes"),
+        ("names: [a]\nnc: 2\n", "line 2: 'nc' is 2, but 'names' has 1 class"),
         ("names: [a]\nnc: [1]\n", "'nc' is not a number"),
         ("names: [a]\ntrain: {a: b}\n", "'train' must be a folder"),
         ("names: [a]\ntrain: []\n", "'train' must be a folder"),

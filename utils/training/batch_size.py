@@ -70,8 +70,8 @@ class GlobalBatch:
         try:
             batch = replace(self, size=size)
         except ValueError:
-            sentence = f"{counted(images, 'training image')} are too few for {self.processes} processes: the batch would be {size}"
-            raise ValueError(sentence) from None
+            few = f"{counted(images, 'training image')} are too few for {self.processes} processes"
+            raise ValueError(f"{few}: the batch would be {size}") from None
         if size < self.size:
             many = counted(images, "training image")
             say(f"--batch-size {self.size}: {many}, so {size}, its largest divisor that they fill")

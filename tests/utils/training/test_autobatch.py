@@ -265,7 +265,7 @@ def simulated_steps(monkeypatch):
             "batch 1024 (32 x 32): a step of 32 images needs 420 MiB of the allowed 1.0 GiB; "
             "more than 1024 are not tried",
         ),
-        (1, 1, 1, "batch 1: a step of 1 images needs 110 MiB of the allowed 1.0 GiB; limited by the 1 training images"),
+        (1, 1, 1, "batch 1: a step of 1 image needs 110 MiB of the allowed 1.0 GiB; limited by the 1 training image"),
     ],
 )
 def test_chosen_batch_sizes_and_messages(simulated_steps, images, shares, batch, words):
