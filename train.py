@@ -268,7 +268,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     log.send(RunEnded(run.folder, run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)})))
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see {run.folder}")
     steps = state.steps_between([loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)])
-    if skipped := state.guard.skipped_after_search:
+    if skipped := state.guard.state_dict()["skipped"]:
         log.say(describe_skipped(skipped, steps))
     world.wait_for_main()
     refuse_mostly_skipped(skipped, steps, state.schedule.lr0)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 from tqdm.utils import disp_len
@@ -20,7 +20,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     texts: Sequence[str] = ()
 
     def __str__(self) -> str:
-        settings = self.format_dict
+        settings: dict[str, Any] = dict(self.format_dict)
         if not self.texts:
             return str(self.format_meter(**settings))
         settings |= {"bar_format": LAYOUT}

@@ -85,11 +85,6 @@ class NonFiniteGuard:
         """Whether too many steps were skipped in a row; the same on all processes."""
         return self.in_a_row >= self.most_in_a_row
 
-    @property
-    def skipped_after_search(self) -> int:
-        """The number of skipped steps, without those in which a float16 gradient scaler may find its scale."""
-        return max(0, self.state_dict()["skipped"] - (self.most_in_a_row - MAX_IN_A_ROW))
-
     def state_dict(self) -> dict[str, Any]:
         self._count(self._flags.drain())
         search = {"searched": self.searched, "halvings": self._halvings, "finite": self._finite}
