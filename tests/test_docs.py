@@ -63,6 +63,7 @@ EXTERNAL_FLAGS = {
     **dict.fromkeys(["--framework", "--model", "--save_dir"], "x2paddle"),
     "--init": "docker",
     "--kill-on-bad-exit": "srun",
+    "--shutdown-timeout": "torchrun of newer versions of torch; 2.11 does not have it",
     "--use_env": "torch.distributed.launch",
 }
 
