@@ -1,4 +1,8 @@
-"""No training step makes the host wait for the device: counted on the CPU; on a GPU, CUDA itself raises an error."""
+"""No training step makes the host wait for the device: counted on the CPU; on a GPU, CUDA itself raises an error.
+
+Two ways of counting: a dispatch mode sees a whole run, but some of torch's formulas (the gradient of `prod`) take another
+way when such a mode is active. torch's profiler changes nothing; it watches whole steps of every head and optimizer.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,20 +13,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import benchmarks.operations
 import train
 import utils.training.checkpoints.preemption
 import utils.training.nonfinite
 import utils.training.state
 import val
+from benchmarks.operations import host_waits, operations, profiled_step, roots
+from benchmarks.timed_steps import Setting
 from data import Loader
 from data.loader import Batch
 from models.heads import Head
 from models.heads.anchor_based import AnchorBasedHead
+from models.losses import Loss
+from models.losses.decoupled import DecoupledLoss
 from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from utils.distributed.world import World
+from utils.training.optimizers import OPTIMIZERS
 
 TABLES = Path(__file__).parent / "tables"
 BLOCKING_OPERATIONS = (
@@ -130,6 +141,55 @@ def test_training_steps_never_make_host_wait(
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert watch.operations > 1000
     assert not watch.waits
+
+
+# ---------------------------------------------------------------------- by torch's profiler
+
+
+def product_of_pairs(x: Tensor) -> None:
+    """Compute a gradient whose formula counts zeros on the host, unless a dispatch mode is active."""
+    x.clone().requires_grad_().view(-1, 2).prod(-1).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.sum().item(), ["item in the loop"]),
+        (lambda x: x[x > 1], ["index by a mask in the loop"]),
+        (lambda x: x.clone().index_put_((x > 1,), x[:2]), ["_index_put_impl_ by a mask in the loop"]),
+        (lambda x: x.index_put_((torch.tensor([1]),), torch.ones(1), accumulate=True), []),
+        (lambda x: x.nonzero(), ["nonzero in the loop"]),
+        (lambda x: x.masked_select(x > 1), ["masked_select in the loop"]),
+        (lambda x: bool(x.equal(x)), ["equal in the loop"]),
+        (product_of_pairs, ["item in ProdBackward1"]),
+    ],
+)
+def test_profiler_shows_what_makes_host_wait(function: Callable[[Tensor], object], expected: list[str]) -> None:
+    x = torch.arange(4.0)
+    with profile(activities=[ProfilerActivity.CPU]) as recorder:
+        function(x)
+    assert list(host_waits(roots(recorder))) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [
+        *((table, {}) for table in ("tiny", "decoupled", "distance", "distance_plain", "dual")),
+        *(("tiny", {"optimizer": optimizer}) for optimizer in OPTIMIZERS if optimizer != "SGD"),
+        ("distance", {"amp": "bf16", "optimizer": "Muon"}),
+        ("tiny", {"boxes": 0}),
+    ],
+)
+def test_whole_steps_never_make_host_wait(
+    monkeypatch: pytest.MonkeyPatch, table: str, settings: dict[str, Any]
+) -> None:
+    """Forward, loss, backward, clipping, the guard, the optimizer and the moving average, as on a GPU."""
+    monkeypatch.setattr(DecoupledLoss, "weighted_sum", Loss.weighted_sum)  # with L1, as in the closing epochs
+    setting = Setting(cfg=str(TABLES / f"{table}.yaml"), img=64, batch=2, **({"amp": "fp32"} | settings))
+    events = profiled_step(setting)
+    parts = {part for part, _ in operations(events)}
+    assert parts == {"forward", "loss", "backward", "optimizer", "EMA", benchmarks.operations.REST}
+    assert list(host_waits(events)) == []
 
 
 def test_detection_reads_device_values_only_in_nms(

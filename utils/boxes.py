@@ -34,9 +34,17 @@ def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
     """
     low = torch.maximum(boxes_xyxy[..., :2], targets_xyxy[..., :2])
     high = torch.minimum(boxes_xyxy[..., 2:], targets_xyxy[..., 2:])
-    shared = (high - low).clamp(min=0).prod(-1)
-    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (boxes_xyxy, targets_xyxy)]
-    return shared / (areas[0] + areas[1] - shared).clamp(min=torch.finfo(shared.dtype).tiny)
+
+    shared = _area((high - low).clamp(min=0))
+    area = _area(boxes_xyxy[..., 2:] - boxes_xyxy[..., :2])
+    target_area = _area(targets_xyxy[..., 2:] - targets_xyxy[..., :2])
+    return shared / (area + target_area - shared).clamp(min=torch.finfo(shared.dtype).tiny)
+
+
+def _area(size: Tensor) -> Tensor:
+    """Width times height [...] of sizes [..., 2]; not `prod`, whose gradient reads the number of zeros on the host."""
+    width, height = size.unbind(-1)
+    return width * height
 
 
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
