@@ -1,6 +1,6 @@
-"""The cells of a level that are inside ignore regions.
+"""The cells of all levels that are inside ignore regions.
 
-B images, H W cells of a level, N predictions per image over all levels.
+B images, L levels, H W cells of a level, N predictions per image over all levels, T targets.
 """
 
 from collections.abc import Sequence
@@ -8,44 +8,68 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.assign.levels import per_level
 from models.assign.targets import IGNORE_CLASS
 
 
-def ignored_cells(targets: Tensor, images: int, stride: float, grid: tuple[int, int]) -> Tensor:
-    """Return a mask, bool [B, H, W], of the cells whose centre is inside an ignore region (a target of class -1).
+def ignored_cells(
+    targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
+) -> list[Tensor]:
+    """Return for each level a mask, bool [B, H, W], of the cells whose centre is inside an ignore region.
+
+    An ignore region is a target of class -1. grids: rows and columns of each level.
 
     Each region adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative sums over rows and
-    columns then give the number of regions at each cell. This needs the memory of one map and no value on the host.
+    columns then give the number of regions at each cell. All levels are computed together, each on a map as large as
+    the largest one, because most batches have few or no such regions and a GPU is then bound by the number of kernels.
+    No value is read on the host.
     """
-    height, width = grid
-    left, top, right, bottom = targets[:, 2:].unbind(-1)
-    first_column, end_column = _covered(left, right, stride, width)
-    first_row, end_row = _covered(top, bottom, stride, height)
-    image, one = targets[:, 0].long(), (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
+    levels = len(strides)
+    rows = 1 + max(height for height, _ in grids)  # one more than cells: a region may end at the border
+    columns = 1 + max(width for _, width in grids)
 
-    corners = torch.zeros(images, height + 1, width + 1, dtype=torch.int32, device=targets.device)
-    corners.index_put_((image, first_row, first_column), one, accumulate=True)
-    corners.index_put_((image, first_row, end_column), -one, accumulate=True)
-    corners.index_put_((image, end_row, first_column), -one, accumulate=True)
-    corners.index_put_((image, end_row, end_column), one, accumulate=True)
-    regions = corners.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
-    return regions[:, :height, :width] > 0
+    # The first cell inside each region and the first one after it, in x and in y.
+    widths_and_heights = [float(side) for height, width in grids for side in (width, height)]
+    cells = per_level(widths_and_heights, targets).view(levels, 2)
+    stride = per_level(strides, targets)[:, None]
+    low = targets[:, None, 2:4] / stride  # [T, L, 2] in cells
+    high = targets[:, None, 4:] / stride
+    first, end = _covered(low, high, cells)
+
+    # The places of the four corners in the maps of all levels and images, one after another.
+    image = targets[:, 0].long()
+    number = torch.arange(levels, device=targets.device) * images + image[:, None]  # [T, L], of the map
+    column, row = torch.stack([first, end], -1).unbind(2)  # [T, L, 2] each: first, end
+    place = (number[:, :, None, None] * rows + row[..., None]) * columns + column[:, :, None]  # [T, L, 2, 2]
+
+    one = (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
+    minus_one = -one
+    values = torch.stack([one, minus_one, minus_one, one], 1)[:, None].expand(-1, levels, -1)  # [T, L, 4]
+
+    # scatter_add_ instead of an indexed assignment, for which a GPU would first sort the places.
+    corners = torch.zeros(levels * images * rows * columns, dtype=torch.int32, device=targets.device)
+    corners.scatter_add_(0, place.flatten(), values.flatten())
+    maps = corners.view(levels, images, rows, columns)
+    inside = maps.cumsum(2, dtype=torch.int32).cumsum(3, dtype=torch.int32) > 0
+    return [inside[level, :, :height, :width] for level, (height, width) in enumerate(grids)]
 
 
 def ignored_predictions(
-    targets: Tensor, images: int, strides: Sequence[int], grids: Sequence[tuple[int, int]]
+    targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Return `ignored_cells` of all levels, bool [B, N], for heads with one prediction per cell."""
-    levels = [ignored_cells(targets, images, *level).flatten(1) for level in zip(strides, grids, strict=True)]
-    return torch.cat(levels, 1)
+    return torch.cat([cells.flatten(1) for cells in ignored_cells(targets, images, strides, grids)], 1)
 
 
-def _covered(low: Tensor, high: Tensor, stride: float, cells: int) -> tuple[Tensor, Tensor]:
-    """Return (first, end), int64, of the cells in one dimension whose centres are between two edges; equal if none is.
+def _covered(low: Tensor, high: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (first, end), int64, of the cells whose centres are between two edges, in cells; equal if none is.
 
-    >>> _covered(torch.tensor([4.0, 5.0]), torch.tensor([20.1, 11.0]), 8, 5)  # centres 4, 12, 20, 28, 36
+    cells: how many there are. All three broadcast.
+
+    >>> low, high = torch.tensor([4.0, 5.0]) / 8, torch.tensor([20.1, 11.0]) / 8
+    >>> _covered(low, high, torch.tensor(5.0))  # centres 4, 12, 20, 28, 36
     (tensor([1, 1]), tensor([3, 1]))
     """
-    first = (low / stride + 0.5).floor().clamp(0, cells)
-    end = (high / stride - 0.5).ceil().clamp(0, cells)
+    first = (low + 0.5).floor().clamp(min=0).minimum(cells)
+    end = (high - 0.5).ceil().clamp(min=0).minimum(cells)
     return first.long(), end.maximum(first).long()

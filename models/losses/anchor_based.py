@@ -80,6 +80,7 @@ class AnchorBasedLoss(Loss):
             counts = total(counts)
         counts = counts.clamp(min=1)
 
+        ignored = ignored_cells(targets, len(maps[0]), self.strides, grids)
         box, obj, cls = (self.anchors_px.new_zeros(()) for _ in range(3))
         for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
             # split() instead of slices: backward then writes the gradient once, without adding maps of mostly zeros.
@@ -87,9 +88,8 @@ class AnchorBasedLoss(Loss):
             iou = _predicted_iou(at_least_float32(boxes[found.prediction]), found)
             box = box + ((1 - iou) * found.valid).sum() / counts[level]
             cls = cls + self._class_sum(classes, found) / (counts[level] * self.num_classes)
-            ignored = ignored_cells(targets, len(raw), self.strides[level], grids[level])
-            logits = at_least_float32(objectness).view(*ignored.shape, raw.shape[1])
-            obj = obj + self._objectness_sum(logits, iou, found, ignored) * self.balance[level] / counts[-1]
+            logits = at_least_float32(objectness).view(*ignored[level].shape, raw.shape[1])
+            obj = obj + self._objectness_sum(logits, iou, found, ignored[level]) * self.balance[level] / counts[-1]
 
         area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
         return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}

@@ -45,7 +45,8 @@ class AnchorFreeLoss(Loss):
             iou = complete_iou(to_cxcywh(predicted), to_cxcywh(boxes))
             box.append(((1 - iou) * positive).sum())
             wanted = (classes[..., None] == torch.arange(logits.shape[2], device=logits.device)) & positive[..., None]
-            counts = positive | ~ignored_cells(targets, images, stride, grid).flatten(1)
+            (ignored,) = ignored_cells(targets, images, [stride], [grid])
+            counts = positive | ~ignored.flatten(1)
             entropy = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="none")
             cls.append((entropy.sum(-1) * counts).sum())
             count.append(positive.sum())

@@ -1,0 +1,26 @@
+"""Numbers of a head's levels, such as strides, on the device."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+SHAPES_KEPT = 512  # tuples of numbers: a few for each image size of multi-scale or rectangular training
+
+
+def per_level(values: Sequence[float], reference: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return one number for each level, [L], on the device of `reference`; do not change it in place.
+
+    It is created once, on the device: a copy from the host would make the host wait. dtype: that of `reference` if None.
+
+    >>> per_level((8, 16), torch.zeros(1)).tolist()
+    [8.0, 16.0]
+    """
+    return _filled(tuple(values), dtype or reference.dtype, reference.device)
+
+
+@lru_cache(SHAPES_KEPT)
+def _filled(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # the first caller may be a validation, a later one training
+        return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
