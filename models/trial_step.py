@@ -72,7 +72,7 @@ class TrialStep:
             self.criterion.weighted_sum(self.criterion(raw, targets)).backward()
             nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
             self.optimizer.step()
-            self.ema.update(self.replica.state_dict())
+            self.ema.update(self.replica.live_state())
 
     def compiled(self, images: int, mode: str) -> None:
         """The same step of the compiled model, which takes a minute or more; nothing if torch cannot compile it.

@@ -28,6 +28,7 @@ class Replica(Generic[Model]):
     def __init__(self, model: Model, world: World) -> None:
         self.model: Model = model
         self.module: nn.Module = ThreadedReplicas(model, list(world.devices)) if world.devices else model
+        self._live: dict[str, Tensor] | None = None
 
     def __call__(self, images: Tensor) -> Any:
         return self.module(images)
@@ -47,6 +48,17 @@ class Replica(Generic[Model]):
     def state_dict(self) -> Mapping[str, Tensor]:
         """The model's unsharded weights and buffers. A collective in sharded runs: call it on all processes."""
         return self.model.state_dict()
+
+    def live_state(self) -> Mapping[str, Tensor]:
+        """The entries of `state_dict` as the model's own parameters and buffers, listed once: cheap in every step.
+
+        They change with training. A collective in sharded runs.
+        """
+        if self._live is None:
+            owned = dict(self.model.named_parameters(remove_duplicate=False))
+            owned |= dict(self.model.named_buffers(remove_duplicate=False))
+            self._live = {key: owned[key] for key in self.model.state_dict()}
+        return self._live
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)

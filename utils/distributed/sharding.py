@@ -48,6 +48,9 @@ class ShardedReplica(Replica[Model]):
     def state_dict(self) -> Mapping[str, Tensor]:
         return _gather_full(self.model.state_dict())
 
+    def live_state(self) -> Mapping[str, Tensor]:
+        return self.state_dict()
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(_shard_like(dict(state), self.model.state_dict()))
 

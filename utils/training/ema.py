@@ -36,17 +36,19 @@ class EMA(Generic[Model]):
         self.model: Model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.tau, self.updates = decay, tau, 0
 
+        # Listed once: a state dict takes the host longer to build than the GPU needs to update the average.
+        average = self.model.state_dict()
+        self._averaged = {key: value for key, value in average.items() if value.is_floating_point()}
+        self._copied = {key: value for key, value in average.items() if not value.is_floating_point()}
+
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor]) -> None:
-        """Update the average with a model's state dict, once per optimizer step."""
+        """Update the average with a model's state, named as in its state dict, once per optimizer step."""
         self.updates += 1
         share = 1 - self.decay * (1 - math.exp(-self.updates / self.tau))
-        average = self.model.state_dict()
-        floats = [key for key, value in average.items() if value.is_floating_point()]
-        torch._foreach_lerp_([average[k] for k in floats], [state[k] for k in floats], share)
-        for key, value in average.items():
-            if not value.is_floating_point():
-                value.copy_(state[key])
+        torch._foreach_lerp_(list(self._averaged.values()), [state[key] for key in self._averaged], share)
+        if self._copied:
+            torch._foreach_copy_(list(self._copied.values()), [state[key] for key in self._copied])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights and statistics."""

@@ -54,7 +54,7 @@ class TrainState(Generic[Model]):
         self.guard.step(self.replica.clip_gradients(max_norm))
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.ema.update(self.replica.state_dict())
+        self.ema.update(self.replica.live_state())
 
     def checkpoint(self, description: Description) -> Checkpoint:
         """The checkpoint that the run can resume from. A collective."""

@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.operations import operations, roots
+from utils.distributed.replica import Replica
+from utils.distributed.world import World
 from utils.training.ema import EMA, ema_constants
 
 
@@ -69,6 +73,36 @@ def test_ema_model_is_in_eval_mode_without_gradients():
     assert not any(parameter.requires_grad for parameter in ema.model.parameters())
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_ema_of_live_state_follows_loaded_and_moved_weights():
+    """The lists that are made once stay right when weights are loaded, or get another layout in memory."""
+    model = make_model()
+    replica = Replica(model, World(torch.device("cpu")))
+    ema = EMA(model, decay=0.5, tau=1e-9)  # the mean of the old average and the new weights
+    ema.update(replica.live_state())
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+
+    loaded = {key: value + 2 for key, value in start.items()}
+    model.load_state_dict(loaded)
+    ema.model.load_state_dict(start)
+    model.to(memory_format=torch.channels_last)
+    ema.update(replica.live_state())
+
+    assert list(ema.state_dict()) == list(replica.live_state())
+    for key, value in ema.state_dict().items():
+        expected = start[key] + 1 if value.is_floating_point() else loaded[key]
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_ema_update_takes_two_operations():
+    """One for all values that are averaged, one for all that are copied."""
+    model = nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(5)))
+    ema, replica = EMA(model), Replica(model, World(torch.device("cpu")))
+    replica.live_state()
+    with profile(activities=[ProfilerActivity.CPU]) as recorder:
+        ema.update(replica.live_state())
+    assert [name for _, name in operations(roots(recorder))] == ["_foreach_lerp_", "_foreach_copy_"]
 
 
 def test_ema_of_unchanged_model_is_bitwise_equal():
