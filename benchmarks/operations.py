@@ -150,7 +150,9 @@ def is_kernel(name: str, *, innermost: bool = True) -> bool:
     >>> [is_kernel(name) for name in ("add", "copy_", "_foreach_lerp_", "view", "empty", "reshape")]
     [True, True, True, False, False, False]
     """
-    if name.startswith(("empty", "new_empty", "_unsafe_view", "as_strided_", "detach", "resize_", "lift_fresh", "set_")):
+    if name.startswith(
+        ("empty", "new_empty", "_unsafe_view", "as_strided_", "detach", "resize_", "lift_fresh", "set_")
+    ):
         return False
     packet = getattr(torch.ops.aten, name)
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -169,8 +171,8 @@ def is_kernel(name: str, *, innermost: bool = True) -> bool:
 def host_waits(events: Iterable[FunctionEvent], where: str = "") -> Iterator[str]:
     """Yield name and place of each operation below `events` that needs a value or a size on the host.
 
-    Only the outermost one is named: `item` calls `_local_scalar_dense`. Fused optimizers are left out: their kernels for
-    a CPU read values, those for a GPU do not.
+    Only the outermost one is named: `item` calls `_local_scalar_dense`. Fused optimizers are left out: their kernels
+    for a CPU read values, those for a GPU do not.
     """
     for event in events:
         name = event.name.removeprefix("aten::")

@@ -1,7 +1,8 @@
 """No training step makes the host wait for the device: counted on the CPU; on a GPU, CUDA itself raises an error.
 
-Two ways of counting: a dispatch mode sees a whole run, but some of torch's formulas (the gradient of `prod`) take another
-way when such a mode is active. torch's profiler changes nothing; it watches whole steps of every head and optimizer.
+Two ways of counting: a dispatch mode sees a whole run, but some of torch's formulas (the gradient of `prod`) take
+another way when such a mode is active. torch's profiler changes nothing; it watches whole steps of every head and
+optimizer.
 """
 
 from collections import Counter

@@ -70,25 +70,26 @@ def complete_iou_terms(boxes_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     center, size = boxes_cxcywh.split(2, -1)
     low, high = center - size / 2, center + size / 2
     width, height = size.unbind(-1)
-    sides = (*center.unbind(-1), *low.unbind(-1), *high.unbind(-1))
-    return torch.stack([*sides, width * height, torch.atan(width / (height + eps))], -2)
+    corners = torch.cat([center, low, high], -1)  # [..., N, 6]
+    area_and_angle = torch.stack([width * height, torch.atan(width / (height + eps))], -2)
+    return torch.cat([corners.mT, area_and_angle], -2)
 
 
 def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> Tensor:
     """Return `complete_iou` [..., N] of boxes and targets by their terms [..., 8, N], or of shapes that broadcast."""
-    x, y, left, top, right, bottom, area, angle = boxes.unbind(-2)
-    target_x, target_y, target_left, target_top, target_right, target_bottom, target_area, target_angle = (
-        targets.unbind(-2)
-    )
-    width = (torch.minimum(right, target_right) - torch.maximum(left, target_left)).clamp(min=0)
-    height = (torch.minimum(bottom, target_bottom) - torch.maximum(top, target_top)).clamp(min=0)
+    # Pairs of x and y, [..., 2, N], are computed together: half as many kernels on a GPU.
+    center, low, high, area, angle = boxes.split([2, 2, 2, 1, 1], -2)
+    target_center, target_low, target_high, target_area, target_angle = targets.split([2, 2, 2, 1, 1], -2)
+    area, angle, target_area, target_angle = (x.squeeze(-2) for x in (area, angle, target_area, target_angle))
+
+    width, height = (torch.minimum(high, target_high) - torch.maximum(low, target_low)).clamp(min=0).unbind(-2)
     overlap = width * height
     iou = overlap / (area + target_area - overlap + eps)
 
-    hull_width = torch.maximum(right, target_right) - torch.minimum(left, target_left)
-    hull_height = torch.maximum(bottom, target_bottom) - torch.minimum(top, target_top)
-    diagonal = hull_width.square() + hull_height.square() + eps  # c^2
-    distance = ((x - target_x).square() + (y - target_y).square()) / diagonal  # rho^2 / c^2
+    hull_width, hull_height = (torch.maximum(high, target_high) - torch.minimum(low, target_low)).square().unbind(-2)
+    diagonal = hull_width + hull_height + eps  # c^2
+    apart_x, apart_y = (center - target_center).square().unbind(-2)
+    distance = (apart_x + apart_y) / diagonal  # rho^2 / c^2
 
     aspect = 4 / math.pi**2 * (target_angle - angle).square()
     with torch.no_grad():

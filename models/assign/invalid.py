@@ -14,13 +14,15 @@ def assigned_predictions(prediction: Tensor, valid: Tensor, reference: Tensor) -
     return flat.scatter_reduce(0, prediction, valid.to(flat.dtype), "amax").view_as(reference)
 
 
-def distribute_invalid(prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:
-    """Return `prediction` [M] with its invalid entries spread evenly over all predictions, 0 to `predictions` - 1.
+def distribute_invalid(prediction: Tensor, valid: Tensor, predictions: int | Tensor) -> Tensor:
+    """Return `prediction` [..., M] with its invalid entries spread evenly over all predictions, 0 to `predictions` - 1.
 
-    A GPU adds the gradients of one prediction one by one, so they must not all name the same one.
+    A GPU adds the gradients of one prediction one by one, so they must not all name the same one. predictions: a tensor
+    [..., 1] if it differs between the rows.
 
     >>> distribute_invalid(torch.tensor([7, 7, 7, 7]), torch.tensor([True, False, False, False]), 2).tolist()
     [7, 1, 0, 1]
     """
-    anything = torch.arange(len(prediction), device=prediction.device) % max(predictions, 1)
+    number = predictions if isinstance(predictions, Tensor) else max(predictions, 1)
+    anything = torch.arange(prediction.shape[-1], device=prediction.device) % number
     return torch.where(valid, prediction, anything)

@@ -12,15 +12,22 @@ SHAPES_KEPT = 512  # tuples of numbers: a few for each image size of multi-scale
 def per_level(values: Sequence[float], reference: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return one number for each level, [L], on the device of `reference`; do not change it in place.
 
-    It is created once, on the device: a copy from the host would make the host wait. dtype: that of `reference` if None.
+    It is created once, and on the device: a copy from the host would make the host wait. dtype: that of `reference` if
+    None.
 
     >>> per_level((8, 16), torch.zeros(1)).tolist()
     [8.0, 16.0]
     """
-    return _filled(tuple(values), dtype or reference.dtype, reference.device)
+    # Subclasses, such as the placeholders with which torch.compile traces, must not be kept.
+    fill = _kept if type(reference) is Tensor else _filled
+    return fill(tuple(values), dtype or reference.dtype, reference.device)
+
+
+def _filled(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
 
 
 @lru_cache(SHAPES_KEPT)
-def _filled(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # the first caller may be a validation, a later one training
-        return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
+        return _filled(values, dtype, device)

@@ -1,10 +1,10 @@
 """Box, objectness and class terms of the anchor-based head, normalised over all processes.
 
-Shapes: B images, A anchors per level, H W cells, C classes, T targets, M candidate matches, P = B * H * W * A
-predictions, in the order of models/assign/anchor_ratio.py.
+Shapes: B images, L levels, A anchors per level, H W cells of a level, C classes, T targets, M candidate matches of a
+level, P = B * H * W * A predictions of a level, in the order of models/assign/anchor_ratio.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.assign.anchor_ratio import Matches, match_anchors
 from models.assign.ignored import ignored_cells
+from models.assign.levels import per_level
 from models.heads.anchor_based import AnchorBasedHead
 from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import complete_iou
@@ -69,59 +70,95 @@ class AnchorBasedLoss(Loss):
         all processes (World.all_reduce_sum); None for a single process. The terms are scalars in float32, or in float64
         for float64 maps.
         """
+        images, anchors = maps[0].shape[:2]
         grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
-        matches = [
-            match_anchors(targets, anchors, stride, len(maps[0]), grid, self.gains.ratio_limit)
-            for anchors, stride, grid in zip(self.anchors_px, self.strides, grids, strict=True)
-        ]
-        images = torch.full((), len(maps[0]), device=targets.device)
-        counts = torch.stack([*(found.valid.sum() for found in matches), images])  # [L + 1], int64
+        found = match_anchors(targets, self.anchors_px, self.strides, images, grids, self.gains.ratio_limit)
+
+        image_count = torch.full((1,), images, device=targets.device)
+        counts = torch.cat([found.valid.sum(1), image_count])  # [L + 1], int64
         if total is not None:
             counts = total(counts)
-        counts = counts.clamp(min=1)
+        matches, all_images = counts.clamp(min=1).split([len(maps), 1])
 
-        ignored = ignored_cells(targets, len(maps[0]), self.strides, grids)
-        box, obj, cls = (self.anchors_px.new_zeros(()) for _ in range(3))
-        for level, (raw, found) in enumerate(zip(maps, matches, strict=True)):
-            # split() instead of slices: backward then writes the gradient once, without adding maps of mostly zeros.
-            boxes, objectness, classes = raw.permute(0, 2, 3, 1, 4).flatten(0, 3).split([4, 1, self.num_classes], 1)
-            iou = _predicted_iou(at_least_float32(boxes[found.prediction]), found)
-            box = box + ((1 - iou) * found.valid).sum() / counts[level]
-            cls = cls + self._class_sum(classes, found) / (counts[level] * self.num_classes)
-            logits = at_least_float32(objectness).view(*ignored[level].shape, raw.shape[1])
-            obj = obj + self._objectness_sum(logits, iou, found, ignored[level]) * self.balance[level] / counts[-1]
+        # split() instead of slices: backward then writes the gradient once, without adding maps of mostly zeros.
+        rows = [raw.permute(0, 2, 3, 1, 4).flatten(0, 3) for raw in maps]  # [P, 5 + C] each
+        parts = [values.split([4, 1, self.num_classes], 1) for values in rows]
+        boxes, objectness, classes = zip(*parts, strict=True)
+
+        # The predictions of all levels one after another, so that the terms of all levels are computed together.
+        sizes = [len(values) for values in rows]
+        starts = [sum(sizes[:level]) for level in range(len(sizes))]
+        prediction = found.prediction + per_level(starts, targets, torch.int64)[:, None]  # [L, M]
+
+        iou = _predicted_iou(at_least_float32(torch.cat(boxes)[prediction]), found)  # [L, M]
+        box = (((1 - iou) * found.valid).sum(1) / matches).sum()
+
+        quality = _best_of_each(iou.detach().clamp(0, 1), prediction, found.valid, sum(sizes))
+        ignored = torch.cat([cells.flatten() for cells in ignored_cells(targets, images, self.strides, grids)])
+        logits = at_least_float32(torch.cat(objectness)).view(-1, anchors)  # [cells of all levels, A]
+        entropies = self._objectness_entropies(logits, quality.view_as(logits), ignored)
+        cells_per_image = [height * width for height, width in grids]
+        levels = entropies.split([images * cells for cells in cells_per_image])
+        means = [
+            of_level.view(images, cells, anchors).mean((1, 2)).sum()
+            for of_level, cells in zip(levels, cells_per_image, strict=True)
+        ]
+        obj = (torch.stack(means) * per_level(self.balance, entropies) / all_images).sum()
+
+        cls = (self._class_sums(classes, found) / (matches * self.num_classes)).sum()
 
         area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
         return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
 
-    def _objectness_sum(self, logits: Tensor, iou: Tensor, found: Matches, ignored: Tensor) -> Tensor:
-        """Return the mean over a level's cells, summed over images. logits: [B, H, W, A]. ignored: [B, H, W]."""
-        quality = _best_of_each(iou.detach().clamp(0, 1), found, logits.numel()).view_as(logits)
+    def _objectness_entropies(self, logits: Tensor, quality: Tensor, ignored: Tensor) -> Tensor:
+        """Return the cross entropy of each prediction, 0 for those that do not count. All are [cells, A].
+
+        quality: -1 for predictions without a match. ignored: [cells], whether the cell is in an ignore region.
+        """
         matched = quality >= 0
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pos_weight)
-        return (loss * (matched | ~ignored[..., None])).mean((1, 2, 3)).sum()
+        return loss * (matched | ~ignored[:, None])
 
-    def _class_sum(self, logits: Tensor, found: Matches) -> Tensor:
-        """Return the sum over matches and classes; 0 for a single class, which objectness covers. logits: [P, C].
+    def _class_sums(self, classes: Sequence[Tensor], found: Matches) -> Tensor:
+        """Return the sum over matches and classes of each level, [L]; 0 for a single class, which objectness covers.
 
-        Every class is first counted as negative; a second sum then corrects the class of each match. In crowded
-        batches, where few predictions are unmatched, the first sum runs over predictions, each weighted by its number
-        of matches, instead of over matches.
+        classes: logits [P, C] of each level.
+
+        Every class is first counted as negative; a second sum then corrects the class of each match.
         """
         if self.num_classes == 1:
-            return at_least_float32(logits.new_zeros(()))
-        row, count = found.prediction, found.valid.long()
+            return at_least_float32(classes[0].new_zeros(len(classes)))
+        chosen, all_wrong = [], []
+        for level, logits in enumerate(classes):
+            of_level = (found.prediction[level], found.class_id[level], found.valid[level].long())
+            own, wrong = self._as_negatives(logits, *of_level)
+            chosen.append(own)
+            all_wrong.append(wrong)
+
+        own = torch.stack(chosen)  # [L, M]: the logit of each match's class
+        as_right = self._cross_entropy(own, self.positive, self.gains.cls_pos_weight)
+        as_wrong = self._cross_entropy(own, self.negative, self.gains.cls_pos_weight)
+        return torch.stack(all_wrong) + ((as_right - as_wrong) * found.valid).sum(1)
+
+    def _as_negatives(
+        self, logits: Tensor, prediction: Tensor, class_id: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits [M] of the matches' classes, and the sum of the matches' entropies if no class were right.
+
+        logits: [P, C]. prediction, class_id, count: [M]; count is 1 for a valid match, else 0.
+
+        In crowded batches, where few predictions are unmatched, the sum runs over predictions, each weighted by its
+        number of matches, instead of over matches.
+        """
         if 2 * len(count) < len(logits):
-            logits, row = logits[row], torch.arange(len(count), device=logits.device)
+            rows = at_least_float32(logits[prediction])
+            own = rows.gather(1, class_id[:, None])[:, 0]
         else:
-            count = count.new_zeros(len(logits)).scatter_add(0, row, count)
-        rows = at_least_float32(logits)
-        right = rows.flatten()[row * self.num_classes + found.class_id]  # [M]
-        wrong = self._cross_entropy(rows, self.negative, self.gains.cls_pos_weight).sum(1)
-        as_right, as_wrong = (
-            self._cross_entropy(right, wanted, self.gains.cls_pos_weight) for wanted in (self.positive, self.negative)
-        )
-        return (wrong * count).sum() + ((as_right - as_wrong) * found.valid).sum()
+            rows = at_least_float32(logits)
+            own = rows.flatten()[prediction * self.num_classes + class_id]
+            count = count.new_zeros(len(rows)).scatter_add(0, prediction, count)
+        entropies = self._cross_entropy(rows, self.negative, self.gains.cls_pos_weight).sum(1)
+        return own, (entropies * count).sum()
 
     def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
         """Return the elementwise binary cross entropy, as focal loss if focal_gamma > 0."""
@@ -138,16 +175,19 @@ class AnchorBasedLoss(Loss):
 
 
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
-    """Return the complete IoU [M] of the boxes decoded from raw x, y, w, h [M, 4] with their matched boxes."""
+    """Return the complete IoU [L, M] of the boxes decoded from raw x, y, w, h [L, M, 4] with their matched boxes."""
     doubled = raw.sigmoid() * 2
-    predicted = torch.cat([doubled[:, :2] - 0.5, doubled[:, 2:].square() * found.anchor_size], -1)
+    centers, sizes = doubled.split(2, -1)
+    predicted = torch.cat([centers - 0.5, sizes.square() * found.anchor_size], -1)
     return complete_iou(predicted, found.boxes.to(raw.dtype))
 
 
-def _best_of_each(quality: Tensor, found: Matches, predictions: int) -> Tensor:
-    """Return [P]: the best quality [M] among the matches of each prediction, -1 if it has none.
+def _best_of_each(quality: Tensor, prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:
+    """Return for each of the predictions the best quality among its matches, -1 if it has none.
 
-    The maximum, unlike the last write, does not depend on the order of the targets.
+    quality, prediction, valid: of the same shape. The maximum, unlike the last write, does not depend on the order of
+    the targets.
     """
     unmatched = quality.new_full((predictions,), -1)
-    return unmatched.scatter_reduce(0, found.prediction, torch.where(found.valid, quality, -1), "amax")
+    of_valid = torch.where(valid, quality, -1)
+    return unmatched.scatter_reduce(0, prediction.flatten(), of_valid.flatten(), "amax")

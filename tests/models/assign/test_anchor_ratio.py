@@ -27,6 +27,14 @@ def random_targets(count: int, seed: int, images: int = IMAGES, side: float = 64
     return torch.cat([head, centers - sizes / 2, centers + sizes / 2], 1).float()
 
 
+def match_level(
+    targets: torch.Tensor, anchors: torch.Tensor, stride: float, images: int, grid: tuple[int, int], limit: float
+) -> Matches:
+    """Return the matches with a single level, each array [M]. anchors: [A, 2]."""
+    found = match_anchors(targets, anchors[None], [stride], images, [grid], limit)
+    return Matches(**{name: values[0] for name, values in vars(found).items()})
+
+
 def match_indices(found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)) -> list[tuple[int, ...]]:
     """Return image, row, column and anchor of each valid match."""
     indices = np.unravel_index(found.prediction[found.valid].numpy(), (IMAGES, *grid, anchors))
@@ -64,7 +72,7 @@ def test_anchor_matches_by_hand():
     # Size 40 x 26 px. Ratios to 10 x 13: 4 and 2; 4 is the limit, so no match. To 16 x 30: 2.5, 30/26. To 33 x 23:
     # 40/33, 26/23.
     targets = torch.tensor([target_row(1, 2, 20, 30, 40, 26)])
-    found = match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_level(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0)
     sizes = [5.0, 3.25]
     cells = [(3, 2, [0.5, 0.75]), (3, 3, [-0.5, 0.75]), (4, 2, [0.5, -0.25])]  # row, column, centre in the cell
     expected = [
@@ -80,7 +88,7 @@ def test_anchor_matches_by_hand():
 @pytest.mark.parametrize("seed", range(4))
 def test_anchor_matches_equal_slow_loops(seed, limit):
     targets = random_targets(40, seed)
-    found = match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), limit)
+    found = match_level(targets, ANCHORS, 8, IMAGES, (8, 8), limit)
     expected = slow_matches(targets, ANCHORS, 8, (8, 8), limit)
     assert expected
     assert [row[:2] for row in sorted_matches(found)] == [row[:2] for row in expected]
@@ -91,7 +99,7 @@ def test_anchor_matches_equal_slow_loops(seed, limit):
 def test_anchor_matches_on_non_square_grid_equal_slow_loops():
     targets = random_targets(60, 9)
     targets[:, [3, 5]] /= 2  # 32 px high
-    found = match_anchors(targets, ANCHORS, 8, IMAGES, (4, 8), 4.0)
+    found = match_level(targets, ANCHORS, 8, IMAGES, (4, 8), 4.0)
     expected = slow_matches(targets, ANCHORS, 8, (4, 8), 4.0)
     assert [row[:2] for row in sorted_matches(found, (4, 8))] == [row[:2] for row in expected]
 
@@ -110,13 +118,13 @@ def test_anchor_matches_on_non_square_grid_equal_slow_loops():
     ],
 )
 def test_matched_cells_at_borders_and_cell_centres(center, cells):
-    found = match_anchors(torch.tensor([target_row(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0)
+    found = match_level(torch.tensor([target_row(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0)
     got = {(column, row) for _, row, column, _ in match_indices(found, (4, 4), 1)}
     assert got == cells
 
 
 def test_matched_cells_can_predict_the_box_centre():
-    found = match_anchors(random_targets(200, 11), ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_level(random_targets(200, 11), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     centers = found.boxes[found.valid, :2]
     assert centers.min() >= -0.5
     assert centers.max() <= 1.5
@@ -124,21 +132,21 @@ def test_matched_cells_can_predict_the_box_centre():
 
 def test_targets_outside_the_image_match_nothing():
     far = [target_row(0, 0, -20, 30, 16, 30), target_row(0, 0, 30, 100, 16, 30), target_row(0, 0, 1e9, -1e9, 16, 30)]
-    found = match_anchors(torch.tensor(far), ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_level(torch.tensor(far), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert not found.valid.any()
     assert found.prediction.tolist() == list(range(3 * 3 * 3))  # all valid indices, all different
 
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 30), (-16, -30), (16, -30), (float("nan"), 30)])
 def test_boxes_without_area_match_nothing(size):
-    found = match_anchors(torch.tensor([target_row(0, 0, 30, 30, *size)]), ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_level(torch.tensor([target_row(0, 0, 30, 30, *size)]), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert not found.valid.any()
 
 
 def test_ratio_at_the_limit_does_not_match():
     for ratio, matches in ((3.99, True), (4.0, False), (4.01, False)):
         for width in (16 * ratio, 16 / ratio):
-            found = match_anchors(
+            found = match_level(
                 torch.tensor([target_row(0, 0, 28, 28, width, 16)]), torch.tensor([[16.0, 16]]), 8, IMAGES, (8, 8), 4
             )
             assert found.valid.any().item() is matches, (ratio, width)
@@ -147,10 +155,23 @@ def test_ratio_at_the_limit_does_not_match():
 def test_ignore_regions_never_match():
     targets = random_targets(50, 5)
     targets[:, 1] = -1
-    assert not match_anchors(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0).valid.any()
+    assert not match_level(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0).valid.any()
+
+
+@pytest.mark.parametrize("grids", [[(8, 8), (4, 4), (2, 2)], [(2, 4), (4, 8), (8, 16)]])
+def test_matches_of_all_levels_equal_those_of_each_level(grids):
+    targets = random_targets(40, 3)
+    anchors = torch.stack([ANCHORS, 2 * ANCHORS, 4 * ANCHORS])
+    strides = [64 // height for height, _ in grids]
+    found = match_anchors(targets, anchors, strides, IMAGES, grids, 4.0)
+    assert found.valid.shape == (3, 40 * 3 * 3)
+    assert found.valid.any(1).all()
+    for level, (stride, grid) in enumerate(zip(strides, grids, strict=True)):
+        alone = match_level(targets, anchors[level], stride, IMAGES, grid, 4.0)
+        assert all(values[level].equal(getattr(alone, name)) for name, values in vars(found).items())
 
 
 def test_no_targets_give_no_matches():
-    found = match_anchors(torch.zeros(0, 6), ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_level(torch.zeros(0, 6), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert sorted_matches(found) == []
     assert found.boxes.shape == (0, 4)

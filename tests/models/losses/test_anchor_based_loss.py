@@ -373,8 +373,8 @@ def test_float64_anchors_match_like_float32_anchors():
         corner = torch.zeros(len(widths), 2)
         sizes = torch.stack([widths, anchors[0, 1].expand(len(widths))], 1)
         targets = torch.cat([corner, corner, sizes], 1)
-        single = match_anchors(targets, anchors, 8, 1, (64, 64), 2.91)
-        double = match_anchors(targets, anchors.double(), 8, 1, (64, 64), 2.91)
+        single = match_anchors(targets, anchors[None], [8], 1, [(64, 64)], 2.91)
+        double = match_anchors(targets, anchors[None].double(), [8], 1, [(64, 64)], 2.91)
         assert single.valid.any()
         assert not single.valid.all()
         for name in vars(single):
