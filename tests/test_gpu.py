@@ -88,7 +88,7 @@ def group_of_one():
 def test_nccl_ddp_with_sync_bn_matches_gradients_of_bare_model(group_of_one, tiny_model, accumulates):
     torch.manual_seed(0)
     bare = build_model(tiny_model, 3).double().to(GPU.device).train()
-    wrapped = synchronize_batch_norm(copy.deepcopy(bare), "cuda")
+    wrapped = synchronize_batch_norm(copy.deepcopy(bare))
     images = torch.rand(4, 3, 64, 64, dtype=torch.float64, device=GPU.device)
     for replica in (Replica(bare, GPU), DistributedReplica(wrapped, GPU, accumulates)):
         replica.warm_up(torch.zeros(1, 3, 64, 64, dtype=torch.float64, device=GPU.device))

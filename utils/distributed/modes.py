@@ -33,7 +33,7 @@ def synchronize_if_asked(
     """Synchronise BatchNorm if asked, and return whether it is; report flags that have no effect."""
     synchronised = sync_bn or shard
     if synchronised:
-        synchronize_batch_norm(model, world.device.type)
+        synchronize_batch_norm(model)
     if shard and world.size == 1:
         say("--shard: there is one process, so nothing is sharded")
     if synchronised and world.devices:

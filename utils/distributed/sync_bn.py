@@ -1,12 +1,17 @@
-"""Synchronised batch normalisation over all processes, for the CPU too, where torch's SyncBatchNorm is not supported.
+"""Synchronised batch normalisation over all processes: without waiting for the device, and for the CPU too.
+
+torch's SyncBatchNorm does not support the CPU, and on a GPU the host waits three times in each layer, because it leaves
+out processes without images by boolean masks.
 
 B images of this process (0 is allowed), C channels, H W cells, P processes. Each layer costs one all-gather of 2C + 1
 numbers in the forward pass and one all-reduce of 2C numbers in the backward pass. Every process must take part in both.
 
-A single process uses the same code, because torch's BatchNorm is less precise on a CPU: for channels-last maps it sums
-the values one by one in float32. After 20 steps of yolov5n it differs from float64 by 1e-3, this layer by 1e-5.
+On CUDA the kernels of torch's SyncBatchNorm are used, and a single process uses torch's BatchNorm. Elsewhere a single
+process uses the same code as several, because torch's BatchNorm is less precise on a CPU: for channels-last maps it
+sums the values one by one in float32. After 20 steps of yolov5n it differs from float64 by 1e-3, this layer by 1e-5.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,15 +24,14 @@ from utils.distributed.precision import widest_float
 
 NON_CHANNEL_DIMS = (0, 2, 3)
 PER_CHANNEL = (1, -1, 1, 1)  # view of [C] that broadcasts against [B, C, H, W]
+NO_VALUES = 1e-30  # number of values that a process without images reports to the fused kernels, which divide by it
 
 
-def synchronize_batch_norm(model: nn.Module, device_type: str) -> nn.Module:
+def synchronize_batch_norm(model: nn.Module) -> nn.Module:
     """Synchronise every BatchNorm2d of `model` over the processes, and return the model, which may itself be one.
 
     Parameters and buffers stay the same tensors with the same names, so an existing optimizer remains valid.
     """
-    if device_type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.__class__ = SyncBatchNorm2d  # only the computation differs; the state is the same
@@ -46,44 +50,121 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
+        fused = has_fused_kernels(x)
+        if fused and _processes() == 1:
+            return super().forward(x)
+
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (None if p is None else p.to(dtype) for p in (self.weight, self.bias))
+        if fused:
+            x = _dense(x)
+            mean, inverse_deviation, counts = self._fused_statistics(x)
+            return FusedNormalizeByAll.apply(x, weight, bias, mean, inverse_deviation, counts, self.eps)
         mean, var, count = global_moments(x)
         if self.track_running_stats:
-            self._update_running_stats(mean, var * (count / (count - 1)))
-        weight, bias = (None if p is None else p.to(mean.dtype) for p in (self.weight, self.bias))
+            self._update_running_stats(mean, var, count)
         return NormalizeByAll.apply(x, weight, bias, mean, var, count, self.eps)
 
     @torch.no_grad()
-    def _update_running_stats(self, mean: Tensor, unbiased_var: Tensor) -> None:
-        """Update the running statistics with the weight `momentum`; if that is None, average over all batches."""
+    def _fused_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Update the running statistics; return mean and 1 / sqrt(var + eps) [C], and the counts [P], int32.
+
+        Two of torch's kernels for CUDA do this: one for this process, one that merges the processes' results.
+        """
+        row = fused_moments(x, self.eps)
+        means, inverse_deviations, counts = _gather(row).split([self.num_features, self.num_features, 1], 1)
+        counts = counts.flatten()
+        _check_count(x, counts.sum)
+
+        # The second kernel can update running statistics of its own dtype, and by a constant momentum.
+        running_mean, running_var, momentum = self.running_mean, self.running_var, self.momentum
+        in_kernel = (
+            self.track_running_stats
+            and running_mean is not None
+            and running_mean.dtype == row.dtype
+            and momentum is not None
+        )
+        mean, inverse_deviation = torch.batch_norm_gather_stats_with_counts(
+            x if in_kernel else row,  # only its dtype matters, and only without running statistics
+            means,
+            inverse_deviations,
+            running_mean if in_kernel else None,
+            running_var if in_kernel else None,
+            momentum if in_kernel else 0.0,
+            self.eps,
+            counts,
+        )
+        if in_kernel and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        elif self.track_running_stats and not in_kernel:
+            self._update_running_stats(mean, inverse_deviation.pow(-2) - self.eps, counts.sum())
+        return mean, inverse_deviation, counts.to(torch.int32)
+
+    @torch.no_grad()
+    def _update_running_stats(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Update the running statistics with the weight `momentum`; if that is None, average over all batches.
+
+        var: biased. count: number of values, a scalar tensor. Averaging over all batches reads their number on the host.
+        """
         if self.num_batches_tracked is None or self.running_mean is None or self.running_var is None:
             return
         self.num_batches_tracked.add_(1)
         weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        unbiased_var = var * (count / (count - 1))
         self.running_var.lerp_(unbiased_var.to(self.running_var.dtype), weight)
+
+
+def has_fused_kernels(x: Tensor) -> bool:
+    """Whether torch has kernels for synchronised batch normalisation on the device of `x`."""
+    return x.is_cuda
 
 
 def _processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def _dense(x: Tensor) -> Tensor:
+    """Return `x` [B, C, H, W] without gaps in memory, channels last or contiguous, as the fused kernels need it."""
+    return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
+
+
+def _gather(row: Tensor) -> Tensor:
+    """The rows of all processes, [P, ...]."""
+    processes = _processes()
+    if processes == 1:
+        return row[None]
+    table = row.new_empty(processes, len(row))
+    if dist.get_backend() == "nccl":
+        dist.all_gather_into_tensor(table, row)
+    else:
+        dist.all_gather(list(table), row)
+    return table
+
+
+def _check_count(x: Tensor, count: Callable[[], Tensor]) -> None:
+    """Raise ValueError on all processes if they have fewer than two values per channel together.
+
+    x: the values of this process. count: returns the number of all, a scalar tensor; it is read only by a process that
+    has fewer than two values itself, so that the host does not wait in other cases.
+    """
+    own_count = x.numel() // x.shape[1]
+    if own_count < 2 and (total := int(count())) < 2:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got {total} in {_processes()} processes together"
+        )
+
+
 @torch.no_grad()
-def global_moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean [C], biased variance [C] and number of values per channel of `x` [B, C, H, W] over all processes.
+def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [C], biased variance [C] and number of values per channel, a scalar, of `x` [B, C, H, W] over all processes.
 
     The dtype is float32, or float64 if `x` is float64. All processes get the same bits, because all merge the same rows
     in the same order. Raises ValueError on all processes if there are fewer than two values per channel.
     """
     row = local_moments(x)
-    table = row[None]
-    if (processes := _processes()) > 1:
-        table = row.new_empty(processes, len(row))
-        dist.all_gather(list(table), row)
-    mean, m2, count = merge_moments(table.to(widest_float(x.device)))
-    if count < 2:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, got {count} in {processes} processes together"
-        )
+    mean, m2, count = merge_moments(_gather(row).to(widest_float(x.device)))
+    _check_count(x, lambda: count)
     return mean.to(row.dtype), (m2 / count).to(row.dtype), count
 
 
@@ -101,24 +182,39 @@ def local_moments(x: Tensor) -> Tensor:
     centred = x - approx_mean.view(PER_CHANNEL)
     error = centred.mean(NON_CHANNEL_DIMS)  # rounding error of approx_mean, which matters if the mean is large
     m2 = centred.square_().sum(NON_CHANNEL_DIMS) - count * error.square()
-    return torch.cat((approx_mean + error, m2, m2.new_tensor([count])))
+    return torch.cat((approx_mean + error, m2, m2.new_full((1,), count)))
 
 
-def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean [C], M2 [C] and number of values of the union of P sets, each given as a row of `table` [P, 2C + 1].
+@torch.no_grad()
+def fused_moments(x: Tensor, eps: float) -> Tensor:
+    """[2C + 1]: per channel the mean and 1 / sqrt(variance + eps), then the number of values, by a kernel for CUDA.
+
+    A process without images reports a mean of 0, an inverse deviation of 1 and a number of values so small that it has
+    no effect on the others: of 0 values the kernel that merges the rows would make nan.
+    """
+    if x.numel() == 0:
+        dtype, channels = torch.promote_types(x.dtype, torch.float32), x.shape[1]
+        mean = x.new_zeros(channels, dtype=dtype)
+        return torch.cat((mean, mean + 1, mean.new_full((1,), NO_VALUES)))
+    mean, inverse_deviation = torch.batch_norm_stats(x, eps)
+    return torch.cat((mean, inverse_deviation, mean.new_full((1,), x.numel() // x.shape[1])))
+
+
+def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [C], M2 [C] and number of values, a scalar, of the union of P sets, each given as a row of `table` [P, 2C + 1].
 
     An empty set is a row of zeros. If all sets are empty, the mean is 0.
     Source: Chan, Golub and LeVeque, as above, eq. 2.1, extended to more than two sets.
 
     >>> merge_moments(torch.tensor([[2.0, 2.0, 3.0], [6.0, 2.0, 2.0]]))  # of 1, 2, 3 and of 5, 7
-    (tensor([3.6000]), tensor([23.2000]), 5)
+    (tensor([3.6000]), tensor([23.2000]), tensor(5.))
     """
     channels = table.shape[1] // 2
     means, m2s, counts = table.split([channels, channels, 1], dim=1)
     count = counts.sum()
     mean = (counts * means).sum(0) / count.clamp(min=1)
     m2 = (m2s + counts * (means - mean).square()).sum(0)
-    return mean, m2, int(count)
+    return mean, m2, count
 
 
 class NormalizeByAll(torch.autograd.Function):
@@ -138,17 +234,16 @@ class NormalizeByAll(torch.autograd.Function):
         bias: Tensor | None,
         mean: Tensor,
         var: Tensor,
-        count: int,
+        count: Tensor,
         eps: float,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt())
-        ctx.count = count
+        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt(), count)
         return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inv = ctx.saved_tensors
+        x, weight, mean, inv, count = ctx.saved_tensors
         wants_dx, wants_dweight, wants_dbias = ctx.needs_input_grad[:3]
         centred = x - mean.view(PER_CHANNEL)
         dbias = dy.sum(NON_CHANNEL_DIMS, dtype=mean.dtype)
@@ -158,8 +253,56 @@ class NormalizeByAll(torch.autograd.Function):
             sums = torch.stack((dbias, dweight))  # [2, C]
             if _processes() > 1:
                 dist.all_reduce(sums)
-            offset, slope = sums / ctx.count
+            offset, slope = sums / count
             scale = inv if weight is None else inv * weight
             dx = centred.mul_((-slope * inv).view(PER_CHANNEL)).add_(dy).sub_(offset.view(PER_CHANNEL))
             dx = dx.mul_(scale.view(PER_CHANNEL)).to(x.dtype)
+        return dx, dweight if wants_dweight else None, dbias if wants_dbias else None, None, None, None, None
+
+
+class FusedNormalizeByAll(torch.autograd.Function):
+    """`NormalizeByAll` by torch's kernels for CUDA, in float32 for x in 16 bits.
+
+    inverse_deviation: 1 / sqrt(var + eps), [C]. counts: int32, number of values of each process, [P].
+    Source: as torch's SyncBatchNorm calls them (torch/nn/modules/_functions.py, BSD licence).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        inverse_deviation: Tensor,
+        counts: Tensor,
+        eps: float,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, inverse_deviation, counts)
+        if x.numel() == 0:
+            return torch.empty_like(x)
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse_deviation, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse_deviation, counts = ctx.saved_tensors
+        wants_dx, wants_dweight, wants_dbias = ctx.needs_input_grad[:3]
+        dy = _dense(dy)
+
+        if x.numel() == 0:  # it still takes part in the all-reduce
+            sum_dy = sum_dy_xmu = dweight = dbias = torch.zeros_like(mean)
+        else:  # xmu: x - mean
+            sum_dy, sum_dy_xmu, dweight, dbias = torch.batch_norm_backward_reduce(
+                dy, x, mean, inverse_deviation, weight, wants_dx, wants_dweight, wants_dbias
+            )
+
+        dx = None
+        if wants_dx:
+            sums = torch.stack((sum_dy, sum_dy_xmu))  # [2, C]
+            dist.all_reduce(sums)
+            if x.numel() == 0:
+                dx = torch.empty_like(x)
+            else:
+                dx = torch.batch_norm_backward_elemt(dy, x, mean, inverse_deviation, weight, sums[0], sums[1], counts)
         return dx, dweight if wants_dweight else None, dbias if wants_dbias else None, None, None, None, None

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,14 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.operations import host_waits, roots
 from models.blocks.convolutions import Conv
+from tests.support.fused_batch_norm import slow_kernels
 from tests.support.launching import fork_server
+from tests.support.meta_device import OneDevice
 from utils.distributed.sync_bn import (
     NormalizeByAll,
     SyncBatchNorm2d,
@@ -44,6 +48,7 @@ class Case:
     channels_last: bool = False
     autocast: bool = False
     frozen_input: bool = False
+    fused: bool = False  # by slow versions of torch's kernels for CUDA
 
     def layer(self) -> nn.BatchNorm2d:
         """A BatchNorm2d with different weights per channel, in the dtype that torch needs for such images."""
@@ -107,16 +112,23 @@ THREE = {
     "2/2/2 mean 100": Case((2, 2, 2), offset=100),
     "1/0/6 cumulative": Case((1, 0, 6), momentum=None),
 }
+FUSED_TWO = {f"{name} fused": replace(case, fused=True) for name, case in TWO.items()}
+FUSED_THREE = {f"{name} fused": replace(case, fused=True) for name, case in THREE.items()}
 
 
 def synchronized(case: Case) -> nn.Module:
-    return synchronize_batch_norm(case.layer(), "cpu")
+    return synchronize_batch_norm(case.layer())
 
 
 def train(
     layer: nn.Module, case: Case, share: slice = slice(None), dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
     """Run some forward and backward passes on a share of the images; returns outputs, gradients and buffers."""
+    with slow_kernels() if case.fused else contextlib.nullcontext():
+        return train_by_kernels(layer, case, share, dtype)
+
+
+def train_by_kernels(layer: nn.Module, case: Case, share: slice, dtype: torch.dtype | None) -> dict[str, Tensor]:
     seen = {"y": [], "dx": []}
     form = torch.channels_last if case.channels_last else torch.contiguous_format
     for batch, gradient in case.batches():
@@ -147,7 +159,8 @@ def process(rank: int, cases: dict[str, Case], folder: str) -> None:
             results |= {
                 "recompute": recompute(rank),
                 "DDP": train_in_parallel(rank),
-                "refusal": refusal(rank),
+                "refusal": refusal(rank, fused=False),
+                "fused refusal": refusal(rank, fused=True),
                 "evaluation": evaluate_alone(rank),
             }
         torch.save(results, f"{folder}/{rank}.pt")
@@ -206,19 +219,20 @@ def run_sgd(model: nn.Module, case: Case, share: slice, scale: float = 1) -> Non
 
 def train_in_parallel(rank: int) -> dict[str, Tensor]:
     case = Case((3, 5))
-    net = synchronize_batch_norm(make_net(), "cpu")
+    net = synchronize_batch_norm(make_net())
     copied = copy.deepcopy(net)  # as for the moving average
     run_sgd(DistributedDataParallel(net), case, case.share(rank), scale=2)
     copied.load_state_dict(net.state_dict())
     return {key: value.clone() for key, value in copied.state_dict().items()}
 
 
-def refusal(rank: int) -> str:
+def refusal(rank: int, *, fused: bool) -> str:
     """The error message if one process has one value per channel and the other has none."""
     layer = synchronized(Case((1, 0)))
-    with pytest.raises(ValueError) as caught:
-        layer(torch.zeros(1 - rank, CHANNELS, 1, 1, dtype=torch.float64))
-    layer(torch.zeros(1, CHANNELS, 1, 1, dtype=torch.float64))  # one each is enough
+    with slow_kernels() if fused else contextlib.nullcontext():
+        with pytest.raises(ValueError) as caught:
+            layer(torch.zeros(1 - rank, CHANNELS, 1, 1, dtype=torch.float64))
+        layer(torch.zeros(1, CHANNELS, 1, 1, dtype=torch.float64))  # one each is enough
     return str(caught.value)
 
 
@@ -241,12 +255,12 @@ def launch(cases: dict[str, Case], folder: Path) -> list[dict[str, dict[str, Ten
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return launch(TWO, tmp_path_factory.mktemp("two"))
+    return launch(TWO | FUSED_TWO, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    return launch(THREE, tmp_path_factory.mktemp("three"))
+    return launch(THREE | FUSED_THREE, tmp_path_factory.mktemp("three"))
 
 
 # ---------------------------------------------------------------------- several processes against one
@@ -273,15 +287,15 @@ def assert_matches_one_process(case: Case, results: list[dict[str, Tensor]]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("name", TWO | FUSED_TWO)
 def test_sync_bn_of_two_processes_matches_single_process(two, name):
-    assert_matches_one_process(TWO[name], [results[name] for results in two])
+    assert_matches_one_process((TWO | FUSED_TWO)[name], [results[name] for results in two])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", THREE)
+@pytest.mark.parametrize("name", THREE | FUSED_THREE)
 def test_sync_bn_of_three_processes_matches_single_process(three, name):
-    assert_matches_one_process(THREE[name], [results[name] for results in three])
+    assert_matches_one_process((THREE | FUSED_THREE)[name], [results[name] for results in three])
 
 
 @pytest.mark.slow
@@ -305,6 +319,7 @@ def test_sync_bn_supports_activation_checkpointing(two):
 def test_single_value_per_channel_is_refused_by_all_processes(two):
     sentence = "Expected more than 1 value per channel when training, got 1 in 2 processes together"
     assert [results["refusal"] for results in two] == [sentence, sentence]
+    assert [results["fused refusal"] for results in two] == [sentence, sentence]
 
 
 def test_sync_bn_evaluation_needs_no_communication(two):
@@ -312,6 +327,30 @@ def test_sync_bn_evaluation_needs_no_communication(two):
 
 
 # ---------------------------------------------------------------------- one process
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_sync_bn_never_makes_host_wait(group_of_one, monkeypatch, fused):
+    """Forward and backward, with images that leave no doubt that there are enough values."""
+    layer = synchronize_batch_norm(nn.BatchNorm2d(3))
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    monkeypatch.setattr("utils.distributed.sync_bn._processes", lambda: 2)  # of which one is asked
+    monkeypatch.setattr(dist, "all_gather", lambda rows, row: [each.copy_(row) for each in rows])
+    with slow_kernels() if fused else contextlib.nullcontext():
+        with profile(activities=[ProfilerActivity.CPU]) as recorder:
+            layer(x).square().sum().backward()
+    assert recorder.events()
+    assert list(host_waits(roots(recorder))) == []
+    assert (x.grad.sum((0, 2, 3)).abs() < 1e-4).all()  # normalisation removes the mean of the gradient
+
+
+def test_sync_bn_stays_on_device():
+    """The meta device has no values to read."""
+    layer = synchronize_batch_norm(nn.BatchNorm2d(3)).to("meta")
+    x = torch.zeros(2, 3, 4, 4, device="meta", requires_grad=True)
+    with OneDevice():
+        layer(x).sum().backward()
+    assert x.grad.shape == x.shape
 
 
 @pytest.fixture
@@ -347,7 +386,7 @@ def test_sync_bn_without_images():
     assert SyncBatchNorm2d(2).eval()(torch.zeros(0, 2, 3, 3)).shape == (0, 2, 3, 3)
     assert local_moments(torch.zeros(0, 2, 3, 3)).tolist() == [0, 0, 0, 0, 0]
     mean, m2, count = merge_moments(torch.zeros(3, 5))
-    assert (mean.tolist(), m2.tolist(), count) == ([0, 0], [0, 0], 0)
+    assert (mean.tolist(), m2.tolist(), count.item()) == ([0, 0], [0, 0], 0)
 
 
 def test_sync_bn_refuses_input_that_is_not_4d():
@@ -361,7 +400,7 @@ def test_moments_by_hand():
     assert local_moments(x).tolist() == [3, 7, 14, 0, 4]
     # {3, 3}, {9} and the empty set: mean 5, 2 * 2^2 + 4^2 = 24.
     mean, m2, count = merge_moments(torch.tensor([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0], [9.0, 0.0, 1.0]]))
-    assert (mean.item(), m2.item(), count) == (5, 24, 3)
+    assert (mean.item(), m2.item(), count.item()) == (5, 24, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -398,13 +437,12 @@ def make_mixed_model() -> nn.Module:
     return net.bfloat16()
 
 
-@pytest.mark.parametrize(("device", "kind"), [("cpu", SyncBatchNorm2d), ("cuda", nn.SyncBatchNorm)])
-def test_replacing_batchnorm_layers_keeps_state_and_settings(device, kind):
+def test_replacing_batchnorm_layers_keeps_state_and_settings():
     net = make_mixed_model()
     before = copy.deepcopy(net)
     parameters = dict(net.named_parameters())
-    assert synchronize_batch_norm(net, device) is net
-    assert [type(layer) for layer in (net[1], *net[2], net[3])] == [kind] * 5
+    assert synchronize_batch_norm(net) is net
+    assert [type(layer) for layer in (net[1], *net[2], net[3])] == [SyncBatchNorm2d] * 5
     assert list(net.state_dict()) == list(before.state_dict())
     assert all(value.equal(before.state_dict()[key]) for key, value in net.state_dict().items())
     assert all(value.dtype == before.state_dict()[key].dtype for key, value in net.state_dict().items())
@@ -416,18 +454,17 @@ def test_replacing_batchnorm_layers_keeps_state_and_settings(device, kind):
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
-@pytest.mark.parametrize(("device", "kind"), [("cpu", SyncBatchNorm2d), ("cuda", nn.SyncBatchNorm)])
-def test_batchnorm_layer_itself_can_be_replaced(device, kind):
+def test_batchnorm_layer_itself_can_be_replaced():
     layer = nn.BatchNorm2d(3)
     weight = layer.weight
-    found = synchronize_batch_norm(layer, device)
-    assert type(found) is kind
+    found = synchronize_batch_norm(layer)
+    assert type(found) is SyncBatchNorm2d
     assert found.weight is weight
 
 
 def test_model_without_batchnorm2d_is_not_changed():
     net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm1d(3))
-    assert synchronize_batch_norm(net, "cpu") is net
+    assert synchronize_batch_norm(net) is net
     assert [type(layer) for layer in net] == [nn.Conv2d, nn.BatchNorm1d]
 
 
@@ -435,7 +472,7 @@ def test_replaced_layers_can_be_copied_and_fused():
     torch.manual_seed(0)
     block, x = Conv(2, 3), torch.randn(2, 2, 4, 4)
     block(x)
-    synchronize_batch_norm(block, "cpu")
+    synchronize_batch_norm(block)
     twin = copy.deepcopy(block).eval()
     assert type(twin.bn) is SyncBatchNorm2d
     expected = block.eval()(x)
