@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.invalid import distribute_invalid
+from models.assign.levels import per_level
 from utils.boxes import iou_of_pairs
 
 RADIUS = 1.5  # strides
@@ -79,19 +80,26 @@ def simota(
 
 def _cells_around(targets: Tensor, grids: Sequence[tuple[int, int]], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the 3 x 3 cells around the centre of each target on each level, [T, S], and whether each is near it."""
+    levels = len(strides)
+    stride = per_level(strides, targets)[:, None, None]  # [L, 1, 1]
+    sides = [side for height, width in grids for side in (width, height)]
+    count = per_level(sides, targets, torch.int64).view(levels, 2, 1)  # columns, rows
+
+    # Columns and rows of the cells, [T, L, 2, 3].
+    centres = ((targets[:, 2:4] + targets[:, 4:]) / 2)[:, None, :, None]  # [T, 1, 2, 1]
     offsets = torch.arange(3, device=targets.device)
-    numbers, near, first = [], [], 0
-    for (height, width), stride in zip(grids, strides, strict=True):
-        cells, inside = [], []
-        for axis, count in enumerate((width, height)):
-            centres = (targets[:, 2 + axis] + targets[:, 4 + axis])[:, None] / 2
-            cell = (centres / stride - 0.5 - RADIUS).floor().long() + 1 + offsets  # [T, 3]
-            inside.append((((cell + 0.5) * stride - centres).abs() < RADIUS * stride) & (cell >= 0) & (cell < count))
-            cells.append(cell.clamp(0, count - 1))
-        numbers.append((first + cells[1][:, :, None] * width + cells[0][:, None]).flatten(1))
-        near.append((inside[1][:, :, None] & inside[0][:, None]).flatten(1))
-        first += height * width
-    return torch.cat(numbers, 1), torch.cat(near, 1)
+    cell = (centres / stride - 0.5 - RADIUS).floor().long() + 1 + offsets
+    close = ((cell + 0.5) * stride - centres).abs() < RADIUS * stride
+    inside = close & (cell >= 0) & (cell < count)
+    column, row = cell.clamp(min=0).minimum(count - 1).unbind(2)  # [T, L, 3] each
+    inside_column, inside_row = inside.unbind(2)
+
+    # Their numbers among the predictions of an image, [T, L, 3, 3].
+    sizes = [height * width for height, width in grids]
+    first = per_level([sum(sizes[:level]) for level in range(levels)], targets, torch.int64)[:, None, None]
+    number = first + row[..., None] * count[:, :1] + column[:, :, None]
+    near = inside_row[..., None] & inside_column[:, :, None]
+    return number.flatten(1), near.flatten(1)
 
 
 def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targets: Tensor) -> Tensor:

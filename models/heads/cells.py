@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+
+SHAPES_KEPT = 64  # image sizes of multi-scale or rectangular training
 
 
 class OutputConv(nn.Conv2d):
@@ -32,14 +35,33 @@ def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
 def cells_and_strides(
     grids: Sequence[tuple[int, int]], strides: Sequence[int], reference: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1]. grids: rows and columns.
+    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1]; do not change them in place.
+
+    They are created once for each size of images. grids: rows and columns. reference: for dtype and device.
 
     >>> cells_and_strides([(1, 2), (1, 1)], (8, 16), torch.zeros(1))[1].tolist()
     [[8.0], [8.0], [16.0]]
     """
+    # Subclasses, such as the placeholders with which torch.compile traces, must not be kept.
+    create = _kept_cells if type(reference) is Tensor else _create_cells
+    return create(tuple(grids), tuple(strides), reference.dtype, reference.device)
+
+
+def _create_cells(
+    grids: tuple[tuple[int, int], ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    reference = torch.empty(0, dtype=dtype, device=device)
     levels = [grid_cells(*grid, reference).flatten(0, 1) for grid in grids]
     columns = [reference.new_full((len(cells), 1), stride) for cells, stride in zip(levels, strides, strict=True)]
     return torch.cat(levels), torch.cat(columns)
+
+
+@lru_cache(SHAPES_KEPT)
+def _kept_cells(
+    grids: tuple[tuple[int, int], ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # the first caller may be a validation, a later one training
+        return _create_cells(grids, strides, dtype, device)
 
 
 def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:

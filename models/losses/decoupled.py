@@ -13,7 +13,7 @@ from models.assign.ignored import ignored_predictions
 from models.assign.invalid import assigned_predictions
 from models.assign.simota import Assigned, simota
 from models.heads.cells import cells_and_strides
-from models.heads.decoupled import DecoupledHead, boxes_in_cells
+from models.heads.decoupled import DecoupledHead, boxes_at
 from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import iou_of_pairs, to_cxcywh
 
@@ -60,9 +60,9 @@ class DecoupledLoss(Loss):
         """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 5 + C] per level."""
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
-        parts = [boxes_in_cells(level) * stride for level, stride in zip(levels, self.strides, strict=True)]
-        boxes = torch.cat([part.flatten(1, 2) for part in parts], 1)  # [B, N, 4] in pixels
         values = torch.cat([level.flatten(1, 2) for level in levels], 1)  # [B, N, 5 + C]
+        cells, strides = cells_and_strides(grids, self.strides, values)
+        boxes = boxes_at(values, cells) * strides  # [B, N, 4] in pixels
         given = values.detach()
         found = simota(boxes.detach(), given[..., 4], given[..., 5:], grids, self.strides, targets)
 
@@ -71,13 +71,17 @@ class DecoupledLoss(Loss):
             count = total(count)
         count = count.clamp(min=1)[0]
 
-        rows = values.flatten(0, 1)[found.prediction]  # [M, 5 + C]
-        wanted = targets[found.target, 2:].to(rows.dtype)
-        iou = iou_of_pairs(boxes.flatten(0, 1)[found.prediction], wanted)  # [M]
+        # index_select instead of indexing, whose gradient sorts the places on a GPU. No prediction is valid twice, and
+        # the others have a gradient of 0, so the order of the sums does not matter.
+        rows = values.flatten(0, 1).index_select(0, found.prediction)  # [M, 5 + C]
+        predicted = boxes.flatten(0, 1).index_select(0, found.prediction)  # [M, 4]
+        target = targets[found.target]  # [M, 6]
+        wanted = target[:, 2:].to(rows.dtype)
+        iou = iou_of_pairs(predicted, wanted)  # [M]
         box = ((1 - iou.square()) * found.valid).sum() / count
-        cls = self._class_sum(rows[:, 5:], targets[found.target, 1], iou.detach(), found.valid) / count
+        cls = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), found.valid) / count
         obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
-        l1 = self._raw_differences(rows[:, :4], wanted, grids, found) / count
+        l1 = self._raw_differences(rows[:, :4], wanted, cells, strides, found) / count
         return {name: term * self.gains[name] for name, term in zip(self.terms, (box, obj, cls, l1), strict=True)}
 
     def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
@@ -92,9 +96,8 @@ class DecoupledLoss(Loss):
         counts = (assigned > 0) | ~ignored_predictions(targets, len(logits), self.strides, grids)
         return (F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts).sum()
 
-    def _raw_differences(self, raw: Tensor, wanted: Tensor, grids: list[tuple[int, int]], found: Assigned) -> Tensor:
+    def _raw_differences(self, raw: Tensor, wanted: Tensor, cells: Tensor, strides: Tensor, found: Assigned) -> Tensor:
         """Return the sum of the absolute differences of raw x, y, w, h [M, 4] from those of the targets' boxes."""
-        cells, strides = cells_and_strides(grids, self.strides, raw)
         point = found.prediction % len(cells)
         stride = strides[point]
         centre, size = to_cxcywh(wanted).split(2, 1)

@@ -84,7 +84,8 @@ class DistanceLoss(Loss):
         """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 4 D + C] per level."""
         predictions = self.assign(raw, targets)
         (count,) = normalisers([predictions.found], total)
-        return self.terms_of(predictions, targets, count)
+        ignored = ignored_predictions(targets, len(predictions.values), self.strides, predictions.grids)
+        return self.terms_of(predictions, targets, count, ignored)
 
     def assign(self, raw: Levels, targets: Tensor) -> Predictions:
         """Return the predictions of all levels with their assignment."""
@@ -105,13 +106,25 @@ class DistanceLoss(Loss):
         size = (grids[0][1] * self.strides[0], grids[0][0] * self.strides[0])
         return Predictions(values, cell, stride, grids, size, found)
 
-    def terms_of(self, predictions: Predictions, targets: Tensor, count: Tensor) -> dict[str, Tensor]:
-        """Return this process's share of each term. count: the normaliser."""
-        values, cells, strides, grids, size, found = predictions
+    def terms_of(self, predictions: Predictions, targets: Tensor, count: Tensor, ignored: Tensor) -> dict[str, Tensor]:
+        """Return this process's share of each term.
+
+        count: the normaliser. ignored: bool [B, N], predictions in ignore regions.
+        """
+        values, cells, strides, _, size, found = predictions
         weight = found.target_score.to(values.dtype)  # [M], 0 where not valid
-        rows = values.flatten(0, 1)[found.prediction, : 4 * self.bins]  # [M, 4 D]
-        cell, stride = cells[found.prediction % len(cells)], strides[found.prediction % len(cells)]
-        target_boxes = targets[found.target, 2:].to(values.dtype) / stride  # in cells
+        point = found.prediction % len(cells)
+        cell, stride = cells[point], strides[point]
+        target = targets[found.target]  # [M, 6]
+        target_boxes = target[:, 2:].to(values.dtype) / stride  # in cells
+
+        # index_select and gather instead of indexing, whose gradient sorts the places on a GPU. No prediction is valid
+        # twice, and the others have a gradient of 0, so the order of the sums does not matter.
+        rows = values.flatten(0, 1)[:, : 4 * self.bins].index_select(0, found.prediction)  # [M, 4 D]
+        first_class = 4 * self.bins
+        class_place = found.prediction * values.shape[2] + first_class + target[:, 1].long().clamp(min=0)
+        class_logit = values.flatten().gather(0, class_place)  # [M]
+
         sides = sides_of(rows, self.bins)
         boxes = to_cxcywh(boxes_around(sides, cell))
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
@@ -122,12 +135,12 @@ class DistanceLoss(Loss):
         else:
             pixels = (sides - distances).abs() * stride
             difference = torch.cat([pixels[:, 0::2] / size[0], pixels[:, 1::2] / size[1]], 1)
-        classes = values[..., 4 * self.bins :]
+
+        classes = values[..., first_class:]
         assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
-        counts = ((assigned > 0) | ~ignored_predictions(targets, len(values), self.strides, grids)).flatten()
-        class_id = targets[found.target, 1].long().clamp(min=0)
+        counts = ((assigned > 0) | ~ignored).flatten()
         cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()  # of a target 0; linear in the target
-        cls = cls - (classes.flatten(0, 1)[found.prediction, class_id] * weight).sum()
+        cls = cls - (class_logit * weight).sum()
         dfl = (difference.mean(1) * weight).sum()
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
@@ -169,8 +182,10 @@ class DualDistanceLoss(Loss):
         losses = (self.many, self.one)
         parts = [loss.assign(levels, targets) for loss, levels in zip(losses, raw, strict=True)]
         counts = normalisers([part.found for part in parts], total)
+        ignored = ignored_predictions(targets, len(parts[0].values), self.many.strides, parts[0].grids)
         many, one = (
-            loss.terms_of(part, targets, count) for loss, part, count in zip(losses, parts, counts, strict=True)
+            loss.terms_of(part, targets, count, ignored)
+            for loss, part, count in zip(losses, parts, counts, strict=True)
         )
         return many | {f"o2o_{name}": value for name, value in one.items()}
 

@@ -1,8 +1,8 @@
 """Slow versions of torch's kernels for synchronised batch normalisation, which exist for CUDA only.
 
-They take and return what the kernels do, and compute it the same way where that matters: the merging kernel goes through
-the processes one by one, divides by each count, and keeps the number of values as a whole number, so that a count of 0
-gives nan. Source: ATen/native/cuda/Normalization.cuh, which torch installs (BSD licence).
+They take and return what the kernels do, and compute it the same way where that matters: the merging kernel goes
+through the processes one by one, divides by each count, and keeps the number of values as a whole number, so that a
+count of 0 gives nan. Source: ATen/native/cuda/Normalization.cuh, which torch installs (BSD licence).
 """
 
 from __future__ import annotations

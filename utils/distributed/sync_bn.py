@@ -104,7 +104,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     def _update_running_stats(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Update the running statistics with the weight `momentum`; if that is None, average over all batches.
 
-        var: biased. count: number of values, a scalar tensor. Averaging over all batches reads their number on the host.
+        var: biased. count: number of values, a scalar tensor. Averaging over all batches reads the number of batches on
+        the host.
         """
         if self.num_batches_tracked is None or self.running_mean is None or self.running_var is None:
             return
@@ -201,9 +202,9 @@ def fused_moments(x: Tensor, eps: float) -> Tensor:
 
 
 def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], M2 [C] and number of values, a scalar, of the union of P sets, each given as a row of `table` [P, 2C + 1].
+    """Mean [C], M2 [C] and number of values, a scalar, of the union of P sets.
 
-    An empty set is a row of zeros. If all sets are empty, the mean is 0.
+    table: a row for each set, [P, 2C + 1]. An empty set is a row of zeros. If all sets are empty, the mean is 0.
     Source: Chan, Golub and LeVeque, as above, eq. 2.1, extended to more than two sets.
 
     >>> merge_moments(torch.tensor([[2.0, 2.0, 3.0], [6.0, 2.0, 2.0]]))  # of 1, 2, 3 and of 5, 7

@@ -336,9 +336,9 @@ def test_sync_bn_never_makes_host_wait(group_of_one, monkeypatch, fused):
     x = torch.randn(2, 3, 4, 4, requires_grad=True)
     monkeypatch.setattr("utils.distributed.sync_bn._processes", lambda: 2)  # of which one is asked
     monkeypatch.setattr(dist, "all_gather", lambda rows, row: [each.copy_(row) for each in rows])
-    with slow_kernels() if fused else contextlib.nullcontext():
-        with profile(activities=[ProfilerActivity.CPU]) as recorder:
-            layer(x).square().sum().backward()
+    kernels = slow_kernels() if fused else contextlib.nullcontext()
+    with kernels, profile(activities=[ProfilerActivity.CPU]) as recorder:
+        layer(x).square().sum().backward()
     assert recorder.events()
     assert list(host_waits(roots(recorder))) == []
     assert (x.grad.sum((0, 2, 3)).abs() < 1e-4).all()  # normalisation removes the mean of the gradient
