@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import benchmarks.operations
+import benchmarks.steps.operations
 import train
 import utils.training.checkpoints.preemption
 import utils.training.nonfinite
 import utils.training.state
 import val
-from benchmarks.operations import host_waits, operations, profiled_step, roots
+from benchmarks.steps.operations import host_waits, operations, profiled_step, roots
 from benchmarks.timed_steps import Setting
 from data import Loader
 from data.loader import Batch
@@ -189,7 +189,7 @@ def test_whole_steps_never_make_host_wait(
     setting = Setting(cfg=str(TABLES / f"{table}.yaml"), img=64, batch=2, **({"amp": "fp32"} | settings))
     events = profiled_step(setting)
     parts = {part for part, _ in operations(events)}
-    assert parts == {"forward", "loss", "backward", "optimizer", "EMA", benchmarks.operations.REST}
+    assert parts == {"forward", "loss", "backward", "optimizer", "EMA", benchmarks.steps.operations.REST}
     assert list(host_waits(events)) == []
 
 

@@ -55,8 +55,9 @@ class Replica(Generic[Model]):
         They change with training. A collective in sharded runs.
         """
         if self._live is None:
-            owned = dict(self.model.named_parameters(remove_duplicate=False))
-            owned |= dict(self.model.named_buffers(remove_duplicate=False))
+            owned: dict[str, Tensor] = {}
+            owned.update(self.model.named_parameters(remove_duplicate=False))
+            owned.update(self.model.named_buffers(remove_duplicate=False))
             self._live = {key: owned[key] for key in self.model.state_dict()}
         return self._live
 

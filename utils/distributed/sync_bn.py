@@ -90,7 +90,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             inverse_deviations,
             running_mean if in_kernel else None,
             running_var if in_kernel else None,
-            momentum if in_kernel else 0.0,
+            momentum or 0.0,
             self.eps,
             counts,
         )

@@ -169,7 +169,8 @@ def test_gradients_of_classes_and_distances_equal_finite_differences(bins):
 
     def terms(rows: Tensor) -> tuple[Tensor, Tensor]:
         given = predictions.values[0].index_put((assigned,), rows)
-        found = loss.terms_of(predictions._replace(values=given[None]), targets, torch.ones(()))
+        ignored = torch.zeros(1, len(given), dtype=torch.bool)
+        found = loss.terms_of(predictions._replace(values=given[None]), targets, torch.ones(()), ignored)
         return found["cls"], found["dfl"]
 
     rows = predictions.values[0][assigned].clone().requires_grad_()
@@ -329,7 +330,8 @@ def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     number = torch.tensor([9])
     wrong = Aligned(number, torch.tensor([0]), torch.tensor([0.5]), torch.tensor([True]))
     for found in (predictions.found, wrong):
-        terms = loss.terms_of(predictions._replace(found=found), targets.double(), torch.ones(()))
+        ignored = torch.zeros(predictions.values.shape[:2], dtype=torch.bool)
+        terms = loss.terms_of(predictions._replace(found=found), targets.double(), torch.ones(()), ignored)
         gradients = torch.autograd.grad(sum(terms.values()), maps, retain_graph=True)
         assert all(term.isfinite() for term in terms.values())
         assert all(gradient.isfinite().all() for gradient in gradients)

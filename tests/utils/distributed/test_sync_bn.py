@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.operations import host_waits, roots
+from benchmarks.steps.operations import host_waits, roots
 from models.blocks.convolutions import Conv
 from tests.support.fused_batch_norm import slow_kernels
 from tests.support.launching import fork_server

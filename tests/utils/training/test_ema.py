@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.operations import operations, roots
+from benchmarks.steps.operations import operations, roots
 from utils.distributed.replica import Replica
 from utils.distributed.world import World
 from utils.training.ema import EMA, ema_constants
