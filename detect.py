@@ -59,7 +59,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
     add("--max-det", type=int, default=1000, help="max detections per image")
-    add("--classes", nargs="+", help="detect only these classes, by number or name")
+    add("--classes", nargs="+", help="keep only detections of these classes, by number or name")
     add("--agnostic-nms", action="store_true", help="boxes of different classes suppress each other too")
     add("--multi-label", action="store_true", help="a box may have several classes, as in val.py (on with --save-json)")
     add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
@@ -127,7 +127,7 @@ from models import load
 from models.backends.loading import fixed_settings_note
 from models.predict import Predictor
 from models.python_api import LoadedDetector
-from models.result import count_text
+from models.result import ReachedLimits, count_text
 from utils.distributed.devices import describe
 from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file
@@ -172,6 +172,7 @@ def main(args: Namespace) -> Counter[int]:
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
     outputs = open_detection_outputs(args, folder, detector.names)
     watch, counts, frames = Stopwatch(), Counter[int](), 0
+    limits = ReachedLimits(args.max_det, detector.predictor.backend.max_detections)
     ready = prefetch(source, 1 if is_live(args.source) else AHEAD * args.batch_size)
     detections = detect_frames(detector.predictor, ready, args.batch_size, cores, watch)
     detected = prefetch(detections, args.batch_size, stop=source.close)
@@ -180,9 +181,11 @@ def main(args: Namespace) -> Counter[int]:
         for frame, found in bar:
             counts.update(found.class_ids.tolist())
             frames += 1
+            limits.add(found, frame.name)
             outputs.write(frame, found)
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
     log.say(f"{counted(frames, 'image')}{skipped}, {count_text(counts, detector.names)}")
+    log.say(*limits.sentences())
     threads = detector.predictor.backend.threads
     log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: {threads}")
     log.say(f"results written to {folder}")

@@ -132,6 +132,7 @@ from utils.metrics.evaluation import Evaluation, class_table
 from utils.metrics.label_files import write_label_files
 from utils.metrics.records import Detections
 from utils.plots.pictures import BATCHES, Pictures
+from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
 from utils.training.checkpoints.manager import CheckpointManager
@@ -318,6 +319,18 @@ def combine_members(paths: Sequence[str], loaded: Sequence[LoadedModel], dataset
     return MergedClasses(combined) if dataset.single_class else combined
 
 
+def crowded_images_note(labels: Labels, max_detections: int) -> str:
+    """Return a sentence if images have more objects than detections are kept, so that some must be missed, else ""."""
+    objects = labels.objects_per_image()
+    crowded = int((objects > max_detections).sum())
+    if not crowded:
+        return ""
+    return (
+        f"--max-det {max_detections}: {counted(crowded, 'image')} with more objects than that, up to {objects.max()}, "
+        "so that some are missed in any case; choose a larger --max-det"
+    )
+
+
 def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]) -> str:
     """Write metrics.json and the files of --save-txt and --save-json; return pycocotools' summary of the latter."""
     paths = [labels.path(i) for i in range(len(labels))]
@@ -356,6 +369,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)
+    if note := crowded_images_note(labels.whole, args.max_det):
+        log.say(note)
 
     created = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
     folder = Path(world.broadcast_object(created))

@@ -111,6 +111,12 @@ class Labels:
         row = range(len(self.classes))[row]
         return self.points[self.point_offsets[row] : self.point_offsets[row + 1]]
 
+    def objects_per_image(self) -> np.ndarray:
+        """Return the number of objects in each image, int64 [M]; regions to ignore do not count."""
+        counted = np.concatenate([[0], np.cumsum(~self.crowd)])
+        per_image: np.ndarray = np.diff(counted[self.offsets])
+        return per_image
+
     @property
     def whole(self) -> "Labels":
         """The labels of whole images: these, unless they are those of tiles (data/tiles/)."""

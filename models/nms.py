@@ -6,6 +6,8 @@ from torchvision.ops import nms
 
 from utils.distributed.precision import widest_float
 
+MAX_CANDIDATES = 3000  # per image, that enter NMS
+
 
 def non_max_suppression(
     boxes_xyxy: Tensor,
@@ -14,7 +16,7 @@ def non_max_suppression(
     confidence: float = 0.001,
     iou: float = 0.6,
     max_detections: int = 300,
-    max_candidates: int = 3000,
+    max_candidates: int = MAX_CANDIDATES,
     multi_label: bool = True,
     agnostic: bool = False,
 ) -> list[Tensor]:

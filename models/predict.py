@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.backends import Backend
-from models.backends.combined import OnlyClasses
 from models.image_inputs import ChannelOrder, three_channels
-from models.nms import check_limits, non_max_suppression
+from models.nms import MAX_CANDIDATES, check_limits, non_max_suppression
 from utils.distributed.devices import wait_for
 from utils.distributed.host_copies import to_device
 from utils.images.detections import ImageDetections
@@ -60,14 +59,15 @@ class Predictor:
         image_size: long side in pixels, rounded up to a multiple of the stride. canvas: (height, width) for all images,
         multiples of the stride, instead of one that fits the image; a backend may have its own. confidence: scores at
         or below it are dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression, which
-        a backend may not need. class_ids: detect only these classes. batch_size: the most images in one forward pass.
-        Raises ValueError for a number out of range.
+        a backend may not need. class_ids: return only these classes; the others are detected as well, and then removed.
+        batch_size: the most images in one forward pass. Raises ValueError for a number out of range.
         """
         check_limits(confidence, iou, max_detections)
         for name, number in (("image_size", image_size), ("batch_size", batch_size)):
             if number < 1:
                 raise ValueError(f"{name} {number}: choose 1 or more")
-        self.backend = backend if class_ids is None else OnlyClasses(backend, class_ids)
+        self.backend = backend
+        self.class_ids = _checked_classes(class_ids, backend.num_classes)
         self.batch_size, self.confidence = batch_size, confidence
         self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
         self.image_size = self._shapes.image_size
@@ -76,8 +76,10 @@ class Predictor:
             confidence=confidence,
             iou=backend.nms_iou(iou),
             max_detections=max_detections,
+            class_ids=self.class_ids,
             agnostic=agnostic,
             multi_label=multi_label,
+            model_limit=backend.max_detections,
         )
 
     @overload
@@ -154,6 +156,16 @@ class Predictor:
             return self._in_images(found.boxes_xyxy, found.scores, placements, sizes)
 
 
+def _checked_classes(class_ids: Sequence[int] | None, num_classes: int) -> tuple[int, ...] | None:
+    """Return the classes in ascending order, None for all. Raises ValueError for one that the model does not have."""
+    if class_ids is None:
+        return None
+    for class_id in class_ids:
+        if not 0 <= class_id < num_classes:
+            raise ValueError(f"class {class_id}: the model has {num_classes} classes (0-{num_classes - 1})")
+    return tuple(sorted(set(class_ids)))
+
+
 def size_of(image: NDArray[np.uint8]) -> tuple[int, int]:
     """Return (width, height) of an image [H, W, 3]."""
     return image.shape[1], image.shape[0]
@@ -168,20 +180,24 @@ def detections_in_images(
     confidence: float,
     iou: float,
     max_detections: int,
+    class_ids: Sequence[int] | None = None,
     agnostic: bool = False,
     multi_label: bool = True,
+    model_limit: int | None = None,
 ) -> list[ImageDetections]:
     """Return each image's predictions after non-maximum suppression, in pixels of the image.
 
     boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes (width, height): of the B images.
-    Raises ValueError as non_max_suppression does.
+    max_detections: the best of each image; the others are counted in `left_out`. class_ids: return only these classes.
+    model_limit: the most detections that the model returns for an image. Raises ValueError as non_max_suppression does.
     """
+    check_limits(confidence, iou, max_detections)
     kept = non_max_suppression(
         boxes_xyxy,
         scores,
         confidence=confidence,
         iou=iou,
-        max_detections=max_detections,
+        max_detections=MAX_CANDIDATES,  # all, to be counted
         agnostic=agnostic,
         multi_label=multi_label,
     )
@@ -189,5 +205,9 @@ def detections_in_images(
     for detections, placement, size in zip(kept, placements, sizes, strict=True):
         rows = detections.cpu().double().numpy()
         boxes = placement.to_image(rows[:, :4], size)
-        found.append(ImageDetections(boxes, rows[:, 4], rows[:, 5].astype(np.int64)))
+        capped = len(rows) == model_limit
+        every = ImageDetections(boxes, rows[:, 4], rows[:, 5].astype(np.int64), capped=capped)
+        # Classes are chosen last: a box is of its best class, and suppresses others, whether it is wanted or not. So
+        # the boxes are those that are found without class_ids, and only fewer of them.
+        found.append(every.best(max_detections, class_ids))
     return found

@@ -94,7 +94,7 @@ def load(
     for GPU 0 or the CPU. half: compute in 16 bits where the device supports it. head: "o2o" or "o2m", of a
     checkpoint with two heads; "" for o2o. image_size: long side in pixels, or
     (height, width) of the canvas for all images; by default the long side that it was trained with. confidence: drop
-    scores at or below it. iou: NMS threshold. max_detections: per image. classes: detect only these, by index or name.
+    scores at or below it. iou: NMS threshold. max_detections: per image. classes: keep only these, by index or name.
     names: of the classes, in the order that the results count them: those of the model in another order, or as many new
     ones. agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several
     classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. threads:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from utils.files.atomic import atomic_write
 from utils.images.detections import ImageDetections
 from utils.images.encode import encode_bgr
-from utils.printable import printable
+from utils.printable import counted, printable
 
 
 class Detection(NamedTuple):
@@ -51,6 +51,11 @@ class Result:
     def class_ids(self) -> NDArray[np.int64]:
         """The classes [D], indices into `names`."""
         return self.found.class_ids
+
+    @property
+    def left_out(self) -> int:
+        """The number of further detections, with lower scores, that `max_detections` left out."""
+        return self.found.left_out
 
     def __len__(self) -> int:
         """Return the number of detections D."""
@@ -147,3 +152,46 @@ def count_text(counts: Mapping[int, int], names: Sequence[str]) -> str:
     ('1 cat, 2 dog', 'no detections')
     """
     return ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
+
+
+@dataclass
+class ReachedLimits:
+    """Counts the images of a run whose detections were cut off by a limit, for a sentence at its end.
+
+    max_detections: the limit of the run. model_limit: that of an exported file, None without one.
+    """
+
+    max_detections: int
+    model_limit: int | None = None
+    images: int = 0
+    left_out: int = 0
+    most: tuple[int, str] = field(default=(0, ""))  # detections in one image before the limit, and its name
+    capped: int = 0  # images that reached model_limit
+
+    def add(self, found: ImageDetections, name: str) -> None:
+        """Count one image, or one frame of a video. name: of the image or video."""
+        self.capped += found.capped
+        if not found.left_out:
+            return
+        self.images += 1
+        self.left_out += found.left_out
+        before = self.max_detections + found.left_out
+        if before > self.most[0]:
+            self.most = (before, name)
+
+    def sentences(self) -> list[str]:
+        """Return what the user should know, nothing if no limit was reached."""
+        said = []
+        if self.images:
+            before, name = self.most
+            said.append(
+                f"--max-det {self.max_detections} was reached in {counted(self.images, 'image')}: "
+                f"{counted(self.left_out, 'detection')} left out, the most in {printable(name)}, "
+                f"{self.max_detections} of {before}; a larger --max-det keeps them"
+            )
+        if self.capped:
+            said.append(
+                f"the exported model's own limit of {self.model_limit} detections was reached in "
+                f"{counted(self.capped, 'image')}, which may have more: export it with a larger --max-det"
+            )
+        return said

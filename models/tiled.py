@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchvision.ops import nms
 
 from models.backends import Backend
 from models.image_inputs import ChannelOrder
+from models.nms import MAX_CANDIDATES
 from models.predict import Predictor, size_of
 from utils.distributed.world import World
 from utils.images.detections import ImageDetections
@@ -42,16 +44,22 @@ class TiledPredictor(Predictor):
         *,
         iou: float = 0.45,
         max_detections: int = 300,
+        class_ids: Sequence[int] | None = None,
         agnostic: bool = False,
         **settings: Any,
     ) -> None:
         """tiling: of the images; each tile is resized to image_size. max_detections: per tile, and per image.
 
+        class_ids: return only these classes; those of tiles are merged with all classes, without a limit for a tile.
         The other arguments are those of Predictor. Raises ValueError as it does.
         """
         self.tiling, self._regions = tiling, tiling.regions
-        self._limits: dict[str, Any] = {"iou": iou, "max_detections": max_detections, "agnostic": agnostic}
-        super().__init__(backend, **self._limits, **settings)
+        shared: dict[str, Any] = {"iou": iou, "agnostic": agnostic}
+        self._merging = {**shared, "max_detections": max_detections, "class_ids": class_ids}
+        super().__init__(backend, max_detections=max_detections, class_ids=class_ids, **shared, **settings)
+
+        if class_ids is not None:
+            self._in_images = partial(self._in_images, max_detections=MAX_CANDIDATES, class_ids=None)
 
     def _detect(
         self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
@@ -62,7 +70,7 @@ class TiledPredictor(Predictor):
         found = iter(super()._detect(tiles, channel_order, watch))
         with watch("merging tiles"):
             return [
-                merge_tiles(list(islice(found, len(own))), own, size, **self._limits)
+                merge_tiles(list(islice(found, len(own))), own, size, **self._merging)
                 for own, size in zip(regions, sizes, strict=True)
             ]
 
@@ -74,13 +82,17 @@ def merge_tiles(
     *,
     iou: float,
     max_detections: int,
+    class_ids: Sequence[int] | None = None,
     agnostic: bool = False,
 ) -> ImageDetections:
     """Return the detections of an image from those of its tiles.
 
     found: of each tile, in pixels of the tile, best score first. regions: the tiles, in pixels of the image. size:
-    (width, height) of the image. If the whole image is one of the regions, only those of its boxes count that no tile
-    shows uncut, because tiles show the others better. The rules, for boxes of one class, or of all if `agnostic`:
+    (width, height) of the image. max_detections: the best of the image; `left_out` counts the others, and those that
+    were left out of a tile. class_ids: return only these classes.
+
+    If the whole image is one of the regions, only those of its boxes count that no tile shows uncut, because tiles show
+    the others better. The rules, for boxes of one class, or of all if `agnostic`:
 
     1. Whole boxes suppress each other, as in non-maximum suppression.
     2. A cut box gives way to a whole one that has at least half of its score, and with which it overlaps by more than
@@ -91,7 +103,7 @@ def merge_tiles(
     4. The boxes of rule 3 count as whole: rule 2 applies again to them and the remaining cut boxes, then rule 1 to all.
     """
     if len(regions) == 1:
-        return found[0]
+        return found[0].best(max_detections, class_ids)
     tiles = _TileBoxes.of(found, regions, size, iou, agnostic)
     whole, parts = np.flatnonzero(~tiles.cut), np.flatnonzero(tiles.cut)
     whole = tiles.non_max_suppressed(whole)
@@ -100,8 +112,12 @@ def merge_tiles(
     single = np.array([group[0] for group in groups if len(group) == 1], np.int64)
     tiles.join(groups)
     single = tiles.not_shown_by(joined, single)
-    kept = tiles.non_max_suppressed(np.sort(np.concatenate([whole, joined, single])))[:max_detections]
-    return ImageDetections(tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept])
+    kept = tiles.non_max_suppressed(np.sort(np.concatenate([whole, joined, single])))
+
+    left_out = sum(tile.left_out for tile in found)
+    capped = any(tile.capped for tile in found)
+    every = ImageDetections(tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept], left_out, capped)
+    return every.best(max_detections, class_ids)
 
 
 def merge_rows(

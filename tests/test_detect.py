@@ -183,6 +183,46 @@ def test_classes_are_chosen_by_number_or_name(run, photos):
     assert {row["category_id"] for row in json.loads((both / "predictions.json").read_text())} <= {1, 3}
 
 
+@pytest.mark.parametrize("flags", [(), ("--save-json",), ("--agnostic-nms",), TILES])
+def test_chosen_classes_have_the_same_boxes(run, photos, flags):
+    def texts(*more: str) -> dict[str, list[str]]:
+        folder = run("--source", photos, "--nosave", "--save-txt", "--save-conf", "--conf", "0.1", *flags, *more)
+        return {file.name: file.read_text().splitlines() for file in (folder / "labels").iterdir()}
+
+    every, squares = texts(), texts("--classes", "square")
+    kept = {name: [row for row in rows if row.startswith("1 ")] for name, rows in every.items()}
+    assert squares == kept
+    assert 0 < sum(map(len, squares.values())) < sum(map(len, every.values()))
+
+
+def test_chosen_classes_agree_between_a_checkpoint_and_its_nms_file(exports, photos, run):
+    """The file has one class for each box, so a checkpoint must not have another one either."""
+    exported = exports("onnx", "--nms", "--conf", "0.1", "--iou", "0.45", "--max-det", "300")
+    found = []
+    for weights in (exported, exported.with_suffix(".pt")):
+        flags = ["--nosave", "--save-txt", "--conf", "0.1", "--img", "64", "64", "--classes", "disc", "bar"]
+        labels = run("--source", photos, "--weights", weights, *flags) / "labels"
+        found.append({file.name: sorted(file.read_text().splitlines()) for file in labels.iterdir()})
+    assert sum(map(len, found[0].values())) > 8
+    assert found[0].keys() == found[1].keys()
+    for name, rows in found[0].items():
+        of_file, of_checkpoint = (np.array([row.split() for row in each], float) for each in (rows, found[1][name]))
+        assert of_file.shape == of_checkpoint.shape
+        np.testing.assert_allclose(of_file, of_checkpoint, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("flags", [(), TILES])
+def test_reached_limit_of_detections_is_said(run, photos, flags, capsys):
+    few = ["--source", photos, "--conf", "0.1", "--nosave", "--save-csv", *flags]
+    run(*few)
+    assert "--max-det" not in capsys.readouterr().out
+    folder = run(*few, "--max-det", "1", "--classes", "0")
+    said = capsys.readouterr().out
+    sentence = r"^--max-det 1 was reached in \d images: [\d,]+ detections left out, the most in "
+    assert re.search(sentence, said, re.MULTILINE)
+    assert len((folder / "predictions.csv").read_text().splitlines()) <= 9
+
+
 def test_broken_files_are_reported_and_skipped(run, photos, tmp_path, capsys):
     mixed = tmp_path / "mixed"
     shutil.copytree(photos, mixed)

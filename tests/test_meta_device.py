@@ -27,7 +27,7 @@ from data.multi_scale import MultiScale
 from data.splits import open_data, read_split
 from models import Detector, build_model
 from models.assign.targets import pad_targets
-from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, OnlyClasses, ReorderedClasses
+from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, ReorderedClasses
 from models.backends.in_torch import TorchBackend
 from models.blocks.registry import LAYERS
 from models.freezing import freeze, set_training
@@ -345,7 +345,6 @@ BACKENDS = {
     "single": TorchBackend,
     "views": lambda model: AugmentedViews(TorchBackend(model)),
     "ensemble": lambda model: Ensemble([TorchBackend(model), AugmentedViews(TorchBackend(model))]),
-    "two of three": lambda model: OnlyClasses(TorchBackend(model), [0, 2]),
     "reordered": lambda model: ReorderedClasses(TorchBackend(model), [2, 0, 1]),
     "one class": lambda model: MergedClasses(TorchBackend(model)),
 }

@@ -270,6 +270,16 @@ def test_wrong_tile_flags_are_rejected(measure, flags, text):
         measure(*flags)
 
 
+@pytest.mark.parametrize("flags", [(), ("--tile", "64")])
+def test_images_with_more_objects_than_detections_are_said(measure, flags, capsys):
+    """The eight images have 2 or 3 objects each, in turn."""
+    measure("--max-det", "2", *flags)
+    said = capsys.readouterr().out
+    assert "--max-det 2: 4 images with more objects than that, up to 3, so that some are missed in any case; " in said
+    measure("--max-det", "3", *flags)
+    assert "--max-det" not in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------------- pictures
 
 

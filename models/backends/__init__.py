@@ -23,7 +23,8 @@ class Backend(ABC):
 
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
     (H, W) it takes, or None for any. precision: that it computes in. min_confidence: it returns no scores at or below
-    this, because it has filtered its predictions itself. needs_nms: whether several predictions find the same object.
+    this, because it has filtered its predictions itself. max_detections: it returns at most this many for an image, for
+    the same reason; None if it returns all. needs_nms: whether several predictions find the same object.
     threads: how many threads should call `predict` at the same time, each with an equal share of the CPU's cores; one
     that uses all cores is slower.
     """
@@ -34,6 +35,7 @@ class Backend(ABC):
     dtype: torch.dtype = torch.float32
     canvas: tuple[int, int] | None = None
     min_confidence: float = 0.0
+    max_detections: int | None = None
     needs_nms: bool = True
     precision: torch.dtype = torch.float32
     threads: int = 1

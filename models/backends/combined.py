@@ -1,4 +1,4 @@
-"""Backends made of others: test-time augmentation, ensembles, merged, reordered and filtered classes.
+"""Backends made of others: test-time augmentation, ensembles, merged and reordered classes.
 
 B images of H x W pixels, N predictions per image, C classes.
 """
@@ -28,6 +28,7 @@ class Combined(Backend):
         self.stride = max(member.stride for member in members)
         self.min_confidence = max(member.min_confidence for member in members)
         self.needs_nms = len(members) > 1 or first.needs_nms
+        self.max_detections = first.max_detections if len(members) == 1 else None
         self.threads = min(member.threads for member in members)
 
 
@@ -40,6 +41,7 @@ class AugmentedViews(Combined):
     def __init__(self, member: Backend) -> None:
         super().__init__([member])
         self.needs_nms = True
+        self.max_detections = None  # three views, which are merged
         if member.canvas:
             height, width = member.canvas
             raise ValueError(
@@ -114,24 +116,3 @@ class ReorderedClasses(Combined):
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         found = self.members[0].predict(images, confidence)
         return Prediction(found.boxes_xyxy, found.scores.index_select(-1, self._order))
-
-
-class OnlyClasses(Combined):
-    """Predicts the same boxes with score 0 for all classes but these: no threshold keeps the others.
-
-    Raises ValueError for a class that the member does not have.
-    """
-
-    def __init__(self, member: Backend, class_ids: Sequence[int]) -> None:
-        super().__init__([member])
-        for class_id in class_ids:
-            if not 0 <= class_id < member.num_classes:
-                last = member.num_classes - 1
-                raise ValueError(f"class {class_id}: the model has {member.num_classes} classes (0-{last})")
-        self._kept = torch.zeros(member.num_classes, dtype=torch.bool)
-        self._kept[list(class_ids)] = True
-        self._kept = self._kept.to(member.device)
-
-    def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
-        found = self.members[0].predict(images, confidence)
-        return Prediction(found.boxes_xyxy, found.scores * self._kept)

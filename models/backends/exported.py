@@ -23,6 +23,7 @@ class ExportedBackend(Backend):
         self.model, self.device, self.threads = model, device, threads
         self.num_classes, self.stride, self.canvas = len(model.names), model.stride, model.canvas
         self.min_confidence = model.nms.confidence if model.nms else 0.0
+        self.max_detections = model.nms.max_detections if model.nms else None
         self.needs_nms = model.needs_nms
 
     @abstractmethod

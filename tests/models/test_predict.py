@@ -1,5 +1,7 @@
 """models/predict.py: boxes in pixels of images of any shape, equal to those of val.py."""
 
+from functools import partial
+
 import cv2
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from models.backends import Backend, Prediction
 from models.backends.combined import AugmentedViews, Ensemble
 from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
+from models.tiled import TiledPredictor
 from tests.data.test_loader import write_data
 from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.images.detections import ImageDetections
+from utils.images.tiles import Tiling
 from utils.metrics.records import Detections
 
 CPU = World(torch.device("cpu"))
@@ -201,8 +205,11 @@ class TwoBoxes(TorchBackend):
         ({"multi_label": True}, [0, 2, 1]),
         ({"agnostic": True}, [0]),
         ({"agnostic": True, "iou": 0.9}, [0, 2]),
-        ({"agnostic": True, "class_ids": [2]}, [2]),  # class 0 is filtered out before it can suppress it
-        ({"class_ids": [1]}, [1]),
+        ({"agnostic": True, "class_ids": [2]}, []),  # suppressed by class 0, as without class_ids
+        ({"class_ids": [2]}, [2]),
+        ({"class_ids": [1]}, []),  # the best class of neither box
+        ({"class_ids": [1], "multi_label": True}, [1]),
+        ({"class_ids": [2], "max_detections": 1}, [2]),  # the best of this class
         ({"class_ids": []}, []),
         ({"confidence": 0.85}, [0]),
         ({"max_detections": 1}, [0]),
@@ -211,6 +218,56 @@ class TwoBoxes(TorchBackend):
 def test_predictor_settings_select_detections(settings, class_ids):
     predictor = Predictor(TwoBoxes(BrightSpot()), image_size=64, **settings)
     assert predictor(np.zeros((64, 64, 3), np.uint8), channel_order="rgb").class_ids.tolist() == class_ids
+
+
+@pytest.mark.parametrize("tiling", [None, Tiling(64, 0.25)])
+@pytest.mark.parametrize("settings", [{}, {"agnostic": True}, {"multi_label": True}])
+def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings, tiling):
+    """The same boxes, fewer of them: a box of another class must not become one of a chosen class."""
+    images = [read_image(drawn_data.path(i)) for i in range(4)]
+    limits = {"image_size": 96, "confidence": 0.0, "iou": 0.3, "max_detections": 3000, **settings}
+    make = partial(TiledPredictor, tiling=tiling) if tiling else Predictor
+    every = make(TorchBackend(model), **limits)(images, channel_order="bgr")
+    assert len(set(np.concatenate([each.class_ids for each in every]).tolist())) > 1
+
+    for class_ids in ([0], [2, 1], [1, 1], []):
+        found = make(TorchBackend(model), class_ids=class_ids, **limits)(images, channel_order="bgr")
+        for one, whole in zip(found, every, strict=True):
+            rows = [k for k, own in enumerate(whole.class_ids.tolist()) if own in class_ids]
+            np.testing.assert_array_equal(one.boxes_xyxy, whole.boxes_xyxy[rows])
+            np.testing.assert_array_equal(one.scores, whole.scores[rows])
+            np.testing.assert_array_equal(one.class_ids, whole.class_ids[rows])
+            assert one.left_out == 0
+
+    # A limit counts the chosen classes.
+    found = make(TorchBackend(model), class_ids=[2], **{**limits, "max_detections": 2})(images, channel_order="bgr")
+    for one, whole in zip(found, every, strict=True):
+        scores = whole.scores[whole.class_ids == 2].tolist()
+        assert (one.scores.tolist(), one.left_out) == (scores[:2], len(scores[2:]))
+
+
+def test_detections_above_the_limit_are_counted(model, drawn_data):
+    image = read_image(drawn_data.path(0))
+    limits = {"image_size": 96, "confidence": 0.0, "iou": 0.3}
+    every = Predictor(TorchBackend(model), **limits, max_detections=10**6)(image, channel_order="bgr")
+    assert (every.left_out, every.capped, len(every) > 9) == (0, False, True)
+    for most in (1, 9, len(every) - 1, len(every)):
+        found = Predictor(TorchBackend(model), **limits, max_detections=most)(image, channel_order="bgr")
+        assert (len(found), found.left_out) == (most, len(every) - most)
+        assert found.scores.tolist() == every.scores[:most].tolist()
+
+
+def test_limit_of_the_model_itself_is_noticed():
+    """The two boxes are all that the model returns, so there may be more."""
+    backend = TwoBoxes(BrightSpot())
+    backend.max_detections = 2
+    image = np.zeros((64, 64, 3), np.uint8)
+    found = [
+        Predictor(backend, image_size=64, **settings)(image, channel_order="rgb")
+        for settings in ({}, {"max_detections": 1}, {"class_ids": [1]}, {"confidence": 0.85})
+    ]
+    assert [each.capped for each in found] == [True, True, True, False]
+    assert [each.left_out for each in found] == [0, 1, 0, 0]
 
 
 def test_predictor_uses_ensemble_and_its_largest_stride():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.result import Detection, Result
+from models.result import Detection, ReachedLimits, Result
 from utils.images.detections import ImageDetections
 
 NAMES = ("cat", "dog", "größe\n2")
@@ -109,3 +109,29 @@ def test_saved_picture_and_notebook_picture_are_those_of_plot(tmp_path):
 def test_saving_under_another_suffix_is_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"a\.gif: choose a name that ends in \.jpg, \.jpeg or \.png"):
         EMPTY.save(tmp_path / "a.gif")
+
+
+def test_reached_limit_is_said_with_its_numbers():
+    def found(count: int, left_out: int = 0, capped: bool = False) -> ImageDetections:
+        boxes = np.tile([0.0, 0, 9, 9], (count, 1))
+        return ImageDetections(boxes, np.full(count, 0.5), np.zeros(count, int), left_out, capped)
+
+    limits = ReachedLimits(1000, 300)
+    assert limits.sentences() == []
+    limits.add(found(1000), "all.jpg")
+    limits.add(found(0), "none.jpg")
+    assert limits.sentences() == []
+
+    # Of a.jpg 1003 were found, of panorama.jpg 2056: 3 + 1056 = 1059 are left out.
+    limits.add(found(1000, 3), "a.jpg")
+    limits.add(found(1000, 1056), "panorama.jpg")
+    assert limits.sentences() == [
+        "--max-det 1000 was reached in 2 images: 1,059 detections left out, the most in panorama.jpg, "
+        "1000 of 2056; a larger --max-det keeps them"
+    ]
+    limits = ReachedLimits(1000, 300)
+    limits.add(found(300, capped=True), "b.jpg")
+    assert limits.sentences() == [
+        "the exported model's own limit of 300 detections was reached in 1 image, which may have more: "
+        "export it with a larger --max-det"
+    ]

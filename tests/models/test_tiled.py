@@ -1,5 +1,6 @@
 """models/tiled.py: an object on a seam counts once, two objects count twice, small images are left alone."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -279,6 +280,19 @@ def backend(model):
 
 def noise(width, height, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_detections_above_the_limit_are_counted_over_all_tiles():
+    objects = [(0, 0.9, [5, 5, 20, 20]), (0, 0.8, [70, 70, 90, 90]), (1, 0.7, [130, 130, 150, 150])]
+    found = merged(objects, max_detections=1)
+    assert (len(found), found.left_out, found.capped) == (1, 2, False)  # the object in four tiles counts once
+
+    cut = [replace(seen(objects, region), left_out=2) for region in TILING.regions(SIZE)]
+    found = merge_tiles(cut, TILING.regions(SIZE), SIZE, iou=0.5, max_detections=9)
+    assert (len(found), found.left_out, found.capped) == (3, 8, False)
+
+    capped = [*cut[1:], replace(cut[0], left_out=0, capped=True)]
+    assert merge_tiles(capped, TILING.regions(SIZE), SIZE, iou=0.5, max_detections=9).capped
 
 
 def test_images_not_larger_than_a_tile_are_detected_as_without_tiles(backend):

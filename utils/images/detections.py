@@ -1,6 +1,7 @@
 """The detections in one image, and a frame to detect objects in."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,27 @@ class ImageDetections:
     boxes_xyxy: NDArray[np.float64]  # [D, 4] in pixels of the image, clipped to its border
     scores: NDArray[np.float64]  # [D] in [0, 1]
     class_ids: NDArray[np.int64]  # [D]
+    left_out: int = 0  # further detections that `max_detections` left out; their scores are lower
+    capped: bool = False  # the model has a limit of its own, an exported file's, which was reached
 
     def __len__(self) -> int:
         """Return the number of detections D."""
         return len(self.scores)
+
+    def best(self, max_detections: int, class_ids: Sequence[int] | None = None) -> "ImageDetections":
+        """Return the first `max_detections` of these classes (None: of all), unchanged; count the others of them."""
+        wanted = np.arange(len(self))
+        if class_ids is not None:
+            wanted = np.flatnonzero(np.isin(self.class_ids, list(class_ids)))
+        kept = wanted[:max_detections]
+
+        return replace(
+            self,
+            boxes_xyxy=self.boxes_xyxy[kept],
+            scores=self.scores[kept],
+            class_ids=self.class_ids[kept],
+            left_out=self.left_out + len(wanted) - len(kept),
+        )
 
     def rows(self, index: int) -> NDArray[np.float64]:
         """Return [D, 7]: `index` of the image, class, x, y, w, h in pixels, score. `from_rows` inverts it."""

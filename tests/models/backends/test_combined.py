@@ -1,10 +1,10 @@
-"""models/backends/combined.py: test-time augmentation, ensembles; merged, reordered and filtered classes."""
+"""models/backends/combined.py: test-time augmentation, ensembles; merged and reordered classes."""
 
 import pytest
 import torch
 
 from models.backends import Backend, Prediction
-from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, OnlyClasses, ReorderedClasses
+from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, ReorderedClasses
 
 
 class Fake(Backend):
@@ -83,23 +83,16 @@ def test_reordered_classes_move_scores():
     torch.testing.assert_close(scores, torch.tensor([[[0.9, 0.1]]] * 2))
 
 
-def test_only_classes_zeroes_scores_of_other_classes():
-    member = Fake([[0.0, 0, 1, 1]], [[0.1, 0.9]])
-    for class_ids, expected in (([0], [0.1, 0]), ([1], [0, 0.9]), ([0, 1], [0.1, 0.9]), ([], [0, 0])):
-        boxes, scores, _ = OnlyClasses(member, class_ids).predict(IMAGES[:1])
-        assert boxes.shape == (1, 1, 4)
-        torch.testing.assert_close(scores, torch.tensor([[expected]], dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"class 2: the model has 2 classes \(0-1\)"):
-        OnlyClasses(member, [2])
-
-
 def test_only_joined_predictions_need_suppression():
     """A single model without duplicates stays free of them, whatever happens to its classes."""
     free = Fake()
     free.needs_nms = False
-    assert [one.needs_nms for one in (MergedClasses(free), ReorderedClasses(free, [1, 0]), OnlyClasses(free, [1]))] == [
-        False
-    ] * 3
-    assert [both.needs_nms for both in (Ensemble([free, free]), AugmentedViews(free), OnlyClasses(Fake(), [1]))] == [
-        True
-    ] * 3
+    assert [one.needs_nms for one in (MergedClasses(free), ReorderedClasses(free, [1, 0]))] == [False] * 2
+    assert [both.needs_nms for both in (Ensemble([free, free]), AugmentedViews(free))] == [True] * 2
+
+
+def test_only_a_single_model_passes_on_its_own_limit():
+    limited = Fake()
+    limited.max_detections = 20
+    assert [one.max_detections for one in (MergedClasses(limited), ReorderedClasses(limited, [1, 0]))] == [20] * 2
+    assert [both.max_detections for both in (Ensemble([limited] * 2), AugmentedViews(limited))] == [None] * 2
