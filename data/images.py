@@ -2,13 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data.report import IMAGE_DROPPED, NOTE, Problem
+from data.report import IMAGE_DROPPED, NOTE, RUN_FOLDERS, Problem
+from utils.files.folders import is_run_folder
 from utils.images.decode import IMAGE_SUFFIXES, is_image_name
-from utils.printable import excerpt, printable, utf_16_hint
+from utils.printable import counted, excerpt, printable, utf_16_hint
 
 
 class Listing(NamedTuple):
@@ -25,8 +26,12 @@ def find_images(
 
     videos: suffixes of video files to return as well, such as .mp4. labels: suffixes of label files beside the images,
     which are not reported as ignored. Symlinks are followed. A list has one path per line, relative to the folder of
-    the list. Entries that are missing, not an image, or listed twice are reported. Raises ValueError if `source` does
-    not exist or is something else.
+    the list. Entries that are missing, not an image, or listed twice are reported.
+
+    Run folders inside a folder hold results, not data: they are left out and reported. The images of a run are used if
+    the folder is the run folder itself or lies in it, or if a list names them.
+
+    Raises ValueError if `source` does not exist or is something else.
     """
     source = Path(os.path.abspath(source))
     if os.path.isdir(source):
@@ -60,8 +65,15 @@ def walk_images(folder: Path) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in names if is_image_name(name))
 
 
-def _walk(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Iterate over a folder and its subfolders, each with its file names. Symlinks are followed."""
+def _walk(
+    folder: Path,
+    onerror: Callable[[OSError], None] | None = None,
+    on_run_folder: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over a folder and its subfolders, each with its file names. Symlinks are followed.
+
+    Run folders inside it are left out; on_run_folder is called with the path of each.
+    """
     visited: set[str] = set()
     for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
         real = os.path.realpath(parent)
@@ -69,6 +81,10 @@ def _walk(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
             folders.clear()
             continue
         visited.add(real)
+        if parent != str(folder) and is_run_folder(parent, names):
+            folders.clear()
+            on_run_folder(parent)
+            continue
         folders.sort()
         yield parent, names
 
@@ -81,7 +97,8 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
     def unreadable(error: OSError) -> None:
         problems.append(Problem(IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"))
 
-    for parent, names in _walk(folder, unreadable):
+    runs: list[str] = []
+    for parent, names in _walk(folder, unreadable, runs.append):
         for name in names:
             path = os.path.join(parent, name)
             if is_listed_name(name, videos) and os.path.isfile(path):
@@ -90,11 +107,30 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
                 problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink"))
             elif os.path.splitext(name)[1] not in labels:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
+    left_out = sum(_count_files(run, videos) for run in runs)
+    if left_out:
+        kind = "image or video file" if videos else "image"
+        problems.append(Problem(RUN_FOLDERS, printable(folder), run_folders_text(left_out, kind, runs)))
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         allowed = "images or videos" if videos else "images"
         problems.append(Problem(NOTE, printable(folder), f"files that are not {allowed}, ignored: {kinds}"))
     return Listing(sorted_paths(images), problems)
+
+
+def run_folders_text(files: int, kind: str, runs: Sequence[str]) -> str:
+    """Return what is said of files in run folders that are left out. kind: of the files, such as "image".
+
+    >>> run_folders_text(28, "image", ["runs/train/exp", "runs/train/exp2"])
+    '28 images left out in 2 run folders, results of train.py, val.py or detect.py, as in runs/train/exp'
+    """
+    where = f"{counted(len(runs), 'run folder')}, results of train.py, val.py or detect.py, as in {printable(runs[0])}"
+    return f"{counted(files, kind)} left out in {where}"
+
+
+def _count_files(folder: str, videos: frozenset[str]) -> int:
+    """Return the number of images and videos in a folder and its subfolders. Symlinks are not followed."""
+    return sum(is_listed_name(name, videos) for _, _, names in os.walk(folder) for name in names)
 
 
 def _images_in_list(file: Path, videos: frozenset[str]) -> Listing:

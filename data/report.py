@@ -17,6 +17,7 @@ IMAGE_DAMAGED = "damaged image kept"
 NO_USABLE_ROW = "image without a usable label row left out"
 IMAGES_NOT_FOUND = "COCO JSON whose images were not found"
 NOTE = "note"
+RUN_FOLDERS = "run folders left out"  # the results of other runs, which lie inside a folder of the data
 
 
 class Problem(NamedTuple):
@@ -51,6 +52,7 @@ class Report:
     problem_counts: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
     cache: str = "no cache"
+    run_folders: tuple[str, ...] = ()  # sentences that say which results of runs were left out
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; `report_from_dict` reads them back."""
@@ -60,6 +62,7 @@ class Report:
         result["problems"] = [problem._asdict() for problem in self.problems]
         result["unreadable"] = list(self.unreadable)
         result["no_usable_row"] = list(self.no_usable_row)
+        result["run_folders"] = list(self.run_folders)
         result["not_listed"] = sum(count for _, count in self.problem_counts) - len(self.problems)
         return result
 
@@ -81,9 +84,12 @@ class Report:
         """Return the first problem that is not a note, with its file and line; "" if there is none."""
         return first_of(self.problems)
 
-    def with_cache(self, state: str) -> "Report":
-        """Return the same report with the state of the label cache, such as "from cache"."""
-        return replace(self, cache=state)
+    def with_cache(self, state: str, run_folders: Iterable[Problem] = ()) -> "Report":
+        """Return the same report with the state of the label cache, such as "from cache".
+
+        run_folders: the run folders that were left out this time. A new one does not make the cache invalid.
+        """
+        return replace(self, cache=state, run_folders=tuple(map(str, run_folders)))
 
 
 def first_of(problems: Iterable[Problem]) -> str:
@@ -103,6 +109,7 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     fields["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     fields["unreadable"] = tuple(values["unreadable"])
     fields["no_usable_row"] = tuple(values["no_usable_row"])
+    fields["run_folders"] = tuple(values.get("run_folders", ()))  # absent from older caches
     return Report(**fields)
 
 

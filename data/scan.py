@@ -20,6 +20,7 @@ from data.report import (
     NO_USABLE_ROW,
     NOTE,
     ROW_DROPPED,
+    RUN_FOLDERS,
     Problem,
     ProblemLog,
     Report,
@@ -77,12 +78,14 @@ class Listed:
 
     items: list[Item] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    run_folders: list[Problem] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
 
     def add(self, part: Part) -> None:
         """Add the images of one more source."""
-        self.problems.extend(part.found.problems)
+        for problem in part.found.problems:
+            (self.run_folders if problem.kind == RUN_FOLDERS else self.problems).append(problem)
         for image in part.found.images:
             if image.path in self.seen:
                 self.problems.append(_listed_twice(image, part))
@@ -121,7 +124,7 @@ def scan(
     fingerprint = _fingerprint(sources, listed) if cache_dir is not None else ""
     stored, state = _from_cache(cache_dir, sources, names, fingerprint)
     if stored is not None:
-        return stored.labels, stored.report.with_cache(state)
+        return stored.labels, stored.report.with_cache(state, listed.run_folders)
 
     files = _parts(readers, names, lists_images=True)
     in_files = [image.path for part in files for image in part.found.images]
@@ -130,13 +133,13 @@ def scan(
     for part in files:
         listed.add(part)
     if not listed.items:
-        raise EmptySplitError(_no_images(sources, listed.problems))
+        raise EmptySplitError(_no_images(sources, [*listed.run_folders, *listed.problems]))
     source_ids = [*folders, *files][0].found.category_ids if len(sources) == 1 else None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
     labels, report = _check_all(listed, names, category_ids, source_ids is not None, threads, progress)
     if cache_dir is not None:
         state = _to_cache(cache_dir, sources, names, scan_cache.Stored(labels, report, fingerprint, in_files), state)
-    return labels, report.with_cache(state)
+    return labels, report.with_cache(state, listed.run_folders)
 
 
 def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:

@@ -90,6 +90,10 @@ class Dataset:
                 progress=self.world.is_main,
             )
         say(f"{split}: {report.summary()}")
+        said = {sentence for other in self.reports.values() for sentence in other.run_folders}
+        for sentence in report.run_folders:
+            if sentence not in said:
+                say(sentence)
         if problem := report.first_problem():
             say(f"{split}: the first problem is {problem}")
         self.reports[split], self.digests[split] = report, labels.digest()

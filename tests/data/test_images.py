@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data.images import find_images
-from data.report import IMAGE_DROPPED, NOTE
+from data.images import find_images, walk_images
+from data.report import IMAGE_DROPPED, NOTE, RUN_FOLDERS
+from utils.files.folders import new_run_folder
 
 
 def test_find_images_searches_subfolders(tmp_path: Path) -> None:
@@ -81,3 +82,51 @@ def test_pipes_and_devices_are_reported_and_left_out(tmp_path: Path) -> None:
     assert images == []
     reason = "is not a file, or is a broken symlink"
     assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
+
+
+# ---------------------------------------------------------------------- run folders
+
+
+def draw_files(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_run_folders_inside_a_folder_are_left_out_and_counted(tmp_path: Path) -> None:
+    draw_files(tmp_path, "a.jpg", "b/c.jpg", "runs/train/images/d.jpg")
+    draw_files(tmp_path, "runs/detect/exp/a.jpg", "runs/detect/exp/crops/cat/a.jpg")  # from before the mark
+    draw_files(new_run_folder(tmp_path / "b", "night", exist_ok=False), "labels.png", "clip.mp4", "labels/a.txt")
+    inner = new_run_folder(tmp_path / "b" / "night" / "again", "x", exist_ok=False)  # a project inside a run folder
+    draw_files(inner, "a.jpg")
+
+    images, (problem, *others) = find_images(tmp_path)
+    assert images == [str(tmp_path / name) for name in ("a.jpg", "b/c.jpg", "runs/train/images/d.jpg")]
+    assert sorted(walk_images(tmp_path)) == images
+    assert (problem.kind, problem.where, others) == (RUN_FOLDERS, str(tmp_path), [])
+    what = "4 images left out in 2 run folders, results of train.py, val.py or detect.py, as in "
+    assert problem.reason == f"{what}{tmp_path / 'b' / 'night'}"
+
+    # With videos there are five: a.jpg, crops/cat/a.jpg, labels.png, clip.mp4 and the inner a.jpg.
+    assert (
+        find_images(tmp_path, videos=frozenset({".mp4"}))
+        .problems[0]
+        .reason.startswith("5 image or video files left out in 2 run ")
+    )
+
+
+def test_run_folder_that_is_named_is_read(tmp_path: Path) -> None:
+    run = new_run_folder(tmp_path / "runs" / "detect", "exp", exist_ok=False)
+    draw_files(run, "a.jpg", "crops/cat/b.jpg")
+    (tmp_path / "list.txt").write_text("runs/detect/exp/a.jpg\n")
+    expected = [str(run / "a.jpg"), str(run / "crops/cat/b.jpg")]
+    assert find_images(run).images == expected
+    assert find_images(run / "crops").images == expected[1:]
+    assert find_images(tmp_path / "list.txt") == ([expected[0]], [])
+    assert find_images(tmp_path / "runs").images == []
+
+
+def test_run_folders_without_images_are_not_mentioned(tmp_path: Path) -> None:
+    draw_files(tmp_path, "a.jpg")
+    new_run_folder(tmp_path, "exp", exist_ok=False)
+    assert find_images(tmp_path) == ([str(tmp_path / "a.jpg")], [])

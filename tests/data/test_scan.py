@@ -22,6 +22,8 @@ from data.report import IMAGE_DAMAGED, NO_USABLE_ROW, Problem, ProblemLog, repor
 from data.scan import scan
 from tests.data.test_labels import assert_same
 from utils.distributed.world import World
+from utils.files.folders import new_run_folder
+from utils.printable import counted
 
 DATASETS = Path(__file__).parents[3] / "shared" / "datasets"
 NAMES = ("cat", "dog")
@@ -551,3 +553,27 @@ def test_16_bit_and_grey_images_are_reported_once_also_from_cache(tmp_path: Path
     for state in ("cached now", "from cache"):
         again = scan([source], NAMES, cache_dir=tmp_path / "cache")[1]
         assert (again.cache, again.problems) == (state, report.problems)
+
+
+def test_results_of_runs_are_no_images_and_do_not_outdate_the_cache(tmp_path: Path) -> None:
+    """`train: .` in a folder where runs are written: each training would add the pictures of those before it."""
+    root = tmp_path / "data"
+    write_dataset(root, {"a": "0 .5 .5 .5 .5\n", "b": "1 .5 .5 .5 .5\n"})
+    states = []
+    for number in range(3):
+        labels, report = scan([root], NAMES, cache_dir=tmp_path / "cache")
+        states.append((len(labels), report.cache))
+        left_out = f"{root}: {counted(number, 'image')} left out in {counted(number, 'run folder')}, "
+        assert len(report.run_folders) == min(1, number)
+        assert "".join(report.run_folders).startswith(left_out if number else "")
+        assert report_from_dict(report.as_dict()) == report
+        run = new_run_folder(root / "runs" / "train", "exp", exist_ok=False)
+        cv2.imwrite(str(run / "train_batch0.jpg"), np.zeros((9, 9, 3), np.uint8))
+    assert states == [(2, "cached now"), (2, "from cache"), (2, "from cache")]
+
+    for image in (root / "images").iterdir():
+        image.unlink()
+    with pytest.raises(
+        ValueError, match=r"no images in .*; the first problem is .*: 3 images left out in 3 run folders"
+    ):
+        scan([root], NAMES)

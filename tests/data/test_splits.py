@@ -1,12 +1,19 @@
 """data/splits.py: opening data sets by name."""
 
+import shutil
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
-from data import splits
+from data import open_dataset, splits
+from tests.conftest import NAMES, draw_tiny_data
+from utils.distributed.world import World
+from utils.files.folders import new_run_folder
+
+CPU = World(torch.device("cpu"))
 
 
 def test_open_data_generates_only_the_shapes_dataset(tiny_data, monkeypatch):
@@ -79,3 +86,19 @@ def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):
     labels, report = splits.read_split(spec, "train", single=False, cache_dir="", progress=False)
     assert len(labels) == 8
     assert report.cache == "not cached: no home folder, and no --cache-dir"
+
+
+def test_run_folders_in_the_data_are_said_once(tmp_path):
+    """Not for each split that is in the same folder."""
+    file = draw_tiny_data(tmp_path / "data")
+    file.write_text(f"path: .\ntrain: .\nval: .\nnames: [{', '.join(NAMES)}]\n")
+    run = new_run_folder(tmp_path / "data" / "runs", "exp", exist_ok=False)
+    shutil.copy(tmp_path / "data" / "images" / "0.png", run)
+    said: list[str] = []
+    reading = {"download": False, "single_class": False, "cache_dir": str(tmp_path / "cache")}
+    data = open_dataset(str(file), ("train", "val"), CPU, **reading)
+    assert [len(data.read(split, said.append)) for split in ("train", "val")] == [8, 8]
+    told = [line for line in said if "run folder" in line]
+    assert told == [
+        f"{tmp_path / 'data'}: 1 image left out in 1 run folder, results of train.py, val.py or detect.py, as in {run}"
+    ]

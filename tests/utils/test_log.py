@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_run_folders_are_numbered(tmp_path):
     made = [new_run_folder(tmp_path / "runs" / "train", "exp", False) for _ in range(3)]
     assert [folder.name for folder in made] == ["exp", "exp2", "exp3"]
     assert all(folder.is_dir() for folder in made)
-    made[1].rmdir()
+    shutil.rmtree(made[1])
     assert new_run_folder(tmp_path / "runs" / "train", "exp", False).name == "exp2"
     assert new_run_folder(tmp_path / "runs" / "train", "a/b", False) == tmp_path / "runs" / "train" / "a" / "b"
 

@@ -3,13 +3,22 @@
 import contextlib
 import itertools
 import os
+import re
+from collections.abc import Collection
 from pathlib import Path
+
+RUN_MARK = "kestrel-run.txt"  # the file that marks a run folder
+RUN_MARK_TEXT = "Kestrel wrote this folder. Its pictures are results: they are not read as data of a folder above.\n"
+# Of runs made before the mark existed, and of YOLOv5: files that only a run folder has together, and default paths.
+FILES_OF_RUNS = ({"args.yaml", "hyp.yaml"}, {"opt.yaml", "hyp.yaml"}, {"metrics.json", "confusion_matrix.png"})
+PATHS_OF_RUNS = re.compile(r"(.*/)?runs/(train|val|detect)/exp[0-9]*")
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
     """Create and return project/name, or the first free one of name2, name3, ...; two runs never share a folder.
 
-    exist_ok: use project/name even if it exists. Raises ValueError if the folder cannot be created.
+    The folder is marked with RUN_MARK. exist_ok: use project/name even if it exists; it is marked if it is empty, since
+    it may hold the user's own files. Raises ValueError if the folder cannot be created.
     """
     if not name:
         raise ValueError("--name: must not be empty")
@@ -18,15 +27,31 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
         first.parent.mkdir(parents=True, exist_ok=True)
         if exist_ok:
             first.mkdir(exist_ok=True)
+            if not any(first.iterdir()):
+                (first / RUN_MARK).write_text(RUN_MARK_TEXT)
             return first
         for number in itertools.count(1):
             folder = first if number == 1 else first.with_name(f"{first.name}{number}")
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
+        (folder / RUN_MARK).write_text(RUN_MARK_TEXT)
         return folder
     except OSError as error:
         raise ValueError(f"{first}: the run folder cannot be created ({error.strerror})") from error
+
+
+def is_run_folder(folder: str, names: Collection[str]) -> bool:
+    """Whether train.py, val.py or detect.py wrote a folder. names: of the files in it.
+
+    >>> is_run_folder("photos/night", ["a.jpg", "kestrel-run.txt"]), is_run_folder("photos/night", ["a.jpg"])
+    (True, False)
+    >>> is_run_folder("/photos/runs/detect/exp2", ["a.jpg"]), is_run_folder("/photos/runs/train/images", ["a.jpg"])
+    (True, False)
+    """
+    if RUN_MARK in names or any(files.issubset(names) for files in FILES_OF_RUNS):
+        return True
+    return PATHS_OF_RUNS.fullmatch(Path(os.path.abspath(folder)).as_posix()) is not None
 
 
 def remove_partial_files(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from data.sources import FrameSource, open_source
 from data.sources.capture import frames_per_second
 from tests.support.clips import frame_number, grey, write_clip
+from utils.files.folders import new_run_folder
 
 
 @pytest.fixture
@@ -303,3 +304,47 @@ def test_number_of_decoding_threads_changes_nothing(tmp_path, said, monkeypatch,
         found = [(frame.name, frame_number(frame.image)) for frame in source]
     assert found == [(f"{number:02d}.png", number) for number in range(12)]
     assert len(said) == source.skipped == 1
+
+
+# ---------------------------------------------------------------------- run folders
+
+
+@pytest.fixture
+def with_runs(folder: Path) -> Path:
+    """The folder with the results of two runs inside: a picture and a video, and a picture."""
+    for project in (folder / "runs" / "detect", folder / "sub"):
+        write_image(new_run_folder(project, "exp", exist_ok=False) / "b.jpg")
+    write_clip(folder / "runs" / "detect" / "exp" / "clip.mp4", 2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "left_out"),
+    [
+        (".", ["b.jpg", "clip.mp4", "sub/a.png", "sub/c.avi"], "3 image or video files left out in 2 run folders"),
+        ("**/*.jpg", ["b.jpg"], "2 image or video files left out in 2 run folders"),
+        ("*/*/*.*", None, "1 image or video file left out in 1 run folder"),
+        ("sub/*/*.jpg", None, "1 image or video file left out in 1 run folder"),
+        ("sub", ["a.png", "c.avi"], "1 image or video file left out in 1 run folder"),
+        ("runs", None, "2 image or video files left out in 1 run folder"),
+        ("*.jpg", ["b.jpg"], ""),
+        ("sub/exp", ["b.jpg"], ""),
+        ("sub/exp/*.jpg", ["b.jpg"], ""),
+        ("runs/detect/exp/**/*.jpg", ["b.jpg"], ""),
+        ("runs/detect/exp/b.jpg", ["b.jpg"], ""),
+        ("list.txt", ["b.jpg"], ""),
+    ],
+)
+def test_results_of_runs_are_left_out_unless_they_are_named(with_runs, said, monkeypatch, text, names, left_out):
+    monkeypatch.chdir(with_runs)
+    Path("list.txt").write_text("runs/detect/exp/b.jpg\n")
+    if names is None:
+        with pytest.raises(ValueError, match=rf"no image or video.*; {left_out}, results of"):
+            open_source(text, say=said.append)
+        return
+    source = open_source(text, say=said.append)
+    assert sorted({frame.name for frame in source}) == names
+    assert source.skipped == 0
+    told = [line for line in said if "run folder" in line]
+    assert len(told) == bool(left_out)
+    assert left_out in "".join(told)

@@ -2,7 +2,9 @@
 
 import os
 
-from utils.files.folders import newest_first
+import pytest
+
+from utils.files.folders import RUN_MARK, is_run_folder, new_run_folder, newest_first
 
 
 def test_newest_first_leaves_out_dangling_links(tmp_path):
@@ -22,3 +24,45 @@ def test_newest_first_leaves_out_dangling_links(tmp_path):
 def test_newest_first_of_no_folder_is_empty(tmp_path):
     assert newest_first(tmp_path, "*/a.json") == []
     assert newest_first(tmp_path / "gone", "*/a.json") == []
+
+
+def test_new_run_folders_are_marked(tmp_path):
+    for number in range(2):
+        folder = new_run_folder(tmp_path / "photos", "night", exist_ok=False)
+        assert is_run_folder(str(folder), os.listdir(folder)), number
+        assert "not read as data" in (folder / RUN_MARK).read_text()
+
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new", "new"):
+        folder = new_run_folder(tmp_path, name, exist_ok=True)
+        assert os.listdir(folder) == [RUN_MARK]
+
+
+def test_existing_folder_with_files_is_not_marked(tmp_path):
+    """It may hold the user's images: a mark would hide them from a training on the folder above."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").touch()
+    folder = new_run_folder(tmp_path, "images", exist_ok=True)
+    assert os.listdir(folder) == ["a.jpg"]
+    assert not is_run_folder(str(folder), os.listdir(folder))
+
+
+@pytest.mark.parametrize(
+    ("folder", "names", "is_run"),
+    [
+        ("/data/night", ["args.yaml", "hyp.yaml", "labels.png"], True),  # train.py
+        ("/data/night", ["opt.yaml", "hyp.yaml", "train_batch0.jpg"], True),  # YOLOv5's train.py
+        ("/data/night", ["metrics.json", "confusion_matrix.png", "val_batch0_pred.jpg"], True),  # val.py
+        ("/data/runs/detect/exp", ["a.jpg"], True),
+        ("/data/runs/val/exp12", [], True),
+        ("runs/train/exp3", [], True),
+        ("/data/runs/detect/expert", ["a.jpg"], False),
+        ("/data/runs/train/images", ["a.jpg"], False),
+        ("/data/exp", ["a.jpg"], False),
+        ("/data/xruns/train/exp", ["a.jpg"], False),
+        ("/data/night", ["args.yaml", "a.jpg"], False),
+        ("/data/night", [], False),
+    ],
+)
+def test_runs_from_before_the_mark_are_recognised(folder, names, is_run):
+    assert is_run_folder(folder, names) == is_run
