@@ -170,7 +170,7 @@ def main(args: Namespace) -> Counter[int]:
         require_display()
     source = open_source(given, frame_step=args.vid_stride, say=log.say)
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
-    outputs = open_detection_outputs(args, folder, detector.names)
+    outputs = open_detection_outputs(args, folder, detector.names, source.inputs)
     watch, counts, frames = Stopwatch(), Counter[int](), 0
     limits = ReachedLimits(args.max_det, detector.predictor.backend.max_detections)
     ready = prefetch(source, 1 if is_live(args.source) else AHEAD * args.batch_size)
@@ -246,8 +246,10 @@ def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> Load
     )
 
 
-def open_detection_outputs(args: Namespace, folder: Path, names: Sequence[str]) -> Outputs:
-    """The outputs that the flags in args ask for."""
+def open_detection_outputs(
+    args: Namespace, folder: Path, names: Sequence[str], inputs: Sequence[tuple[str, bool]] | None
+) -> Outputs:
+    """The outputs that the flags in args ask for. inputs: as for `open_outputs`."""
     return open_outputs(
         folder,
         names,
@@ -262,6 +264,7 @@ def open_detection_outputs(args: Namespace, folder: Path, names: Sequence[str]) 
         line_width=args.line_thickness or None,
         show_labels=not args.hide_labels,
         show_scores=not args.hide_conf,
+        inputs=inputs,
     )
 
 

@@ -242,6 +242,45 @@ def test_paths_from_standard_input(run, photos, monkeypatch):
     assert len(list(run("--source", "-").glob("*.png"))) == 3
 
 
+@pytest.mark.parametrize("kind", ["folder", "pattern", "list", "input"])
+def test_images_with_one_name_can_be_traced_to_their_outputs(run, photos, tmp_path, monkeypatch, kind):
+    """a.jpg is black and a.bmp grey, so that each picture shows which one it is of; x.jpg is there twice."""
+    folder = tmp_path / "in"
+    shades = {"a.jpg": 0, "a.bmp": 100, "x/b.jpg": 150, "y/b.jpg": 200}
+    for name, shade in shades.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / name), np.full((64, 96, 3), shade, np.uint8))
+    paths = "".join(f"{folder / name}\n" for name in sorted(shades))
+    (tmp_path / "list.txt").write_text(paths)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(paths))
+    source = {"folder": folder, "pattern": folder / "**" / "*.*", "list": tmp_path / "list.txt", "input": "-"}[kind]
+    flags = ["--save-txt", "--save-csv", "--save-json", "--hide-labels", "--conf", "0.1", "--max-det", "1"]
+    out = run("--source", source, *flags)
+
+    with open(out / "sources.csv", newline="") as file:
+        source_of = {row["output"]: row["source"] for row in csv.DictReader(file)}
+    assert set(source_of) == {
+        str(path.relative_to(out))
+        for path in out.rglob("*")
+        if path.suffix in (".jpg", ".txt") and "-run" not in path.name
+    }
+    assert len(source_of) == 8
+    for output, path in source_of.items():
+        if not output.startswith("labels/"):
+            shade = shades[str(Path(path).relative_to(folder))]
+            assert abs(float(np.median(cv2.imread(str(out / output)))) - shade) < 4, output
+    assert source_of["a.jpg"] == str(folder / "a.jpg")
+    assert source_of["a.bmp.jpg"] == str(folder / "a.bmp")
+    labels = ["labels/a.txt", "labels/a.jpg.txt"] if kind == "input" else ["labels/a.bmp.txt", "labels/a.jpg.txt"]
+    assert [source_of[name] for name in labels] == [str(folder / "a.bmp"), str(folder / "a.jpg")]
+
+    with open(out / "predictions.csv", newline="") as file:
+        table = [(row["image"], row["source"]) for row in csv.DictReader(file)]
+    rows = [(row["file_name"], row["source"]) for row in json.loads((out / "predictions.json").read_text())]
+    assert rows == table
+    assert len({path for _, path in rows}) == 4
+
+
 def test_default_source_is_the_validation_split_of_the_training(run, photos):
     assert {file.name for file in run().glob("*.png")} == set(os.listdir(photos))
 

@@ -1,7 +1,7 @@
 """Frames of image and video files, one file at a time."""
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -62,6 +62,13 @@ class FileSource:
                 lengths = [video_length(file.path, self._frame_step) if file.is_video else 1 for file in self._files]
             self._total = None if None in lengths else sum(length or 0 for length in lengths)
         return self._total
+
+    @property
+    def inputs(self) -> Sequence[tuple[str, bool]] | None:
+        """As in FrameSource."""
+        if not isinstance(self._files, list):
+            return None
+        return [(file.name, file.is_video) for file in self._files]
 
     def __iter__(self) -> Iterator[Frame]:
         empty = True

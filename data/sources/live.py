@@ -17,6 +17,7 @@ class LiveSource:
     """The frames of streams that are read at the same time; what: the source, as text for the user."""
 
     total = None
+    inputs = None
 
     def __init__(
         self,

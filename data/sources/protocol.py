@@ -1,6 +1,6 @@
 """What every source of frames offers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -17,6 +17,10 @@ class FrameSource(Protocol):
     @property
     def total(self) -> int | None:
         """The number of frames as far as the files state it, None if unknown (streams, cameras, standard input)."""
+
+    @property
+    def inputs(self) -> Sequence[tuple[str, bool]] | None:
+        """The name of each image and video (Frame.name), and whether it is a video; None if they are not known yet."""
 
     @property
     def skipped(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from utils.images.detections import Frame, ImageDetections
 from utils.outputs.annotated import Annotator
@@ -13,6 +13,7 @@ from utils.outputs.interrupts import delay_interrupt
 from utils.outputs.json_file import JsonFile
 from utils.outputs.label_files import LabelFiles
 from utils.outputs.pictures import PictureFiles
+from utils.outputs.sources_file import SourcesFile
 from utils.outputs.video import VideoFiles
 from utils.outputs.window import Window
 
@@ -60,26 +61,34 @@ def open_outputs(
     line_width: int | None = None,
     show_labels: bool = True,
     show_scores: bool = True,
+    inputs: Sequence[tuple[str, bool]] | None = None,
 ) -> Outputs:
     """The outputs that are asked for, in an existing run folder.
 
     pictures: annotated images and videos. text: label files, in text_format 0 (YOLO) or 1 (VOC), with `scores` in each
-    row. line_width, show_labels and show_scores are those of `draw_detections`.
+    row. line_width, show_labels and show_scores are those of `draw_detections`. inputs: the name of each image and
+    video, and whether it is a video, if they are known before the first frame; the names of files then do not depend on
+    the order. sources.csv lists pictures, videos, label files and crops with their sources.
+
     Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be created.
     """
     annotator = Annotator(names, line_width=line_width, show_labels=show_labels, show_scores=show_scores)
     outputs: list[Output] = [Window(annotator)] if window else []  # first, because it can fail before files are made
     try:
+        naming: dict[str, Any] = {"known": inputs, "sources": None}
+        if text or crops or pictures:
+            naming["sources"] = SourcesFile(folder / "sources.csv")
+            outputs.append(naming["sources"])  # before the others, so that it is closed after them
         if text:
-            outputs.append(LabelFiles(folder, text_format=text_format, scores=scores))
+            outputs.append(LabelFiles(folder, text_format=text_format, scores=scores, **naming))
         if csv:
             outputs.append(CsvFile(folder / "predictions.csv", names))
         if json:
             outputs.append(JsonFile(folder / "predictions.json"))
         if crops:
-            outputs.append(Crops(folder, names))
+            outputs.append(Crops(folder, names, **naming))
         if pictures:
-            outputs += [PictureFiles(folder, annotator), VideoFiles(folder, annotator)]
+            outputs += [PictureFiles(folder, annotator, **naming), VideoFiles(folder, annotator, **naming)]
     except BaseException:
         Outputs(outputs).close()
         raise

@@ -12,6 +12,7 @@ from utils.files.writers import write_bytes
 from utils.images.detections import Frame, ImageDetections
 from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, shorten, with_number
+from utils.outputs.sources_file import SourcesFile
 
 FORBIDDEN = '<>:"/\\|?*'  # in file names on some systems
 RESERVED = frozenset(
@@ -22,12 +23,21 @@ RESERVED = frozenset(
 class Crops:
     """Writes `crops/<class>/<name>.jpg`, with _2, _3, ... at the end if there is such a file: none is overwritten.
 
-    The pixels are those of the image, without drawings. Boxes without a whole pixel are left out.
+    The pixels are those of the image, without drawings. Boxes without a whole pixel are left out. known: as for
+    OutputNames. sources: is told of each file.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        *,
+        known: Sequence[tuple[str, bool]] | None = None,
+        sources: SourcesFile | None = None,
+    ) -> None:
         self.folder, self.folders = folder, class_folders(names)
-        self._names = OutputNames()
+        self._names = OutputNames(known)
+        self._sources = sources
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
         stem = with_number(self._names.stem(frame), frame)
@@ -39,11 +49,14 @@ class Crops:
             known = 0 <= class_id < len(self.folders)
             base = f"crops/{self.folders[class_id] if known else f'class_{class_id}'}/{stem}"
             for number in itertools.count(next_number.get(class_id, 1)):
-                file = prepare_file(self.folder, f"{base}.jpg" if number == 1 else f"{base}_{number}.jpg")
+                output = f"{base}.jpg" if number == 1 else f"{base}_{number}.jpg"
+                file = prepare_file(self.folder, output)
                 if not file.exists():
                     break
             next_number[class_id] = number + 1
             write_bytes(file, encode_bgr(crop, ".jpg"))
+            if self._sources:
+                self._sources.add(output, frame.path, frame.number)
 
     def close(self) -> None:
         """Nothing is open between two frames."""

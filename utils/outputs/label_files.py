@@ -1,5 +1,6 @@
 """Detections as label files, one for each image and each frame of a video."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from utils.files.writers import write_text
 from utils.images.detections import Frame, ImageDetections
 from utils.metrics.label_files import label_rows, yolo_columns
 from utils.outputs.names import OutputNames, prepare_file, with_number
+from utils.outputs.sources_file import SourcesFile
 
 YOLO, VOC = 0, 1
 
@@ -17,15 +19,24 @@ class LabelFiles:
 
     text_format: YOLO, rows `class cx cy w h` as fractions of the image size, or VOC, rows `class x1 y1 x2 y2` in
     pixels. scores: add the score at the end of each row. Without detections the file is empty, so that an image without
-    objects differs from an image that was not processed.
+    objects differs from an image that was not processed. known: as for OutputNames. sources: is told of each file.
     Raises ValueError for another format.
     """
 
-    def __init__(self, folder: Path, *, text_format: int = YOLO, scores: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        text_format: int = YOLO,
+        scores: bool = False,
+        known: Sequence[tuple[str, bool]] | None = None,
+        sources: SourcesFile | None = None,
+    ) -> None:
         if text_format not in (YOLO, VOC):
             raise ValueError(f"--save-format {text_format}: choose {YOLO} (YOLO) or {VOC} (VOC)")
         self.folder, self.text_format, self.scores = folder, text_format, scores
-        self._names = OutputNames()
+        self._names = OutputNames(known)
+        self._sources = sources
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
         height, width = frame.image.shape[:2]
@@ -37,7 +48,10 @@ class LabelFiles:
         )
         text = label_rows(found.class_ids, columns, found.scores if self.scores else None)
         stem = with_number(self._names.stem(frame, ".txt"), frame)
-        write_text(prepare_file(self.folder, f"labels/{stem}.txt"), text)
+        output = f"labels/{stem}.txt"
+        write_text(prepare_file(self.folder, output), text)
+        if self._sources:
+            self._sources.add(output, frame.path, frame.number)
 
     def close(self) -> None:
         """Nothing is open between two frames."""

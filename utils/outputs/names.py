@@ -4,27 +4,51 @@ import itertools
 import os
 import re
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from utils.files.safe_names import safe_name
 from utils.images.detections import Frame
 
-OWN_FOLDERS = ("crops", "labels")  # of the run folder
+# Of the run folder, which a folder of the source must not be called.
+OWN_NAMES = ("crops", "labels", "kestrel-run.txt", "predictions.csv", "predictions.json", "sources.csv")
 MAX_BYTES = 180  # of one part of a path: systems allow 255, and suffixes are added
 
 
 class OutputNames:
     """Gives each image and each video a path without suffix, `street/a`, that no other one has.
 
-    The first of `a.jpg` and `a.png` gets `a`, the second one `a.png`. Frames of the video `clip.mp4` have files called
-    `clip_1`, `clip_2`, ..., so an image `clip_1.jpg` gets `clip_1.jpg` if the video came first.
+    known: the name of each input, and whether it is a video, if they are known before the first one arrives. Then the
+    paths do not depend on the order: where several inputs would share a path, as `a.bmp` and `a.jpg`, all of them keep
+    their suffix, `a.bmp` and `a.jpg`. Frames of the video `clip.mp4` have files called `clip_1`, `clip_2`, ..., so an
+    image `clip_1.jpg` keeps its suffix, too.
+
+    None: inputs arrive one by one. The first of `a.bmp` and `a.jpg` gets `a`, the second one keeps its suffix.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[tuple[str, bool]] | None = None) -> None:
         self._owners: dict[str, tuple[str, bool]] = {}  # by path: the name of the frame, and whether it is of a video
         self._folders: set[str] = set()
         self._videos: set[str] = set()
         self._numbered: set[str] = set()  # `clip` for an image `clip_1.jpg`
+        self._are_known = known is not None
+        self._inputs: set[str] = set()  # paths with suffix
+        self._shared: set[str] = set()  # paths without suffix of several inputs
+        self._expect(known or ())
+
+    def _expect(self, known: Sequence[tuple[str, bool]]) -> None:
+        """Note the inputs that will arrive."""
+        count = Counter[str]()
+        for name, is_video in known:
+            path = path_inside(name).casefold()
+            stem = os.path.splitext(path)[0]
+            count[stem] += 1
+            self._inputs.add(path)
+            self._folders.update(folders_of(path))
+            if is_video:
+                self._videos.update((stem, path))
+        self._shared = {stem for stem, number in count.items() if number > 1}
 
     def stem(self, frame: Frame, suffix: str = "") -> str:
         """The path for this frame's image or video; it is unique together with `suffix`, which is not added.
@@ -33,15 +57,41 @@ class OutputNames:
         >>> names, image = OutputNames(), np.zeros((1, 1, 3), np.uint8)
         >>> [names.stem(Frame(image, "", name)) for name in ("b/a.jpg", "b/a.png", "b/a.jpg", "../c.jpg")]
         ['b/a', 'b/a.png', 'b/a', '_/c']
+        >>> names = OutputNames([("a.bmp", False), ("a.jpg", False), ("b.jpg", False)])
+        >>> [names.stem(Frame(image, "", name), ".txt") for name in ("a.jpg", "b.jpg", "a.bmp")]
+        ['a.jpg', 'b', 'a.bmp']
         """
-        name, owner = path_inside(frame.name), (frame.name, frame.number is not None)
+        return self._stem(frame, suffix, keep_suffix=False)
+
+    def picture(self, frame: Frame, suffix: str) -> str:
+        """The path of this image's picture, with `suffix`: the image's own one, or that of another format.
+
+        `a.jpg` gets `a.jpg`, and no other image does. In another format `a.bmp` gets `a.jpg` only if it is known that
+        no other `a` will arrive, otherwise `a.bmp.jpg`.
+        """
+        is_converted = not path_inside(frame.name).endswith(suffix)
+        return self._stem(frame, suffix, keep_suffix=is_converted and not self._are_known) + suffix
+
+    def _stem(self, frame: Frame, suffix: str, *, keep_suffix: bool) -> str:
+        name = path_inside(frame.name)
+        owner = (frame.name, frame.number is not None)
         if any(folder in self._owners for folder in folders_of(name.casefold())):
             name = name.replace("/", "_")  # a file has the name of its folder
+
+        without_suffix, suffix_of_name = os.path.splitext(name)
+        is_shared = without_suffix.casefold() in self._shared
+        must_keep_suffix = bool(suffix_of_name) and (keep_suffix or is_shared)
         numbered = (f"{name}-{number}" for number in itertools.count(2))
-        for candidate in itertools.chain((os.path.splitext(name)[0], name), numbered):
+        for candidate in itertools.chain((without_suffix, name), numbered):
             path = (candidate + suffix).casefold()  # some file systems ignore case
             if self._owners.get(path) == owner:
                 break
+            is_own_name = path == name.casefold()  # the picture a.jpg of the image a.jpg
+            lacks_suffix = candidate == without_suffix and not is_own_name
+            if lacks_suffix and must_keep_suffix:
+                continue
+            if path in self._inputs and not is_own_name:  # the picture of another image
+                continue
             if path not in self._owners and path not in self._folders and self._claim(candidate.casefold(), owner[1]):
                 self._owners[path] = owner
                 self._folders.update(folders_of(path))
@@ -85,7 +135,7 @@ def path_inside(name: str) -> str:
     ('street/a.jpg', 'etc/_/b.jpg', '_crops/a.jpg')
     """
     parts = safe_name(name).split("/")
-    if len(parts) > 1 and parts[0].casefold() in OWN_FOLDERS:
+    if len(parts) > 1 and parts[0].casefold() in OWN_NAMES:
         parts[0] = f"_{parts[0]}"
     return "/".join(map(shorten, parts))
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from utils.images.opencv import cv2
 from utils.outputs.annotated import Annotator
 from utils.outputs.names import OutputNames, prepare_file
 from utils.outputs.recent import RecentlyUsed
+from utils.outputs.sources_file import SourcesFile
 from utils.printable import printable
 from utils.terminal import FaultError
 
@@ -36,16 +38,25 @@ class VideoFiles:
     A file gets its name when it is whole: when the video seems to have ended (see RecentlyUsed) or on `close`. Until
     then it is called `video.tmp.*`. A frame of another size than the first one is letterboxed into the first size; an
     odd width or height is made even by repeating the last column or row, which the codecs need.
+    known: as for OutputNames. sources: is told of each file.
     Raises FaultError if no codec can write the video, or if the disk is full.
     """
 
-    def __init__(self, folder: Path, annotator: Annotator) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        annotator: Annotator,
+        *,
+        known: Sequence[tuple[str, bool]] | None = None,
+        sources: SourcesFile | None = None,
+    ) -> None:
         os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # no messages about codecs that are tried in vain
         self.folder, self.annotator = folder, annotator
-        self._names = OutputNames()
+        self._names = OutputNames(known)
+        self._sources = sources
         self._made: dict[str, int] = {}  # files by name of their video
         self._numbers = itertools.count(1)
-        self._videos: RecentlyUsed[_Video] = RecentlyUsed(_Video.finish)
+        self._videos: RecentlyUsed[_Video] = RecentlyUsed(self._finish)
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
         if frame.number is not None:
@@ -56,6 +67,11 @@ class VideoFiles:
 
     def close(self) -> None:
         self._videos.close()
+
+    def _finish(self, video: "_Video") -> None:
+        video.finish()
+        if self._sources:
+            self._sources.add(video.path.relative_to(self.folder).as_posix(), video.source)
 
     def _open(self, frame: Frame) -> "_Video":
         """Raises FaultError if no codec can write frames of this size."""
@@ -72,6 +88,7 @@ class _Video:
 
     def __init__(self, stem: Path, temporary: Path, frame: Frame) -> None:
         height, width = frame.image.shape[:2]
+        self.source = frame.path
         self.size = width + width % 2, height + height % 2
         fps = min(max(frame.fps, MIN_FPS), MAX_FPS) if math.isfinite(frame.fps) and frame.fps > 0 else USUAL_FPS
         for codec, suffix in CODECS:

@@ -19,6 +19,43 @@ def test_second_image_with_a_stem_keeps_its_suffix():
     assert stems("a.jpg", "a.png", "b/a.png", "a.jpg", "a.png") == ["a", "a.png", "b/a", "a", "a.png"]
 
 
+def known_stems(*names, suffix=".txt"):
+    """The stems that these images and videos get in this order and in the opposite one, which must be the same."""
+    frames = [drawn_frame(name, 1 if name.endswith(("mp4", "avi")) else None) for name in names]
+    inputs = [(frame.name, frame.number is not None) for frame in frames]
+    output, reverse = OutputNames(inputs), OutputNames(inputs[::-1])
+    found = [output.stem(frame, suffix) for frame in frames]
+    assert [reverse.stem(frame, suffix) for frame in frames[::-1]] == found[::-1]
+    assert [output.stem(frame, suffix) for frame in frames] == found  # for further frames
+    assert len({(stem + suffix).casefold() for stem in found}) == len(found)
+    return found
+
+
+def test_known_images_that_would_share_a_file_all_keep_their_suffix():
+    assert known_stems("a.bmp", "a.jpg", "b.jpg", "c/a.jpg") == ["a.bmp", "a.jpg", "b", "c/a"]
+    assert known_stems("A.bmp", "a.jpg") == ["A.bmp", "a.jpg"]
+    assert known_stems("clip.mp4", "clip.avi", "clip.jpg", suffix="") == ["clip.mp4", "clip.avi", "clip.jpg"]
+    assert known_stems("noname", "noname.jpg") == ["noname", "noname.jpg"]
+    assert known_stems() == []
+
+
+def test_known_image_that_is_named_like_a_frame_keeps_its_suffix():
+    assert known_stems("clip.mp4", "clip_1.jpg", "clip_x.jpg") == ["clip", "clip_1.jpg", "clip_x"]
+    assert known_stems("c.mp4", "c.avi", "c.mp4_1.jpg") == ["c.mp4", "c.avi", "c.mp4_1.jpg"]
+
+
+def test_picture_is_never_called_like_another_known_image():
+    names = ["a.bmp", "a.jpg", "a.bmp.jpg", "b.tif", "d.tif/e.jpg", "d.jpg/f.tif", "d.jpg"]
+    for order in (names, names[::-1]):
+        output = OutputNames([(name, False) for name in names])
+        pictures = {name: output.picture(drawn_frame(name), ".jpg") for name in order}
+        assert pictures["a.bmp.jpg"] == "a.bmp.jpg"
+        assert pictures["a.jpg"] == "a.jpg"
+        assert pictures["b.tif"] == "b.jpg"
+        assert pictures["d.jpg"] == "d.jpg.jpg"  # d.jpg is a folder
+        assert len(set(pictures.values())) == len(names)
+
+
 def test_fallback_name_may_be_taken_too():
     assert stems("a.jpg", "a.png.jpg", "a.png", "a.png") == ["a", "a.png", "a.png-2", "a.png-2"]
 

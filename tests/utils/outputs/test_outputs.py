@@ -27,7 +27,7 @@ def run(folder, frames=None, **options):
 
 
 def test_pictures_and_videos_are_the_default(tmp_path):
-    assert run(tmp_path) == ["b/a.jpg", "c.mp4"]
+    assert run(tmp_path) == ["b/a.jpg", "c.mp4", "sources.csv"]
 
 
 def test_each_option_writes_its_files(tmp_path):
@@ -37,7 +37,23 @@ def test_each_option_writes_its_files(tmp_path):
     for option, written in expected.items():
         folder = tmp_path / option
         folder.mkdir()
+        written = [*written, "sources.csv"] if option in ("text", "crops") else written
         assert run(folder, pictures=False, **{option: True}) == sorted(written)
+
+
+def test_every_output_file_is_listed_with_its_source(tmp_path):
+    frames = [drawn_frame("a.bmp"), drawn_frame("a.jpg"), drawn_frame("c.mp4", 1), drawn_frame("c.mp4", 2)]
+    inputs = [("a.bmp", False), ("a.jpg", False), ("c.mp4", True)]
+    run(tmp_path, frames, text=True, crops=True, inputs=inputs)
+    with (tmp_path / "sources.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert sorted(row["output"] for row in rows) == [name for name in files(tmp_path) if name != "sources.csv"]
+
+    listed = {row["output"]: (row["source"], row["frame"]) for row in rows}
+    assert listed["a.bmp.jpg"] == listed["labels/a.bmp.txt"] == listed["crops/cat/a.bmp.jpg"] == ("/data/a.bmp", "")
+    assert listed["a.jpg"] == listed["labels/a.jpg.txt"] == listed["crops/dog/a.jpg.jpg"] == ("/data/a.jpg", "")
+    assert listed["labels/c_2.txt"] == listed["crops/cat/c_2.jpg"] == ("/data/c.mp4", "2")
+    assert listed["c.mp4"] == ("/data/c.mp4", "")
 
 
 def test_all_outputs_agree_on_the_detections(tmp_path):
@@ -84,7 +100,7 @@ def test_outputs_close_after_a_failed_write(tmp_path):
     with pytest.raises(OSError, match="b"):
         outputs.write(drawn_frame("b/a.jpg"), FOUND)
     outputs.close()
-    assert files(tmp_path) == ["b", "c.mp4", "predictions.csv", "predictions.json"]
+    assert files(tmp_path) == ["b", "c.mp4", "predictions.csv", "predictions.json", "sources.csv"]
     assert len(json.loads((tmp_path / "predictions.json").read_text())) == 4
 
 
@@ -140,7 +156,7 @@ def test_window_comes_last(tmp_path, monkeypatch):
     monkeypatch.setattr(window, "require_display", lambda: None)
     outputs = open_outputs(tmp_path, [], csv=True, window=True)
     assert isinstance(outputs.outputs[-1], window.Window)
-    assert len(outputs.outputs) == 4
+    assert len(outputs.outputs) == 5  # the list of sources, the CSV file, pictures, videos
     for output in outputs.outputs[:-1]:
         output.close()
 

@@ -11,8 +11,9 @@ from utils.outputs.pictures import PictureFiles, picture_suffix
 from utils.terminal import FaultError
 
 
-def write(folder, *names, found=None):
-    output = PictureFiles(folder, Annotator(["cat"]))
+def write(folder, *names, found=None, known=True):
+    inputs = [(name, False) for name in names] if known else None
+    output = PictureFiles(folder, Annotator(["cat"]), known=inputs)
     for name in names:
         output.write(drawn_frame(name, width=80, height=60), found or found_boxes())
     output.close()
@@ -31,6 +32,19 @@ def test_pictures_keep_their_name_and_subfolder(tmp_path):
 def test_other_formats_become_jpeg(tmp_path):
     names = "a.tif", "b.bmp", "c.webp", "d.jpg", "d.tif", "noname"
     assert write(tmp_path, *names) == ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "d.tif.jpg", "noname.jpg"]
+
+
+@pytest.mark.parametrize("names", [("a.bmp", "a.jpg", "a.png"), ("a.png", "a.jpg", "a.bmp")])
+def test_picture_of_an_image_never_has_the_name_of_another_one(tmp_path, names):
+    """In any order, and also if nothing is known of the images that are still to come."""
+    for known in (True, False):
+        folder = tmp_path / str(known)
+        folder.mkdir()
+        assert write(folder, *names, known=known) == ["a.bmp.jpg", "a.jpg", "a.png"]
+
+
+def test_converted_pictures_keep_their_suffix_if_others_may_come(tmp_path):
+    assert write(tmp_path, "b.bmp", "c.jpg", "noname", known=False) == ["b.bmp.jpg", "c.jpg", "noname.jpg"]
 
 
 def test_picture_shows_the_boxes_in_right_colours(tmp_path):

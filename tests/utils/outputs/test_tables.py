@@ -36,7 +36,9 @@ def test_csv_rows_by_hand(tmp_path):
     output.close()
     output.close()
     assert (tmp_path / "p.csv").read_text() == (
-        "image,frame,class,name,confidence,x1,y1,x2,y2\nb/a.jpg,,1,dog,0.9,1,2,3.5,33.3333\nc.mp4,7,5,5,0.9,0,0,1,1\n"
+        "image,frame,class,name,confidence,x1,y1,x2,y2,source\n"
+        "b/a.jpg,,1,dog,0.9,1,2,3.5,33.3333,/data/b/a.jpg\n"
+        "c.mp4,7,5,5,0.9,0,0,1,1,/data/c.mp4\n"
     )
 
 
@@ -113,7 +115,7 @@ def test_json_rows_by_hand(tmp_path):
     rows = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))
     first = {"image_id": 2, "category_id": 2, "bbox": [1, 2, 3, 2 + 1 / 3 - 2], "score": 0.9, "file_name": "b/ä\n.jpg"}
     second = {"image_id": 3, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 0.9, "file_name": "c.mp4", "frame": 7}
-    assert rows == [first, second]
+    assert rows == [first | {"source": "/data/b/ä\n.jpg"}, second | {"source": "/data/c.mp4"}]
     assert [file.name for file in tmp_path.iterdir()] == ["p.json"]
 
 
