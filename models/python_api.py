@@ -17,6 +17,7 @@ from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.images.tiles import open_tiling
 from utils.printable import counted, excerpt, printable
+from utils.threads import single_thread_after_fork
 
 Weights = str | os.PathLike[str]
 MIN_SIDE, MAX_SIDE = 32, 8192  # of the canvas, in pixels, as the scripts allow
@@ -29,8 +30,20 @@ class LoadedDetector:
     image_size: long side in pixels that images are resized to. device: on which the model runs.
     """
 
-    def __init__(self, predictor: Predictor, names: Sequence[str], *, data: str = "", urls: bool = False) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        names: Sequence[str],
+        *,
+        data: str = "",
+        urls: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        digests: Sequence[str] = (),
+    ) -> None:
+        """arguments: of `load`, with which another process can load it again. digests: of the files of weights."""
         self.predictor, self.names, self.data, self._urls = predictor, tuple(names), data, urls
+        self._arguments, self._digests = arguments, tuple(digests)
+        self._process = os.getpid()
 
     @property
     def image_size(self) -> int:
@@ -55,11 +68,38 @@ class LoadedDetector:
         """
         if channel_order not in (None, "rgb", "bgr"):
             raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
+        self._require_usable_process()
         inputs, single = split_inputs(images)
         read = [read_input(given, channel_order=channel_order, urls=self._urls) for given in inputs]
         found = self.predictor([image.pixels for image in read], channel_order="rgb")
         results = [Result(image.pixels, each, self.names, image.path) for image, each in zip(read, found, strict=True)]
         return results[0] if single else results
+
+    def _require_usable_process(self) -> None:
+        """Raise ValueError in a forked child process that cannot use the model; it would fail or wait for ever."""
+        if os.getpid() == self._process:
+            return
+        backend = self.predictor.backend
+        if backend.device.type != "cpu" or not backend.works_after_fork:
+            runtime = backend.device if backend.device.type != "cpu" else "OpenVINO"
+            raise ValueError(
+                f"this detector was loaded before the process was forked, and {runtime} does not work in the child: "
+                'start it with multiprocessing.get_context("spawn"), which may be given the detector'
+            )
+
+    def __copy__(self) -> "LoadedDetector":
+        """Return the detector itself: no call changes it."""
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> "LoadedDetector":
+        """Return the detector itself: no call changes it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments of `load`: the process that unpickles it loads the same files again."""
+        if self._arguments is None:
+            raise TypeError("only a detector that models.load has returned can be pickled")
+        return _load_again, (dict(self._arguments), self._digests)
 
     def __repr__(self) -> str:
         names = ", ".join(map(printable, self.names[:5])) + (", ..." if len(self.names) > 5 else "")
@@ -104,13 +144,18 @@ def load(
     by default as it was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a tile.
     urls: allow images to be downloaded from a URL.
 
+    The detector may be copied and pickled: another process loads the files again. A forked child process uses it with
+    one thread, see `single_thread_after_fork`.
+
     Raises ValueError for a file that cannot be read, and settings out of range.
     """
+    arguments = dict(locals())
     if threads < 1:
         raise ValueError(f"threads {threads}: choose 1 or more")
     paths = [weights] if isinstance(weights, (str, os.PathLike)) else list(weights)
     if not paths:
         raise ValueError("weights is an empty list: give a checkpoint")
+    single_thread_after_fork()
     chosen = pick_devices(str(device), RankInfo())[0]
     sides = _sides(image_size)
     names = [names[k] for k in sorted(names)] if isinstance(names, Mapping) else names
@@ -131,7 +176,18 @@ def load(
     }
     tiling = open_tiling(**loaded[0].tiles(tile, tile_overlap, tile_whole))
     predictor = TiledPredictor(backend, tiling, **settings) if tiling else Predictor(backend, **settings)
-    return LoadedDetector(predictor, names, data=loaded[0].data, urls=urls)
+    arguments["weights"] = [os.path.abspath(path) for path in paths]  # another process may be in another folder
+    digests = [model.digest for model in loaded]
+    return LoadedDetector(predictor, names, data=loaded[0].data, urls=urls, arguments=arguments, digests=digests)
+
+
+def _load_again(arguments: dict[str, Any], digests: tuple[str, ...]) -> LoadedDetector:
+    """Return the detector that was pickled. Raises ValueError if its files have changed, and as `load` does."""
+    detector = load(**arguments)
+    for path, before, now in zip(arguments["weights"], digests, detector._digests, strict=True):
+        if before != now:
+            raise ValueError(f"{printable(path)}: its weights have changed since the detector was pickled")
+    return detector
 
 
 def _order_and_names(own: Sequence[str], wanted: Sequence[str] | None) -> tuple[Sequence[str], Sequence[str]]:

@@ -1,8 +1,10 @@
 """Apply a function to many items in several threads."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from itertools import islice
 from typing import TypeVar
 
@@ -48,3 +50,16 @@ def map_ahead(
         finally:
             for future in started:
                 future.cancel()
+
+
+@cache  # once in a process: the hook cannot be removed
+def single_thread_after_fork() -> None:
+    """Let torch use one thread in child processes that this process forks.
+
+    A child has none of its parent's threads, but OpenMP still waits for them: torch's first parallel step never ends.
+    With one thread it asks for no others. Does nothing on systems without fork.
+    """
+    if hasattr(os, "register_at_fork"):
+        import torch
+
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

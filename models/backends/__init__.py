@@ -22,11 +22,14 @@ class Backend(ABC):
     """A detector that is ready to predict. Several threads may call `predict` at the same time.
 
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
-    (H, W) it takes, or None for any. precision: that it computes in. min_confidence: it returns no scores at or below
-    this, because it has filtered its predictions itself. max_detections: it returns at most this many for an image, for
-    the same reason; None if it returns all. needs_nms: whether several predictions find the same object.
-    threads: how many threads should call `predict` at the same time, each with an equal share of the CPU's cores; one
-    that uses all cores is slower.
+    (H, W) it takes, or None for any. precision: that it computes in.
+
+    min_confidence: it returns no scores at or below this, because it has filtered its predictions itself.
+    max_detections: it returns at most this many for an image, for the same reason; None if it returns all. needs_nms:
+    whether several predictions find the same object.
+
+    works_after_fork: whether a forked child process can use it, with one thread. threads: how many threads should call
+    `predict` at the same time, each with an equal share of the CPU's cores; one that uses all cores is slower.
     """
 
     num_classes: int
@@ -37,6 +40,7 @@ class Backend(ABC):
     min_confidence: float = 0.0
     max_detections: int | None = None
     needs_nms: bool = True
+    works_after_fork: bool = True
     precision: torch.dtype = torch.float32
     threads: int = 1
 

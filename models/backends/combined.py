@@ -29,6 +29,7 @@ class Combined(Backend):
         self.min_confidence = max(member.min_confidence for member in members)
         self.needs_nms = len(members) > 1 or first.needs_nms
         self.max_detections = first.max_detections if len(members) == 1 else None
+        self.works_after_fork = all(member.works_after_fork for member in members)
         self.threads = min(member.threads for member in members)
 
 

@@ -21,6 +21,8 @@ class OpenVinoBackend(ExportedBackend):
     threads: as in `Backend`. Raises ValueError if the graph cannot be compiled.
     """
 
+    works_after_fork = False  # with several streams it waits for threads that only the parent has
+
     def __init__(self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1) -> None:
         super().__init__(files.model, device, threads=threads)
         runtime = require("openvino", "an OpenVINO model")

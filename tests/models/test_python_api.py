@@ -1,5 +1,8 @@
 """models.load: a detector for programs; its results equal those of the predictor and of val.py."""
 
+import copy
+import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -13,6 +16,7 @@ from PIL import Image
 from models import build_model, load
 from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
+from models.python_api import LoadedDetector
 from models.result import Result
 from utils.files import checkpoint_file
 
@@ -191,3 +195,88 @@ print(len(model("a.png")) > 10)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout == "True\n", done.stderr
+
+
+# ---------------------------------------------------------------------- other processes
+
+
+def unpickled(content: bytes) -> LoadedDetector:
+    return pickle.loads(content)  # noqa: S301  # written by these tests
+
+
+def test_pickled_detector_loads_the_same_files_again(weights, images, monkeypatch, tmp_path):
+    settings = {**LOW, "classes": ["bar", 0], "tile": 64, "names": {1: "disc", 0: "square", 2: "bar"}}
+    monkeypatch.chdir(weights.parent)
+    detector = load([weights.name, weights], **settings)
+    content = pickle.dumps(detector)
+    monkeypatch.chdir(tmp_path)  # the path of the file was relative
+    again = unpickled(content)
+    expected, found = (each(images, channel_order="rgb") for each in (detector, again))
+    assert sum(map(len, expected)) > 10
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+    assert (again.names, again.size_text) == (detector.names, detector.size_text)
+    assert unpickled(pickle.dumps(again)).names == detector.names
+    assert copy.deepcopy(detector) is copy.copy(detector) is detector
+
+
+def test_pickled_detector_refuses_other_weights(weights, tmp_path):
+    file = tmp_path / "own.pt"
+    state = checkpoint_file.load(weights)
+    checkpoint_file.save(file, state)
+    content = pickle.dumps(load(file, **LOW))
+    state["model"] = {key: value * 2 if value.is_floating_point() else value for key, value in state["model"].items()}
+    checkpoint_file.save(file, state)
+    with pytest.raises(ValueError, match=r"own\.pt: its weights have changed since the detector was pickled"):
+        unpickled(content)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"own\.pt"):
+        unpickled(content)
+
+
+def test_detector_that_was_not_loaded_from_files_is_not_pickled(detector):
+    made = LoadedDetector(Predictor(TorchBackend(detector)), NAMES)
+    with pytest.raises(TypeError, match=r"only a detector that models\.load has returned can be pickled"):
+        pickle.dumps(made)
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np, torch
+from models import load
+
+torch.set_num_threads(4)
+image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), dtype=np.uint8)
+settings = {"device": "cpu", "confidence": 0.0, "max_detections": 20, "image_size": 640}
+detector = load(sys.argv[1], **settings)
+expected = len(detector(image, channel_order="rgb"))  # starts OpenMP's threads
+
+for use in (lambda: detector, lambda: load(sys.argv[1], **settings)):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends a child that waits for ever
+        found = len(use()(image, channel_order="rgb"))
+        os._exit(0 if (found, torch.get_num_threads()) == (expected, 1) else 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(torch.get_num_threads(), expected)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_can_detect_and_load(weights):
+    command = [sys.executable, "-c", FORKED, str(weights)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "0", "4", "20"]), done.stderr
+
+
+def test_forked_child_that_cannot_use_the_model_says_what_to_do(weights, images, monkeypatch):
+    detector = load(weights, **LOW)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as if in another process
+    assert len(detector(images[0], channel_order="rgb")) == 20
+    backend = detector.predictor.backend
+    for attribute, value, runtime in (
+        ("works_after_fork", False, "OpenVINO"),
+        ("device", torch.device("cuda:0"), "cuda:0"),
+    ):
+        monkeypatch.setattr(backend, attribute, value)
+        with pytest.raises(ValueError, match=rf"{runtime} does not work in the child: start it with .*spawn"):
+            detector(images[0], channel_order="rgb")
