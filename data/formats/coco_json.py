@@ -13,7 +13,7 @@ from data.formats.protocol import ImageRows, ListedImage, SourceImages
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, POLYGON_DROPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.images.decode import read_bytes
-from utils.printable import excerpt, printable
+from utils.printable import counted, excerpt, printable
 
 MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid
 POLYGON_SLACK = (2.0, 0.02)  # pixels, and fraction of the side, by which a polygon's extent may differ from its bbox
@@ -235,9 +235,9 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> Listing:
     root = images_root(file, file_names)
     if file_names and not _count_found(root, file_names):
         sampled = min(len(file_names), SAMPLED_IMAGES)
-        first = f"none of its first {sampled} images, such as {excerpt(file_names[0], 100)}"
+        first = f"{counted(sampled, 'image')} tried, such as {excerpt(file_names[0], 100)}: not found"
         tried = f"folders tried in {printable(file.parent)}: {', '.join(map(printable, _candidates(file)))}"
-        problems.append(Problem(IMAGES_NOT_FOUND, printable(file), f"{first}, was found; {tried}"))
+        problems.append(Problem(IMAGES_NOT_FOUND, printable(file), f"{first}; {tried}"))
     images = [CocoImage(os.path.abspath(os.path.join(root, name)), key, sizes[key]) for name, key in first_ids.items()]
     index_of_name = {name: index for index, name in enumerate(first_ids)}
     index_of_id = {image_id: index_of_name[name] for image_id, name in names.items()}

@@ -15,6 +15,7 @@ from models.export import Export
 from models.export.graph import export_graph
 from models.export.metadata import ExportedModel
 from utils.distributed.precision import exact_float32
+from utils.printable import counted
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Differences:
         text = f"boxes differ from torch by at most {self.boxes_px:.2g} px, scores by {self.scores:.2g}"
         if self.unmatched:
             text += f"; {self.unmatched} of {self.detections} detections differ"
-        return f"{text}, in {self.images} images"
+        return f"{text}, in {counted(self.images, 'image')}"
 
 
 def drawn_images(model: ExportedModel, count: int) -> list[Tensor]:

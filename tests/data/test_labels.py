@@ -393,9 +393,7 @@ def test_missing_coco_images_are_reported_with_folders_tried(tmp_path: Path) -> 
     file = write_coco_json(tmp_path, [annotation(1)], images=[{"id": 7, "file_name": "b.jpg"}])
     (problem,) = read_coco_annotations(file, ["dog"]).problems
     places = "., images, images/val, val, ../images, ../images/val, ../val"
-    assert str(problem) == (
-        f"{file}: none of its first 1 images, such as b.jpg, was found; folders tried in {tmp_path}: {places}"
-    )
+    assert str(problem) == (f"{file}: 1 image tried, such as b.jpg: not found; folders tried in {tmp_path}: {places}")
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "b.jpg").touch()
     assert read_coco_annotations(file, ["dog"]).problems == []

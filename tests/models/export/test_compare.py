@@ -18,7 +18,7 @@ def differences(ours, theirs, **fields):
 def test_equal_outputs_do_not_differ():
     found = differences((BOXES, SCORES), (BOXES, SCORES))
     assert (found.boxes_px, found.scores, found.images, found.acceptable) == (0, 0, 1, True)
-    assert str(found) == "boxes differ from torch by at most 0 px, scores by 0, in 1 images"
+    assert str(found) == "boxes differ from torch by at most 0 px, scores by 0, in 1 image"
 
 
 @pytest.mark.parametrize(
