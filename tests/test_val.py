@@ -242,7 +242,7 @@ def test_single_cls_evaluates_multi_class_model_as_one_class(measure):
 def test_tiles_are_evaluated_over_whole_images(measure, capsys):
     found, folder = measure("--tile", "64", "--tile-overlap", "0.25", "--img", "64", "--save-json")
     said = capsys.readouterr().out
-    assert "val: 8 images are 32 tiles of 64 px with an overlap of 25%" in said
+    assert "val: 8 images in 32 tiles of 64 px with an overlap of 25%" in said
     assert "per tile, in batches of 4" in said
     assert found.images == 8
     assert found.detections.image_ids.max() <= 8
