@@ -128,7 +128,9 @@ def _avif_orientation(data: bytes) -> int:
     meta = _first_box(data, b"meta", 0, len(data))
     if meta is None:
         return AS_STORED
-    for kind, start in _properties_of_primary_item(data, *meta):
+    for kind, start, end in _properties_of_primary_item(data, *meta):
+        if start == end:  # without its byte
+            continue
         if kind == b"irot":
             turns = data[start] & 3
         elif kind == b"imir":
@@ -136,20 +138,21 @@ def _avif_orientation(data: bytes) -> int:
     return EXIF_OF_AVIF[turns, axis]
 
 
-def _properties_of_primary_item(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the type, and the offset of the content, of each property of the primary item of a `meta` box."""
+def _properties_of_primary_item(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield each property of the primary item of a `meta` box, as `_boxes` does."""
     start += 4  # version and flags of meta
     primary = _first_box(data, b"pitm", start, end)
     properties = _first_box(data, b"iprp", start, end)
     if primary is None or properties is None:
         return
-    id_bytes = 4 if data[primary[0]] else 2  # by the version of pitm
-    item = data[primary[0] + 4 : primary[0] + 4 + id_bytes]
+    content = data[slice(*primary)]
+    id_bytes = 4 if content[:1] > b"\0" else 2  # by the version of pitm
+    item = content[4 : 4 + id_bytes]
 
     container = _first_box(data, b"ipco", *properties)
     if container is None:
         return
-    found = [(kind, first) for kind, first, last in _boxes(data, *container) if last > first]
+    found = list(_boxes(data, *container))  # all: their places in this list are their numbers
     for kind, first, last in _boxes(data, *properties):
         if kind == b"ipma":
             for index in _associations(data[first : min(last, first + MAX_IPMA_BYTES)], int.from_bytes(item, "big")):

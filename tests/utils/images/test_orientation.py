@@ -179,6 +179,11 @@ def test_avif_without_usable_properties_is_not_turned() -> None:
     assert orientation_of(avif_with(turn, used=(2,))) == 1  # there is no second property
     assert orientation_of(avif_with(turn, used=(1,), item=3)) == 1  # of another item, such as a thumbnail
     assert orientation_of(avif_with(box(b"irot"), used=(1,))) == 1  # without its byte
+    assert orientation_of(avif_with(box(b"free"), turn, used=(2,))) == 8  # an empty box counts too
+    assert orientation_of(avif_with(box(b"free"), turn, used=(1,))) == 1
     whole = avif_with(turn, used=(1,))
+    item = box(b"pitm", bytes(4), struct.pack(">H", 1))
+    meta = whole[28:].replace(item, b"") + box(b"pitm")
+    assert orientation_of(whole[:20] + box(b"meta", meta)) == 1  # the file ends where it should name its primary item
     for length in range(20, len(whole)):
         assert orientation_of(whole[:length]) == 1
