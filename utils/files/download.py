@@ -358,9 +358,12 @@ def authorization(url: str, user: str, password: str, challenges: Sequence[str])
     """Return the Authorization header that answers a server's challenges; None if no answer is known.
 
     user, password: as in an address, percent-encoded. challenges: the WWW-Authenticate headers. Digest is preferred,
-    because Basic sends the password itself. Source: RFC 7616 and 7617.
+    because Basic sends the password itself. Source: RFC 7616 and 7617. Raises ValueError for control characters, which
+    could start another header.
     """
     name, secret = unquote(user), unquote(password)
+    if re.search(r"[\x00-\x1f\x7f]", name + secret):
+        raise ValueError("its user name or password has control characters")
     by_scheme = {scheme.lower(): rest for scheme, _, rest in (challenge.partition(" ") for challenge in challenges)}
     if "digest" in by_scheme:
         passwords = HTTPPasswordMgrWithDefaultRealm()
@@ -368,7 +371,7 @@ def authorization(url: str, user: str, password: str, challenges: Sequence[str])
         try:
             parameters = parse_keqv_list([pair for pair in parse_http_list(by_scheme["digest"]) if pair])
             answer = AbstractDigestAuthHandler(passwords).get_authorization(Request(url), parameters)  # noqa: S310
-        except (ValueError, OSError):  # a damaged challenge, or an algorithm that is not supported
+        except (ValueError, IndexError, OSError):  # a damaged challenge, or an algorithm that is not supported
             answer = None
         if answer:
             return f"Digest {answer}"

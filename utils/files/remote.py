@@ -1,5 +1,6 @@
 """What an http or https address holds: whether it is a file of a known length, and its content in memory."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
@@ -10,6 +11,7 @@ from utils.files.download import (
     announced_length,
     authorization,
     check_url,
+    host_of,
     network_errors,
     open_response,
     status_text,
@@ -17,6 +19,7 @@ from utils.files.download import (
 from utils.terminal import FaultError
 
 CHUNK = 2**20
+MIN_BYTES_PER_S = 1000  # on average; a server that sends a byte now and then would keep a reader for ever
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kestrel"}
 STREAM_KINDS = ("multipart/", "video/", "audio/")  # how the Content-Type of a stream begins
 UNAUTHORIZED = 401
@@ -41,12 +44,19 @@ class Remote:
         return self.kind.startswith("image/")
 
     def read(self, limit: int) -> bytes:
-        """Return the whole content. Raises FaultError if it is longer than `limit` bytes, or breaks off."""
+        """Return the whole content.
+
+        Raises FaultError if it is longer than `limit` bytes, breaks off, or comes slower than MIN_BYTES_PER_S.
+        """
         content = bytearray()
+        start_s = time.monotonic()
         while chunk := self._next_chunk():
             content += chunk
             if len(content) > limit:
                 raise FaultError(f"{self._host} sent more than the allowed {format_bytes(limit)}")
+            elapsed_s = time.monotonic() - start_s
+            if elapsed_s > self._stall_s and len(content) < MIN_BYTES_PER_S * elapsed_s:
+                raise FaultError(f"{self._host} sent only {format_bytes(len(content))} in {elapsed_s:.0f} s")
         if self.length is not None and len(content) < self.length:
             received = f"{format_bytes(len(content))} of {format_bytes(self.length)}"
             raise FaultError(f"{self._host} closed the connection after {received}")
@@ -71,7 +81,8 @@ def open_remote(address: str, stall_s: float) -> Iterator[Remote]:
 
     headers, answer = HEADERS, None
     with open_response(url, headers, stall_s, plain_http=True) as (response, host):
-        if response.status == UNAUTHORIZED and user:
+        asks_itself = response.status == UNAUTHORIZED and host == host_of(url)  # not a host that it redirects to
+        if asks_itself and user:
             answer = authorization(url, user, password, response.headers.get_all("WWW-Authenticate", []))
         if answer is None:
             yield _accepted(response, host, stall_s)

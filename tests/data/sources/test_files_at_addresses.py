@@ -175,10 +175,39 @@ def test_password_of_an_address_is_sent_when_the_camera_asks_for_it(serve, said)
         assert frame_number(frame.image) == 3
         assert "Authorization" not in server.received[0][1]
         assert "a%3Ab" not in frame.path + frame.name
-    for answer in (fixed_answer(401), fixed_answer(401, WWW_Authenticate="Digest nonsense"), basic):
+    damaged = [
+        fixed_answer(401, WWW_Authenticate=f"Digest {text}") for text in ("nonsense", "realm=,nonce=", 'realm="')
+    ]
+    for answer in (fixed_answer(401), *damaged, basic):
         address = serve(answer).url.replace("://", "://me:wrong@") + "/a.jpg"
         with pytest.raises(ValueError, match=r"me:\*\*\*@.*a\.jpg cannot be read: 127\.0\.0\.1:\d+ answered 401"):
             list(open_source(address, say=said.append, **OPTIONS))
+
+
+def test_password_is_not_sent_because_another_host_asks_for_it(serve, said):
+    other = serve(fixed_answer(401, WWW_Authenticate='Basic realm="cam"'))
+    server = serve(fixed_answer(302, Location=f"{other.url}/a.jpg"))
+    with pytest.raises(ValueError, match="answered 401"):
+        list(open_source(server.url.replace("://", "://me:secret@") + "/a.jpg", say=said.append, **OPTIONS))
+    assert (len(server.received), len(other.received)) == (1, 1)
+    assert "Authorization" not in str([*server.received, *other.received])
+
+
+def test_control_characters_in_a_password_are_refused_without_showing_it(serve, said):
+    address = serve(fixed_answer(401, WWW_Authenticate='Digest realm="cam", nonce="xyz"')).url
+    with pytest.raises(ValueError, match=r"a\.jpg cannot be read: its user name or password has control characters$"):
+        list(open_source(address.replace("://", "://me%0d%0aX:secret@") + "/a.jpg", say=said.append, **OPTIONS))
+
+
+def test_image_that_comes_in_drops_is_given_up(opened):
+    def drops(handler: Handler) -> None:
+        handler.send(200, Content_Type="image/jpeg", Content_Length="1000000")
+        while not handler.server.stopped.wait(0.05):
+            handler.wfile.write(b"\xff")
+            handler.wfile.flush()
+
+    with pytest.raises(ValueError, match=r"a\.jpg cannot be read: 127\.0\.0\.1:\d+ sent only \d+ bytes? in \d s$"):
+        list(opened(drops, path="/a.jpg", read_timeout_s=1.0))
 
 
 # ---------------------------------------------------------------------- videos that have an end
