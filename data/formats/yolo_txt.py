@@ -92,7 +92,8 @@ def parse_label_file(
     1 % outside the image and boxes that extend past its edge are clipped; both are reported if they move by more than
     rounding. Raises ValueError with file and line if a class is not in 0..num_classes-1.
     """
-    if text := _utf_16(data):
+    text = _utf_16(data)
+    if text is not None:
         return [], _rows_in_utf_16(text, file)
     rows: list[LabelRow] = []
     problems: list[Problem] = []
@@ -118,8 +119,8 @@ def parse_label_file(
     return rows, problems
 
 
-def _utf_16(data: bytes) -> str:
-    """Return the text of a file that is in UTF-16, with or without the mark at its start; "" for any other file."""
+def _utf_16(data: bytes) -> str | None:
+    """Return the text of a file that is in UTF-16, with or without the mark at its start; None for any other file."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif data[1:2] == b"\0":
@@ -127,12 +128,12 @@ def _utf_16(data: bytes) -> str:
     elif data[:1] == b"\0":
         encoding = "utf-16-be"
     else:
-        return ""
+        return None
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        return ""
-    return text if text.isascii() and "\0" not in text else ""
+        return None
+    return text if text.isascii() and "\0" not in text else None
 
 
 def _rows_in_utf_16(text: str, file: str) -> list[Problem]:

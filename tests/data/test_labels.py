@@ -113,6 +113,13 @@ def test_class_out_of_range_raises(written: str) -> None:
         parse(f"0 .5 .5 .1 .1\n\n{written} .5 .5 .1 .1\n", classes=80)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
+def test_empty_file_with_the_mark_of_an_encoding_has_no_row(encoding: str) -> None:
+    """Windows programs write such files for images without objects: these are background."""
+    assert parse_label_file("".encode(encoding), "a.txt", (20, 20), 2) == ([], [])
+    assert parse_label_file("\r\n \n".encode(encoding), "a.txt", (20, 20), 2) == ([], [])
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_rows_in_utf_16_are_dropped_with_the_reason(encoding: str) -> None:
     """As Windows' editors and PowerShell's `>` write them."""
