@@ -23,14 +23,17 @@ class BadRowError(ValueError):
 
 
 class LabelRow(NamedTuple):
-    """One box while labels are read, in pixels of the upright image; `number` is its line or annotation id."""
+    """One box while labels are read, in pixels of the upright image.
+
+    number: its line or annotation id; the place in the file, such as "annotations[3]", of an annotation without id.
+    """
 
     class_index: int
     box_xywh: tuple[float, float, float, float]
     area: float
     crowd: bool
     points: np.ndarray | None  # float32 [k, 2], k >= 3, or None
-    number: int
+    number: int | str
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,9 +62,9 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
     0). A polygon is kept if it is the annotation's only part and has the extent of its bbox; annotations with several
     parts or RLE keep only their box. The folder of the images is the one that `images_root` returns.
 
-    The ids of annotations need not differ, since no box depends on them. An annotation with the class, bbox and iscrowd
-    of another one of its image is dropped and reported. An image that is listed under two ids has the annotations of
-    both.
+    The ids of annotations may repeat, be missing, or be anything, since no box depends on them. An annotation with the
+    class, bbox and iscrowd of another one of its image is dropped and reported. An image that is listed under two ids
+    has the annotations of both.
 
     Raises ValueError with the file's path if it is not a COCO JSON, a category in use is not in `names`, or an image id
     in use stands for two files.
@@ -136,7 +137,7 @@ def rows_inside(rows: Sequence[LabelRow], size: tuple[int, int], where: str) -> 
             kept.append(row)
         else:
             reason = f"bbox [{x:g}, {y:g}, {w:g}, {h:g}] is outside its image of {width}x{height}"
-            problems.append(Problem(ROW_DROPPED, f"{where} annotation {row.number}", reason))
+            problems.append(Problem(ROW_DROPPED, f"{where} {_place(row.number)}", reason))
     return kept, problems
 
 
@@ -262,7 +263,7 @@ def _image_entry(entry: Any) -> tuple[int, str]:
         os.fsencode(name)
     except UnicodeEncodeError:
         raise BadRowError(f"file_name '{excerpt(name)}' is not a valid path on this system") from None
-    return image_id, name
+    return image_id, os.path.normpath(name)  # ./a.jpg and a.jpg are one image
 
 
 def _rows(
@@ -281,10 +282,11 @@ def _rows(
     rows: list[list[LabelRow]] = [[] for _ in listing.images]
     dropped = [0] * len(listing.images)
     for position, entry in enumerate(entries):
-        where = f"{printable(file)} annotations[{position}]"
+        number = _annotation_number(entry, position)
+        where = f"{printable(file)} {_place(number)}"
         try:
-            number = _annotation_id(entry)
-            where = f"{printable(file)} annotation {number}"
+            if not isinstance(entry, dict):
+                raise BadRowError("not an object")
             category = entry.get("category_id")
             index = _image_index(listing, entry, where)
             name = _look_up(categories, category, "category_id", "categories")
@@ -295,7 +297,7 @@ def _rows(
             row = _row(entry, number, class_by_category[category])
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
-            image_id = _whole_number(entry.get("image_id")) if isinstance(entry, dict) else None
+            image_id = _meant_image_id(entry)
             if image_id in listing.index_of_id:
                 dropped[listing.index_of_id[image_id]] += 1
             continue
@@ -313,18 +315,29 @@ def _without_duplicates(file: Path, rows: list[LabelRow], problems: list[Problem
     for row in rows:
         first = first_rows.setdefault((row.class_index, row.crowd, row.box_xywh), row)
         if first is not row:
-            same = "another one with this id" if first.number == row.number else f"annotation {first.number}"
-            problems.append(Problem(ROW_DUPLICATE, f"{printable(file)} annotation {row.number}", f"the same as {same}"))
+            same = "another one with this id" if first.number == row.number else _place(first.number)
+            where = f"{printable(file)} {_place(row.number)}"
+            problems.append(Problem(ROW_DUPLICATE, where, f"the same as {same}"))
     return list(first_rows.values())
 
 
-def _annotation_id(entry: Any) -> int:
-    if not isinstance(entry, dict):
-        raise BadRowError("not an object")
-    number = _whole_number(entry.get("id"))
-    if number is None:
-        raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
-    return number
+def _annotation_number(entry: Any, position: int) -> int | str:
+    """Return the id of an annotation, or its place in the file if the id is missing or not a whole number."""
+    number = _whole_number(entry.get("id")) if isinstance(entry, dict) else None
+    return f"annotations[{position}]" if number is None else number
+
+
+def _place(number: int | str) -> str:
+    """Return what a message calls an annotation."""
+    return number if isinstance(number, str) else f"annotation {number}"
+
+
+def _meant_image_id(entry: Any) -> int | None:
+    """Return the image id that an unusable annotation is about, also if it is written as a text; None if unknown."""
+    image_id = entry.get("image_id") if isinstance(entry, dict) else None
+    if isinstance(image_id, str) and re.fullmatch("[0-9]{1,15}", image_id):
+        return int(image_id)
+    return _whole_number(image_id)
 
 
 def _image_index(listing: Listing, entry: dict[str, Any], where: str) -> int:
@@ -344,7 +357,7 @@ def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:
     return table[number]
 
 
-def _row(entry: dict[str, Any], number: int, class_index: int) -> LabelRow:
+def _row(entry: dict[str, Any], number: int | str, class_index: int) -> LabelRow:
     bbox = entry.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4 or not all(_is_coordinate(value) for value in bbox):
         raise BadRowError(f"bbox is {_brief(bbox)}, must be four finite numbers: left, top, width, height")

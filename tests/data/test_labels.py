@@ -220,7 +220,7 @@ def test_coco_polygon_is_kept_only_if_it_spans_its_box(tmp_path: Path) -> None:
         (annotation(5, category_id=4), "annotation 5", "category_id 4 is not among the file's categories"),
         (annotation(5, category_id="gone"), "annotation 5", "category_id None is not"),
         (annotation(5, iscrowd=2), "annotation 5", "iscrowd is 2, must be 0 or 1"),
-        (annotation(5, id="gone"), "annotations[1]", "id is None, must be a whole number"),
+        (annotation(5, id="gone", iscrowd=2), "annotations[1]", "iscrowd is 2, must be 0 or 1"),
         ("text", "annotations[1]", "not an object"),
     ],
 )
@@ -232,6 +232,36 @@ def test_invalid_annotation_is_dropped_and_others_are_kept(tmp_path: Path, entry
     assert problem.kind == ROW_DROPPED
     assert problem.where == f"{file} {where}"
     assert problem.reason.startswith(reason)
+
+
+def test_annotations_without_a_usable_id_are_kept_and_named_by_their_place(tmp_path: Path) -> None:
+    """Some exporters write no ids, or texts; no box depends on them."""
+    entries = [
+        annotation(5),
+        *(annotation(5, id=text, bbox=[size, 2, 3, 4]) for size, text in enumerate(["gone", "a"])),
+    ]
+    outside = annotation(5, id=None, bbox=[300, 2, 3, 4])
+    file = write_coco_json(tmp_path, [*entries, entries[1], outside])
+    part = read_coco_annotations(file, ["dog", "cat"])
+    assert [row.number for row in part.rows[0]] == [5, "annotations[1]", "annotations[2]", "annotations[4]"]
+    (problem,) = part.problems
+    assert str(problem) == f"{file} annotations[3]: the same as annotations[1]"
+    _, problems = rows_inside(part.rows[0], (200, 100), "a.json")
+    assert [problem.where for problem in problems] == ["a.json annotations[4]"]
+
+
+def test_image_whose_annotations_name_it_by_a_text_is_not_background(tmp_path: Path) -> None:
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in (7, 8)]
+    file = write_coco_json(tmp_path, [annotation(1), annotation(2, image_id="8")], images=images)
+    part = read_coco_annotations(file, ["dog", "cat"])
+    assert (list(map(len, part.rows)), part.dropped_rows) == ([1, 0], [0, 1])
+
+
+def test_one_file_under_two_spellings_has_the_boxes_of_both(tmp_path: Path) -> None:
+    images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "./a.jpg"}]
+    file = write_coco_json(tmp_path, [annotation(1), annotation(2, image_id=8, bbox=[1, 2, 3, 4])], images=images)
+    part = read_coco_annotations(file, ["dog", "cat"])
+    assert [[row.number for row in rows] for rows in part.rows] == [[1, 2]]
 
 
 def test_annotations_with_the_same_id_are_all_kept(tmp_path: Path) -> None:
@@ -267,7 +297,13 @@ def test_annotation_with_class_and_bbox_of_another_one_is_dropped(tmp_path: Path
 
 def test_unusable_annotations_are_counted_for_their_image(tmp_path: Path) -> None:
     images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "b.jpg"}]
-    unusable = [annotation(1, bbox=[1]), annotation("2"), annotation(3, category_id=4), annotation(4, image_id=99), 5]
+    unusable = [
+        annotation(1, bbox=[1]),
+        annotation(2, iscrowd=2),
+        annotation(3, category_id=4),
+        annotation(4, image_id=99),
+        5,
+    ]
     part = read_coco_annotations(
         write_coco_json(tmp_path, [*unusable, annotation(9, image_id=8)], images=images), ["dog"]
     )

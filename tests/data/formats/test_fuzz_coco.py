@@ -96,18 +96,20 @@ def exact_integer(value: Any) -> int | None:
     return int(value)
 
 
-Annotation = tuple[int, int, str, list[float], float, bool]
+Annotation = tuple[int | str, int, str, list[float], float, bool]
 
 
 def kept_annotations(document: dict[str, Any]) -> list[Annotation]:
-    """Return (id, image id, category name, box, area, crowd) of the valid annotations, the first of equal ones."""
+    """Return (id or place, image id, category name, box, area, crowd) of the valid ones, the first of equal ones."""
     images = kept_images(document)
     names = {exact_integer(entry["id"]): entry["name"] for entry in document["categories"]}
     kept: list[Annotation] = []
-    for entry in document["annotations"]:
-        number = exact_integer(entry.get("id")) if isinstance(entry, dict) else None
-        if number is None:
+    for position, entry in enumerate(document["annotations"]):
+        if not isinstance(entry, dict):
             continue
+        number = exact_integer(entry.get("id"))
+        if number is None:
+            number = f"annotations[{position}]"
         image, category = exact_integer(entry.get("image_id")), exact_integer(entry.get("category_id"))
         box, crowd, area = entry.get("bbox"), entry.get("iscrowd", 0), entry.get("area")
         if image not in images or category not in names or type(box) is not list or len(box) != 4:
