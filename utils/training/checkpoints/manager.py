@@ -63,7 +63,8 @@ class CheckpointManager:
         if kind is KeyboardInterrupt and self.world.is_main:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
                 print_lines(advice if self._saved else "nothing is saved yet: start the run again, without --resume")
-        if isinstance(error, FaultError) and self._saved and not error.says_how_to_continue:
+        can_continue = self._saved and self.last.exists()  # the run folder may be what is gone
+        if isinstance(error, FaultError) and can_continue and not error.says_how_to_continue:
             raise FaultError(f"{error}; {advice}") from error
 
     def advise_after_nonfinite_steps(self) -> str:
