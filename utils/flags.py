@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from utils.printable import did_you_mean
-from utils.startup import has_launcher, is_first_process
+from utils.startup import has_launcher, is_first_process, require_address_space
 from utils.terminal import report
 
 NEAR = 0.8  # minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have 0.91
@@ -90,13 +90,14 @@ class FlagParser(argparse.ArgumentParser):
 def check_command_line(parse: Callable[[], object]) -> None:
     """Print the help, or the mistake in the command line, and exit. A script calls this before it imports torch.
 
-    Processes of a launcher report a mistake later, together.
+    Processes of a launcher report a mistake later, together. Exits too if `ulimit -v` leaves no room for torch.
     """
     try:
         parse()
     except ValueError as error:
         if not has_launcher(os.environ):
             sys.exit(report(f"error: {error}", 2))
+    require_address_space()
 
 
 _HIDDEN: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}

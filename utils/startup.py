@@ -16,21 +16,18 @@ SPAWNED = "KESTREL_SPAWNED"  # set in processes of --spawn, whose launcher repor
 
 
 def prepare_script() -> None:
-    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of` takes over later.
-
-    Exits with code 1 if the packages cannot be loaded because of `ulimit -v`.
-    """
+    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of` takes over later."""
     open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as under nohup
         signal.signal(signal.SIGINT, _exit_interrupted)
-    require_address_space()
 
 
 def require_address_space() -> None:
     """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space to load the large packages.
 
     Their C++ code aborts the process on a failed allocation ("std::bad_alloc"), or leaves out a library and fails later
-    with another error. So, if there is a limit, they are first loaded in a child process.
+    with another error. So, if there is a limit, they are first loaded in a child process. Call it just before the
+    script loads them: it takes as long.
     """
     try:
         import resource

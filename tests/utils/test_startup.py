@@ -64,7 +64,7 @@ def test_child_processes_inherit_reopened_streams():
 LIMITED = """
 from utils import startup
 startup.LARGE_PACKAGES = {packages!r}
-startup.prepare_script()
+startup.require_address_space()
 print("started")
 """
 
@@ -75,6 +75,14 @@ def test_too_little_address_space_for_packages_is_a_fault_with_one_sentence():
     code, out, err = run_in_shell(LIMITED.format(packages=("torch",)), limit_kb=300_000, RANK="")
     assert (code, out) == (1, "")
     assert err == "error: torch cannot be loaded in the 0.31 GB of address space that ulimit -v allows: raise it\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce ulimit -v")
+def test_help_and_mistakes_do_not_wait_for_packages_under_a_limit():
+    """Loading torch in another process first takes seconds; neither needs torch."""
+    for flag, expected in (("--help", 0), ("--no-such-flag", 2)):
+        start = f"import runpy, sys; sys.argv = ['train.py', '{flag}']; runpy.run_path('train.py', run_name='__main__')"
+        assert run_in_shell(start, limit_kb=300_000, OMP_NUM_THREADS="1")[0] == expected
 
 
 @pytest.mark.parametrize("packages", [("json",), ("no_such_package_as_this",)])
