@@ -34,6 +34,7 @@ from utils.images.headers import is_grey
 from utils.printable import counted, printable
 from utils.threads import map_in_threads
 
+MAX_DECODED_AGAIN = 1000  # images, in one thread
 MIN_SIDE = 2  # pixels; smaller images are left out
 
 
@@ -258,9 +259,14 @@ def _require_size(image: ListedImage, size: tuple[int, int], declared: tuple[int
 def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable[Problem]:
     """Decode images during which something was printed again, one at a time, and return what each has printed.
 
+    At most MAX_DECODED_AGAIN: with many threads and a damaged image here and there, most images are decoded while
+    another one prints, and all of them again in one thread would take longer than the scan.
     A JPEG without end marker has a note already; what it prints is about the bytes that were tried in its place.
     """
-    for path in paths:
+    if len(paths) > MAX_DECODED_AGAIN:
+        some = f"only {MAX_DECODED_AGAIN} of {len(paths)} images that may be damaged were looked at again"
+        yield Problem(NOTE, printable(paths[MAX_DECODED_AGAIN]), f"{some}; this is the first of the others")
+    for path in paths[:MAX_DECODED_AGAIN]:
         data = read_bytes(path)
         if not has_end(data):
             continue

@@ -18,7 +18,7 @@ import torch
 from data import scan_cache
 from data.cache import open_images
 from data.dataset_yaml import read_data_yaml
-from data.report import IMAGE_DAMAGED, NO_USABLE_ROW, Problem, ProblemLog, report_from_dict
+from data.report import IMAGE_DAMAGED, NO_USABLE_ROW, NOTE, Problem, ProblemLog, report_from_dict
 from data.scan import scan
 from tests.data.test_labels import assert_same
 from utils.distributed.world import World
@@ -254,6 +254,21 @@ def test_jpeg_with_damaged_data_is_named_instead_of_printed(tmp_path: Path, capf
     assert "damaged image kept: 2" in report.summary()
     assert capfd.readouterr().err == ""
     assert scan([source], NAMES, cache_dir=tmp_path / "cache")[1].problems == report.problems
+
+
+def test_number_of_images_that_are_decoded_again_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_dataset(tmp_path, dict.fromkeys("abcd", "0 .5 .5 .5 .5"))
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    for name in "abd":
+        (source / f"{name}.png").write_bytes(damaged_jpeg(noise))
+    monkeypatch.setattr("data.scan.MAX_DECODED_AGAIN", 2)
+    labels, report = scan([source], NAMES, threads=1)
+    assert len(labels) == 4
+    damaged = [problem.where for problem in report.problems if problem.kind == IMAGE_DAMAGED]
+    assert damaged == [f"{source}/a.png", f"{source}/b.png"]
+    (note,) = [problem for problem in report.problems if problem.kind == NOTE and "looked at again" in problem.reason]
+    assert note.where == f"{source}/d.png"
+    assert note.reason.startswith("only 2 of 3 images that may be damaged were looked at again")
 
 
 def write_coco(root: Path, width: int = 40) -> Path:
