@@ -168,12 +168,14 @@ def read_lines(file: Path) -> list[str]:
     """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError if it cannot be read."""
     try:
         data = file.read_bytes()
+        if hint := utf_16_hint(data):
+            raise ValueError(f"{printable(file)} line 1: not UTF-8 text{hint}")
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{printable(file)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{printable(file)} line {line}: not UTF-8 text{utf_16_hint(data)}") from None
+        raise ValueError(f"{printable(file)} line {line}: not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 

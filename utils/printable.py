@@ -27,10 +27,14 @@ def printable(text: str | bytes | PathLike[str]) -> str:
 def utf_16_hint(data: bytes) -> str:
     r"""Return an addition to the sentence "not UTF-8 text" if the data begin as UTF-16 does; "" if they do not.
 
-    >>> utf_16_hint("a".encode("utf-16")), utf_16_hint(b"\xff")
-    (', but UTF-16: save the file as UTF-8', '')
+    That is with the mark of UTF-16, or with an ASCII character, of which one of two bytes is zero.
+
+    >>> utf_16_hint("a".encode("utf-16")), utf_16_hint("a".encode("utf-16-le")), utf_16_hint(b"\xff")
+    (', but UTF-16: save the file as UTF-8', ', but UTF-16: save the file as UTF-8', '')
     """
-    return ", but UTF-16: save the file as UTF-8" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else ""
+    has_mark = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    is_ascii = len(data) > 1 and (data[0] == 0) != (data[1] == 0)
+    return ", but UTF-16: save the file as UTF-8" if has_mark or is_ascii else ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -77,8 +77,9 @@ def test_unknown_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, 
         read_data_yaml(write(tmp_path, f"names: [a]\n{key}: x\n"))
 
 
-def test_yaml_in_utf_16_is_refused_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "data.yaml").write_text("names: [a]", encoding="utf-16")
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_yaml_in_utf_16_is_refused_with_the_reason(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "data.yaml").write_text("names: [a]", encoding=encoding)
     with pytest.raises(ValueError, match=r"data\.yaml line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"):
         read_data_yaml(tmp_path / "data.yaml")
 

@@ -84,6 +84,13 @@ def test_pipes_and_devices_are_reported_and_left_out(tmp_path: Path) -> None:
     assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_list_in_utf_16_is_refused_with_the_reason(tmp_path, encoding):
+    (tmp_path / "list.txt").write_text("a.jpg\n", encoding=encoding)
+    with pytest.raises(ValueError, match=r"list\.txt line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"):
+        find_images(tmp_path / "list.txt")
+
+
 # ---------------------------------------------------------------------- run folders
 
 

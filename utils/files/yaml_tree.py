@@ -27,12 +27,14 @@ def _read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
             data = stream.read(most_bytes + 1)
         if len(data) > most_bytes:
             raise ValueError(f"{name} is larger than {most_bytes:,} bytes, the limit for a {what}")
+        if hint := utf_16_hint(data):
+            raise ValueError(f"{name} line 1: not UTF-8 text{hint}")
         return data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{name} line {line}: not UTF-8 text{utf_16_hint(data)}") from None
+        raise ValueError(f"{name} line {line}: not UTF-8 text") from None
 
 
 def _compose(text: str, name: str) -> Node | None:
