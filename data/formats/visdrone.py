@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
-from data.formats.yolo_txt import has_yolo_labels, label_bytes
+from data.formats.yolo_txt import BYTE_ORDER_MARK, has_yolo_labels, label_bytes, rows_in_utf_16
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
@@ -62,10 +62,13 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
     another object (11) is one of every class. What is outside the image is clipped and reported.
     Raises ValueError with file and line if a category is not in 0 to 11.
     """
+    in_utf_16 = rows_in_utf_16(data, file)
+    if in_utf_16 is not None:
+        return ImageRows([], in_utf_16)
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[int, ...], int] = {}
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(data.removeprefix(BYTE_ORDER_MARK).splitlines(), 1):
         if not line.strip():
             continue
         where = f"{printable(file)} line {number}"

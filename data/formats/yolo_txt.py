@@ -92,9 +92,9 @@ def parse_label_file(
     1 % outside the image and boxes that extend past its edge are clipped; both are reported if they move by more than
     rounding. Raises ValueError with file and line if a class is not in 0..num_classes-1.
     """
-    text = _utf_16(data)
-    if text is not None:
-        return [], _rows_in_utf_16(text, file)
+    in_utf_16 = rows_in_utf_16(data, file)
+    if in_utf_16 is not None:
+        return [], in_utf_16
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[float, ...], int] = {}
@@ -136,8 +136,11 @@ def _utf_16(data: bytes) -> str | None:
     return text if text.isascii() and "\0" not in text else None
 
 
-def _rows_in_utf_16(text: str, file: str) -> list[Problem]:
-    """Return one problem for each row."""
+def rows_in_utf_16(data: bytes, file: str) -> list[Problem] | None:
+    """Return one problem for each row of a label file that is in UTF-16; None for any other file."""
+    text = _utf_16(data)
+    if text is None:
+        return None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [
         Problem(ROW_DROPPED, f"{printable(file)} line {number}", f"'{excerpt(line)}' is UTF-16 text, must be UTF-8")

@@ -110,3 +110,15 @@ def test_mutated_files_are_read_or_reported_row_by_row(tmp_path: Path) -> None:
             assert_printable_line(str(problem))
         read += 1
     assert read > 250
+
+
+def test_rows_after_a_mark_are_read_and_utf_16_is_named() -> None:
+    row = "10,10,20,20,1,4,0,0\n"
+    marked = parse_visdrone(row.encode("utf-8-sig"), "a.txt", (64, 64))
+    assert ([labels.box_xywh for labels in marked.rows], marked.problems) == ([(10, 10, 20, 20)], [])
+    for encoding in ("utf-16", "utf-16-le"):
+        found = parse_visdrone(row.encode(encoding), "a.txt", (64, 64))
+        assert found.rows == []
+        assert [str(problem) for problem in found.problems] == [
+            "a.txt line 1: '10,10,20,20,1,4,0,0' is UTF-16 text, must be UTF-8"
+        ]
