@@ -301,7 +301,7 @@ def test_coco_json_without_images_lists_the_folders_tried(tmp_path: Path) -> Non
     (tmp_path / "json").mkdir()
     file = write_coco(tmp_path / "json")
     tried = (
-        r"first 2 images, such as b.png, was found; "
+        r"2 images tried, such as b\.png: not found; "
         rf"folders tried in {tmp_path}/json: \., images, images/val, .*, \.\./val"
     )
     with pytest.raises(ValueError, match=rf"none of 2 images can be used; the first problem is {file}: .*{tried}"):
