@@ -58,6 +58,7 @@ class _ExactFloat32:
         self._lock = Lock()
         self._users = 0
         self._before: list[str] = []
+        self._matmul_before = ""
 
     def enter(self) -> None:
         with self._lock:
@@ -66,6 +67,11 @@ class _ExactFloat32:
                 return
             for operations in self._operations():
                 self._before.append(operations.fp32_precision)
+
+            self._matmul_before = _older_matmul_setting()
+            if self._matmul_before:
+                torch.set_float32_matmul_precision("highest")
+            for operations in self._operations():
                 operations.fp32_precision = "ieee"
 
     def leave(self) -> None:
@@ -73,14 +79,29 @@ class _ExactFloat32:
             self._users -= 1
             if self._users:
                 return
+            if self._matmul_before:
+                torch.set_float32_matmul_precision(self._matmul_before)
             for operations, before in zip(self._operations(), self._before, strict=True):
                 operations.fp32_precision = before
             self._before.clear()
 
     @staticmethod
     def _operations() -> list[Any]:
+        """Those that TF32 can change, and what set_float32_matmul_precision changes besides."""
         backends: Any = torch.backends
-        return [backends.cudnn.conv, backends.cuda.matmul]
+        return [backends.cudnn.conv, backends.cuda.matmul, backends.mkldnn.matmul]
+
+
+def _older_matmul_setting() -> str:
+    """What set_float32_matmul_precision, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, has set; "" if it is void.
+
+    torch has an older and a newer setting for the products of matrices. It raises an error wherever it finds that they
+    contradict each other, so both are changed. If a program has changed the newer one alone, they do already.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
 
 
 _exact_float32 = _ExactFloat32()

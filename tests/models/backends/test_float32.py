@@ -79,6 +79,29 @@ def test_settings_through_the_older_names_are_kept(monkeypatch):
         assert torch.backends.cudnn.allow_tf32 is value
 
 
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_older_setting_of_matrix_products_never_contradicts_the_newer_one(precision):
+    """Images of NVIDIA set it to "high", by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; reading it must raise no error."""
+    backends = torch.backends
+    operations = (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv)
+
+    def settings():
+        newer = [each.fp32_precision for each in operations]
+        return torch.get_float32_matmul_precision(), backends.cuda.matmul.allow_tf32, newer
+
+    original, originals = torch.get_float32_matmul_precision(), [each.fp32_precision for each in operations]
+    try:
+        torch.set_float32_matmul_precision(precision)
+        before = settings()
+        with exact_float32():
+            assert settings() == ("highest", False, ["ieee"] * 3)
+        assert settings() == before
+    finally:
+        torch.set_float32_matmul_precision(original)
+        for each, value in zip(operations, originals, strict=True):
+            each.fp32_precision = value
+
+
 def test_setting_is_kept_until_the_last_thread_has_finished(before):
     """Two threads overlap: the first enters and leaves while the second is inside."""
     inside, leave = threading.Event(), threading.Event()
