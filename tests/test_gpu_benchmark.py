@@ -20,8 +20,9 @@ import torch
 import train
 from benchmarks import gpu
 from benchmarks.on_gpu import resuming, running
-from benchmarks.on_gpu.commands import Done, run_command
+from benchmarks.on_gpu.commands import Command, Done, run_command
 from benchmarks.on_gpu.host_waits import recorded_waits, settings, waiting_operations, waits_of
+from benchmarks.on_gpu.modes import convolution_dtypes
 from benchmarks.on_gpu.processes import part_of
 from benchmarks.on_gpu.report import markdown, summary, write_results
 from benchmarks.on_gpu.running import Outcome, Running, can_start, refusal, run_stages
@@ -115,6 +116,37 @@ def test_resumed_run_on_a_cpu_must_be_equal_to_the_bit(scope, monkeypatch):
     assert [finding.good for finding in verdicts] == [None, False, False]
     assert verdicts[0].text == "two uninterrupted runs are equal to the bit"
     assert verdicts[1].text.endswith("(killed) differ in model; losses by 0.0e+00 at most")
+
+
+@pytest.mark.parametrize(("amp", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_precision_of_convolutions_leaves_out_those_that_always_use_float32(tiny_model, amp, expected):
+    setting = Setting(cfg=tiny_model, img=64, batch=2, amp=amp)
+    assert convolution_dtypes(setting, CPU) == {expected}
+
+
+@linux_only
+def test_stage_that_has_computed_can_fork_scripts(scope, tmp_path):
+    """OpenMP hangs in a forked process if its parent has computed in several threads."""
+    gpu_scope = Scope("0", tmp_path, scope.sizes)  # on a GPU stages may use all cores; this one needs no GPU
+    stage = Stage("forks", "", compute_then_fork, 20)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        outcomes = run_stages([stage], gpu_scope, tmp_path, deadline=time.monotonic() + 60, jobs=1, report=len)
+    finally:
+        torch.set_num_threads(before)
+    assert [outcome.status for outcome in outcomes] == ["passed"]
+
+
+def compute_then_fork(scope: Scope) -> Iterator[Finding]:
+    large_sum()
+    done = Command(large_sum, [], scope.folder / "output" / "sum.txt", partial(torch.set_num_threads, 2)).end()
+    yield from done.findings("sum")
+
+
+def large_sum() -> None:
+    """A sum that torch computes in several threads."""
+    torch.ones(1_000_000).add_(1).sum()
 
 
 class FakeCommand:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.on_gpu.stage import Finding
 from utils.terminal import run_and_exit
 
 FORK = multiprocessing.get_context("fork")
+THREADS = torch.get_num_threads()  # of torch on the CPU; stages themselves use one, see running.py
 TAIL = 8  # lines that are reported of the output of a script that failed
 
 
@@ -81,6 +84,8 @@ def _run(entry: Callable[[], object], words: list[str], output: Path, prepare: C
     """The forked process: its streams are the file, its arguments the words."""
     redirect_streams(output)
     os.chdir(output.parent)
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        torch.set_num_threads(THREADS)  # as in a process of its own
     sys.argv = ["script", *words]
     if prepare is not None:
         prepare()

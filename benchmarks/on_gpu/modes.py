@@ -13,6 +13,8 @@ from benchmarks.on_gpu.resuming import read_rows
 from benchmarks.on_gpu.stage import Finding, Scope
 from benchmarks.on_gpu.trainings import training_words
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
+from models.heads.cells import OutputConv
+from utils.distributed.world import World
 
 MAX_DIFFERENCE = 0.05  # relative, of training losses with and without compilation, in float32
 
@@ -23,17 +25,23 @@ def check_data_parallel(scope: Scope) -> Iterator[Finding]:
     world = replace(alone, devices=(alone.device, alone.device))
     for amp, expected in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         setting = Setting(cfg=scope.sizes.model, img=scope.sizes.check_img, batch=4, steps=2, warmup=1, amp=amp)
-        computed: set[torch.dtype] = set()
-
-        def watch_convolutions(replica: Any, seen: set[torch.dtype] = computed) -> None:
-            for module in replica.model.modules():
-                if isinstance(module, nn.Conv2d):
-                    module.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
-
-        batches = fixed_batches(setting, world, 2, seed=0)
-        train_through(batches, setting, world, change=watch_convolutions)
+        computed = convolution_dtypes(setting, world)
         names = ", ".join(str(dtype) for dtype in computed)
         yield Finding(f"DataParallel, --amp {amp}: convolutions compute in {names}", computed == {expected})
+
+
+def convolution_dtypes(setting: Setting, world: World) -> set[torch.dtype]:
+    """The dtypes that the convolutions of two training steps compute in, without those that always use float32."""
+    computed: set[torch.dtype] = set()
+
+    def watch_convolutions(replica: Any) -> None:
+        for module in replica.model.modules():
+            if isinstance(module, nn.Conv2d) and not isinstance(module, OutputConv):
+                module.register_forward_hook(lambda _, __, output: computed.add(output.dtype))
+
+    batches = fixed_batches(setting, world, 2, seed=0)
+    train_through(batches, setting, world, change=watch_convolutions)
+    return computed
 
 
 def check_graphs(scope: Scope) -> Iterator[Finding]:

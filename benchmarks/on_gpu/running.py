@@ -116,8 +116,8 @@ def work(stage: Stage, scope: Scope, log: Path, findings: Path, mark: str) -> No
     """The process of a stage: its streams go to `log`, its findings to a file, a line of JSON for each."""
     os.setsid()
     os.environ[MARK] = mark
+    torch.set_num_threads(1)  # a process that has computed in several threads must not fork: its children hang
     if not scope.on_gpu:  # several processes with several threads each are slow on few cores
-        torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"
     redirect_streams(log)
     with open(findings, "w", encoding="utf-8", buffering=1) as file:
