@@ -50,7 +50,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
-        fused = has_fused_kernels(x)
+        # torch.compile has no description of these kernels, and would interrupt its graph at each layer.
+        fused = has_fused_kernels(x) and not torch.compiler.is_compiling()
         if fused and _processes() == 1:
             return super().forward(x)
 
@@ -137,7 +138,9 @@ def _gather(row: Tensor) -> Tensor:
         return row[None]
     table = row.new_empty(processes, len(row))
     if dist.get_backend() == "nccl":
-        dist.all_gather_into_tensor(table, row)
+        # The older name is deprecated where the newer one exists.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(table, row)
     else:
         dist.all_gather(list(table), row)
     return table

@@ -22,6 +22,7 @@ from models.blocks.convolutions import Conv
 from tests.support.fused_batch_norm import slow_kernels
 from tests.support.launching import fork_server
 from tests.support.meta_device import OneDevice
+from utils.distributed import sync_bn
 from utils.distributed.sync_bn import (
     NormalizeByAll,
     SyncBatchNorm2d,
@@ -466,6 +467,18 @@ def test_model_without_batchnorm2d_is_not_changed():
     net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm1d(3))
     assert synchronize_batch_norm(net) is net
     assert [type(layer) for layer in net] == [nn.Conv2d, nn.BatchNorm1d]
+
+
+def test_compiled_layer_does_not_use_the_fused_kernels(monkeypatch):
+    """torch.compile has no description of them: `fullgraph` raises an error where the graph would be interrupted."""
+    monkeypatch.setattr(sync_bn, "_processes", lambda: 2)
+    monkeypatch.setattr(sync_bn, "_gather", lambda row: torch.stack([row, row]))
+    monkeypatch.setattr(sync_bn, "has_fused_kernels", lambda x: True)
+    layer = synchronize_batch_norm(nn.BatchNorm2d(3))
+    x = torch.rand(2, 3, 4, 4)
+    found = torch.compile(layer, backend="eager", fullgraph=True)(x)
+    monkeypatch.setattr(sync_bn, "has_fused_kernels", lambda x: False)
+    torch.testing.assert_close(found, layer(x))
 
 
 def test_replaced_layers_can_be_copied_and_fused():
