@@ -24,6 +24,7 @@ from tests.support.small_run import (
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.files.folders import RUN_MARK
 from utils.training import run as run_module
 from utils.training.checkpoints.restart import MARKS, launcher_mark
 from utils.training.config import TrainConfig
@@ -349,7 +350,7 @@ def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
         run = new_run(tmp_path, epochs=7, hyp="hyp.VOC.yaml")
         run.open_folder({"train": {"images": 3}}, never)
         assert run.folder == tmp_path / name
-        assert files_of(run.folder) - {"lock"} == {"args.yaml", "hyp.yaml", "data_report.json"}
+        assert files_of(run.folder) - {"lock"} == {RUN_MARK, "args.yaml", "hyp.yaml", "data_report.json"}
         assert (run.folder / "weights").is_dir()
         assert yaml.safe_load((run.folder / "args.yaml").read_text()) == run.config.as_dict()
         assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
@@ -390,7 +391,7 @@ def test_folder_is_locked_while_files_are_written(tmp_path, monkeypatch):
     run.open_folder({}, never)
     run.close_folder({})
     settings = {"args.yaml", "hyp.yaml", "data_report.json"}
-    assert found == [set(), settings | {"metrics.json"}]
+    assert found == [{RUN_MARK}, settings | {RUN_MARK, "metrics.json"}]
 
 
 def test_folder_that_another_run_has_locked_does_not_change(tmp_path, monkeypatch):
