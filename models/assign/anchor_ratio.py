@@ -80,12 +80,12 @@ def match_anchors(
     cell = (targets[:, :1].long() * height + rows) * width + columns
     anchor = torch.arange(anchors_per_level, device=targets.device)[:, None]
     number = spread(cell[:, :, None] * anchors_per_level + anchor)
-    predictions = [images * height * width * anchors_per_level for height, width in grids]
+    per_image = per_level([height * width * anchors_per_level for height, width in grids], targets, torch.int64)
 
     centers = spread((boxes[:, :, None, :2] - cells)[:, :, None], (2,))
     sizes = spread(boxes[:, :, None, None, 2:], (2,))
     return Matches(
-        prediction=distribute_invalid(number, valid, per_level(predictions, targets, torch.int64)[:, None]),
+        prediction=distribute_invalid(number, valid, (per_image * images)[:, None]),
         class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat([centers, sizes], -1),
         anchor_size=spread(anchors[:, None, :, None], (2,)),

@@ -86,18 +86,18 @@ class AnchorBasedLoss(Loss):
         boxes, objectness, classes = zip(*parts, strict=True)
 
         # The predictions of all levels one after another, so that the terms of all levels are computed together.
-        sizes = [len(values) for values in rows]
-        starts = [sum(sizes[:level]) for level in range(len(sizes))]
-        prediction = found.prediction + per_level(starts, targets, torch.int64)[:, None]  # [L, M]
+        cells_per_image = [height * width for height, width in grids]
+        cells_before = [sum(cells_per_image[:level]) for level in range(len(maps))]
+        first = per_level(cells_before, targets, torch.int64) * (images * anchors)
+        prediction = found.prediction + first[:, None]  # [L, M]
 
         iou = _predicted_iou(at_least_float32(torch.cat(boxes)[prediction]), found)  # [L, M]
         box = (((1 - iou) * found.valid).sum(1) / matches).sum()
 
-        quality = _best_of_each(iou.detach().clamp(0, 1), prediction, found.valid, sum(sizes))
+        quality = _best_of_each(iou.detach().clamp(0, 1), prediction, found.valid, sum(len(values) for values in rows))
         ignored = torch.cat([cells.flatten() for cells in ignored_cells(targets, images, self.strides, grids)])
         logits = at_least_float32(torch.cat(objectness)).view(-1, anchors)  # [cells of all levels, A]
         entropies = self._objectness_entropies(logits, quality.view_as(logits), ignored)
-        cells_per_image = [height * width for height, width in grids]
         levels = entropies.split([images * cells for cells in cells_per_image])
         means = [
             of_level.view(images, cells, anchors).mean((1, 2)).sum()
