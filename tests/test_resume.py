@@ -425,8 +425,22 @@ def test_find_last_accepts_newest_folder_or_file(tmp_path):
     assert find_last("any/file.pt", tmp_path, refuse_to_speak) == "any/file.pt"
     with pytest.raises(ValueError, match=r"empty: there is no weights/last\.pt in it; its run has saved nothing yet"):
         find_last(str(tmp_path / "empty"), tmp_path, refuse_to_speak)
-    with pytest.raises(ValueError, match=r"no \*\*/weights/last\.pt under .*empty: train first"):
+    with pytest.raises(ValueError, match=r"empty: there is no run with a weights/last\.pt; train first"):
         find_last("newest", tmp_path / "empty", refuse_to_speak)
+
+
+def test_resume_names_the_run_that_has_saved_nothing_if_there_is_no_other(tmp_path):
+    for name, began in (("exp", 10**9), ("exp2", 10**9 + 1)):
+        settings = tmp_path / name / "args.yaml"
+        settings.parent.mkdir()
+        settings.touch()
+        os.utime(settings, (began, began))
+    with pytest.raises(ValueError) as caught:
+        find_last("newest", tmp_path, refuse_to_speak)
+    assert str(caught.value) == (
+        f"--resume finds nothing to continue under {tmp_path}: {tmp_path / 'exp2'} has saved nothing yet; "
+        "train first, or name a checkpoint"
+    )
 
 
 def test_newer_run_that_has_saved_nothing_is_named(tmp_path):

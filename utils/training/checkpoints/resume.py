@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from utils.files import checkpoint_file
+from utils.files.folders import newest_first
 from utils.log import Say
 from utils.printable import counted, excerpt
 from utils.training.checkpoints.contents import Checkpoint, refuse_damaged
@@ -40,14 +40,26 @@ def find_last(given: str, project: Path, say: Say) -> str:
     say: logs a line if a newer run has saved nothing. Raises ValueError if there is none.
     """
     if given == "newest":
-        last = checkpoint_file.newest(project, "**/weights/last.pt")
-        if unsaved := newest_unsaved(project, last.stat().st_mtime_ns):
-            say(f"{unsaved} is newer, but it has saved nothing: --resume continues {run_folder(str(last))}")
-        return str(last)
+        return str(_newest_last(project, say))
     last = Path(given, "weights", "last.pt")
     if Path(given).is_dir() and not last.exists():
         raise ValueError(f"--resume {given}: there is no weights/last.pt in it; its run has saved nothing yet")
     return str(last) if Path(given).is_dir() else given
+
+
+def _newest_last(project: Path, say: Say) -> Path:
+    """The newest last.pt of all runs under `project`. say, and errors: as for `find_last`."""
+    found = newest_first(project, "**/weights/last.pt")
+    if not found:
+        unsaved = newest_unsaved(project, 0)
+        why = f"{unsaved} has saved nothing yet" if unsaved else "there is no run with a weights/last.pt"
+        found_nothing = f"--resume finds nothing to continue under {project}"
+        raise ValueError(f"{found_nothing}: {why}; train first, or name a checkpoint")
+
+    last = found[0]
+    if unsaved := newest_unsaved(project, last.stat().st_mtime_ns):
+        say(f"{unsaved} is newer, but it has saved nothing: --resume continues {run_folder(str(last))}")
+    return last
 
 
 def newest_unsaved(project: Path, since_ns: int) -> str:
