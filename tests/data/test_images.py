@@ -133,6 +133,20 @@ def test_run_folder_that_is_named_is_read(tmp_path: Path) -> None:
     assert find_images(tmp_path / "runs").images == []
 
 
+def test_link_into_a_run_folder_is_followed_but_not_a_link_to_the_run_folder(tmp_path: Path) -> None:
+    run = new_run_folder(tmp_path / "elsewhere", "night", exist_ok=False)
+    draw_files(run, "a.jpg", "crops/cat/b.jpg")
+    photos = tmp_path / "photos"
+    draw_files(photos, "c.jpg")
+    (photos / "crops").symlink_to(run / "crops")
+    (photos / "results").symlink_to(run)
+
+    images, (problem,) = find_images(photos)
+    assert images == [str(photos / "c.jpg"), str(photos / "crops/cat/b.jpg")]
+    assert problem.kind == RUN_FOLDERS
+    assert problem.reason.endswith(f"as in {photos / 'results'}")
+
+
 def test_run_folders_without_images_are_not_mentioned(tmp_path: Path) -> None:
     draw_files(tmp_path, "a.jpg")
     new_run_folder(tmp_path, "exp", exist_ok=False)
