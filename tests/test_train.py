@@ -405,7 +405,7 @@ REFUSALS = [
     (["--freeze", "25"], "no parameter is left to train"),
     (["--hyp", "nowhere.yaml"], "nowhere.yaml"),
     (["--resume", "nowhere.pt"], "nowhere.pt"),
-    (["--resume"], "last.pt under"),
+    (["--resume"], "--resume finds nothing to continue under"),
 ]
 each_refusal = pytest.mark.parametrize(
     ("flags", "sentence"), REFUSALS, ids=lambda v: " ".join(v) if isinstance(v, list) else ""

@@ -106,7 +106,11 @@ class InRunFolders:
     def _look(self, folder: str, parent: str) -> str:
         if above := self.run_folder(parent):
             return above
-        if not is_run_folder(folder, os.listdir(folder)):
+        try:
+            names = os.listdir(folder)
+        except OSError:  # a folder that may be entered, but not listed
+            names = []
+        if not is_run_folder(folder, names):
             return ""
         self.found.append(folder)
         return folder

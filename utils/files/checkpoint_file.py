@@ -103,5 +103,6 @@ def newest(folder: Path, pattern: str) -> Path:
     """The most recently written file in `folder` that matches `pattern`. Raises ValueError if none does."""
     found = newest_first(folder, pattern)
     if not found:
-        raise ValueError(f"no {pattern} under {folder}: train first, or name a checkpoint")
+        name = pattern.removeprefix("**/")
+        raise ValueError(f"there is no {name} under {folder}: train first, or name a checkpoint")
     return found[0]

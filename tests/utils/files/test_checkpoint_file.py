@@ -276,8 +276,10 @@ def test_newest_checkpoint_is_found(tmp_path):
 @pytest.mark.parametrize("folder", ["", "absent"])
 def test_newest_without_any_checkpoint_is_refused(tmp_path, folder):
     with pytest.raises(ValueError) as caught:
-        checkpoint_file.newest(tmp_path / folder, "*/weights/last.pt")
-    assert str(caught.value) == f"no */weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
+        checkpoint_file.newest(tmp_path / folder, "**/weights/last.pt")
+    assert (
+        str(caught.value) == f"there is no weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
+    )
 
 
 def test_fingerprint_depends_on_values_and_not_on_path(tmp_path):
