@@ -378,7 +378,7 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
     ("given", "made", "sentence"),
     [
         ({}, {}, "its run is done after 3 epochs; to continue it, raise --epochs or, if it stopped early, --patience"),
-        ({"epochs": 2}, {}, "--epochs 2, but 3 epochs are trained"),
+        ({"epochs": 2}, {}, "--epochs 2, but the run has trained 3 epochs"),
         ({"epochs": 9, "patience": 1}, {"best": 1}, "its run is done after 3 epochs"),
         ({}, {"done": False, "config": {"bogus": 1}}, "its settings (bogus) are unknown to this version of Kestrel"),
         (
@@ -391,7 +391,7 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
         (
             {},
             {"open": {"time": 1.0, "losses": {}, "lr": 0.1, "pace": ""}},
-            "its counts contradict each other: 3 epochs, 0 batches and 3 rows",
+            "its counts contradict each other: epochs 3, batches 0, rows of results 3",
         ),
         ({}, {"optimizer": None}, "contains no training state to resume; fine-tune from it with --weights"),
     ],
