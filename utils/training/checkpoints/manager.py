@@ -22,15 +22,6 @@ from utils.training.state import TrainState
 PREEMPTED = "preempted.json"
 
 
-def _identity(file: Path) -> tuple[int, int] | None:
-    """What differs between two files that were written to one path; None if there is no file."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
 class CheckpointManager:
     """Saves a run after each epoch, and within an epoch at a time interval and on a signal.
 
@@ -56,7 +47,6 @@ class CheckpointManager:
         self.final_only, self.period, self.world, self.progress = final_only, period, state.world, state.progress
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
         self._saved = self.progress.epoch + self.progress.batch > 0  # last.pt is of this run: resumed, or written since
-        self._left_by_others = _identity(self.last)  # of a last.pt that an earlier run left, if there is one
         self._pending_ema: dict[str, Tensor] | None = None  # of the epoch whose validation is pending
 
     def __enter__(self) -> "CheckpointManager":
@@ -69,8 +59,6 @@ class CheckpointManager:
         If nothing is saved, or the sentence says how to continue itself, the error stays as it is.
         """
         self.trigger.__exit__(kind, error, *traceback)
-        if self.world.is_main and _identity(self.last) not in (None, self._left_by_others):
-            self._saved = True  # interrupted after last.pt was written, before this was noted
         advice = f"continue with --resume {self.last}"
         if kind is KeyboardInterrupt and self.world.is_main:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
@@ -138,9 +126,9 @@ class CheckpointManager:
                 if self.period > 0 and self.progress.epoch % self.period == 0:
                     checkpoint_file.save(self.last.with_name(f"epoch{self.progress.epoch}.pt"), state)
                 checkpoint_file.save(self.last, state)
-                if self._is_best() or (done and self.final_only):
-                    self._save_best()
-            self._saved = True
+            self._saved = True  # before best.pt is written, since Ctrl-C may come in the meantime
+            if self.world.is_main and (self._is_best() or (done and self.final_only)):
+                self._save_best()
         if self.progress.pending and not self.final_only:
             self._pending_ema = {key: value.clone() for key, value in self.state.ema.state_dict().items()}
         self._continue_or_exit(name)
