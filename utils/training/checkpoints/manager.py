@@ -22,6 +22,15 @@ from utils.training.state import TrainState
 PREEMPTED = "preempted.json"
 
 
+def _version(file: Path) -> tuple[int, int] | None:
+    """Identifies the file that is at a path now: another one, written later, has another version. None: no file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
 class CheckpointManager:
     """Saves a run after each epoch, and within an epoch at a time interval and on a signal.
 
@@ -47,6 +56,7 @@ class CheckpointManager:
         self.final_only, self.period, self.world, self.progress = final_only, period, state.world, state.progress
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
         self._saved = self.progress.epoch + self.progress.batch > 0  # last.pt is of this run: resumed, or written since
+        self._found = _version(self.last)  # an earlier run may have left a last.pt in this folder
         self._pending_ema: dict[str, Tensor] | None = None  # of the epoch whose validation is pending
 
     def __enter__(self) -> "CheckpointManager":
@@ -59,6 +69,11 @@ class CheckpointManager:
         If nothing is saved, or the sentence says how to continue itself, the error stays as it is.
         """
         self.trigger.__exit__(kind, error, *traceback)
+
+        # Ctrl-C may come after last.pt was replaced, and before `_saved` was set.
+        if _version(self.last) not in (None, self._found):
+            self._saved = True
+
         advice = f"continue with --resume {self.last}"
         if kind is KeyboardInterrupt and self.world.is_main:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too

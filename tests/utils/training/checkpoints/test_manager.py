@@ -429,6 +429,18 @@ def test_ctrl_c_names_a_checkpoint_that_this_run_has_written(tmp_path, capsys, f
     assert capsys.readouterr().out == (nothing if flags else line)
 
 
+def test_ctrl_c_just_after_last_was_replaced_says_how_to_continue(tmp_path, capsys, monkeypatch):
+    manager = open_manager(tmp_path / "exp")
+
+    def flush_folder(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_file, "_flush_folder", flush_folder)
+    with pytest.raises(KeyboardInterrupt), manager:
+        train_epoch(manager, 0.5)
+    assert capsys.readouterr().out == f"continue with --resume {tmp_path}/exp/{LAST}\n"
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_fault_says_how_to_continue_once_something_is_saved(tmp_path, rank):
     """Whichever rank has the fault: its sentence is the one that is printed."""
