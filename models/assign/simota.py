@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.assign.invalid import distribute_invalid
 from models.assign.levels import per_level
+from models.assign.row_blocks import in_row_blocks
 from utils.boxes import iou_of_pairs
 
 RADIUS = 1.5  # strides
@@ -108,21 +109,29 @@ def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targe
     A few targets at a time are compared with all predictions of their images, so that images with hundreds of boxes
     need no more memory than others. candidates: [B, N], 1 for a candidate, else 0.
     """
-    left, top, right, bottom = (side.contiguous() for side in boxes_xyxy.unbind(-1))  # [B, N]
+    sides = [side.contiguous() for side in boxes_xyxy.unbind(-1)]  # [B, N] each
+    left, top, right, bottom = sides
     area = (right - left) * (bottom - top)
-    allowed, step = candidates.to(area.dtype), max(1, PAIRS_AT_A_TIME // max(candidates.shape[1], 1))
-    numbers = []
-    for image, rows in zip(owner.split(step), targets[:, 2:].to(area.dtype).split(step), strict=True):
-        x1, y1, x2, y2 = rows.unbind(1)
+    allowed = candidates.to(area.dtype)
+
+    def of_rows(image: Tensor, boxes: Tensor) -> tuple[Tensor]:
+        x1, y1, x2, y2 = boxes[:, :, None].unbind(1)  # [rows, 1] each
+
+        # [rows, N] each. index_select copies whole rows, and is faster than indexing.
         x_low, x_high, y_low, y_high, theirs, counts = (
             part.index_select(0, image) for part in (left, right, top, bottom, area, allowed)
-        )  # [K, N]: index_select copies whole rows, and is faster than indexing
-        wide = x_high.clamp_(max=x2[:, None]).sub_(x_low.clamp_(min=x1[:, None])).clamp_(min=0)
-        shared = wide.mul_(y_high.clamp_(max=y2[:, None]).sub_(y_low.clamp_(min=y1[:, None])).clamp_(min=0))
-        union = theirs.add_(((x2 - x1) * (y2 - y1))[:, None]).sub_(shared).clamp_(min=torch.finfo(area.dtype).tiny)
-        iou = shared.div_(union).mul_(counts)
-        numbers.append(iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values.sum(1))
-    return torch.cat(numbers).long().clamp(min=1)
+        )
+        wide = x_high.clamp_(max=x2).sub_(x_low.clamp_(min=x1)).clamp_(min=0)
+        high = y_high.clamp_(max=y2).sub_(y_low.clamp_(min=y1)).clamp_(min=0)
+        shared = wide.mul_(high)
+        union = theirs.add_((x2 - x1) * (y2 - y1)).sub_(shared)
+        iou = shared.div_(union.clamp_(min=torch.finfo(area.dtype).tiny)).mul_(counts)
+        largest = iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values
+        return (largest.sum(1),)
+
+    rows = PAIRS_AT_A_TIME // max(candidates.shape[1], 1)
+    (total,) = in_row_blocks(of_rows, rows, owner, targets[:, 2:].to(area.dtype))
+    return total.long().clamp(min=1)
 
 
 def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: Tensor, targets: Tensor) -> Tensor:

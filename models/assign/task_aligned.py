@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models.assign.invalid import distribute_invalid
+from models.assign.row_blocks import in_row_blocks
 from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
 PAIRS_AT_A_TIME = 1 << 17  # of a target and a prediction: 512 KiB in float32, which fit in the cache of a CPU
@@ -58,28 +59,37 @@ def task_aligned(
     one-to-one matching of YOLOv10, arXiv 2405.14458, section 3.1.
     """
     images, predictions, _ = classes.shape
-    owner, class_id = targets[:, 0].long(), targets[:, 1].long()
+    owner = targets[:, 0].long()
+    class_id = targets[:, 1].long()
     boxes = to_cxcywh(targets[:, 2:].to(boxes_xyxy.dtype))
     predicted = to_cxcywh(boxes_xyxy)
     predicted[..., 2:].clamp_(min=0)
-    terms, target_terms = complete_iou_terms(predicted), complete_iou_terms(boxes[:, None])  # [B, 8, N], [T, 8, 1]
-    (x, y), (middle_x, middle_y) = points.unbind(1), boxes[:, :2, None].unbind(1)  # [N] each, [T, 1] each
-    half = (boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH).masked_fill((class_id < 0)[:, None], 0)
-    half_x, half_y = half[..., None].unbind(1)
+    predicted_terms = complete_iou_terms(predicted)  # [B, 8, N]
+    slots = min(candidates, predictions)
+
+    # How near a point must be to the middle of a box: no point is inside one of a negative class.
+    half = boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH
+    half = half.masked_fill((class_id < 0)[:, None], 0)
+
+    def claims(owner: Tensor, class_id: Tensor, boxes: Tensor, half: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the alignment, the number and the CIoU of the best predictions, [rows, K] each."""
+        terms = predicted_terms.index_select(0, owner)
+        iou = complete_iou_of_terms(terms, complete_iou_terms(boxes[:, None])).clamp_(min=0)
+        score = classes[owner, :, class_id.clamp(min=0)].sigmoid_()  # [rows, N]
+        alignment = score.sqrt_() * (iou**3).square_()  # iou**6 takes four times as long
+
+        x, y = points.unbind(1)
+        outside_x = (x - boxes[:, :1]).abs() >= half[:, :1]
+        outside_y = (y - boxes[:, 1:2]).abs() >= half[:, 1:]
+        alignment = alignment.masked_fill_(outside_x | outside_y, 0)
+
+        best, at = alignment.topk(slots, 1)
+        return best, at, iou.gather(1, at)
+
     pairs = PAIRS_AT_A_TIME * (1 if targets.device.type == "cpu" else ACCELERATOR_FACTOR)
-    slots, step = min(candidates, predictions), max(1, pairs // max(predictions, 1))
-    best, chosen, overlap = [], [], []
-    for start in range(0, max(len(targets), 1), step):
-        rows = slice(start, start + step)
-        iou = complete_iou_of_terms(terms.index_select(0, owner[rows]), target_terms[rows]).clamp_(min=0)  # [rows, N]
-        score = classes[owner[rows], :, class_id[rows].clamp(min=0)].sigmoid_()
-        outside = ((x - middle_x[rows]).abs() >= half_x[rows]) | ((y - middle_y[rows]).abs() >= half_y[rows])
-        alignment = (score.sqrt_() * (iou**3).square_()).masked_fill_(outside, 0)  # iou**6 takes four times as long
-        values, at = alignment.topk(slots, 1)
-        best.append(values)
-        chosen.append(at)
-        overlap.append(iou.gather(1, at))
-    alignment, at, iou = torch.cat(best), torch.cat(chosen), torch.cat(overlap)  # [T, K]
+    rows = pairs // max(predictions, 1)
+    alignment, at, iou = in_row_blocks(claims, rows, owner, class_id, boxes, half)  # [T, K]
+
     prediction = owner[:, None] * predictions + at
     valid = _of_one_target(prediction, iou, alignment > 0, images * predictions)
     if kept is not None:

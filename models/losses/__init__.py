@@ -64,16 +64,39 @@ class Loss(nn.Module, ABC):
         on the epoch: they are compared between epochs.
         """
 
-    @abstractmethod
     def forward(self, raw: Any, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-        """Return this process's share of each term: the sum over all processes is the term of the whole batch.
+        """Return this process's share of each term.
 
-        raw: what the head's forward pass returned. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels of the
-        batch's images; class -1 is an ignore region, -2 a padding row. total: sums counts, int64 [K], over all
-        processes (all-reduce) and is called once per forward pass; None for a single process. The terms are scalars in
-        float32, or in float64 for float64 maps. Shapes depend only on the shapes of raw and targets, and no value is
-        read on the host, so that host and device never wait for each other.
+        The sum of the shares over all processes is the term of the whole batch. Shapes depend only
+        on the shapes of raw and targets, and no value is read on the host, so that host and device
+        never wait for each other.
+
+        Args:
+            raw: what the head's forward pass returned.
+            targets: [T, 6] image, class, x1, y1, x2, y2 in pixels of the batch's images; class -1
+                is an ignore region, -2 a padding row.
+            total: sums counts, int64 [K], over all processes (all-reduce); it is called once. None
+                for a single process.
+
+        Returns:
+            Scalars in float32, or in float64 for float64 maps.
         """
+        assignment, counts = self.assign(raw, targets)
+        if total is not None:
+            counts = total(counts)
+        return self.compute_terms(raw, targets, assignment, counts)
+
+    @abstractmethod
+    def assign(self, raw: Any, targets: Tensor) -> tuple[Any, Tensor]:
+        """Return the assignment of predictions to targets, and the counts that normalise the terms.
+
+        The counts, int64 [K], are of this process; they are summed over all processes before
+        `compute_terms` gets them. raw, targets: see `forward`.
+        """
+
+    @abstractmethod
+    def compute_terms(self, raw: Any, targets: Tensor, assignment: Any, counts: Tensor) -> dict[str, Tensor]:
+        """Return this process's share of each term. counts: those of the whole batch."""
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Return the scalar that training minimises, of `forward`'s terms: their sum unless a loss weights them."""

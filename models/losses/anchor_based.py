@@ -4,7 +4,7 @@ Shapes: B images, L levels, A anchors per level, H W cells of a level, C classes
 level, P = B * H * W * A predictions of a level, in the order of models/assign/anchor_ratio.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -60,34 +60,37 @@ class AnchorBasedLoss(Loss):
         """Return the loss for `head`. It copies the anchors, so they must already be fitted."""
         return cls(head.anchors_px, head.strides, head.num_classes, gains)
 
-    def forward(
-        self, maps: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return this process's share of each term: the sum over all processes is the term of the whole batch.
+    def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Matches, Tensor]:
+        """Return the matches of targets and anchors, and the counts [L + 1].
 
-        maps: raw predictions [B, A, H, W, 5 + C] per level, cx, cy, w, h, objectness, classes. targets: [T, 6] image,
-        class, x1, y1, x2, y2 in pixels of the batch's images; class -1 is an ignore region. total: sums a tensor over
-        all processes (World.all_reduce_sum); None for a single process. The terms are scalars in float32, or in float64
-        for float64 maps.
+        They are the number of matches of each level, and of images. raw: see `compute_terms`.
         """
-        images, anchors = maps[0].shape[:2]
-        grids = [(raw.shape[2], raw.shape[3]) for raw in maps]
+        images = len(raw[0])
+        grids = [(level.shape[2], level.shape[3]) for level in raw]
         found = match_anchors(targets, self.anchors_px, self.strides, images, grids, self.gains.ratio_limit)
-
         image_count = torch.full((1,), images, device=targets.device)
-        counts = torch.cat([found.valid.sum(1), image_count])  # [L + 1], int64
-        if total is not None:
-            counts = total(counts)
-        matches, all_images = counts.clamp(min=1).split([len(maps), 1])
+        return found, torch.cat([found.valid.sum(1), image_count])
+
+    def compute_terms(
+        self, raw: list[Tensor], targets: Tensor, assignment: Matches, counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return this process's share of each term.
+
+        raw: predictions [B, A, H, W, 5 + C] per level, cx, cy, w, h, objectness, classes.
+        """
+        found = assignment
+        images, anchors = raw[0].shape[:2]
+        grids = [(level.shape[2], level.shape[3]) for level in raw]
+        matches, all_images = counts.clamp(min=1).split([len(raw), 1])
 
         # split() instead of slices: backward then writes the gradient once, without adding maps of mostly zeros.
-        rows = [raw.permute(0, 2, 3, 1, 4).flatten(0, 3) for raw in maps]  # [P, 5 + C] each
+        rows = [level.permute(0, 2, 3, 1, 4).flatten(0, 3) for level in raw]  # [P, 5 + C] each
         parts = [values.split([4, 1, self.num_classes], 1) for values in rows]
         boxes, objectness, classes = zip(*parts, strict=True)
 
         # The predictions of all levels one after another, so that the terms of all levels are computed together.
         cells_per_image = [height * width for height, width in grids]
-        cells_before = [sum(cells_per_image[:level]) for level in range(len(maps))]
+        cells_before = [sum(cells_per_image[:level]) for level in range(len(raw))]
         first = per_level(cells_before, targets, torch.int64) * (images * anchors)
         prediction = found.prediction + first[:, None]  # [L, M]
 

@@ -3,7 +3,8 @@
 B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, T targets, M slots.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,21 @@ from utils.boxes import iou_of_pairs, to_cxcywh
 
 AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
 AUTHORS_BATCH = 64  # their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum
+
+
+class Predictions(NamedTuple):
+    """Raw predictions of all levels, what they were assigned, and the cells they come from.
+
+    values: [B, N, 5 + C]. boxes: x1, y1, x2, y2 in pixels, [B, N, 4]. cells: [N, 2], column and
+    row. strides: pixels per cell, [N, 1]. grids: rows and columns of each level.
+    """
+
+    values: Tensor
+    boxes: Tensor
+    cells: Tensor
+    strides: Tensor
+    grids: list[tuple[int, int]]
+    found: Assigned
 
 
 class DecoupledLoss(Loss):
@@ -54,22 +70,27 @@ class DecoupledLoss(Loss):
         """Return the sum of the terms, of l1 in the closing epochs only."""
         return super().weighted_sum({name: term for name, term in terms.items() if name != "l1" or self.closing})
 
-    def forward(
-        self, raw: list[Tensor], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 5 + C] per level."""
+    def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Predictions, Tensor]:
+        """Return all predictions with their assignment, and the number [1] of assigned ones.
+
+        raw: maps [B, H, W, 5 + C] per level.
+        """
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
-        values = torch.cat([level.flatten(1, 2) for level in levels], 1)  # [B, N, 5 + C]
+        values = torch.cat([level.flatten(1, 2) for level in levels], 1)
         cells, strides = cells_and_strides(grids, self.strides, values)
-        boxes = boxes_at(values, cells) * strides  # [B, N, 4] in pixels
+        boxes = boxes_at(values, cells) * strides
+
         given = values.detach()
         found = simota(boxes.detach(), given[..., 4], given[..., 5:], grids, self.strides, targets)
+        return Predictions(values, boxes, cells, strides, grids, found), found.valid.sum()[None]
 
-        count = found.valid.sum()[None]
-        if total is not None:
-            count = total(count)
-        count = count.clamp(min=1)[0]
+    def compute_terms(
+        self, raw: list[Tensor], targets: Tensor, assignment: Predictions, counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return this process's share of each term."""
+        values, boxes, cells, strides, grids, found = assignment
+        count = counts.clamp(min=1)[0]
 
         # index_select instead of indexing, whose gradient sorts the places on a GPU. No prediction is valid twice, and
         # the others have a gradient of 0, so the order of the sums does not matter.

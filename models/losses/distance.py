@@ -4,7 +4,7 @@ B images, L levels, H W cells of a level, N predictions per image over all level
 M slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,16 +78,22 @@ class DistanceLoss(Loss):
         """Return the loss for `head`: its authors' gains, times `gains` relative to their defaults."""
         return cls(head.strides, head.bins, relative_gains(gains))
 
-    def forward(
-        self, raw: Levels, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return this process's share of each term: see Loss.forward. raw: maps [B, H, W, 4 D + C] per level."""
-        predictions = self.assign(raw, targets)
-        (count,) = normalisers([predictions.found], total)
-        ignored = ignored_predictions(targets, len(predictions.values), self.strides, predictions.grids)
-        return self.terms_of(predictions, targets, count, ignored)
+    def assign(self, raw: Levels, targets: Tensor) -> tuple[Predictions, Tensor]:
+        """Return all predictions with their assignment, and the sum [1] of its target scores.
 
-    def assign(self, raw: Levels, targets: Tensor) -> Predictions:
+        raw: maps [B, H, W, 4 D + C] per level.
+        """
+        predictions = self.assigned(raw, targets)
+        return predictions, fixed_point_sums([predictions.found])
+
+    def compute_terms(self, raw: Levels, targets: Tensor, assignment: Predictions, counts: Tensor) -> dict[str, Tensor]:
+        """Return this process's share of each term."""
+        values = assignment.values
+        (count,) = normalisers(counts, values.dtype)
+        ignored = ignored_predictions(targets, len(values), self.strides, assignment.grids)
+        return self.terms_of(assignment, targets, count, ignored)
+
+    def assigned(self, raw: Levels, targets: Tensor) -> Predictions:
         """Return the predictions of all levels with their assignment."""
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
@@ -175,18 +181,31 @@ class DualDistanceLoss(Loss):
         """Move the weight from o2m to o2o."""
         self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * max(0.0, 1 - epoch / max(epochs - 1, 1))
 
-    def forward(
-        self, raw: Sequence[Levels], targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    def assign(self, raw: Sequence[Levels], targets: Tensor) -> tuple[tuple[Predictions, Predictions], Tensor]:
+        """Return what o2m and o2o were assigned, and the sums [2] of their target scores.
+
+        raw: the maps of o2m and of o2o.
+        """
+        levels_of_many, levels_of_one = raw
+        many = self.many.assigned(levels_of_many, targets)
+        one = self.one.assigned(levels_of_one, targets)
+        return (many, one), fixed_point_sums([many.found, one.found])
+
+    def compute_terms(
+        self,
+        raw: Sequence[Levels],
+        targets: Tensor,
+        assignment: tuple[Predictions, Predictions],
+        counts: Tensor,
     ) -> dict[str, Tensor]:
-        """Return this process's share of each term: see Loss.forward. raw: the maps of o2m and of o2o."""
-        losses = (self.many, self.one)
-        parts = [loss.assign(levels, targets) for loss, levels in zip(losses, raw, strict=True)]
-        counts = normalisers([part.found for part in parts], total)
-        ignored = ignored_predictions(targets, len(parts[0].values), self.many.strides, parts[0].grids)
-        many, one = (
-            loss.terms_of(part, targets, count, ignored)
-            for loss, part, count in zip(losses, parts, counts, strict=True)
-        )
+        """Return this process's share of each term."""
+        of_many, of_one = assignment
+        values = of_many.values
+        count_of_many, count_of_one = normalisers(counts, values.dtype)
+        ignored = ignored_predictions(targets, len(values), self.many.strides, of_many.grids)
+
+        many = self.many.terms_of(of_many, targets, count_of_many, ignored)
+        one = self.one.terms_of(of_one, targets, count_of_one, ignored)
         return many | {f"o2o_{name}": value for name, value in one.items()}
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
@@ -203,15 +222,17 @@ def relative_gains(gains: LossGains) -> dict[str, float]:
     return {"box": box, "cls": gains.cls / LossGains.cls, "dfl": box}
 
 
-def normalisers(found: Sequence[Aligned], total: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Return the sum of the target scores of each assignment in the whole batch, at least 1, in their dtype.
+def fixed_point_sums(found: Sequence[Aligned]) -> Tensor:
+    """Return the sum of the target scores of each assignment, as whole numbers, int64 [K].
 
-    The scores are summed as whole numbers, so that any number of processes has the same sum.
+    They are multiples of 1 / FIXED_POINT, so that any number of processes has the same total.
     """
-    sums = torch.stack([(each.target_score * FIXED_POINT).round().long().sum() for each in found])
-    if total is not None:
-        sums = total(sums)
-    return (sums.to(found[0].target_score.dtype) / FIXED_POINT).clamp(min=1)
+    return torch.stack([(each.target_score * FIXED_POINT).round().long().sum() for each in found])
+
+
+def normalisers(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sums of `fixed_point_sums` as numbers, at least 1, [K]."""
+    return (sums.to(dtype) / FIXED_POINT).clamp(min=1)
 
 
 def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:

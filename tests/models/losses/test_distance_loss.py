@@ -14,7 +14,7 @@ from models import LossGains, build_loss
 from models.assign.targets import pad_targets
 from models.assign.task_aligned import Aligned
 from models.heads.distance import DistanceHead, DualDistanceHead
-from models.losses.distance import DistanceLoss, DualDistanceLoss, bin_entropy, normalisers
+from models.losses.distance import DistanceLoss, DualDistanceLoss, bin_entropy, fixed_point_sums, normalisers
 from tests.models.assign.test_task_aligned import CLASSES, SIDE, STRIDES, random_targets, slow_task_aligned
 
 AUTHORS = {16: {"box": 7.5, "cls": 0.5, "dfl": 1.5}, 1: {"box": 7.5, "cls": 0.5, "dfl": 6.0}}
@@ -164,7 +164,7 @@ def test_gradients_of_classes_and_distances_equal_finite_differences(bins):
     """With the assignment held. The box term's weight of the aspect ratio has no gradient: finite differences do."""
     maps, loss = random_maps(1, bins), DistanceLoss(STRIDES, bins)
     targets = random_targets(2, 1, 0)
-    predictions = loss.assign(maps, targets)
+    predictions = loss.assigned(maps, targets)
     assigned = predictions.found.prediction[predictions.found.valid]
 
     def terms(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,12 +263,13 @@ def test_normaliser_is_exact_and_at_least_one():
         return Aligned(rows, rows, torch.tensor(scores), rows > 0)
 
     # 1/4 + 1/2 = 0.75 is raised to 1; 3 * 3/4 = 2.25 is not. Two processes with the same: twice that.
-    found = [of_scores(0.25, 0.5, 0.0), of_scores(0.75, 0.75, 0.75)]
-    assert normalisers(found, None).tolist() == [1, 2.25]
-    assert normalisers(found, lambda sums: sums * 2).tolist() == [1.5, 4.5]
-    assert normalisers([of_scores()], None).tolist() == [1]
+    sums = fixed_point_sums([of_scores(0.25, 0.5, 0.0), of_scores(0.75, 0.75, 0.75)])
+    assert normalisers(sums, torch.float32).tolist() == [1, 2.25]
+    assert normalisers(2 * sums, torch.float32).tolist() == [1.5, 4.5]
+    assert normalisers(fixed_point_sums([of_scores()]), torch.float32).tolist() == [1]
     scores = torch.rand(1000, generator=torch.Generator().manual_seed(0)).tolist()
-    assert len({normalisers([of_scores(*scores[i:], *scores[:i])], None).item() for i in range(0, 1000, 7)}) == 1
+    rotated = [of_scores(*scores[i:], *scores[:i]) for i in range(0, 1000, 7)]
+    assert len(set(fixed_point_sums(rotated).tolist())) == 1
 
 
 def test_bin_entropy_by_hand():
@@ -296,7 +297,7 @@ def test_tiny_box_between_points_is_trained_without_bins():
     maps = maps_of_distances([-9.0, -9, -9, -9])
     maps[0][0, 1, 1, :4] = torch.tensor([(12 - 14) / 8, (12 - 14) / 8, (18 - 12) / 8, (18 - 12) / 8])
     tiny = torch.tensor([[0.0, 2, 14, 14, 18, 18]])
-    found = DistanceLoss(STRIDES, 1).assign(maps, tiny).found
+    found = DistanceLoss(STRIDES, 1).assigned(maps, tiny).found
     assert found.prediction[found.valid].tolist() == [1 * 8 + 1]
     assert found.target_score.sum().item() == pytest.approx(1, abs=1e-6)
     # Moved by one px, a quarter of its side, the prediction has box and distance terms.
@@ -310,7 +311,7 @@ def test_tiny_box_between_points_is_trained_without_bins():
 
 def test_tiny_box_between_points_has_no_prediction_with_bins():
     tiny = torch.tensor([[0.0, 2, 14, 14, 18, 18]])
-    assert not DistanceLoss(STRIDES, 16).assign(random_maps(1, 16), tiny).found.valid.any()
+    assert not DistanceLoss(STRIDES, 16).assigned(random_maps(1, 16), tiny).found.valid.any()
 
 
 def test_small_boxes_are_lengthened_to_the_second_stride_without_bins():
@@ -325,7 +326,7 @@ def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     """Also where such a prediction is assigned, which task_aligned never does."""
     maps = [level.requires_grad_() for level in maps_of_distances(sides)]
     targets, loss = torch.tensor([[0.0, 1, 10, 12, 40, 44]]), DistanceLoss(STRIDES, 1)
-    predictions = loss.assign(maps, targets)
+    predictions = loss.assigned(maps, targets)
     assert not predictions.found.valid.any()
     number = torch.tensor([9])
     wrong = Aligned(number, torch.tensor([0]), torch.tensor([0.5]), torch.tensor([True]))
@@ -362,7 +363,7 @@ def test_wider_image_only_halves_the_l1_of_x(bins):
     maps, targets = [level[:1] for level in random_maps(2, bins)], random_targets(4, 1, 0)
     background = [torch.cat([level, torch.full_like(level, -50)], 2) for level in maps]
     loss = DistanceLoss(STRIDES, bins)
-    assert loss.assign(background, targets).size == (2 * SIDE, SIDE)
+    assert loss.assigned(background, targets).size == (2 * SIDE, SIDE)
     square, wide = values(loss(maps, targets)), values(loss(background, targets))
     assert wide["box"] == pytest.approx(square["box"], rel=1e-9)
     assert wide["cls"] == pytest.approx(square["cls"], rel=1e-9)

@@ -1,0 +1,29 @@
+"""Computes large tables of targets and predictions some rows at a time, to bound their memory."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+COMPILED_FACTOR = 64  # a compiled function needs no memory for intermediate results
+
+
+def in_row_blocks(function: Callable[..., tuple[Tensor, ...]], rows: int, *tables: Tensor) -> tuple[Tensor, ...]:
+    """Return the results of `function` for all rows of `tables`, computed `rows` of them at a time.
+
+    function: takes a block of rows of each table, and returns tensors with as many rows. In a
+    compiled function blocks are larger, since its code grows with their number.
+
+    >>> doubled, = in_row_blocks(lambda block: (2 * block,), 2, torch.arange(5))
+    >>> doubled.tolist()
+    [0, 2, 4, 6, 8]
+    """
+    if torch.compiler.is_compiling():
+        rows = rows * COMPILED_FACTOR
+    rows = max(rows, 1)
+    if len(tables[0]) <= rows:
+        return function(*tables)
+
+    blocks = zip(*(table.split(rows) for table in tables), strict=True)
+    results = [function(*block) for block in blocks]
+    return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
