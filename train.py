@@ -112,6 +112,7 @@ from models.assign.targets import pad_targets
 from models.freezing import freeze, set_training
 from models.heads.registry import build_loss
 from models.losses import Loss, LossGains
+from models.losses.compiled import compile_loss
 from models.start import check_model, place_model, start_model
 from models.trial_step import measure_batch
 from models.weights.kestrel import detector_for_state
@@ -207,7 +208,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         **run.hyp.learning(),
     )
     if cfg.compile != "off":
-        compile_training(state, loaders.train, cfg.compile, image_size, log.say)
+        compile_training(state, criterion, loaders.train, cfg.compile, image_size, log.say)
     run.restore(state, images=len(train_labels))
     progress = state.progress
 
@@ -338,15 +339,22 @@ def train_one_epoch(
 
 
 def compile_training(
-    state: TrainState[Detector], loader: Loader[TrainSampler], mode: str, image_size: int, say: Say
+    state: TrainState[Detector],
+    criterion: Loss,
+    loader: Loader[TrainSampler],
+    mode: str,
+    image_size: int,
+    say: Say,
 ) -> None:
-    """Compile the model, and the drawing of images on the device, with torch.compile; report the result to `say`."""
+    """Compile the model, the loss, and the drawing of images on the device; report each to `say`."""
     example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
     images = to_device(example, state.world.device, state.replica.model.dtype)
     mode = mode_without_reuse(mode, state.batch.accumulate, state.world.device, say)
     say(f"--compile {mode}: compiling takes a minute or more")
     forward = state.replica.without_exchange  # through DistributedDataParallel, so that all-reduce overlaps backward
-    say(compile_model(state.replica.model, mode, images, state.autocast, state.world, forward=forward))
+    model, world = state.replica.model, state.world
+    say(compile_model(model, mode, images, state.autocast, world, forward=forward))
+    say(compile_loss(criterion, model, images, state.autocast, world))
     loader.compile(say)
 
 

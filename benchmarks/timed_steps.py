@@ -15,6 +15,7 @@ import torch
 from data.loader import Batch
 from data.sampler import TrainSampler
 from models import LossGains, build_loss, build_model
+from models.losses.compiled import compile_loss
 from train import train_one_epoch
 from utils.distributed.devices import tuned_convolutions, wait_for
 from utils.distributed.host_copies import to_device
@@ -156,6 +157,7 @@ def train_through(
         pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
         images, forward = to_device(pixels, world.device, model.dtype), state.replica.without_exchange
         print(compile_model(model, compiled, images, state.autocast, world, forward=forward))
+        print(compile_loss(criterion, model, images, state.autocast, world))
     loader: Any = batches  # has all of a loader that train_one_epoch uses
     watched: Any = Watched(watch)
     description: Any = None  # unused, because nothing is saved

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from models.assign.targets import pad_targets
 from models.detector import Detector
 from models.losses import Loss
+from models.losses.compiled import compile_halves
 from utils.distributed.devices import tuned_convolutions
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import autocast_for
@@ -80,6 +81,7 @@ class TrialStep:
         It is run three times: torch warms a CUDA graph up, records it, and only then runs it in memory of its own.
         """
         self.replica.model.compile(mode=mode, dynamic=False)
+        compile_halves(self.criterion)
         try:
             for _ in range(GRAPH_RUNS):
                 self(images)
@@ -88,6 +90,7 @@ class TrialStep:
                 raise
         finally:
             self.replica.model._compiled_call_impl = None  # its value before model.compile()
+            self.criterion.compiled = None
             torch.compiler.reset()  # frees the memory of CUDA graphs
 
     def _pixels(self, count: int) -> Tensor:

@@ -18,9 +18,11 @@ def per_level(values: Sequence[float], reference: Tensor, dtype: torch.dtype | N
     >>> per_level((8, 16), torch.zeros(1)).tolist()
     [8.0, 16.0]
     """
-    # Subclasses, such as the placeholders with which torch.compile traces, must not be kept.
-    fill = _kept if type(reference) is Tensor else _filled
-    return fill(tuple(values), dtype or reference.dtype, reference.device)
+    numbers = tuple(values)
+    dtype = dtype or reference.dtype
+    if torch.compiler.is_compiling() or type(reference) is not Tensor:
+        return _filled(numbers, dtype, reference.device)  # placeholders of a trace must not be kept
+    return _kept(numbers, dtype, reference.device)
 
 
 def _filled(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

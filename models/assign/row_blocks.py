@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-COMPILED_FACTOR = 64  # a compiled function needs no memory for intermediate results
+COMPILED_FACTOR = 16  # in compiled functions, which store few intermediate results
 
 
 def in_row_blocks(function: Callable[..., tuple[Tensor, ...]], rows: int, *tables: Tensor) -> tuple[Tensor, ...]:

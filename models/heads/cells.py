@@ -42,9 +42,10 @@ def cells_and_strides(
     >>> cells_and_strides([(1, 2), (1, 1)], (8, 16), torch.zeros(1))[1].tolist()
     [[8.0], [8.0], [16.0]]
     """
-    # Subclasses, such as the placeholders with which torch.compile traces, must not be kept.
-    create = _kept_cells if type(reference) is Tensor else _create_cells
-    return create(tuple(grids), tuple(strides), reference.dtype, reference.device)
+    shape = (tuple(grids), tuple(strides), reference.dtype, reference.device)
+    if torch.compiler.is_compiling() or type(reference) is not Tensor:
+        return _create_cells(*shape)  # placeholders of a trace must not be kept
+    return _kept_cells(*shape)
 
 
 def _create_cells(

@@ -51,6 +51,7 @@ class Loss(nn.Module, ABC):
 
     terms: ClassVar[tuple[str, ...]]
     unused: ClassVar[tuple[str, ...]] = ()
+    compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # of compile_loss
 
     @classmethod
     @abstractmethod
@@ -81,10 +82,14 @@ class Loss(nn.Module, ABC):
         Returns:
             Scalars in float32, or in float64 for float64 maps.
         """
-        assignment, counts = self.assign(raw, targets)
+        assign, compute_terms = self.assign, self.compute_terms
+        if self.compiled is not None and torch.is_grad_enabled():
+            assign, compute_terms = self.compiled  # not in validation, whose batches have many shapes
+
+        assignment, counts = assign(raw, targets)
         if total is not None:
             counts = total(counts)
-        return self.compute_terms(raw, targets, assignment, counts)
+        return compute_terms(raw, targets, assignment, counts)
 
     @abstractmethod
     def assign(self, raw: Any, targets: Tensor) -> tuple[Any, Tensor]:

@@ -148,9 +148,11 @@ class DistributedReplica(Replica[Model]):
 def preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Context manager that restores a model's buffers, such as BatchNorm statistics, after its block."""
     saved = [buffer.clone() for buffer in model.buffers()]
-    yield
-    for buffer, value in zip(model.buffers(), saved, strict=True):
-        buffer.copy_(value)
+    try:
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), saved, strict=True):
+            buffer.copy_(value)
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

@@ -52,22 +52,32 @@ def compile_model(
     if world.devices:
         raise ValueError("--compile: not possible with DataParallel; use one process per GPU (--spawn) or one GPU")
     started = time.perf_counter()
-    failure = ""
     call = forward or model
     model.compile(mode=mode, dynamic=False)
-    with preserve_buffers(model):
-        try:
+
+    def trial() -> None:
+        with preserve_buffers(model):
             with autocast:
                 raw = call(images)
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             total = torch.stack([part.sum() for part in tensors_in(raw)]).sum()
             torch.autograd.grad(total, trainable)  # unlike backward(), runs no hooks, such as DDP's
-        except Exception as error:  # of any type: Python, Triton and C++ compilers take part
-            failure = _describe(error)
-    if failures := list(filter(None, world.all_gather_object(failure))):
+
+    if failure := first_failure(trial, world):
         model._compiled_call_impl = None  # its value before model.compile()
-        return f"--compile {mode}: torch cannot compile the model, so it runs uncompiled ({failures[0]})"
+        return f"--compile {mode}: torch cannot compile the model, so it runs uncompiled ({failure})"
     return f"--compile {mode}: compiled in {time.perf_counter() - started:.0f} s"
+
+
+def first_failure(trial: Callable[[], None], world: World) -> str:
+    """Run `trial` on all processes and describe the first error of any of them; "" if there is none."""
+    failure = ""
+    try:
+        trial()
+    except Exception as error:  # of any type: Python, Triton and C++ compilers take part
+        failure = _describe(error)
+    failures = list(filter(None, world.all_gather_object(failure)))
+    return failures[0] if failures else ""
 
 
 def compile_or_fall_back(function: Callable[..., Tensor], say: Callable[[str], None]) -> Callable[..., Tensor]:

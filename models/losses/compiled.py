@@ -1,0 +1,59 @@
+"""A loss compiled with torch.compile, for the training steps of a compiled model."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from models.assign.targets import pad_targets
+from models.detector import Detector
+from models.losses import Loss
+from utils.distributed.replica import preserve_buffers
+from utils.distributed.torch_compile import first_failure
+from utils.distributed.world import World
+from utils.nested import tensors_in
+
+TRIAL_BOXES = (0, 8)  # per image: with a second number torch compiles for any number
+
+
+def compile_halves(criterion: Loss) -> None:
+    """Let the first calls with gradients compile the assignment and the terms."""
+    criterion.compiled = (torch.compile(criterion.assign), torch.compile(criterion.compute_terms))
+
+
+def compile_loss(criterion: Loss, model: Detector, images: Tensor, autocast: torch.autocast, world: World) -> str:
+    """Compile the two halves of `criterion` for training, and return a message about the result.
+
+    They are compiled for any number of targets; the all-reduce between them is not. One forward and
+    backward pass for each of two numbers of targets is run as a test. If it fails on any process,
+    the loss of all processes runs uncompiled. CUDA graphs are not used: the number of targets
+    changes from batch to batch.
+
+    Args:
+        model: in training mode; its forward pass is run uncompiled and leaves its buffers unchanged.
+        images: a batch [B, 3, H, W] of the shape that training uses.
+    """
+    started = time.perf_counter()
+    compile_halves(criterion)
+
+    def trial() -> None:
+        for boxes in TRIAL_BOXES:
+            with preserve_buffers(model), autocast:
+                raw = model.forward(images)  # not model(images), which is compiled
+            terms = criterion(raw, _trial_targets(images, boxes))
+            total = criterion.weighted_sum(terms)
+            torch.autograd.grad(total, list(tensors_in(raw)), allow_unused=True)
+
+    if failure := first_failure(trial, world):
+        criterion.compiled = None
+        return f"--compile: torch cannot compile the loss, so it runs uncompiled ({failure})"
+    return f"--compile: compiled the loss in {time.perf_counter() - started:.0f} s"
+
+
+def _trial_targets(images: Tensor, boxes: int) -> Tensor:
+    """Return padded targets, [T, 6], with so many boxes in each image."""
+    side = images.shape[-1]
+    owner = torch.arange(len(images)).repeat_interleave(boxes)[:, None]
+    centres = torch.rand(len(owner), 2, generator=torch.Generator().manual_seed(0)) * side
+    corners = [centres - side / 8, centres + side / 8]
+    return pad_targets(torch.cat([owner, 0 * owner, *corners], 1).to(images.device))

@@ -1,0 +1,114 @@
+"""Losses compiled with torch.compile: traced without a graph break, equal to the uncompiled ones, and the fallback."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import LossGains, build_loss, build_model
+from models.assign.targets import pad_targets
+from models.detector import Detector
+from models.losses import Loss
+from models.losses.compiled import compile_loss
+from utils.distributed.world import World
+from utils.nested import tensors_in
+
+CPU = torch.device("cpu")
+NO_AUTOCAST = torch.autocast("cpu", torch.bfloat16, enabled=False)
+FAMILIES = ["yolov5n.yaml", "yolox_nano.yaml", "yolo26n.yaml"]  # yolo11n's loss is one half of yolo26n's
+IMAGES, SIDE, CLASSES = 2, 64, 3
+
+
+@pytest.fixture
+def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without a code generator, which takes a minute; a graph break is an error."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+
+
+def build(cfg: str) -> tuple[Detector, Loss]:
+    torch.manual_seed(0)
+    model = build_model(cfg, CLASSES).train()
+    return model, build_loss(model.head, LossGains())
+
+
+def some_targets(number: int) -> Tensor:
+    """Return `number` boxes, a few of them ignore regions, and padding rows."""
+    random = torch.Generator().manual_seed(number)
+    image = torch.randint(0, IMAGES, (number, 1), generator=random)
+    class_id = torch.randint(-1, CLASSES, (number, 1), generator=random)
+    centres = torch.rand(number, 2, generator=random) * SIDE
+    sides = 4 + torch.rand(number, 2, generator=random) * SIDE / 2
+    return pad_targets(torch.cat([image, class_id, centres - sides / 2, centres + sides / 2], 1))
+
+
+def terms_and_gradients(model: Detector, criterion: Loss, targets: Tensor) -> list[Tensor]:
+    """Return the terms of the loss for fixed images, and the gradients of the raw predictions."""
+    images = torch.rand(IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    raw = model.forward(images)
+    terms = criterion(raw, targets, lambda counts: counts * 2)
+    maps = list(tensors_in(raw))
+    gradients = torch.autograd.grad(criterion.weighted_sum(terms), maps, allow_unused=True)
+    return [*terms.values(), *(values for values in gradients if values is not None)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("cfg", FAMILIES)
+def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(cfg):
+    model, criterion = build(cfg)
+    message = compile_loss(criterion, model, torch.rand(IMAGES, 3, SIDE, SIDE), NO_AUTOCAST, World(CPU))
+    assert message.startswith("--compile: compiled the loss in ")
+    compiled = criterion.compiled
+    assert compiled is not None
+    for number in (0, 40):
+        targets = some_targets(number)
+        found = terms_and_gradients(model, criterion, targets)
+        criterion.compiled = None
+        expected = terms_and_gradients(model, criterion, targets)
+        criterion.compiled = compiled
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+class Counted:
+    """Calls a function and counts the calls."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.function(*arguments)
+
+
+def test_validation_uses_the_uncompiled_loss():
+    model, criterion = build("yolov5n.yaml")
+    halves = (Counted(criterion.assign), Counted(criterion.compute_terms))
+    criterion.compiled = halves
+    raw = model(torch.rand(IMAGES, 3, SIDE, SIDE))
+    with torch.no_grad():
+        criterion(raw, some_targets(5))
+    assert [half.calls for half in halves] == [0, 0]
+    criterion(raw, some_targets(5))
+    assert [half.calls for half in halves] == [1, 1]
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("no compiler\nhere")
+
+
+def test_loss_that_cannot_be_compiled_runs_uncompiled_on_all_processes(monkeypatch):
+    model, criterion = build("yolov5n.yaml")
+    expected = terms_and_gradients(model, criterion, some_targets(5))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    images = torch.rand(IMAGES, 3, SIDE, SIDE)
+    monkeypatch.setattr(torch, "compile", lambda _: fail)
+    message = compile_loss(criterion, model, images, NO_AUTOCAST, World(CPU))
+    assert message == (
+        "--compile: torch cannot compile the loss, so it runs uncompiled (RuntimeError: no compiler here)"
+    )
+    assert all(value.equal(state[name]) for name, value in model.state_dict().items())
+    assert all(
+        ours.equal(theirs)
+        for ours, theirs in zip(terms_and_gradients(model, criterion, some_targets(5)), expected, strict=True)
+    )
