@@ -100,7 +100,8 @@ class Dataset:
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
         self.labels[split] = tile_labels(labels, self.tiling) if self.tiling else labels
         if self.tiling:
-            say(f"{split}: {counted(len(labels), 'image')} in {len(self.labels[split]):,} {self.tiling}")
+            tiles = counted(len(self.labels[split]), "tile") + str(self.tiling).removeprefix("tiles")
+            say(f"{split}: {counted(len(labels), 'image')} in {tiles}")
         return self.labels[split]
 
 

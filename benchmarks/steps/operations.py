@@ -18,6 +18,7 @@ A GPU sorts the places first, which takes some thirty kernels.
 
 import argparse
 import contextlib
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,7 @@ import utils.training.state
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
 from models.heads.registry import HEADS
+from models.losses import anchor_based
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from utils.distributed.world import World
 from utils.training.ema import EMA
@@ -74,8 +76,9 @@ PARTS: list[tuple[str, type, str]] = [
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Context manager: fused optimizers, and copies to the host that are not ready at once."""
+    """Context manager: fused optimizers, a GPU's indexing, and copies to the host that are not ready at once."""
     with ExitStack() as patches:
+        patches.enter_context(patch.object(anchor_based, "_rows_at", operator.getitem))
         for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
             patches.enter_context(patch.object(module, "AsyncHostCopy", NeverReadyHostCopy))
 

@@ -94,7 +94,7 @@ class AnchorBasedLoss(Loss):
         first = per_level(cells_before, targets, torch.int64) * (images * anchors)
         prediction = found.prediction + first[:, None]  # [L, M]
 
-        iou = _predicted_iou(at_least_float32(torch.cat(boxes)[prediction]), found)  # [L, M]
+        iou = _predicted_iou(at_least_float32(_rows_at(torch.cat(boxes), prediction)), found)  # [L, M]
         box = (((1 - iou) * found.valid).sum(1) / matches).sum()
 
         quality = _best_of_each(iou.detach().clamp(0, 1), prediction, found.valid, sum(len(values) for values in rows))
@@ -154,11 +154,12 @@ class AnchorBasedLoss(Loss):
         number of matches, instead of over matches.
         """
         if 2 * len(count) < len(logits):
-            rows = at_least_float32(logits[prediction])
+            rows = at_least_float32(_rows_at(logits, prediction))
             own = rows.gather(1, class_id[:, None])[:, 0]
         else:
             rows = at_least_float32(logits)
-            own = rows.flatten()[prediction * self.num_classes + class_id]
+            place = prediction * self.num_classes + class_id
+            own = _rows_at(rows.reshape(-1, 1), place)[:, 0]
             count = count.new_zeros(len(rows)).scatter_add(0, prediction, count)
         entropies = self._cross_entropy(rows, self.negative, self.gains.cls_pos_weight).sum(1)
         return own, (entropies * count).sum()
@@ -175,6 +176,19 @@ class AnchorBasedLoss(Loss):
         return (
             loss * alpha * wrong.clamp(min=1e-9) ** self.gains.focal_gamma
         )  # gradient of a power below 1 is infinite at 0
+
+
+def _rows_at(values: Tensor, index: Tensor) -> Tensor:
+    """Return `values[index]`, with a gradient that has the same bits in every run.
+
+    A row that is read several times gets the sum of several gradients. On a CPU the gradient of
+    indexing adds them in the order in which its threads happen to come, that of `gather` in the
+    order of `index`. On a GPU it is the other way round. values: [P, K]. index: of any shape.
+    """
+    if values.device.type != "cpu":
+        return values[index]
+    places = index.reshape(-1, 1).expand(-1, values.shape[1])
+    return values.gather(0, places).view(*index.shape, values.shape[1])
 
 
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from models.assign.anchor_ratio import match_anchors
 from models.assign.targets import pad_targets
 from models.losses import LossGains
-from models.losses.anchor_based import AnchorBasedLoss
+from models.losses.anchor_based import AnchorBasedLoss, _rows_at
 from utils.boxes import complete_iou
 
 ANCHORS = torch.tensor(
@@ -468,3 +468,35 @@ def test_padding_rows_do_not_change_the_loss():
         assert padded[:count].equal(targets)
         expected = values(make_loss()(maps, targets))
         assert values(make_loss()(maps, padded)) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+# ---------------------------------------------------------------------- the same bits in every run
+
+
+@pytest.mark.parametrize("rows", [0, 7, 20000])
+def test_rows_at_is_indexing_with_an_ordered_gradient(rows):
+    """On a CPU the gradient of indexing has another order of sums in each run if several threads take part."""
+    values = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    index = torch.randint(0, 50, (2, rows), generator=torch.Generator().manual_seed(1))
+    picked = _rows_at(values, index)
+    assert picked.equal(values[index])
+
+    weights = torch.randn(2, rows, 4, generator=torch.Generator().manual_seed(2))
+    (found,) = torch.autograd.grad(picked, values, weights)
+    one_after_another = torch.zeros(50, 4)
+    for row, weight in zip(index.flatten().tolist(), weights.view(-1, 4), strict=True):
+        one_after_another[row] += weight
+    assert found.equal(one_after_another)
+
+
+def test_crowded_batch_adds_gradients_without_racing_threads():
+    """Its backward pass has no `index_put` that accumulates."""
+    maps = [level.requires_grad_() for level in random_maps(2)]
+    loss = make_loss()
+    for number in (1, 400):
+        targets = random_targets(number, images=2)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            sum(loss(maps, targets).values()).backward()
+        names = {event.name for event in profiled.events()}
+        assert "aten::scatter_add_" in names
+        assert "aten::_index_put_impl_" not in names

@@ -1,6 +1,6 @@
 """The loss: complete IoU of the cells with a box, and cross entropy of all cells."""
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,14 @@ from models.losses import Loss, LossGains, at_least_float32
 from tests.support.anchor_free.assign import assign_cells
 from tests.support.anchor_free.head import AnchorFreeHead, corners
 from utils.boxes import complete_iou, to_cxcywh
+
+
+class CellAssignment(NamedTuple):
+    """What each cell of a level has: whether a box, which, and its class. [B, H * W], boxes with 4 sides."""
+
+    positive: Tensor
+    boxes: Tensor
+    classes: Tensor
 
 
 class AnchorFreeLoss(Loss):
@@ -29,27 +37,38 @@ class AnchorFreeLoss(Loss):
     def from_head(cls, head: AnchorFreeHead, gains: LossGains) -> "AnchorFreeLoss":
         return cls(head.strides, box_gain=gains.box, cls_gain=gains.cls)
 
-    def forward(
+    def assign(self, raw: list[tuple[Tensor, Tensor]], targets: Tensor) -> tuple[list[CellAssignment], Tensor]:
+        """Return what the cells of each level have, and the number of cells with a box, [L]."""
+        assignment = []
+        for (distances, _), stride in zip(raw, self.strides, strict=True):
+            grid = tuple(distances.shape[2:])
+            assignment.append(CellAssignment(*assign_cells(targets, stride, len(distances), grid)))
+        return assignment, torch.stack([of_level.positive.sum() for of_level in assignment])
+
+    def compute_terms(
         self,
         raw: list[tuple[Tensor, Tensor]],
         targets: Tensor,
-        total: Callable[[Tensor], Tensor] | None = None,
+        assignment: list[CellAssignment],
+        counts: Tensor,
     ) -> dict[str, Tensor]:
-        box, cls, count = [], [], []
-        for (distances, logits), stride in zip(raw, self.strides, strict=True):
-            distances, logits = at_least_float32(distances), at_least_float32(logits).flatten(2).mT  # [B, H * W, C]
-            images, grid = len(logits), tuple(distances.shape[2:])
-            positive, boxes, classes = assign_cells(targets, stride, images, grid)
+        """Return this process's share of each term."""
+        cells = counts.sum().clamp(min=1)
+        box, cls = [], []
+        for (distances, logits), stride, of_level in zip(raw, self.strides, assignment, strict=True):
+            positive, boxes, classes = of_level
+            grid = tuple(distances.shape[2:])
+            distances = at_least_float32(distances)
+            logits = at_least_float32(logits).flatten(2).mT  # [B, H * W, C]
+
             predicted = corners(distances)
             boxes = torch.where(positive[..., None], boxes.to(predicted.dtype), predicted.detach())
             iou = complete_iou(to_cxcywh(predicted), to_cxcywh(boxes))
             box.append(((1 - iou) * positive).sum())
-            wanted = (classes[..., None] == torch.arange(logits.shape[2], device=logits.device)) & positive[..., None]
-            (ignored,) = ignored_cells(targets, images, [stride], [grid])
-            counts = positive | ~ignored.flatten(1)
-            entropy = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="none")
-            cls.append((entropy.sum(-1) * counts).sum())
-            count.append(positive.sum())
-        counted = torch.stack(count)  # [L]
-        cells = (counted if total is None else total(counted)).sum().clamp(min=1)
+
+            number = torch.arange(logits.shape[2], device=logits.device)
+            wanted = ((classes[..., None] == number) & positive[..., None]).to(logits.dtype)
+            entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+            (ignored,) = ignored_cells(targets, len(logits), [stride], [grid])
+            cls.append((entropy.sum(-1) * (positive | ~ignored.flatten(1))).sum())
         return {"box": sum(box) / cells * self.box_gain, "cls": sum(cls) / cells * self.cls_gain}
