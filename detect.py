@@ -23,7 +23,8 @@ run folder, label files to its labels/.
 if __name__ == "__main__":
     from utils.startup import prepare_script
 
-    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    prepare_script()
 
 import gc
 import os
@@ -42,8 +43,17 @@ from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     parser = FlagParser(__doc__)
     add = parser.add_argument
-    add("--weights", nargs="+", default=[], help="checkpoints or exported models, several make an ensemble")
-    add("--source", default="", help="image, video, folder, glob, .txt list, camera number, URL or - (stdin)")
+    add(
+        "--weights",
+        nargs="+",
+        default=[],
+        help="checkpoints or exported models, several make an ensemble",
+    )
+    add(
+        "--source",
+        default="",
+        help="image, video, folder, glob, .txt list, camera number, URL or - (stdin)",
+    )
     add("--data", default="", help="data YAML whose class names, and their order, are used")
     add(
         "--imgsz",
@@ -60,25 +70,67 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
     add("--max-det", type=int, default=1000, help="max detections per image")
     add("--classes", nargs="+", help="keep only detections of these classes, by number or name")
-    add("--agnostic-nms", action="store_true", help="boxes of different classes suppress each other too")
-    add("--multi-label", action="store_true", help="a box may have several classes, as in val.py (on with --save-json)")
+    add(
+        "--agnostic-nms",
+        action="store_true",
+        help="boxes of different classes suppress each other too",
+    )
+    add(
+        "--multi-label",
+        action="store_true",
+        help="a box may have several classes, as in val.py (on with --save-json)",
+    )
     add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
-    add("--tile", type=int, help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)")
-    add("--tile-overlap", type=float, help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)")
-    add("--tile-whole", action="store_true", help="with tiles, detect in the whole image too, for large objects")
+    add(
+        "--tile",
+        type=int,
+        help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)",
+    )
+    add(
+        "--tile-overlap",
+        type=float,
+        help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)",
+    )
+    add(
+        "--tile-whole",
+        action="store_true",
+        help="with tiles, detect in the whole image too, for large objects",
+    )
     add("--device", default="", help="cpu, mps or a GPU number")
-    add("--head", default="", help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)")
+    add(
+        "--head",
+        default="",
+        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
+    )
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
     add("--save-txt", action="store_true", help="save detections as YOLO label files")
-    add("--save-format", type=int, default=0, help="label files: 0 YOLO (cx cy w h, 0-1), 1 VOC (x1 y1 x2 y2, pixels)")
+    add(
+        "--save-format",
+        type=int,
+        default=0,
+        help="label files: 0 YOLO (cx cy w h, 0-1), 1 VOC (x1 y1 x2 y2, pixels)",
+    )
     add("--save-conf", action="store_true", help="add scores to the label files")
     add("--save-csv", action="store_true", help="save detections as predictions.csv")
-    add("--save-json", action="store_true", help="save detections as predictions.json, in the format of COCO results")
+    add(
+        "--save-json",
+        action="store_true",
+        help="save detections as predictions.json, in the format of COCO results",
+    )
     add("--save-crop", action="store_true", help="save each detected object as an image")
     add("--nosave", action="store_true", help="save no pictures and videos")
-    add("--view-img", action="store_true", help="show the detections in a window; q ends the program")
-    add("--line-thickness", type=int, default=0, help="width of the boxes' lines in pixels (default: fits the image)")
+    add(
+        "--view-img",
+        action="store_true",
+        help="show the detections in a window; q ends the program",
+    )
+    add(
+        "--line-thickness",
+        type=int,
+        default=0,
+        help="width of the boxes' lines in pixels (default: fits the image)",
+    )
     add("--hide-labels", action="store_true", help="draw boxes without class names")
     add("--hide-conf", action="store_true", help="draw class names without scores")
     add("--project", default="runs/detect", help="folder for run folders")
@@ -92,7 +144,10 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 def check_flags(args: Namespace) -> None:
     """Raises ValueError for a flag that is out of range; load checks the others."""
     if len(args.imgsz) > 2 or any(not 32 <= side <= 8192 for side in args.imgsz):
-        raise ValueError(f"--imgsz {' '.join(map(str, args.imgsz))}: choose 32 to 8192 pixels, one or two numbers")
+        raise ValueError(
+            f"--imgsz {' '.join(map(str, args.imgsz))}: choose 32 to 8192 pixels, one or two "
+            "numbers"
+        )
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
     counts = (
@@ -109,9 +164,12 @@ def check_flags(args: Namespace) -> None:
             raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
     if args.save_format not in (0, 1):
         raise ValueError(f"--save-format {args.save_format}: choose 0 (YOLO) or 1 (VOC)")
-    if args.nosave and not (args.save_txt or args.save_csv or args.save_json or args.save_crop or args.view_img):
+    if args.nosave and not (
+        args.save_txt or args.save_csv or args.save_json or args.save_crop or args.view_img
+    ):
         raise ValueError(
-            "--nosave leaves nothing to do: add --save-txt, --save-csv, --save-json, --save-crop or --view-img"
+            "--nosave leaves nothing to do: add --save-txt, --save-csv, --save-json, --save-crop "
+            "or --view-img"
         )
 
 
@@ -146,23 +204,30 @@ from utils.threads import map_ahead
 
 DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs
-MAX_FRAMES = 32  # in which all threads detect at the same time; about as many wait for them or for the outputs
+# in which all threads detect at the same time; about as many wait for them or for the outputs
+MAX_FRAMES = 32
 
 
 def main(args: Namespace) -> Counter[int]:
-    """Detect with the flags in args, write the run folder, and return the number of detections of each class.
+    """Detect with the flags in args, write the run folder, and return the number of detections of
+    each class.
 
     Raises ValueError for invalid input, as `load` and `open_source` do.
     """
     check_flags(args)
     if read_rank_info(os.environ).size > 1:
-        raise ValueError("detect.py runs in one process: start one for each part of the images, with its own --device")
+        raise ValueError(
+            "detect.py runs in one process: start one for each part of the images, with its own "
+            "--device"
+        )
     log = RunLog(active=True, sinks=[TerminalSink()])
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     cores = torch.get_num_threads()
     detector = open_detector(args, weights, detecting_threads(args.source, args.batch_size, cores))
     given = args.source or validation_images(args.data or detector.data)
-    if note := fixed_settings_note(detector.predictor.backend, args.conf_thres, multi_label=has_several_classes(args)):
+    if note := fixed_settings_note(
+        detector.predictor.backend, args.conf_thres, multi_label=has_several_classes(args)
+    ):
         log.say(note)
     refuse_overwriting(given, Path(args.project) / args.name if args.exist_ok else None)
     log.say(f"{', '.join(weights)} on {given}, {detector.size_text}, {describe(detector.device)}")
@@ -187,7 +252,10 @@ def main(args: Namespace) -> Counter[int]:
     log.say(f"{counted(frames, 'image')}{skipped}, {count_text(counts, detector.names)}")
     log.say(*limits.sentences())
     threads = detector.predictor.backend.threads
-    log.say(f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: {threads}")
+    log.say(
+        f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: "
+        f"{threads}"
+    )
     log.say(f"results written to {folder}")
     return counts
 
@@ -195,9 +263,9 @@ def main(args: Namespace) -> Counter[int]:
 def detecting_threads(source: str, batch_size: int, cores: int) -> int:
     """Return the number of threads in which images are detected at the same time on a CPU.
 
-    One for each core, with a batch each: threads that share a batch wait for one another. Fewer for large batches, to
-    bound the memory. One with all cores for a single image, and for frames that arrive one by one, none of which
-    should wait for the next.
+    One for each core, with a batch each: threads that share a batch wait for one another. Fewer for
+    large batches, to bound the memory. One with all cores for a single image, and for frames that
+    arrive one by one, none of which should wait for the next.
     """
     suffix = os.path.splitext(source)[1].lower()
     single_image = os.path.isfile(source) and suffix not in {*VIDEO_SUFFIXES, ".txt"}
@@ -209,7 +277,9 @@ def detecting_threads(source: str, batch_size: int, cores: int) -> int:
 def detect_frames(
     predictor: Predictor, frames: Iterator[Frame], batch_size: int, cores: int, watch: Stopwatch
 ) -> Iterator[tuple[Frame, ImageDetections]]:
-    """Iterate over the frames with their detections, in order. watch: measures the stages of each thread."""
+    """Iterate over the frames with their detections, in order. watch: measures the stages of each
+    thread.
+    """
     threads = predictor.backend.threads
 
     def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
@@ -234,7 +304,9 @@ def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> Load
         iou=args.iou_thres,
         max_detections=args.max_det,
         classes=args.classes,
-        names=read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names if args.data else None,
+        names=read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names
+        if args.data
+        else None,
         agnostic=args.agnostic_nms,
         multi_label=has_several_classes(args),
         augment=args.augment,
@@ -274,11 +346,16 @@ def has_several_classes(args: Namespace) -> bool:
 
 
 def refuse_overwriting(source: str, folder: Path | None) -> None:
-    """Raise ValueError if an existing run folder holds the source, whose files the outputs would overwrite."""
+    """Raise ValueError if an existing run folder holds the source, whose files the outputs would
+    overwrite.
+    """
     if folder and os.path.exists(source):
         inside = Path(source).resolve()
         if folder.resolve() in (inside, *inside.parents):
-            raise ValueError(f"--source {source} is in the run folder {folder}: choose another --project or --name")
+            raise ValueError(
+                f"--source {source} is in the run folder {folder}: choose another --project or "
+                "--name"
+            )
 
 
 def validation_images(data: str) -> str:
@@ -292,7 +369,9 @@ def validation_images(data: str) -> str:
     try:
         return str(read_data_yaml(find_yaml(data, DATA_FOLDER, "data set")).sources("val")[0])
     except ValueError as error:
-        raise ValueError(f"{hint}; there are no validation images to use instead, because {error}") from None
+        raise ValueError(
+            f"{hint}; there are no validation images to use instead, because {error}"
+        ) from None
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,8 @@ docs/export.md describes the formats.
 if __name__ == "__main__":
     from utils.startup import prepare_script
 
-    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    prepare_script()
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -41,25 +42,74 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     parser = FlagParser(__doc__)
     add = parser.add_argument
     add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
-    add("--include", nargs="+", default=["torchscript"], help="formats: torchscript, onnx, openvino")
-    add("--imgsz", "--img", "--img-size", nargs="+", type=int, default=[], metavar="PX", help="height width, or a side")
+    add(
+        "--include", nargs="+", default=["torchscript"], help="formats: torchscript, onnx, openvino"
+    )
+    add(
+        "--imgsz",
+        "--img",
+        "--img-size",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="PX",
+        help="height width, or a side",
+    )
     add("--batch-size", "--batch", type=int, default=1, help="images per batch, if not --dynamic")
-    add("--device", default="cpu", help='"cpu" or a GPU number, to trace TorchScript and compare with torch')
-    add("--dynamic", action="store_true", help="take any batch size, and any height and width that fit the stride")
-    add("--head", default="", help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)")
+    add(
+        "--device",
+        default="cpu",
+        help='"cpu" or a GPU number, to trace TorchScript and compare with torch',
+    )
+    add(
+        "--dynamic",
+        action="store_true",
+        help="take any batch size, and any height and width that fit the stride",
+    )
+    add(
+        "--head",
+        default="",
+        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
+    )
     add("--half", action="store_true", help="16-bit weights; TorchScript needs a GPU")
-    add("--int8", action="store_true", help="8-bit integers, calibrated on the train split of --data")
-    add("--data", default="", help="data YAML of the images to compare with torch, and to calibrate --int8")
+    add(
+        "--int8",
+        action="store_true",
+        help="8-bit integers, calibrated on the train split of --data",
+    )
+    add(
+        "--data",
+        default="",
+        help="data YAML of the images to compare with torch, and to calibrate --int8",
+    )
     add("--calibration-images", type=int, default=300, help="images of the train split for --int8")
     add("--nms", action="store_true", help="put non-maximum suppression into the file")
-    add("--agnostic-nms", action="store_true", help="with --nms: boxes of different classes suppress each other")
-    add("--topk-all", "--max-det", type=int, default=100, help="with --nms: max detections per image")
+    add(
+        "--agnostic-nms",
+        action="store_true",
+        help="with --nms: boxes of different classes suppress each other",
+    )
+    add(
+        "--topk-all",
+        "--max-det",
+        type=int,
+        default=100,
+        help="with --nms: max detections per image",
+    )
     add("--iou-thres", "--iou", type=float, default=0.45, help="with --nms: IoU threshold")
     add("--conf-thres", "--conf", type=float, default=0.25, help="with --nms: confidence threshold")
     add("--opset", type=int, default=17, help="ONNX operator set")
-    add("--simplify", action="store_true", help="accepted for YOLOv5's sake: torch's exporter always simplifies")
+    add(
+        "--simplify",
+        action="store_true",
+        help="accepted for YOLOv5's sake: torch's exporter always simplifies",
+    )
     add("--workers", type=int, default=4, help="max DataLoader workers")
-    add("--cache-dir", default="", help="folder for cached labels (default: the user's cache folder)")
+    add(
+        "--cache-dir",
+        default="",
+        help="folder for cached labels (default: the user's cache folder)",
+    )
     parser.refuse(NOT_IN_EXPORT)
     parser.hint(HINTS)
     return parser.read(arguments)
@@ -70,13 +120,15 @@ def check_flags(args: Namespace) -> None:
     for name in args.include:
         if name in OTHER_FORMATS:
             raise ValueError(
-                f"--include {name}: not written by export.py; docs/export.md says how to convert the ONNX file"
+                f"--include {name}: not written by export.py; docs/export.md says how to convert "
+                "the ONNX file"
             )
         if name not in FORMATS:
             raise ValueError(f"--include {name}: choose from {', '.join(FORMATS)}")
     if len(args.imgsz) > 2 or not all(32 <= side <= 8192 for side in args.imgsz):
         raise ValueError(
-            f"--imgsz {' '.join(map(str, args.imgsz))}: give one side, or height and width, 32 to 8192 pixels"
+            f"--imgsz {' '.join(map(str, args.imgsz))}: give one side, or height and width, 32 to "
+            "8192 pixels"
         )
     limits = (
         ("--batch-size", args.batch_size, 1, 65536),
@@ -95,7 +147,10 @@ def check_flags(args: Namespace) -> None:
     if args.int8 and "torchscript" in args.include:
         raise ValueError("--int8: TorchScript is not quantized; use --include onnx or openvino")
     if args.half and args.device == "cpu" and "torchscript" in args.include:
-        raise ValueError("--half: 16-bit TorchScript runs on GPUs only; give --device 0, or --include onnx openvino")
+        raise ValueError(
+            "--half: 16-bit TorchScript runs on GPUs only; give --device 0, or --include onnx "
+            "openvino"
+        )
     if args.agnostic_nms and not args.nms:
         raise ValueError("--agnostic-nms changes the suppression of --nms: give both")
 
@@ -149,7 +204,10 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
         torch_version=str(torch.__version__),
     )
     if heads := detector.head.outputs:
-        say(f"{path}: exports the head {args.head or heads[0]}; choose with --head ({' or '.join(heads)})")
+        say(
+            f"{path}: exports the head {args.head or heads[0]}; choose with --head "
+            f"({' or '.join(heads)})"
+        )
     variant = f"_{args.head}" if args.head not in ("", *heads[:1]) else ""
     return Writer(detector.to(device).fuse().requires_grad_(False), model, variant)
 
@@ -164,20 +222,33 @@ class Images:
 
     def loader(self, labels: Labels, batch_size: int) -> val.Loader:
         model = self.model
-        shape: dict[str, Any] = {"image_size": model.image_size, "stride": model.stride, "canvas": model.canvas}
+        shape: dict[str, Any] = {
+            "image_size": model.image_size,
+            "stride": model.stride,
+            "canvas": model.canvas,
+        }
         return build_evaluation_loader(labels, batch_size=batch_size, workers=self.workers, **shape)
 
     def spread(self, split: str, count: int, say: Say) -> list[Tensor]:
         """At most `count` images, evenly spread over the split, in batches of one."""
         labels = self.dataset.read(split, say)
-        chosen = np.unique(np.linspace(0, len(labels) - 1, min(count, len(labels))).round().astype(int))
-        return [to_device(batch.images, torch.device("cpu")) for batch in self.loader(labels.subset(chosen), 1)]
+        chosen = np.unique(
+            np.linspace(0, len(labels) - 1, min(count, len(labels))).round().astype(int)
+        )
+        return [
+            to_device(batch.images, torch.device("cpu"))
+            for batch in self.loader(labels.subset(chosen), 1)
+        ]
 
     def mean_ap(self, backend: ExportedBackend) -> float:
-        """COCO's AP on the val split, with the suppression of val.py or of the file, on the device of `backend`."""
+        """COCO's AP on the val split, with the suppression of val.py or of the file, on the device
+        of `backend`.
+        """
         nms, single = self.model.nms, self.dataset.single_class
         named = loaded_from_metadata(backend)
-        fitting = MergedClasses(backend) if single else named.with_classes(self.dataset.names).backend
+        fitting = (
+            MergedClasses(backend) if single else named.with_classes(self.dataset.names).backend
+        )
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], 8)
         return val.evaluate(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
@@ -197,15 +268,23 @@ def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> 
 
 
 def open_exported(path: Path, device: torch.device) -> ExportedBackend:
-    """The backend of an exported file; only TorchScript runs on another device than the CPU here."""
-    backend = load_backend(path, device if path.suffix == ".torchscript" else torch.device("cpu")).backend
+    """The backend of an exported file; only TorchScript runs on another device than the CPU
+    here.
+    """
+    backend = load_backend(
+        path, device if path.suffix == ".torchscript" else torch.device("cpu")
+    ).backend
     if not isinstance(backend, ExportedBackend):
         raise TypeError(f"{path} is not an exported file")
     return backend
 
 
-def check_file(path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say) -> None:
-    """Compare a file with torch; FaultError if they differ too much. 8-bit files only have to load."""
+def check_file(
+    path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say
+) -> None:
+    """Compare a file with torch; FaultError if they differ too much. 8-bit files only have to
+    load.
+    """
     backend = open_exported(path, device)
     if writer.model.precision == "int8":
         return
@@ -215,19 +294,31 @@ def check_file(path: Path, writer: Writer, images: list[Tensor], device: torch.d
     say(f"{path.name}: {found}")
 
 
-def report_loss(path: Path, images: Images, before: float, backend: ExportedBackend, say: Say) -> None:
+def report_loss(
+    path: Path, images: Images, before: float, backend: ExportedBackend, say: Say
+) -> None:
     """Print the mAP of the checkpoint and of an 8-bit file."""
     after = images.mean_ap(backend)
-    say(f"{path}: mAP {after:.4f} on the val split, {before:.4f} before: a loss of {before - after:.4f}")
+    say(
+        f"{path}: mAP {after:.4f} on the val split, {before:.4f} before: a loss of "
+        f"{before - after:.4f}"
+    )
     if before - after > MAX_LOSS:
-        say(f"{path}: a loss above {MAX_LOSS} is too much; try the other format, more --calibration-images, or --half")
+        say(
+            f"{path}: a loss above {MAX_LOSS} is too much; try the other format, more "
+            "--calibration-images, or --half"
+        )
 
 
 def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
     """Write and check the files of one checkpoint."""
     writer = open_writer(path, args, device, say)
     images = open_images(args, path, writer.model, say)
-    compared = images.spread("val", COMPARED_IMAGES, say) if images else drawn_images(writer.model, COMPARED_IMAGES)
+    compared = (
+        images.spread("val", COMPARED_IMAGES, say)
+        if images
+        else drawn_images(writer.model, COMPARED_IMAGES)
+    )
     calibration, before = [], 0.0
     if images and args.int8:
         calibration = images.spread("train", args.calibration_images, say)
@@ -241,13 +332,17 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
 
 
 def main(args: Namespace) -> None:
-    """Export. Raises ValueError for wrong flags, files or packages, and FaultError if a file differs from torch."""
+    """Export. Raises ValueError for wrong flags, files or packages, and FaultError if a file
+    differs from torch.
+    """
     check_flags(args)
     require_packages(args.include, int8=args.int8)
     device = pick_devices(args.device, RankInfo())[0]
     say = RunLog(active=True).say
     if args.simplify:
-        say("--simplify: nothing to do, torch's exporter folds constants and removes what is unused")
+        say(
+            "--simplify: nothing to do, torch's exporter folds constants and removes what is unused"
+        )
     for path in args.weights or [checkpoint_file.newest(Path("runs"), "**/weights/best.pt")]:
         export(Path(path), args, device, say)
 

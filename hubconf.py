@@ -3,7 +3,8 @@
     model = torch.hub.load("path/to/kestrel", "custom", path="best.pt", source="local")
     result = model("street.jpg")
 
-torch.hub executes this file, so use source="local" with a checkout that you trust. For the arguments see models.load.
+torch.hub executes this file, so use source="local" with a checkout that you trust. For the
+arguments see models.load.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from models import load
 from models.python_api import LoadedDetector
 
-dependencies = ["torch", "torchvision", "cv2", "numpy", "yaml"]  # torch.hub checks that these can be imported
+# torch.hub checks that these can be imported
+dependencies = ["torch", "torchvision", "cv2", "numpy", "yaml"]
 
 
 def custom(path: str, **settings: Any) -> LoadedDetector:

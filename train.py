@@ -25,7 +25,8 @@ Several processes give the same training as one.
 if __name__ == "__main__":
     from utils.startup import prepare_script
 
-    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    prepare_script()
 
 import gc
 from argparse import SUPPRESS
@@ -46,45 +47,117 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     parser = FlagParser(__doc__, argument_default=SUPPRESS, defaults=TrainConfig().as_dict())
     add = parser.add_argument
     add("--weights", help="checkpoint to fine-tune from; '' trains from scratch")
-    add("--cfg", help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)")
+    add(
+        "--cfg",
+        help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)",
+    )
     add("--data", help="data set YAML, as a path or a name in data/")
-    add("--download", action="store_true", help="download the data set, and weights of models/pretrained.yaml")
-    add("--hyp", help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data")
+    add(
+        "--download",
+        action="store_true",
+        help="download the data set, and weights of models/pretrained.yaml",
+    )
+    add(
+        "--hyp",
+        help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data",
+    )
     add("--epochs", type=int, help="passes over the training images")
-    add("--batch-size", "--batch", type=int, help="total batch size (8 in very short runs); -1: largest that fits")
-    add("--imgsz", "--img", "--img-size", type=int, help="image size in pixels, for training and validation")
-    add("--tile", type=int, help="train on tiles of this side, in pixels, resized to --imgsz; 0: on whole images")
-    add("--tile-overlap", type=float, help="minimum overlap of neighbouring tiles, as a fraction of their side")
-    add("--rect", action="store_true", help="rectangular batches of images of similar shape; no mosaic")
-    add("--resume", nargs="?", const="newest", help="resume a run: its folder or last.pt, or the newest run")
-    add("--nosave", action="store_true", help="save only at the end, and on a signal such as SIGTERM")
+    add(
+        "--batch-size",
+        "--batch",
+        type=int,
+        help="total batch size (8 in very short runs); -1: largest that fits",
+    )
+    add(
+        "--imgsz",
+        "--img",
+        "--img-size",
+        type=int,
+        help="image size in pixels, for training and validation",
+    )
+    add(
+        "--tile",
+        type=int,
+        help="train on tiles of this side, in pixels, resized to --imgsz; 0: on whole images",
+    )
+    add(
+        "--tile-overlap",
+        type=float,
+        help="minimum overlap of neighbouring tiles, as a fraction of their side",
+    )
+    add(
+        "--rect",
+        action="store_true",
+        help="rectangular batches of images of similar shape; no mosaic",
+    )
+    add(
+        "--resume",
+        nargs="?",
+        const="newest",
+        help="resume a run: its folder or last.pt, or the newest run",
+    )
+    add(
+        "--nosave",
+        action="store_true",
+        help="save only at the end, and on a signal such as SIGTERM",
+    )
     add("--noval", action="store_true", help="validate only at the end")
     add("--val-period", type=int, help="validate every N epochs, and at the end")
     add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")
     add("--noplots", action="store_true", help="draw no pictures")
-    add("--multi-scale", action="store_true", help="vary the image size by up to 50%% from batch to batch")
+    add(
+        "--multi-scale",
+        action="store_true",
+        help="vary the image size by up to 50%% from batch to batch",
+    )
     add("--single-cls", action="store_true", help="treat all classes as one class")
     add("--optimizer", help="SGD, Adam, AdamW, Muon or auto")
     add("--workers", type=int, help="max DataLoader workers per process")
-    add("--image-weights", action="store_true", help="sample rare classes and those with low AP more often")
+    add(
+        "--image-weights",
+        action="store_true",
+        help="sample rare classes and those with low AP more often",
+    )
     add("--sync-bn", action="store_true", help="synchronize BatchNorm over all processes")
     add("--shard", action="store_true", help="experimental: shard weights and optimizer state")
-    add("--checkpoint-activations", action="store_true", help="activation checkpointing: less memory, slower")
+    add(
+        "--checkpoint-activations",
+        action="store_true",
+        help="activation checkpointing: less memory, slower",
+    )
     add("--project", help="folder for run folders")
     add("--name", help="the run folder's name; a number is added if it is taken")
     add("--exist-ok", action="store_true", help="use an existing run folder")
     add("--cos-lr", action="store_true", help="cosine learning-rate schedule instead of linear")
     add("--label-smoothing", type=float, help="label smoothing epsilon")
     add("--patience", type=int, help="early stopping: epochs without improvement; 0: never")
-    add("--freeze", nargs="+", type=int, help="layers to freeze: N for the first N, or layer numbers")
+    add(
+        "--freeze",
+        nargs="+",
+        type=int,
+        help="layers to freeze: N for the first N, or layer numbers",
+    )
     add("--save-period", type=int, help="keep a checkpoint every N epochs; -1: none")
     add("--save-minutes", type=float, help="also save every N minutes; 0: only after epochs")
     add("--seed", type=int, help="random seed of weights, sample order and augmentation")
     add("--amp", help="precision: auto, fp32, bf16, fp16 (mixed) or fp64")
-    add("--compile", nargs="?", const="default", help="torch.compile: default, reduce-overhead, max-autotune, off")
-    add("--close-mosaic", type=int, help="turn off mosaic, mixup and copy-paste for the last N epochs")
-    add("--cache", nargs="?", const="ram", help="cache decoded images: auto, ram, disk, device, off")
-    add("--cache-dir", help="folder for cached labels and images (default: the user's cache folder)")
+    add(
+        "--compile",
+        nargs="?",
+        const="default",
+        help="torch.compile: default, reduce-overhead, max-autotune, off",
+    )
+    add(
+        "--close-mosaic",
+        type=int,
+        help="turn off mosaic, mixup and copy-paste for the last N epochs",
+    )
+    add(
+        "--cache", nargs="?", const="ram", help="cache decoded images: auto, ram, disk, device, off"
+    )
+    add(
+        "--cache-dir", help="folder for cached labels and images (default: the user's cache folder)"
+    )
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))
     launch, given = read_launch(parser, arguments)
@@ -152,11 +225,13 @@ FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 def main(cfg: TrainConfig, world: World) -> Evaluation:
     """Train with the settings in cfg; return the evaluation of the best checkpoint.
 
-    This is the complete training procedure, from top to bottom. Raises NonFiniteError, after everything is written, if
-    most optimizer steps were skipped.
+    This is the complete training procedure, from top to bottom. Raises NonFiniteError, after
+    everything is written, if most optimizer steps were skipped.
     """
     log = RunLog(active=world.is_main)
-    run = open_run(cfg, world, log.say, find_hyp=find_hyp, find_data=find_data, check_model=check_model)
+    run = open_run(
+        cfg, world, log.say, find_hyp=find_hyp, find_data=find_data, check_model=check_model
+    )
     cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size)
     torch.manual_seed(cfg.seed)  # every rank starts from the same weights
 
@@ -171,15 +246,24 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     place_model(model, weights_dtype(precision), world)
     frozen = freeze(model, cfg.freeze)
     image_size = fit_to_stride(cfg.imgsz, max(model.strides), log.say)
-    images = open_images(data.labels, image_size, world, log.say, pastes=run.hyp.copy_paste > 0, **cfg.caching())
-    criterion = build_loss(model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing), log.say)
+    images = open_images(
+        data.labels, image_size, world, log.say, pastes=run.hyp.copy_paste > 0, **cfg.caching()
+    )
+    criterion = build_loss(
+        model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing), log.say
+    )
     criterion.to(weights_dtype(precision))
     if batch.size == -1:
-        draw = trial_drawing(train_labels, images["train"], image_size, run.hyp.augmentation(), rect=cfg.rect)
-        found = measured(run, batch, model, criterion, precision, train_labels, image_size, log.say, draw=draw)
+        draw = trial_drawing(
+            train_labels, images["train"], image_size, run.hyp.augmentation(), rect=cfg.rect
+        )
+        found = measured(
+            run, batch, model, criterion, precision, train_labels, image_size, log.say, draw=draw
+        )
         batch = replace(batch, size=found)
     batch = batch.limited_to(len(train_labels), log.say)
-    run.config = cfg = replace(cfg, batch_size=batch.size)  # kept if another number of processes resumes the run
+    # kept if another number of processes resumes the run
+    run.config = cfg = replace(cfg, batch_size=batch.size)
 
     # This rank's share of each global batch, and the training state
     loaders = build_loaders(
@@ -215,21 +299,32 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     # The run folder: created only after all checks have passed
     run.open_folder({split: report.as_dict() for split, report in data.reports.items()}, log.say)
     log.send(RunStarted(run.folder, cfg.as_dict(), run.hyp.as_dict(), progress.rows))
-    pictures = Pictures(run.folder, data.names, active=world.is_main and not cfg.noplots, written=log.image_written)
+    pictures = Pictures(
+        run.folder, data.names, active=world.is_main and not cfg.noplots, written=log.image_written
+    )
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
     val_images = counted(len(data.labels["val"]), f"val {data.unit}")
     log.say(
         f"{data.file}, {len(train_labels):,} train and {val_images} at {image_size} px; "
-        f"{state.describe(len(loaders.train), cfg.optimizer)}; workers {loaders.train.workers}; writing to {run.folder}"
+        f"{state.describe(len(loaders.train), cfg.optimizer)}; workers {loaders.train.workers}; "
+        f"writing to {run.folder}"
     )
     world.wait_for_main()
 
-    # Train. The detections of a validation are evaluated in the background while the next epoch trains.
-    checkpoints = CheckpointManager(run.folder, state, run.describe(model.table, data), **cfg.saving())
-    detector = partial(detect, loader=loaders.val, world=world, criterion=criterion, active=log.active)
+    # Train. The detections of a validation are evaluated in the background while the next epoch
+    # trains.
+    checkpoints = CheckpointManager(
+        run.folder, state, run.describe(model.table, data), **cfg.saving()
+    )
+    detector = partial(
+        detect, loader=loaders.val, world=world, criterion=criterion, active=log.active
+    )
     validation = EpochValidation(checkpoints, detector, log, data.names, **cfg.validating())
-    with checkpoints, memory_advice(batch.size, image_size, world.device, world.size, max(model.strides)):
+    with (
+        checkpoints,
+        memory_advice(batch.size, image_size, world.device, world.size, max(model.strides)),
+    ):
         if progress.pending:
             validation.start(validation.detect())
             validation.wait()
@@ -240,7 +335,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             loaders.train.sampler.set_epoch(epoch, progress.batch)
             criterion.start_epoch(epoch, cfg.epochs, closing=epoch >= cfg.epochs - cfg.close_mosaic)
             if cfg.image_weights:
-                loaders.train.sampler.weights = weights_after(train_labels, progress.metrics, data.names)
+                loaders.train.sampler.weights = weights_after(
+                    train_labels, progress.metrics, data.names
+                )
             set_training(model, frozen)
             with tuned_convolutions(one_shape=not (cfg.rect or cfg.multi_scale)):
                 pace = train_one_epoch(
@@ -255,20 +352,33 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
             validation.wait()
             state.sync_buffers()
             predictions = validation.detect() if validation.is_due(epoch) else None
-            progress.end_epoch(pace, state.schedule.lr(loaders.train.sampler.batches_before(epoch + 1) - 1))
+            progress.end_epoch(
+                pace, state.schedule.lr(loaders.train.sampler.batches_before(epoch + 1) - 1)
+            )
             validation.start(predictions)
             # The next epoch waits for this evaluation if it depends on the result.
             if not predictions or cfg.image_weights or validation.decides(epoch):
                 validation.wait()
-            checkpoints.after_epoch(done=progress.finished(cfg.epochs))  # all ranks hold the same metrics
+            # all ranks hold the same metrics
+            checkpoints.after_epoch(done=progress.finished(cfg.epochs))
             if progress.early_stopping.should_stop():
                 log.say(f"early stopping: no improvement for {cfg.patience} epochs (--patience)")
         best, best_epoch = evaluate_best(checkpoints, model.table, loaders.val, active=log.active)
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
     draw_results(pictures, best, loaders.val)
-    log.send(RunEnded(run.folder, run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)})))
-    log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see {run.folder}")
-    steps = state.steps_between([loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)])
+    log.send(
+        RunEnded(
+            run.folder,
+            run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)}),
+        )
+    )
+    log.say(
+        f"best.pt is from epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see "
+        f"{run.folder}"
+    )
+    steps = state.steps_between(
+        [loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
+    )
     if skipped := state.guard.state_dict()["skipped"]:
         log.say(describe_skipped(skipped, steps))
     world.wait_for_main()
@@ -293,10 +403,13 @@ def train_one_epoch(
     replica, sampler, world, guard = state.replica, loader.sampler, state.world, state.guard
     epoch_losses = state.progress.losses
     first_step = sampler.batches_before(sampler.epoch)
-    closing = state.schedule.step_batches(first_step, first_step + sampler.batches_in(sampler.epoch))
+    closing = state.schedule.step_batches(
+        first_step, first_step + sampler.batches_in(sampler.epoch)
+    )
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
-    host_sums = AsyncHostCopy(world.device)  # so that no step waits for the device to show its losses
+    # so that no step waits for the device to show its losses
+    host_sums = AsyncHostCopy(world.device)
     skipped_before, searched_before = guard.skipped, guard.searched
     for number, batch in enumerate(bar, sampler.first_batch):
         step = first_step + number
@@ -304,14 +417,18 @@ def train_one_epoch(
         if pictures is not None:
             pictures.train_batch(number, batch.images, batch.targets)
 
-        images = to_device(batch.images, world.device, replica.model.dtype)  # [B, 3, H, W], uint8 to [0, 1]
+        images = to_device(
+            batch.images, world.device, replica.model.dtype
+        )  # [B, 3, H, W], uint8 to [0, 1]
         targets = pad_targets(batch.targets)  # [T, 6]: image, class, x1, y1, x2, y2
         if scale is not None:
             images, targets = scale(step, images, targets)
-        with replica.gradients(last=step in closing):  # ranks exchange gradients once for each optimizer step
+        # ranks exchange gradients once for each optimizer step
+        with replica.gradients(last=step in closing):
             with state.autocast:
                 maps = replica(images)
-            losses = criterion(maps, targets, checkpoints.trigger.all_reduce_sum)  # {"box": ...}: this rank's share
+            # {"box": ...}: this rank's share
+            losses = criterion(maps, targets, checkpoints.trigger.all_reduce_sum)
             loss = criterion.weighted_sum(losses) * state.batch.loss_scale
             state.scaler.scale(loss).backward(nan_if_nonfinite(loss))
         epoch_losses.add(losses)
@@ -322,14 +439,22 @@ def train_one_epoch(
                 images_seen = world.all_gather_rows(batch.indices).tolist()
                 where = f"epoch {sampler.epoch + 1}, batch {number + 1}"
                 advice = checkpoints.advise_after_nonfinite_steps()
-                raise NonFiniteError(describe_stuck(guard, where, advice, images_seen, loader.labels.path))
+                raise NonFiniteError(
+                    describe_stuck(guard, where, advice, images_seen, loader.labels.path)
+                )
             checkpoints.after_step(number + 1)
         for sums in host_sums.push(epoch_losses.sums) if number % fetch_every == 0 else ():
-            means = [f"{name} {value:.4f}" for name, value in epoch_losses.running_means(sums).items()]
+            means = [
+                f"{name} {value:.4f}" for name, value in epoch_losses.running_means(sums).items()
+            ]
             trained = (number + 1 - sampler.first_batch) * sampler.batch_size
             bar.show([*means, *bar.pace_texts(trained, memory_gib(world.device))])
     state.progress.batch = sampler.batches_in(sampler.epoch)
-    pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device)) if len(loader) else "already trained"
+    pace = (
+        bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device))
+        if len(loader)
+        else "already trained"
+    )
     skipped = guard.state_dict()["skipped"] - skipped_before
     steps = sum(step >= first_step + sampler.first_batch for step in closing)
     of = f"of {counted(steps, 'optimizer step')}"
@@ -346,12 +471,15 @@ def compile_training(
     image_size: int,
     say: Say,
 ) -> None:
-    """Compile the model, the loss, and the drawing of images on the device; report each to `say`."""
+    """Compile the model, the loss, and the drawing of images on the device; report each to
+    `say`.
+    """
     example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
     images = to_device(example, state.world.device, state.replica.model.dtype)
     mode = mode_without_reuse(mode, state.batch.accumulate, state.world.device, say)
     say(f"--compile {mode}: compiling takes a minute or more")
-    forward = state.replica.without_exchange  # through DistributedDataParallel, so that all-reduce overlaps backward
+    # through DistributedDataParallel, so that all-reduce overlaps backward
+    forward = state.replica.without_exchange
     model, world = state.replica.model, state.world
     say(compile_model(model, mode, images, state.autocast, world, forward=forward))
     say(compile_loss(criterion, model, images, state.autocast, world))
@@ -359,17 +487,23 @@ def compile_training(
 
 
 def open_model(run: Run, data: Dataset, world: World, say: Say) -> tuple[Detector, TrainConfig]:
-    """Return the model, without the weights of a resumed run, which `run.restore` loads, and the settings to use."""
+    """Return the model, without the weights of a resumed run, which `run.restore` loads, and the
+    settings to use.
+    """
     cfg, hyp, trained = run.config, run.hyp, None
     if run.saved:
-        model = detector_for_state(Path(cfg.resume), run.saved.description.table, run.saved.model, load=False)
+        model = detector_for_state(
+            Path(cfg.resume), run.saved.description.table, run.saved.model, load=False
+        )
     else:
         model, trained = start_model(
             cfg.cfg,
             cfg.weights,
             data.names,
             anchors_per_level=round(hyp.anchors),
-            box_sizes=lambda stride: data.labels["train"].box_sizes(round_up_to_stride(cfg.imgsz, stride)),
+            box_sizes=lambda stride: data.labels["train"].box_sizes(
+                round_up_to_stride(cfg.imgsz, stride)
+            ),
             ratio_limit=hyp.anchor_t,
             world=world,
             say=say,
@@ -390,7 +524,8 @@ def measured(
     *,
     draw: Callable[[int], Tensor] | None,
 ) -> int:
-    """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most pixels and boxes.
+    """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most
+    pixels and boxes.
 
     draw: draws a batch on the device, if the run does.
     """
@@ -400,12 +535,23 @@ def measured(
         batches_per_step = replace(batch, size=images * world.size).accumulate
         return mode_without_reuse(cfg.compile, batches_per_step, world.device, lambda _: None)
 
-    side = MultiScale.largest_side(image_size, max(model.strides)) if run.config.multi_scale else image_size
-    trial: dict[str, Any] = {"optimizer": run.config.optimizer, "lr": run.hyp.lr0, "momentum": run.hyp.momentum}
-    trial |= {"boxes_per_image": 4 * labels.boxes_per_image(95) + 1}  # a mosaic shows the boxes of four images
+    side = (
+        MultiScale.largest_side(image_size, max(model.strides))
+        if run.config.multi_scale
+        else image_size
+    )
+    trial: dict[str, Any] = {
+        "optimizer": run.config.optimizer,
+        "lr": run.hyp.lr0,
+        "momentum": run.hyp.momentum,
+    }
+    # a mosaic shows the boxes of four images
+    trial |= {"boxes_per_image": 4 * labels.boxes_per_image(95) + 1}
     trial |= {"one_shape": not (cfg.rect or cfg.multi_scale), "draw": draw}
     trial |= {"compile_mode": compile_mode if cfg.compile != "off" else None}
-    return measure_batch(model, criterion, precision, world, say, images=len(labels), image_size=side, **trial)
+    return measure_batch(
+        model, criterion, precision, world, say, images=len(labels), image_size=side, **trial
+    )
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -21,7 +21,8 @@ The metrics are computed as COCO's own code does.
 if __name__ == "__main__":
     from utils.startup import prepare_script
 
-    prepare_script()  # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    # from here on Ctrl-C prints "interrupted" and no traceback, even during imports
+    prepare_script()
 
 import gc
 import time
@@ -39,19 +40,56 @@ from utils.yolov5_flags import HINTS, NOT_IN_VAL
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:
     parser = FlagParser(__doc__)
     add = parser.add_argument
-    add("--weights", nargs="+", default=[], help="checkpoints, several make an ensemble (default: the newest best.pt)")
+    add(
+        "--weights",
+        nargs="+",
+        default=[],
+        help="checkpoints, several make an ensemble (default: the newest best.pt)",
+    )
     add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
-    add("--download", action="store_true", help="download the data set, and weights of models/pretrained.yaml")
+    add(
+        "--download",
+        action="store_true",
+        help="download the data set, and weights of models/pretrained.yaml",
+    )
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
-    add("--imgsz", "--img", "--img-size", type=int, default=0, help="long side in pixels (default: as trained)")
-    add("--tile", type=int, help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)")
-    add("--tile-overlap", type=float, help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)")
-    add("--tile-whole", action="store_true", help="with tiles, detect in the whole image too, for large objects")
-    add("--square", action="store_true", help="letterbox to a square, as models exported for a fixed size need")
+    add(
+        "--imgsz",
+        "--img",
+        "--img-size",
+        type=int,
+        default=0,
+        help="long side in pixels (default: as trained)",
+    )
+    add(
+        "--tile",
+        type=int,
+        help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)",
+    )
+    add(
+        "--tile-overlap",
+        type=float,
+        help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)",
+    )
+    add(
+        "--tile-whole",
+        action="store_true",
+        help="with tiles, detect in the whole image too, for large objects",
+    )
+    add(
+        "--square",
+        action="store_true",
+        help="letterbox to a square, as models exported for a fixed size need",
+    )
     add("--conf-thres", "--conf", type=float, default=0.001, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
     add("--max-det", type=int, default=300, help="max detections per image")
-    add("--task", default="val", choices=["train", "val", "test", "speed"], help="split to evaluate, or speed on val")
+    add(
+        "--task",
+        default="val",
+        choices=["train", "val", "test", "speed"],
+        help="split to evaluate, or speed on val",
+    )
     add("--workers", type=int, default=8, help="max DataLoader workers per process")
     add("--single-cls", action="store_true", help="treat all classes as one class")
     add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
@@ -61,14 +99,23 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add(
         "--save-json",
         action="store_true",
-        help="write predictions.json and its ground_truth.json (YOLO labels: ids from 1), score both with pycocotools",
+        help="write predictions.json and its ground_truth.json (YOLO labels: ids from 1), "
+        "score both with pycocotools",
     )
     add("--project", default="runs/val", help="folder for run folders")
     add("--name", default="exp", help="the run folder's name")
     add("--exist-ok", action="store_true", help="use an existing run folder")
-    add("--head", default="", help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)")
+    add(
+        "--head",
+        default="",
+        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
+    )
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
-    add("--cache-dir", default="", help="folder for cached labels (default: the user's cache folder)")
+    add(
+        "--cache-dir",
+        default="",
+        help="folder for cached labels (default: the user's cache folder)",
+    )
     parser.refuse(NOT_IN_VAL)
     parser.hint(HINTS)
     launch, values = read_launch(parser, arguments)
@@ -77,7 +124,11 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
 
 def check_flags(args: Namespace) -> None:
     """Raises ValueError for a flag that is out of range."""
-    counts = (("--batch-size", args.batch_size, 1), ("--max-det", args.max_det, 1), ("--workers", args.workers, 0))
+    counts = (
+        ("--batch-size", args.batch_size, 1),
+        ("--max-det", args.max_det, 1),
+        ("--workers", args.workers, 0),
+    )
     for flag, value, low in counts:
         if value < low:
             raise ValueError(f"{flag} {value}: choose {low} or more")
@@ -109,7 +160,13 @@ from models.assign.targets import pad_targets
 from models.backends import Backend
 from models.backends.combined import MergedClasses
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import LoadedModel, canvas_for, combine, fixed_settings_note, load_backend
+from models.backends.loading import (
+    LoadedModel,
+    canvas_for,
+    combine,
+    fixed_settings_note,
+    load_backend,
+)
 from models.losses import Loss
 from models.predict import detections_in_images
 from models.tiled import merge_rows
@@ -155,7 +212,10 @@ class Predictions:
     def evaluate(self) -> Evaluation:
         """The metrics of these detections."""
         truth = self.labels.ground_truth()
-        ids = {"image_ids": self.labels.image_ids, "class_ids": np.arange(len(self.labels.category_ids))}
+        ids = {
+            "image_ids": self.labels.image_ids,
+            "class_ids": np.arange(len(self.labels.category_ids)),
+        }
         return Evaluation(
             images=len(self.labels),
             coco=evaluate_boxes(truth, self.detections, **ids),
@@ -181,16 +241,22 @@ def detect(
     active: bool = True,
     interrupted: Callable[[], bool] | None = None,
 ) -> Predictions:
-    """Detections of `model` on every image of `loader`, gathered from all processes, and merged if it loads tiles.
+    """Detections of `model` on every image of `loader`, gathered from all processes, and merged if
+    it loads tiles.
 
-    criterion: also compute the losses, of a model that is not exported or combined. max_detections: kept per image,
-    over all classes. Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
+    criterion: also compute the losses, of a model that is not exported or combined. max_detections:
+    kept per image, over all classes. Raises InterruptedRunError, on all processes, if `interrupted`
+    becomes true on one of them.
     """
     backend = model if isinstance(model, Backend) else TorchBackend(model)
     rows = [np.zeros((0, 7))]
-    clock: list[list[float]] = []  # a row per batch: images, seconds of the model, seconds of the rest
+    # a row per batch: images, seconds of the model, seconds of the rest
+    clock: list[list[float]] = []
     terms = criterion.terms if criterion else ()
-    losses, sizes = [torch.zeros(0, len(terms), device=world.device)], [torch.zeros(0, 2, dtype=torch.float64)]
+    losses, sizes = (
+        [torch.zeros(0, len(terms), device=world.device)],
+        [torch.zeros(0, 2, dtype=torch.float64)],
+    )
     batches = Progress(loader, total=len(loader), title=title, active=active)
     for number, batch in zip(loader.sampler.numbers, batches, strict=True):
         if interrupted is not None and interrupted():
@@ -202,7 +268,8 @@ def detect(
         forward_done = time.perf_counter()
         if criterion is not None:
             batch_losses = criterion(predicted.raw, pad_targets(batch.targets))
-            losses.append(torch.stack([batch_losses[name] for name in terms])[None])  # read by the host at the end
+            # read by the host at the end
+            losses.append(torch.stack([batch_losses[name] for name in terms])[None])
             sizes.append(torch.tensor([[number, len(images)]], dtype=torch.float64))
         in_images = detections_in_images(
             predicted.boxes_xyxy,
@@ -213,7 +280,10 @@ def detect(
             iou=backend.nms_iou(iou),
             max_detections=max_detections,
         )
-        rows += [found.rows(index) for index, found in zip(batch.indices.tolist(), in_images, strict=True)]
+        rows += [
+            found.rows(index)
+            for index, found in zip(batch.indices.tolist(), in_images, strict=True)
+        ]
         clock.append([len(images), forward_done - started, time.perf_counter() - forward_done])
     if interrupted is not None and world.all_gather_rows(torch.tensor([interrupted()])).any():
         raise InterruptedRunError
@@ -223,26 +293,37 @@ def detect(
         limits: dict[str, Any] = {"iou": iou, "max_detections": max_detections}
         gathered = merge_rows(gathered, world, **loader.labels.layout(), **limits)
     numbers, images_in = torch.cat(sizes).split(1, 1)
-    by_batch = world.all_gather_rows(torch.cat([numbers, torch.cat(losses).cpu().double() * images_in], 1))
-    sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))  # same order for any number of ranks
-    warm = torch.tensor(clock[1:] or clock, dtype=torch.float64).view(-1, 3)  # the first batch is a warm-up
+    by_batch = world.all_gather_rows(
+        torch.cat([numbers, torch.cat(losses).cpu().double() * images_in], 1)
+    )
+    # same order for any number of ranks
+    sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))
+    # the first batch is a warm-up
+    warm = torch.tensor(clock[1:] or clock, dtype=torch.float64).view(-1, 3)
     timed, *seconds = world.all_gather_rows(warm).sum(0).tolist()
-    waited = world.all_gather_rows(torch.tensor([[batches.waited]])).sum().item() / len(loader.labels)
+    waited = world.all_gather_rows(torch.tensor([[batches.waited]])).sum().item() / len(
+        loader.labels
+    )
     return Predictions(
         loader.labels.whole,
         _as_detections(gathered, loader.labels.whole),
         dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
-        {"load": waited * 1000} | {part: 1000 * s / timed for part, s in zip(PARTS, seconds, strict=True)},
+        {"load": waited * 1000}
+        | {part: 1000 * s / timed for part, s in zip(PARTS, seconds, strict=True)},
     )
 
 
-def evaluate(model: Detector | Backend, loader: Loader[EvaluationSampler], world: World, **options: Any) -> Evaluation:
+def evaluate(
+    model: Detector | Backend, loader: Loader[EvaluationSampler], world: World, **options: Any
+) -> Evaluation:
     """The metrics of `model` on all images of `loader`. options: further arguments of `detect`."""
     return detect(model, loader, world, **options).evaluate()
 
 
 def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
-    """Detections sorted by image id, so that equal scores keep one order for any number of processes."""
+    """Detections sorted by image id, so that equal scores keep one order for any number of
+    processes.
+    """
     image_ids = labels.image_ids[rows[:, 0].astype(np.int64)]
     order = np.argsort(image_ids, kind="stable")
     rows = rows[order]
@@ -250,9 +331,15 @@ def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
 
 
 def evaluate_best(
-    checkpoints: CheckpointManager, table: dict[str, Any], loader: Loader[EvaluationSampler], *, active: bool
+    checkpoints: CheckpointManager,
+    table: dict[str, Any],
+    loader: Loader[EvaluationSampler],
+    *,
+    active: bool,
 ) -> tuple[Evaluation, int]:
-    """The evaluation of best.pt, the same as by val.py, and the epoch of best.pt, counted from 1."""
+    """The evaluation of best.pt, the same as by val.py, and the epoch of best.pt, counted from
+    1.
+    """
     model, epoch, world = Detector(table), 0, checkpoints.world
     if world.is_main:  # other machines may have no access to the folder
         model, saved = load_detector(checkpoints.best)
@@ -262,12 +349,16 @@ def evaluate_best(
     world.broadcast_([*model.parameters(), *model.buffers()])
     interrupted = checkpoints.trigger.signal_received
     with checkpoints.interruptible(saved=True):
-        result = evaluate(model, loader, world, title="best", active=active, interrupted=interrupted)
+        result = evaluate(
+            model, loader, world, title="best", active=active, interrupted=interrupted
+        )
     return result, epoch
 
 
 def draw_results(pictures: Pictures, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
-    """Draw the pictures at the end of a run: results, curves, confusion matrix, first batches with detections."""
+    """Draw the pictures at the end of a run: results, curves, confusion matrix, first batches with
+    detections.
+    """
     if not pictures.active:
         return
     pictures.results(found.curves.drawn(), found.curves.best_confidence, found.confusion())
@@ -276,15 +367,23 @@ def draw_results(pictures: Pictures, found: Evaluation, loader: Loader[Evaluatio
         draw_batch(pictures, number, batch, found.detections, labels)
 
 
-def draw_batch(pictures: Pictures, number: int, batch: Batch, found: Detections, labels: Labels) -> None:
-    """Draw a validation batch's ground truth, and its detections with a score of at least SHOWN_CONFIDENCE."""
+def draw_batch(
+    pictures: Pictures, number: int, batch: Batch, found: Detections, labels: Labels
+) -> None:
+    """Draw a validation batch's ground truth, and its detections with a score of at least
+    SHOWN_CONFIDENCE.
+    """
     titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
     predicted = _on_canvas(found, batch, labels)
-    pictures.val_batch(number, batch.images.cpu().numpy(), batch.targets.cpu().numpy(), predicted, titles)
+    pictures.val_batch(
+        number, batch.images.cpu().numpy(), batch.targets.cpu().numpy(), predicted, titles
+    )
 
 
 def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.float64]:
-    """[D, 7]: index in the batch, class, x1, y1, x2, y2 in the batch's pixels, score of at least SHOWN_CONFIDENCE."""
+    """[D, 7]: index in the batch, class, x1, y1, x2, y2 in the batch's pixels, score of at least
+    SHOWN_CONFIDENCE.
+    """
     rows = []
     for i, index in enumerate(batch.indices.tolist()):
         image_id, region = labels.part(index)
@@ -303,16 +402,22 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
     """The models of all files. Raises ValueError if the processes read different weights."""
     for path in paths if args.download else ():
         fetch_weights(path)
-    loaded = [load_backend(Path(path), world.device, half=args.half, head=args.head) for path in paths]
+    loaded = [
+        load_backend(Path(path), world.device, half=args.half, head=args.head) for path in paths
+    ]
     for path, model in zip(paths, loaded, strict=True):
         world.require_same(path, f"{model.digest} {model.backend.precision}")
     return loaded
 
 
-def combine_members(paths: Sequence[str], loaded: Sequence[LoadedModel], dataset: Dataset, augment: bool) -> Backend:
-    """One backend of all models, with the classes of the data set. augment: with test-time augmentation.
+def combine_members(
+    paths: Sequence[str], loaded: Sequence[LoadedModel], dataset: Dataset, augment: bool
+) -> Backend:
+    """One backend of all models, with the classes of the data set. augment: with test-time
+    augmentation.
 
-    Raises ValueError, with the file's path, if the classes of a model differ from those of the data set.
+    Raises ValueError, with the file's path, if the classes of a model differ from those of the data
+    set.
     """
     names = None if dataset.single_class else dataset.names
     combined = combine(paths, loaded, names, str(dataset.file), augment=augment)
@@ -320,24 +425,36 @@ def combine_members(paths: Sequence[str], loaded: Sequence[LoadedModel], dataset
 
 
 def crowded_images_note(labels: Labels, max_detections: int) -> str:
-    """Return a sentence if images have more objects than detections are kept, so that some must be missed, else ""."""
+    """Return a sentence if images have more objects than detections are kept, so that some must be
+    missed, else "".
+    """
     objects = labels.objects_per_image()
     crowded = int((objects > max_detections).sum())
     if not crowded:
         return ""
     return (
-        f"--max-det {max_detections}: {counted(crowded, 'image')} with more objects than that, up to {objects.max()}, "
+        f"--max-det {max_detections}: {counted(crowded, 'image')} with more objects than that, up "
+        f"to {objects.max()}, "
         "so that some are missed in any case; choose a larger --max-det"
     )
 
 
-def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]) -> str:
-    """Write metrics.json and the files of --save-txt and --save-json; return pycocotools' summary of the latter."""
+def write_outputs(
+    args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]
+) -> str:
+    """Write metrics.json and the files of --save-txt and --save-json; return pycocotools' summary
+    of the latter.
+    """
     paths = [labels.path(i) for i in range(len(labels))]
     write_json(folder / "metrics.json", found.as_dict(names))
     if args.save_txt:
         write_label_files(
-            folder / "labels", found.detections, paths, labels.image_ids, labels.sizes, scores=args.save_conf
+            folder / "labels",
+            found.detections,
+            paths,
+            labels.image_ids,
+            labels.sizes,
+            scores=args.save_conf,
         )
     if not args.save_json:
         return ""
@@ -349,20 +466,29 @@ def write_outputs(args: Namespace, folder: Path, found: Evaluation, labels: Labe
 def main(args: Namespace, world: World) -> Evaluation:
     """Evaluate with the flags in args, write the run folder, and return the evaluation.
 
-    Raises ValueError for a flag that is out of range, and where open_dataset, Dataset.read and load_detector do.
+    Raises ValueError for a flag that is out of range, and where open_dataset, Dataset.read and
+    load_detector do.
     """
     check_flags(args)
-    world.require_same("the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE})
+    world.require_same(
+        "the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE}
+    )
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     loaded = load_members(paths, world, args)
     data = args.data or loaded[0].data
     if not data:
-        raise ValueError(f"{paths[0]}: does not name the data set that it was trained on; give --data")
+        raise ValueError(
+            f"{paths[0]}: does not name the data set that it was trained on; give --data"
+        )
 
     single = args.single_cls or loaded[0].single_class
     speed, split = args.task == "speed", "val" if args.task == "speed" else args.task
     log = RunLog(active=world.is_main)
-    reading: dict[str, Any] = {"download": args.download, "single_class": single, "cache_dir": args.cache_dir}
+    reading: dict[str, Any] = {
+        "download": args.download,
+        "single_class": single,
+        "cache_dir": args.cache_dir,
+    }
     reading |= loaded[0].tiles(args.tile, args.tile_overlap, args.tile_whole)
     dataset = open_dataset(data, (split,), world, log.say, **reading)
     backend = combine_members(paths, loaded, dataset, args.augment)
@@ -372,14 +498,29 @@ def main(args: Namespace, world: World) -> Evaluation:
     if note := crowded_images_note(labels.whole, args.max_det):
         log.say(note)
 
-    created = str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
+    created = (
+        str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
+    )
     folder = Path(world.broadcast_object(created))
     if world.devices:
-        log.say(f"one process uses one device, {world.device}; --spawn starts a process for each device")
-    wanted = [args.imgsz or loaded[0].image_size] * 2 if args.square else [args.imgsz] if args.imgsz else []
+        log.say(
+            f"one process uses one device, {world.device}; --spawn starts a process for each device"
+        )
+    wanted = (
+        [args.imgsz or loaded[0].image_size] * 2
+        if args.square
+        else [args.imgsz]
+        if args.imgsz
+        else []
+    )
     size, canvas = canvas_for(backend, wanted, loaded[0].image_size)
     workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
-    process: dict[str, Any] = {"device": world.device, "rank": world.rank, "size": world.size, "workers": workers}
+    process: dict[str, Any] = {
+        "device": world.device,
+        "rank": world.rank,
+        "size": world.size,
+        "workers": workers,
+    }
     process |= {"image_size": size, "stride": backend.stride, "canvas": canvas}
     process |= {"ring_bytes": ring_budget(world.local_size), "say": log.say}
     loader = build_evaluation_loader(labels, batch_size=args.batch_size, **process)
@@ -398,7 +539,9 @@ def main(args: Namespace, world: World) -> Evaluation:
     log.table(format_summary(result.coco.stats))
     log.say(f"{result.describe_times()} per {dataset.unit}, in batches of {args.batch_size}")
     draw_results(Pictures(folder, dataset.names, active=world.is_main), result, loader)
-    if world.is_main and (summary := write_outputs(args, folder, result, labels.whole, dataset.names)):
+    if world.is_main and (
+        summary := write_outputs(args, folder, result, labels.whole, dataset.names)
+    ):
         log.table(summary)
     log.say(f"results written to {folder}")
     world.wait_for_main()

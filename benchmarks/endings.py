@@ -1,15 +1,17 @@
-"""How soon a run of several processes ends when one of them fails, and whether --max-restarts continues it.
+"""How soon a run of several processes ends when one of them fails, and whether --max-restarts
+continues it.
 
-Claim: on one machine, less than 30 seconds after the fault no process of a run under torch's launcher is left; the exit
-code is not 0, and one line says why. With --max-restarts the run continues in the same folder and finishes, 5 times out
-of 5. (torch 2.15, gloo, two cores: 1 to 4 seconds, 5 of 5.)
+Claim: on one machine, less than 30 seconds after the fault no process of a run under torch's
+launcher is left; the exit code is not 0, and one line says why. With --max-restarts the run
+continues in the same folder and finishes, 5 times out of 5. (torch 2.15, gloo, two cores: 1 to 4
+seconds, 5 of 5.)
 
     python benchmarks/endings.py --processes 2 4 --restarts 5
 
-The runs are runs of train.py on generated images, started as users start them. The faults are those of
-tests/test_failures.py: instead of training its second epoch a process raises an exception, is killed, asks for more
-memory than there is, or refuses its data; Ctrl-C is sent while DataLoader workers run. Times are only meaningful on a
-machine that does nothing else.
+The runs are runs of train.py on generated images, started as users start them. The faults are those
+of tests/test_failures.py: instead of training its second epoch a process raises an exception, is
+killed, asks for more memory than there is, or refuses its data; Ctrl-C is sent while DataLoader
+workers run. Times are only meaningful on a machine that does nothing else.
 """
 
 import argparse
@@ -47,8 +49,12 @@ Row = list[object]
 
 
 def torchrun(processes: int, folder: Path, *flags: str) -> list[str]:
-    """The command of a run with these launcher flags; train.py flags appended to it override its own."""
-    own = small_run_flags(folder.parent / "data" / "tiny.yaml", str(ROOT / "tests" / "tables" / "tiny.yaml"), folder)
+    """The command of a run with these launcher flags; train.py flags appended to it override its
+    own.
+    """
+    own = small_run_flags(
+        folder.parent / "data" / "tiny.yaml", str(ROOT / "tests" / "tables" / "tiny.yaml"), folder
+    )
     return [*TORCHRUN, "--nproc_per_node", str(processes), *flags, SCRIPT, *own, "--batch", "4"]
 
 
@@ -57,7 +63,14 @@ def ended(job: Job, what: str, processes: int) -> Row:
     started = time.monotonic()
     code = job.end(120)
     lines = error_lines(job.err)
-    return [what, processes, f"{time.monotonic() - started:.1f}", code, len(lines), lines[0][:60] if lines else ""]
+    return [
+        what,
+        processes,
+        f"{time.monotonic() - started:.1f}",
+        code,
+        len(lines),
+        lines[0][:60] if lines else "",
+    ]
 
 
 def faults(processes: int, root: Path) -> Iterator[Row]:
@@ -76,17 +89,25 @@ def interrupted(processes: int, root: Path) -> Row:
     """The row for Ctrl-C, sent while each process has two DataLoader workers."""
     folder = root / f"interrupted-{processes}"
     more = ["--epochs", "1000", "--workers", "2", "--batch", str(2 * processes)]
-    with launched([*torchrun(processes, folder), *more], folder, KESTREL_FAULT="tests.test_failures:many_cores") as job:
+    with launched(
+        [*torchrun(processes, folder), *more],
+        folder,
+        KESTREL_FAULT="tests.test_failures:many_cores",
+    ) as job:
         wait_until((folder / "exp" / "weights" / "last.pt").exists, 120, "the first checkpoint")
         os.killpg(job.process.pid, signal.SIGINT)
         return ended(job, "Ctrl-C", processes)
 
 
 def restarted(number: int, root: Path) -> bool:
-    """Whether a run whose rank 1 is killed in its second epoch continues in its folder and finishes."""
+    """Whether a run whose rank 1 is killed in its second epoch continues in its folder and
+    finishes.
+    """
     folder = root / f"restarted-{number}"
     command = [*torchrun(2, folder, "--max-restarts", "3"), "--epochs", "4"]
-    with launched(command, folder, KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once") as job:
+    with launched(
+        command, folder, KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once"
+    ) as job:
         code, runs = job.end(300), [path.name for path in folder.glob("exp*")]
         rows = (folder / "exp" / "results.csv").read_text().splitlines()[1:]
         return (code, runs, len(rows)) == (0, ["exp"], 4) and "resuming " in job.out
@@ -98,10 +119,13 @@ def report(rows: Sequence[Row], restarts: Sequence[bool]) -> str:
     table = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
     return (
         f"# How runs end: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
-        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. Seconds are counted "
-        f"from the fault until no process is left, launcher and DataLoader workers included; exit codes are the "
+        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. Seconds "
+        "are counted "
+        "from the fault until no process is left, launcher and DataLoader workers included; exit "
+        "codes are the "
         f"launcher's. Error lines are those of Kestrel, not of the launcher.\n\n{table}\n\n"
-        f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} runs continued in "
+        f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} "
+        "runs continued in "
         "the same folder and finished.\n"
     )
 
@@ -110,7 +134,9 @@ def main() -> None:
     parser = FlagParser(__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], choices=[1, 2, 4])
     parser.add_argument("--restarts", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "endings.md", help="file for the report")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs" / "endings.md", help="file for the report"
+    )
     options: argparse.Namespace = parser.read()
     with tempfile.TemporaryDirectory() as name:
         root, rows = Path(name), []

@@ -1,14 +1,15 @@
-"""Claim: the evaluator in utils/metrics/ gives the twelve numbers of pycocotools, up to 1e-9, at least 20 times faster.
+"""Claim: the evaluator in utils/metrics/ gives the twelve numbers of pycocotools, up to 1e-9, at
+least 20 times faster.
 
     OMP_NUM_THREADS=1 python benchmarks/evaluator.py [--quick] [--repeats 3] [--seed 0]
 
-The data are random: 5,000 images, about 36,500 ground truths (1 % crowds), 100 detections per image, 80 classes. Two
-thirds of the detections are ground truths moved and resized, a tenth of those with a wrong class; the rest is noise.
-Scores have three digits, so that there are ties.
+The data are random: 5,000 images, about 36,500 ground truths (1 % crowds), 100 detections per
+image, 80 classes. Two thirds of the detections are ground truths moved and resized, a tenth of
+those with a wrong class; the rest is noise. Scores have three digits, so that there are ties.
 
-Both evaluators are timed from prepared data to the twelve numbers, in CPU seconds of this process: pycocotools from its
-COCO objects (without loadRes), ours from flat arrays. pycocotools runs once, ours `--repeats` times; the ratio uses the
-median.
+Both evaluators are timed from prepared data to the twelve numbers, in CPU seconds of this process:
+pycocotools from its COCO objects (without loadRes), ours from flat arrays. pycocotools runs once,
+ours `--repeats` times; the ratio uses the median.
 """
 
 from __future__ import annotations
@@ -47,23 +48,35 @@ def draw_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 def draw_truth(generator: np.random.Generator, num_images: int) -> GroundTruth:
-    """About TRUTHS_PER_IMAGE random boxes per image; areas are 50 to 100 % of the box, as in segmentations."""
+    """About TRUTHS_PER_IMAGE random boxes per image; areas are 50 to 100 % of the box, as in
+    segmentations.
+    """
     image_ids = np.repeat(np.arange(num_images), generator.poisson(TRUTHS_PER_IMAGE, num_images))
     count = len(image_ids)
     boxes = draw_boxes(generator, count)
     areas = boxes[:, 2] * boxes[:, 3] * generator.uniform(0.5, 1.0, count)
     return GroundTruth(
-        image_ids, generator.integers(0, NUM_CLASSES, count), boxes, areas, generator.random(count) < 0.012
+        image_ids,
+        generator.integers(0, NUM_CLASSES, count),
+        boxes,
+        areas,
+        generator.random(count) < 0.012,
     )
 
 
-def draw_detections(generator: np.random.Generator, truth: GroundTruth, num_images: int) -> Detections:
-    """DETECTIONS_PER_IMAGE per image; two thirds are near a ground truth of that image, if it has one."""
+def draw_detections(
+    generator: np.random.Generator, truth: GroundTruth, num_images: int
+) -> Detections:
+    """DETECTIONS_PER_IMAGE per image; two thirds are near a ground truth of that image, if it has
+    one.
+    """
     image_ids = np.repeat(np.arange(num_images), DETECTIONS_PER_IMAGE)
     count = len(image_ids)
     class_ids, boxes = generator.integers(0, NUM_CLASSES, count), draw_boxes(generator, count)
     counts = np.bincount(truth.image_ids, minlength=num_images)
-    source = (np.cumsum(counts) - counts)[image_ids] + (generator.random(count) * counts[image_ids]).astype(np.int64)
+    source = (np.cumsum(counts) - counts)[image_ids] + (
+        generator.random(count) * counts[image_ids]
+    ).astype(np.int64)
     near = np.flatnonzero((generator.random(count) < 2 / 3) & (counts[image_ids] > 0))
     moved = truth.boxes_xywh[source[near]]
     shift = generator.normal(0, 0.08, moved.shape) * np.tile(moved[:, 2:], 2)
@@ -80,14 +93,23 @@ def draw_detections(generator: np.random.Generator, truth: GroundTruth, num_imag
 def as_coco(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[COCO, COCO]:
     """The same data as COCO objects of pycocotools: ground truth and detections."""
     annotations = [
-        {"id": row + 1, "image_id": image, "category_id": class_id, "bbox": box, "area": area, "iscrowd": int(crowd)}
+        {
+            "id": row + 1,
+            "image_id": image,
+            "category_id": class_id,
+            "bbox": box,
+            "area": area,
+            "iscrowd": int(crowd),
+        }
         for row, (image, class_id, box, area, crowd) in enumerate(
             zip(*(column.tolist() for column in vars(truth).values()), strict=True)
         )
     ]
     results = [
         {"image_id": image, "category_id": class_id, "bbox": box, "score": score}
-        for image, class_id, box, score in zip(*(column.tolist() for column in vars(detections).values()), strict=True)
+        for image, class_id, box, score in zip(
+            *(column.tolist() for column in vars(detections).values()), strict=True
+        )
     ]
     reference = COCO()
     reference.dataset = {
@@ -99,7 +121,9 @@ def as_coco(truth: GroundTruth, detections: Detections, num_images: int) -> tupl
     return reference, reference.loadRes(results)
 
 
-def time_pycocotools(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[float, list[float]]:
+def time_pycocotools(
+    truth: GroundTruth, detections: Detections, num_images: int
+) -> tuple[float, list[float]]:
     """CPU seconds of the evaluation, and the twelve numbers."""
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         reference, results = as_coco(truth, detections, num_images)
@@ -112,15 +136,21 @@ def time_pycocotools(truth: GroundTruth, detections: Detections, num_images: int
     return seconds, list(evaluator.stats)
 
 
-def time_ours(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[float, list[float]]:
+def time_ours(
+    truth: GroundTruth, detections: Detections, num_images: int
+) -> tuple[float, list[float]]:
     """CPU seconds of the evaluation, and the twelve numbers."""
     start = time.process_time()
-    result = evaluate_boxes(truth, detections, image_ids=np.arange(num_images), class_ids=np.arange(NUM_CLASSES))
+    result = evaluate_boxes(
+        truth, detections, image_ids=np.arange(num_images), class_ids=np.arange(NUM_CLASSES)
+    )
     return time.process_time() - start, list(result.stats.values())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="200 images instead of 5,000")
     parser.add_argument("--repeats", type=int, default=3, help="runs of Kestrel's evaluator")
     parser.add_argument("--seed", type=int, default=0)
@@ -137,14 +167,19 @@ def main() -> None:
     seconds = [run[0] for run in ours]
     difference = max(abs(a - b) for a, b in zip(ours[0][1], reference_numbers, strict=True))
     print(
-        f"Python {platform.python_version()}, numpy {np.__version__}, pycocotools {version('pycocotools')}, "
+        f"Python {platform.python_version()}, numpy {np.__version__}, pycocotools "
+        f"{version('pycocotools')}, "
         f"one thread, seed {options.seed}"
     )
     print(
-        f"{num_images:,} images, {len(truth.areas):,} ground truths, {len(detections.scores):,} detections, "
+        f"{num_images:,} images, {len(truth.areas):,} ground truths, {len(detections.scores):,} "
+        "detections, "
         f"{NUM_CLASSES} classes"
     )
-    print(f"AP {reference_numbers[0]:.4f}, AP50 {reference_numbers[1]:.4f}, AR100 {reference_numbers[8]:.4f}")
+    print(
+        f"AP {reference_numbers[0]:.4f}, AP50 {reference_numbers[1]:.4f}, AR100 "
+        f"{reference_numbers[8]:.4f}"
+    )
     print(f"pycocotools   {reference_seconds:7.2f} CPU s (n = 1)")
     print(
         f"utils.metrics {statistics.median(seconds):7.2f} CPU s "

@@ -1,9 +1,14 @@
-"""Everything to find out on a day with a GPU, in one command: correctness, real trainings, exports, then speed.
+"""Everything to find out on a day with a GPU, in one command: correctness, real trainings, exports,
+then speed.
 
-    python benchmarks/gpu.py                                    at most 8 minutes on one H100 or H200 with 16 cores
-    python benchmarks/gpu.py --data mydata.yaml --out results   other images than the generated shapes
-    python benchmarks/gpu.py --stages host-waits steps-64       some stages only, with those that they need
-    python benchmarks/gpu.py --device cpu --small               try it without a GPU: what a CPU can run
+    # at most 8 minutes on one H100 or H200 with 16 cores
+    python benchmarks/gpu.py
+    # other images than the generated shapes
+    python benchmarks/gpu.py --data mydata.yaml --out results
+    # some stages only, with those that they need
+    python benchmarks/gpu.py --stages host-waits steps-64
+    # try it without a GPU: what a CPU can run
+    python benchmarks/gpu.py --device cpu --small
 
 Claim: on one H100 or H200 every check passes, and yolov5n, s and m train at 80 % of the eager-mode
 limit of the memory's bandwidth (benchmarks/step.py). Not measured yet.
@@ -53,18 +58,31 @@ def chosen(names: Sequence[str]) -> list[Stage]:
     wanted = list(names or by_name)
     for name in wanted:
         if name not in by_name:
-            raise ValueError(f"--stages {name}: there is no such stage{did_you_mean(name, by_name)}; --help lists them")
+            raise ValueError(
+                f"--stages {name}: there is no such stage{did_you_mean(name, by_name)}; --help "
+                "lists them"
+            )
         wanted += [needed for needed in by_name[name].after if needed not in wanted]
     return [stage for stage in STAGES if stage.name in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     started = time.monotonic() - process_age()
-    parser = FlagParser(__doc__ + "\n".join(f"    {stage.name:18} {stage.about}" for stage in STAGES))
+    parser = FlagParser(
+        __doc__ + "\n".join(f"    {stage.name:18} {stage.about}" for stage in STAGES)
+    )
     add = parser.add_argument
     add("--device", default="0", help="a GPU's number, or cpu")
-    add("--data", default="", help="data set YAML for trainings and the loader (default: generated shapes)")
-    add("--small", action="store_true", help="small images, short trainings: to try the command on a CPU")
+    add(
+        "--data",
+        default="",
+        help="data set YAML for trainings and the loader (default: generated shapes)",
+    )
+    add(
+        "--small",
+        action="store_true",
+        help="small images, short trainings: to try the command on a CPU",
+    )
     add("--stages", nargs="+", default=[], help="only these stages, and those that they need")
     add("--minutes", type=float, default=8.0, help="time for all stages together")
     add("--out", type=Path, default=Path("runs/gpu"), help="folder for the results")
@@ -101,9 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def find_device(wanted: str) -> str:
-    """ "cpu" or the number of a GPU. Raises ValueError if there is no such device, or more than one.
+    """ "cpu" or the number of a GPU. Raises ValueError if there is no such device, or more than
+    one.
 
-    A process of its own looks: the stages are forked from this one, which therefore must not use CUDA.
+    A process of its own looks: the stages are forked from this one, which therefore must not use
+    CUDA.
     """
     with ProcessPoolExecutor(1, mp_context=FORK) as pool:
         devices = pool.submit(pick_devices, wanted, RankInfo()).result()
@@ -123,7 +143,9 @@ def process_age() -> float:
 
 
 def show_last(outcomes: list[Outcome], out: Path, logs: Path, started: float) -> None:
-    """Print the last outcome, and write all that is known: this command may be stopped at any time."""
+    """Print the last outcome, and write all that is known: this command may be stopped at any
+    time.
+    """
     last = outcomes[-1]
     print(f"[{time.monotonic() - started:5.0f} s] {last.stage}: {result(last)}", flush=True)
     write_results(out, outcomes, logs, about(started))
@@ -131,7 +153,10 @@ def show_last(outcomes: list[Outcome], out: Path, logs: Path, started: float) ->
 
 def about(started: float) -> str:
     """The command and the time that it has taken so far."""
-    return f"python benchmarks/gpu.py {' '.join(sys.argv[1:])}".rstrip() + f": {time.monotonic() - started:.0f} s"
+    return (
+        f"python benchmarks/gpu.py {' '.join(sys.argv[1:])}".rstrip()
+        + f": {time.monotonic() - started:.0f} s"
+    )
 
 
 def end_with_stages(number: int, _: FrameType | None) -> None:

@@ -1,16 +1,18 @@
 """Speed of the training loader: images per second and core, from files and from caches.
 
-Goal: for 640 px mosaics with the default hyper-parameters, from cached images, 5 times the 76 images/s per core of
-YOLOv5's loader without a cache (measured separately on such a core); 15 times with `--cache device`, where loader
-processes only plan the augmentation and the GPU draws it. The measurements are in `benchmarks/results/loader_*`.
+Goal: for 640 px mosaics with the default hyper-parameters, from cached images, 5 times the 76
+images/s per core of YOLOv5's loader without a cache (measured separately on such a core); 15 times
+with `--cache device`, where loader processes only plan the augmentation and the GPU draws it. The
+measurements are in `benchmarks/results/loader_*`.
 
     python benchmarks/loader.py --data mydata.yaml --img 640 --workers 0 1
     python benchmarks/loader.py --data mydata.yaml --img 640 --workers 8 --device 0
 
-Each row is `data.build_train_loader` with another cache. After one pass over the data for warm-up it makes `--passes`
-passes, in turns with the other rows. images/s per core: images divided by the CPU seconds of all processes, including
-the copying of batches in this one. images/s by wall time: until the images are on the device. Batches of `--cache
-device` are drawn only on a GPU, eagerly and compiled; on a CPU they are only planned.
+Each row is `data.build_train_loader` with another cache. After one pass over the data for warm-up
+it makes `--passes` passes, in turns with the other rows. images/s per core: images divided by the
+CPU seconds of all processes, including the copying of batches in this one. images/s by wall time:
+until the images are on the device. Batches of `--cache device` are drawn only on a GPU, eagerly and
+compiled; on a CPU they are only planned.
 """
 
 import argparse
@@ -61,13 +63,20 @@ def loaders(
         "workers": workers,
         "device": device,
     }
-    cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))["train"]
+    cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))[
+        "train"
+    ]
     if not isinstance(cached, CachedImages):
         raise SystemExit("the decoded images do not fit into memory")
     device_images, on_gpu = DeviceImages(cached, device), device.type == "cuda"
-    drawn = ["--cache device", "--cache device, compiled"] if on_gpu else [f"--cache device{PLANNED}"]
+    drawn = (
+        ["--cache device", "--cache device, compiled"] if on_gpu else [f"--cache device{PLANNED}"]
+    )
     caches = {"from files": None, "--cache ram": cached, **dict.fromkeys(drawn, device_images)}
-    built = {name: build_train_loader(labels, images=images, **settings) for name, images in caches.items()}
+    built = {
+        name: build_train_loader(labels, images=images, **settings)
+        for name, images in caches.items()
+    }
     if on_gpu:
         built[drawn[-1]].compile(print)
     else:
@@ -88,14 +97,24 @@ def cpu_seconds(loader: Loader[TrainSampler]) -> float:
 def one_pass(loader: Loader[TrainSampler], epoch: int, device: torch.device) -> tuple[float, float]:
     """(images per CPU second, images per second of wall time) of an epoch."""
     loader.sampler.set_epoch(epoch)
-    cpu_start, start = cpu_seconds(loader), time.perf_counter()  # no batch of this epoch is in work yet
+    cpu_start, start = (
+        cpu_seconds(loader),
+        time.perf_counter(),
+    )  # no batch of this epoch is in work yet
     images = sum(len(batch.indices) for batch in loader)
     wait_for(device)
-    return images / max(cpu_seconds(loader) - cpu_start, 1e-9), images / (time.perf_counter() - start)
+    return images / max(cpu_seconds(loader) - cpu_start, 1e-9), images / (
+        time.perf_counter() - start
+    )
 
 
 def measure(
-    labels: Labels, image_size: int, batch_size: int, workers: int, passes: int, device: torch.device
+    labels: Labels,
+    image_size: int,
+    batch_size: int,
+    workers: int,
+    passes: int,
+    device: torch.device,
 ) -> list[str]:
     """The rows of the report for one number of workers."""
     by_cache = loaders(labels, image_size, batch_size, workers, device)
@@ -110,21 +129,34 @@ def measure(
         ratio = f"{median(per_core) / YOLOV5_UNCACHED:.1f}" if image_size == 640 else "-"
         spread = f"{median(per_core):.0f} ({min(per_core):.0f} to {max(per_core):.0f})"
         lines.append(
-            f"| {name} | {workers} | {spread} | {ratio} | {f'{median(per_second):.0f}' if is_drawn else '-'} |"
+            f"| {name} | {workers} | {spread} | {ratio} | "
+            f"{f'{median(per_second):.0f}' if is_drawn else '-'} |"
         )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--data", default="shapes.yaml")
     add("--img", type=int, default=640)
     add("--batch", type=int, default=16)
-    add("--workers", type=int, nargs="+", default=[0, 1], help="DataLoader workers; 0: load in this process")
+    add(
+        "--workers",
+        type=int,
+        nargs="+",
+        default=[0, 1],
+        help="DataLoader workers; 0: load in this process",
+    )
     add("--device", default="cpu", help="cpu, or a GPU's number")
     add("--passes", type=int, default=5)
-    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, as text for the report")
+    add(
+        "--about",
+        default=f"{os.cpu_count()} cores {platform.machine()}",
+        help="the hardware, as text for the report",
+    )
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 
@@ -134,15 +166,19 @@ def main() -> None:
     labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
     (device,) = pick_devices(options.device, RankInfo())
     rows = [
-        row for n in options.workers for row in measure(labels, options.img, options.batch, n, options.passes, device)
+        row
+        for n in options.workers
+        for row in measure(labels, options.img, options.batch, n, options.passes, device)
     ]
     where = f"{options.about}; {describe(device)}; OpenCV {cv2.__version__}"
     about = f"{options.img} px, batch {options.batch}, {len(labels)} images; {where}"
     lines = [
         f"# Loader: {about}, {date.today()}",
         "",
-        f"Medians (minimum to maximum) of {options.passes} passes in turns. Ratio: to YOLOv5's {YOLOV5_UNCACHED:.0f} "
-        f"images/s per core, 640 px mosaics, uncached. Load average at the end {os.getloadavg()[0]:.1f}.",
+        f"Medians (minimum to maximum) of {options.passes} passes in turns. Ratio: to YOLOv5's "
+        f"{YOLOV5_UNCACHED:.0f} "
+        "images/s per core, 640 px mosaics, uncached. Load average at the end "
+        f"{os.getloadavg()[0]:.1f}.",
         "",
         "| images | workers | images/s per core | ratio | images/s by wall time |",
         "| --- | --- | --- | --- | --- |",

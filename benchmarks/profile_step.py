@@ -1,18 +1,21 @@
-"""Profile of a training step: the time of its parts, the operations that take longest, and the memory in use.
+r"""Profile of a training step: the time of its parts, the operations that take longest, and the
+memory in use.
 
-Claim: a step of YOLOX or YOLO11 with 500 boxes in each image takes at most 1.5 times the time and twice the memory of
-10 boxes. LOG.md has results of this tool.
+Claim: a step of YOLOX or YOLO11 with 500 boxes in each image takes at most 1.5 times the time and
+twice the memory of 10 boxes. LOG.md has results of this tool.
 
-    python benchmarks/profile_step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp bf16
+    python benchmarks/profile_step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 \
+        --amp bf16
     python benchmarks/profile_step.py --cfg yolox_nano.yaml --img 640 --boxes 500
     python benchmarks/profile_step.py --cfg yolo11n.yaml --boxes 500
-    python benchmarks/profile_step.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 --trace trace.json
+    python benchmarks/profile_step.py --device 0 --cfg yolov5n.yaml --img 640 --batch 64 \
+        --trace trace.json
 
-It runs train.py's `train_one_epoch` on one batch that is on the device already, `--steps` steps after a warm-up, twice.
-The first run times the parts, with the device synchronised before and after each: forward, loss, backward, optimizer
-(with clipping, EMA and the check for finite numbers), and the rest, which is the loop itself. The second run records
-operations with torch's profiler, on a GPU by the time of the kernels that each starts. `--trace` writes a file for
-chrome://tracing.
+It runs train.py's `train_one_epoch` on one batch that is on the device already, `--steps` steps
+after a warm-up, twice. The first run times the parts, with the device synchronised before and after
+each: forward, loss, backward, optimizer (with clipping, EMA and the check for finite numbers), and
+the rest, which is the loop itself. The second run records operations with torch's profiler, on a
+GPU by the time of the kernels that each starts. `--trace` writes a file for chrome://tracing.
 """
 
 import argparse
@@ -91,12 +94,16 @@ def profiled(setting: Setting, world: World) -> profile:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities, schedule=plan, record_shapes=True) as found:
         batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
-        train_through(batches, setting, world, watch=lambda number: found.step() if number else None)
+        train_through(
+            batches, setting, world, watch=lambda number: found.step() if number else None
+        )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--device", default="cpu", help="cpu, or a GPU's number")
     add("--cfg", default="yolov5n.yaml")
@@ -113,13 +120,20 @@ def main() -> None:
     names = ("cfg", "img", "batch", "amp", "boxes", "steps")
     setting, world = Setting(**{name: getattr(options, name) for name in names}), World(device)
 
-    print(f"{options.cfg}, {options.img} px, batch {options.batch}, {options.boxes} boxes; ms per step\n")
+    print(
+        f"{options.cfg}, {options.img} px, batch {options.batch}, {options.boxes} boxes; ms per "
+        "step\n"
+    )
     for name, milliseconds in parts(setting, world).items():
         print(f"{name:>12} {milliseconds:9.2f}")
     print(f"\n{memory_gib(world.device):.2f} GiB of memory in use\n")
     found = profiled(setting, world)
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    rows = [row for row in found.key_averages(group_by_input_shape=True) if row.device_type == DeviceType.CPU]
+    rows = [
+        row
+        for row in found.key_averages(group_by_input_shape=True)
+        if row.device_type == DeviceType.CPU
+    ]
     operations = [row for row in rows if not row.key.startswith("ProfilerStep")]
     for event in sorted(operations, key=lambda e: -getattr(e, by))[: options.rows]:
         shapes = str([shape for shape in event.input_shapes if shape])[:80]

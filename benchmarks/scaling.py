@@ -1,27 +1,34 @@
-"""Scaling from one process to N: the speedup, and where the rest of the time goes (shared machine, exchange, data).
+r"""Scaling from one process to N: the speedup, and where the rest of the time goes (shared machine,
+exchange, data).
 
-Claim: the exchange (all-reduce) of K bytes of gradients takes little time, of the order of the ring model's
-2(N-1)/N * K/w, where w is the bandwidth of an all-reduce alone. What else N processes on one machine lose, they lose by
-sharing the machine. With yolov5n, 320 px, 8 images in each of two processes on one core each, a step takes 1.11 times
-as long as in one process; the exchange is 13 ms of 371 ms, the model predicts 6 ms. With SyncBN on CPUs a step takes
-2.1 times as long: the processes wait for each other at each of 114 small messages.
+Claim: the exchange (all-reduce) of K bytes of gradients takes little time, of the order of the ring
+model's 2(N-1)/N * K/w, where w is the bandwidth of an all-reduce alone. What else N processes on
+one machine lose, they lose by sharing the machine. With yolov5n, 320 px, 8 images in each of two
+processes on one core each, a step takes 1.11 times as long as in one process; the exchange is 13 ms
+of 371 ms, the model predicts 6 ms. With SyncBN on CPUs a step takes 2.1 times as long: the
+processes wait for each other at each of 114 small messages.
 
     python benchmarks/scaling.py --device cpu --processes 1 2 --cfg yolov5n.yaml --img 320 --batch 8
-    python benchmarks/scaling.py --device 0,1,2,3 --processes 1 2 4 --cfg yolov5s.yaml --img 640 --batch 64 --sync-bn
+    python benchmarks/scaling.py --device 0,1,2,3 --processes 1 2 4 --cfg yolov5s.yaml --img 640 \
+        --batch 64 --sync-bn
 
-Each N is one launch of torch's launcher. Every process has cores // max(N) threads, also for N = 1: on two cores, one
-process with one thread is compared with two processes of one thread each. Timed is train.py's `train_one_epoch`, from
-batch to batch, with a new model for each of these passes:
+Each N is one launch of torch's launcher. Every process has cores // max(N) threads, also for N = 1:
+on two cores, one process with one thread is compared with two processes of one thread each. Timed
+is train.py's `train_one_epoch`, from batch to batch, with a new model for each of these passes:
 
-    b images per process              one synthetic batch, already on the device; the baseline is N = 1
+    b images per process              one synthetic batch, already on the device; the baseline is N
+        = 1
     b images in total                 the same for strong scaling
     b per process, no exchange        N independent models: what sharing the machine costs
-    4 batches per optimizer step      with an exchange for each batch, and with one exchange (no_sync)
-    b per process, from the loader    generated shapes, augmented as in training; the share of time spent waiting
-    b per process, counted            not timed: collectives are wrapped, gradients go through a DDP hook
+    4 batches per optimizer step      with an exchange for each batch, and with one exchange
+        (no_sync)
+    b per process, from the loader    generated shapes, augmented as in training; the share of time
+        spent waiting
+    b per process, counted            not timed: collectives are wrapped, gradients go through a DDP
+        hook
 
-A step takes as long as its slowest process. Times are medians with quartiles over `--steps` steps after `--warmup`.
-GPUs are timed with their own events, so the host runs ahead as in training.
+A step takes as long as its slowest process. Times are medians with quartiles over `--steps` steps
+after `--warmup`. GPUs are timed with their own events, so the host runs ahead as in training.
 """
 
 from __future__ import annotations
@@ -48,7 +55,14 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from benchmarks.scaling_report import GROUP, SMALL_MESSAGE, Measured, report, ring_bytes
-from benchmarks.timed_steps import NUM_CLASSES, Clocked, Setting, exchange_always, fixed_batches, train_through
+from benchmarks.timed_steps import (
+    NUM_CLASSES,
+    Clocked,
+    Setting,
+    exchange_always,
+    fixed_batches,
+    train_through,
+)
 from data import Augmentation, build_train_loader
 from data.labels import Labels
 from data.shapes.generate import generate
@@ -76,7 +90,13 @@ SENDERS = {
     "torch.nn.modules._functions": "SyncBN",
 }
 # {collective: the position of the argument that it sends}
-SENT = {"all_reduce": 0, "all_gather": 1, "all_gather_into_tensor": 1, "all_gather_single": 1, "broadcast": 0}
+SENT = {
+    "all_reduce": 0,
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "all_gather_single": 1,
+    "broadcast": 0,
+}
 
 
 class Ledger:
@@ -151,9 +171,11 @@ def step_seconds(
     group: int = 1,
     change: Callable[[Any], None] | None = None,
 ) -> list[float]:
-    """Seconds of each optimizer step on one batch that is on the device. group: batches per optimizer step.
+    """Seconds of each optimizer step on one batch that is on the device. group: batches per
+    optimizer step.
 
-    exchanging: whether the processes train one model together, or each its own. change: is called with the replica.
+    exchanging: whether the processes train one model together, or each its own. change: is called
+    with the replica.
     """
     steps, warmup = max(setting.steps // group, 3), -(-setting.warmup // group)
     own_world = world if exchanging else World(world.device)
@@ -202,19 +224,28 @@ def all_reduce_seconds(payload: int, setting: Setting, world: World) -> list[flo
         wait_for(world.device)
         seconds.append(time.perf_counter() - started)
     by_process = world.all_gather_object(seconds[setting.warmup :])
-    return [min(times) for times in zip(*by_process, strict=True)]  # the process that comes last does not wait
+    return [
+        min(times) for times in zip(*by_process, strict=True)
+    ]  # the process that comes last does not wait
 
 
 def feed(setting: Setting, world: World, labels: Labels) -> tuple[list[float], float, int]:
-    """Seconds of each step on batches from the loader, the largest share of time waiting, and workers per process."""
+    """Seconds of each step on batches from the loader, the largest share of time waiting, and
+    workers per process.
+    """
     total, count = setting.batch * world.size, setting.warmup + setting.steps
-    hyp, workers = Hyp(), loader_workers(setting.workers, setting.batch, world.device, world.local_size)
+    hyp, workers = (
+        Hyp(),
+        loader_workers(setting.workers, setting.batch, world.device, world.local_size),
+    )
     loader = build_train_loader(
         labels.subset(np.arange(total * count) % len(labels)),
         batch_size=total,
         image_size=setting.img,
         stride=1,  # used with --rect only
-        augmentation=Augmentation(**{each.name: getattr(hyp, each.name) for each in fields(Augmentation)}),
+        augmentation=Augmentation(
+            **{each.name: getattr(hyp, each.name) for each in fields(Augmentation)}
+        ),
         seed=0,
         workers=workers,
         device=world.device,
@@ -229,24 +260,39 @@ def feed(setting: Setting, world: World, labels: Labels) -> tuple[list[float], f
 
 
 def measure_here(setting: Setting, device: str, folder: Path) -> None:
-    """Measure in this process as part of its launch; rank 0 writes the results to a file in `folder`."""
+    """Measure in this process as part of its launch; rank 0 writes the results to a file in
+    `folder`.
+    """
     with distributed_session() as connect:
         world = connect(Launch(device=device))
         with world.local_main_first():
             spec = open_data(str(folder / "shapes" / "shapes.yaml"))
-            labels, _ = read_split(spec, "train", single=False, cache_dir=str(folder / "cache"), progress=False)
+            labels, _ = read_split(
+                spec, "train", single=False, cache_dir=str(folder / "cache"), progress=False
+            )
         found = measure(setting, world, labels)
         if world.is_main:
             write_json(folder / f"{world.size}.json", asdict(found))
         world.wait_for_main()
 
 
-def launch(processes: int, device: str, threads: int, folder: Path, arguments: Sequence[str]) -> Measured:
+def launch(
+    processes: int, device: str, threads: int, folder: Path, arguments: Sequence[str]
+) -> Measured:
     """Measure in a number of processes. Raises SystemExit if one fails; it has printed why."""
     devices = ",".join(device.split(",")[:processes])  # a single process would use all of them
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(processes),
+    ]
     command = [*launcher, __file__, *arguments, "--device", devices, "--measure", str(folder)]
-    finished = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    finished = subprocess.run(
+        command, check=False, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+    )
     if finished.returncode:
         raise SystemExit(finished.returncode)
     values = json.loads((folder / f"{processes}.json").read_text())
@@ -258,10 +304,21 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser = FlagParser(__doc__)
     add, default = parser.add_argument, Setting()
     add("--device", default="cpu", help="cpu, or GPUs (0,1,2,3), one for each process")
-    add("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes; 1 is the baseline")
+    add(
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="numbers of processes; 1 is the baseline",
+    )
     add("--cfg", default=default.cfg)
     add("--img", type=int, default=default.img, help="image side in pixels")
-    add("--batch", type=int, default=default.batch, help="b: images per process; for strong scaling, images in total")
+    add(
+        "--batch",
+        type=int,
+        default=default.batch,
+        help="b: images per process; for strong scaling, images in total",
+    )
     add("--steps", type=int, default=default.steps, help="timed steps per pass")
     add("--warmup", type=int, default=default.warmup, help="warm-up steps per pass")
     add("--amp", default=default.amp, help="auto, fp32, bf16 or fp16")
@@ -270,7 +327,9 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     add("--boxes", type=int, default=default.boxes, help="boxes per synthetic image")
     add("--optimizer", default=default.optimizer, help="SGD, Adam, AdamW or Muon")
     add("--out", type=Path, default=ROOT / "runs" / "scaling.md", help="file for the report")
-    add("--measure", type=Path, help=argparse.SUPPRESS)  # set by this script: the folder for a launch's results
+    add(
+        "--measure", type=Path, help=argparse.SUPPRESS
+    )  # set by this script: the folder for a launch's results
     options = parser.read(arguments)
     check(options.processes, options.batch)
     return options
@@ -283,7 +342,9 @@ def check(processes: Sequence[int], batch: int) -> None:
         raise ValueError(f"--processes {given}: the smallest must be 1, the baseline of the others")
     for number in processes:
         if batch < 1 or batch % number:
-            raise ValueError(f"--batch {batch}: must be a positive multiple of {number} (--processes)")
+            raise ValueError(
+                f"--batch {batch}: must be a positive multiple of {number} (--processes)"
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

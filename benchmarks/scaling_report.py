@@ -19,15 +19,19 @@ GROUP = 4  # batches per optimizer step in the passes with gradient accumulation
 SMALL_MESSAGE = 4096  # bytes: its time is latency only
 
 ON_A_CPU = (
-    "On a CPU the processes share memory bandwidth, caches and clock speed even if each has its own cores. The column "
-    "*sharing* shows what that costs: a faster network would not change it, and processes on separate machines would "
+    "On a CPU the processes share memory bandwidth, caches and clock speed even if each has its "
+    "own cores. The column "
+    "*sharing* shows what that costs: a faster network would not change it, and processes on "
+    "separate machines would "
     "not have it. DataLoader workers use cores as well."
 )
 
 
 @dataclass
 class Measured:
-    """The results of a launch of N processes: seconds of each step of a pass, [] if skipped; bytes per process."""
+    """The results of a launch of N processes: seconds of each step of a pass, [] if skipped; bytes
+    per process.
+    """
 
     processes: int
     device: str = ""
@@ -42,8 +46,12 @@ class Measured:
     fed: list[float] = field(default_factory=list)  # from the loader
     waiting: float = 0.0  # share of the time spent waiting for batches
     workers: int = 0
-    moved: dict[str, list[float]] = field(default_factory=dict)  # {what: [calls, bytes, bytes sent in a ring]}
-    alone: list[tuple[int, list[float]]] = field(default_factory=list)  # bytes and seconds of an all-reduce alone
+    moved: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # {what: [calls, bytes, bytes sent in a ring]}
+    alone: list[tuple[int, list[float]]] = field(
+        default_factory=list
+    )  # bytes and seconds of an all-reduce alone
 
 
 def ring_bytes(size: int, payload: float) -> float:
@@ -73,7 +81,9 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Losses:
-    """Why a step takes longer in N processes than in one, in seconds. Noise may make values negative."""
+    """Why a step takes longer in N processes than in one, in seconds. Noise may make values
+    negative.
+    """
 
     sharing: float  # by sharing the machine
     exchange: float
@@ -103,7 +113,12 @@ def report(found: Sequence[Measured], setting: Setting) -> str:
     one, many = found[0], found[1:]
     parts = [head(one, many, setting), gain_table(found, setting.batch)]
     if many:
-        parts += [loss_table(one, many), moved_table(many), bandwidth_table(many), group_table(many)]
+        parts += [
+            loss_table(one, many),
+            moved_table(many),
+            bandwidth_table(many),
+            group_table(many),
+        ]
     parts += [data_table(found), *(verdict(one, each) for each in many)]
     if one.device.startswith("CPU") and many:
         parts.append(ON_A_CPU)
@@ -116,14 +131,18 @@ def head(one: Measured, many: Sequence[Measured], setting: Setting) -> str:
     machine = f"{os.cpu_count()} cores {processor()}"
     return (
         f"# Scaling: {Path(setting.cfg).stem}, {setting.img} px; {machine}, {date.today()}\n\n"
-        f"Each process, including the baseline: {one.device}; {backend}{one.precision}, {norm}; b = {setting.batch}; "
+        f"Each process, including the baseline: {one.device}; {backend}{one.precision}, {norm}; b "
+        f"= {setting.batch}; "
         f"{setting.steps} steps after {setting.warmup} for warm-up, medians (quartiles). "
-        f"Load average at the end {load()}. torch {torch.__version__}, Python {platform.python_version()}."
+        f"Load average at the end {load()}. torch {torch.__version__}, Python "
+        f"{platform.python_version()}."
     )
 
 
 def load() -> str:
-    """The load average of the last minute: more than this script's own processes means a busy machine."""
+    """The load average of the last minute: more than this script's own processes means a busy
+    machine.
+    """
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
@@ -168,29 +187,61 @@ def gain_table(found: Sequence[Measured], batch: int) -> str:
         count, speed = each.processes, batch / median(strong)
         weak_gain, strong_gain = base / median(weak), base / (count * median(strong))
         total = count * batch / median(weak)
-        row = (count, ms(weak), f"{total:.1f}", f"{weak_gain:.1%}", ms(strong), f"{speed:.1f}", f"{strong_gain:.1%}")
+        row = (
+            count,
+            ms(weak),
+            f"{total:.1f}",
+            f"{weak_gain:.1%}",
+            ms(strong),
+            f"{speed:.1f}",
+            f"{strong_gain:.1%}",
+        )
         rows.append(row)
     return "Weak and strong scaling:\n\n" + table(columns, rows)
 
 
 def loss_table(one: Measured, many: Sequence[Measured]) -> str:
-    columns = ("N", "T1", "TN, no exchange: ms", "TN", "sharing", "exchange", "2(N-1)/N * K/w", "other messages")
+    columns = (
+        "N",
+        "T1",
+        "TN, no exchange: ms",
+        "TN",
+        "sharing",
+        "exchange",
+        "2(N-1)/N * K/w",
+        "other messages",
+    )
     rows = []
     for each in many:
         lost = Losses.of(one, each)
-        times = (f"{1000 * value:.2f}" for value in (lost.sharing, lost.exchange, lost.ring, lost.small))
-        rows.append((each.processes, f"{1000 * median(one.step):.2f}", ms(each.silent), ms(each.step), *times))
+        times = (
+            f"{1000 * value:.2f}" for value in (lost.sharing, lost.exchange, lost.ring, lost.small)
+        )
+        rows.append(
+            (
+                each.processes,
+                f"{1000 * median(one.step):.2f}",
+                ms(each.silent),
+                ms(each.step),
+                *times,
+            )
+        )
     return (
-        "Where the time goes, ms for b images per process. *Sharing* is TN without exchange minus T1. *Exchange* is TN "
-        "minus TN without exchange, including the wait for the slowest process. Next to it: the ring model's time for "
-        "the gradients, and the number of other messages times the time of a small one:\n\n" + table(columns, rows)
+        "Where the time goes, ms for b images per process. *Sharing* is TN without exchange minus "
+        "T1. *Exchange* is TN "
+        "minus TN without exchange, including the wait for the slowest process. Next to it: the "
+        "ring model's time for "
+        "the gradients, and the number of other messages times the time of a small one:\n\n"
+        + table(columns, rows)
     )
 
 
 def moved_table(many: Sequence[Measured]) -> str:
     rows: list[tuple[object, ...]] = []
     for each in many:
-        rows.append((each.processes, "K: bytes of the gradients", "", f"{each.gradient_bytes:,}", ""))
+        rows.append(
+            (each.processes, "K: bytes of the gradients", "", f"{each.gradient_bytes:,}", "")
+        )
         for what, (calls, size, sent) in each.moved.items():
             rows.append((each.processes, what, f"{calls:.0f}", f"{size:,.0f}", f"{sent:,.0f}"))
     columns = ("N", "what", "collectives", "bytes", "bytes sent in a ring")
@@ -208,10 +259,13 @@ def bandwidth_table(many: Sequence[Measured]) -> str:
 
 def group_table(many: Sequence[Measured]) -> str:
     rows = [
-        (each.processes, ms(each.every_batch), ms(each.last_batch), f"{saved_by_no_sync(each):.1%}") for each in many
+        (each.processes, ms(each.every_batch), ms(each.last_batch), f"{saved_by_no_sync(each):.1%}")
+        for each in many
     ]
     columns = ("N", "exchange after each: ms", "one exchange (no_sync): ms", "saved")
-    return f"{GROUP} batches of b images per process in an optimizer step:\n\n" + table(columns, rows)
+    return f"{GROUP} batches of b images per process in an optimizer step:\n\n" + table(
+        columns, rows
+    )
 
 
 def saved_by_no_sync(found: Measured) -> float:
@@ -219,8 +273,17 @@ def saved_by_no_sync(found: Measured) -> float:
 
 
 def data_table(found: Sequence[Measured]) -> str:
-    rows = [(each.processes, each.workers, ms(each.step), ms(each.fed), f"{each.waiting:.1%}") for each in found]
-    columns = ("N", "workers per process", "a batch on the device: ms", "from the loader: ms", "waiting for data")
+    rows = [
+        (each.processes, each.workers, ms(each.step), ms(each.fed), f"{each.waiting:.1%}")
+        for each in found
+    ]
+    columns = (
+        "N",
+        "workers per process",
+        "a batch on the device: ms",
+        "from the loader: ms",
+        "waiting for data",
+    )
     return "Generated shapes, b images per process:\n\n" + table(columns, rows)
 
 
@@ -228,14 +291,27 @@ def verdict(one: Measured, many: Measured) -> str:
     """What limits the speed, in words."""
     lost, base = Losses.of(one, many), median(one.step)
     excess = lost.sharing + lost.exchange
-    parts = {"sharing the machine": lost.sharing, "exchange": lost.exchange, "data": many.waiting * median(many.fed)}
+    parts = {
+        "sharing the machine": lost.sharing,
+        "exchange": lost.exchange,
+        "data": many.waiting * median(many.fed),
+    }
     spread = max(quartiles(each)[2] - quartiles(each)[0] for each in (one.step, many.step))
     most = max(parts, key=lambda part: parts[part])
-    limit = f"The limit is {most}." if parts[most] > spread else "No part exceeds the spread of the steps."
-    took = f"{1000 * lost.sharing:+.1f} ms by sharing the machine, {1000 * lost.exchange:+.1f} ms by exchange"
+    limit = (
+        f"The limit is {most}."
+        if parts[most] > spread
+        else "No part exceeds the spread of the steps."
+    )
+    took = (
+        f"{1000 * lost.sharing:+.1f} ms by sharing the machine, {1000 * lost.exchange:+.1f} "
+        "ms by exchange"
+    )
     model = f"{1000 * (lost.ring + lost.small):.1f} ms"
     return (
-        f"N = {many.processes}: a step takes {1000 * excess:+.1f} ms ({excess / base:+.0%}) compared with one process: "
-        f"{took}; the ring model and the small messages predict {model} for the exchange. With the loader it waits for "
+        f"N = {many.processes}: a step takes {1000 * excess:+.1f} ms ({excess / base:+.0%}) "
+        "compared with one process: "
+        f"{took}; the ring model and the small messages predict {model} for the exchange. With the "
+        "loader it waits for "
         f"data {many.waiting:.0%} of the time. {limit}"
     )

@@ -1,15 +1,19 @@
-"""Speed of the training step alone, on a batch on the device: images/s, memory, share of the bandwidth limit.
+r"""Speed of the training step alone, on a batch on the device: images/s, memory, share of the
+bandwidth limit.
 
-Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the eager-mode limit: what the
-memory bandwidth allows if convolution, normalisation, activation and concatenation each read and write memory (6,200,
-3,200 and 1,700 images/s).
+Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the
+eager-mode limit: what the memory bandwidth allows if convolution, normalisation, activation and
+concatenation each read and write memory (6,200, 3,200 and 1,700 images/s).
 
-    python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 --batch 64 128
-    python benchmarks/step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 --amp fp32 bf16 --boxes 10 500
+    python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 \
+        --batch 64 128
+    python benchmarks/step.py --device cpu --cfg yolov5n.yaml --img 320 --batch 16 \
+        --amp fp32 bf16 --boxes 10 500
 
-It times train.py's `train_one_epoch` (benchmarks/timed_steps.py), with an optimizer step for each batch. Rows take
-turns, `--rounds` times. On a GPU, GB/s is images/s times the bytes moved per image: 3 times the bytes counted for a
-forward pass (552, 1083, 2023 MB for n, s, m at 640 px). The limit is --bandwidth divided by those bytes.
+It times train.py's `train_one_epoch` (benchmarks/timed_steps.py), with an optimizer step for each
+batch. Rows take turns, `--rounds` times. On a GPU, GB/s is images/s times the bytes moved per
+image: 3 times the bytes counted for a forward pass (552, 1083, 2023 MB for n, s, m at 640 px). The
+limit is --bandwidth divided by those bytes.
 """
 
 import argparse
@@ -33,11 +37,18 @@ from utils.distributed.launch import RankInfo
 from utils.distributed.memory import release_memory
 from utils.distributed.world import World
 
-MB_PER_IMAGE = {"yolov5n.yaml": 552, "yolov5s.yaml": 1083, "yolov5m.yaml": 2023, "yolov5l.yaml": 3236}  # at 640 px
+MB_PER_IMAGE = {
+    "yolov5n.yaml": 552,
+    "yolov5s.yaml": 1083,
+    "yolov5m.yaml": 2023,
+    "yolov5l.yaml": 3236,
+}  # at 640 px
 
 
 def images_per_second(setting: Setting, world: World, compiled: str) -> float:
-    """images/s, by the median of `setting.steps` steps after a warm-up. compiled: torch.compile's mode, or off."""
+    """images/s, by the median of `setting.steps` steps after a warm-up. compiled: torch.compile's
+    mode, or off.
+    """
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
     train_through(batches, setting, world, compiled=compiled)
     return setting.batch / median(batches.seconds(setting.warmup))
@@ -47,15 +58,22 @@ def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandw
     """A row of the report. peak: GiB, 0 if unknown. bandwidth: TB/s, 0 if unknown."""
     speed = median(speeds)
     megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
-    share = f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}" if bandwidth else "- | -"
+    share = (
+        f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}"
+        if bandwidth
+        else "- | -"
+    )
     return (
         f"| {setting.cfg} | {setting.batch} | {setting.amp} | {setting.boxes} | {compiled} | "
-        f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {f'{peak:.2f}' if peak else '-'} | {share} |"
+        f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {f'{peak:.2f}' if peak else '-'} "
+        f"| {share} |"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--device", default="cpu", help="cpu, or a GPU's number")
     add("--cfg", nargs="+", default=["yolov5n.yaml"])
@@ -67,13 +85,25 @@ def main() -> None:
     add("--steps", type=int, default=10)
     add("--warmup", type=int, default=3)
     add("--rounds", type=int, default=3)
-    add("--bandwidth", type=float, default=0.0, help="memory bandwidth of the GPU in TB/s; an H200 was measured at 4.3")
-    add("--about", default=f"{os.cpu_count()} cores {platform.machine()}", help="the hardware, as text for the report")
+    add(
+        "--bandwidth",
+        type=float,
+        default=0.0,
+        help="memory bandwidth of the GPU in TB/s; an H200 was measured at 4.3",
+    )
+    add(
+        "--about",
+        default=f"{os.cpu_count()} cores {platform.machine()}",
+        help="the hardware, as text for the report",
+    )
     add("--out", type=Path, help="file for the report")
     options = parser.parse_args()
 
     (device,) = pick_devices(options.device, RankInfo())
-    world, common = World(device), Setting(img=options.img, steps=options.steps, warmup=options.warmup)
+    world, common = (
+        World(device),
+        Setting(img=options.img, steps=options.steps, warmup=options.warmup),
+    )
     rows = [
         (replace(common, cfg=cfg, batch=batch, amp=amp, boxes=boxes), compiled)
         for cfg, batch, amp, boxes, compiled in product(
@@ -92,13 +122,16 @@ def main() -> None:
             if device.type == "cuda":
                 peaks[number] = max(peaks[number], torch.cuda.max_memory_reserved(device) / 2**30)
     lines = [
-        f"# Step: {options.img} px; {options.about}; {describe(device)}; torch {torch.__version__}, {date.today()}",
+        f"# Step: {options.img} px; {options.about}; {describe(device)}; torch "
+        f"{torch.__version__}, {date.today()}",
         "",
-        f"A batch on the device, an optimizer step per batch; medians (minimum to maximum) of {options.rounds} rounds "
+        "A batch on the device, an optimizer step per batch; medians (minimum to maximum) of "
+        f"{options.rounds} rounds "
         f"in turns, each of {options.steps} steps after {options.warmup} for warm-up. "
         f"Load average at the end {os.getloadavg()[0]:.1f}.",
         "",
-        "| model | batch | --amp | boxes per image | compiled | images/s | GiB | GB/s | of the limit |",
+        "| model | batch | --amp | boxes per image | compiled | images/s | GiB | GB/s | of the "
+        "limit |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *(
             row(setting, compiled, measured, peak, options.bandwidth)

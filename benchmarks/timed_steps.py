@@ -1,4 +1,6 @@
-"""Timed training steps: train.py's `train_one_epoch` on batches that record when each step begins."""
+"""Timed training steps: train.py's `train_one_epoch` on batches that record when each step
+begins.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LEARNING_RATE = 1e-3  # small enough that the loss stays finite on one batch rep
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of the measurement, the same for every number of processes. batch: images per process (b)."""
+    """The settings of the measurement, the same for every number of processes. batch: images per
+    process (b).
+    """
 
     cfg: str = "yolov5n.yaml"
     img: int = 320
@@ -49,12 +53,18 @@ class Setting:
 
 
 class Clocked(Iterable[Batch]):
-    """Batches for train_one_epoch that record when each step begins and the time spent waiting for batches."""
+    """Batches for train_one_epoch that record when each step begins and the time spent waiting for
+    batches.
+    """
 
-    def __init__(self, batches: Iterable[Batch], sampler: TrainSampler, device: torch.device) -> None:
+    def __init__(
+        self, batches: Iterable[Batch], sampler: TrainSampler, device: torch.device
+    ) -> None:
         self.sampler, self.device = sampler, device
         self.progress = Progress(batches, total=len(sampler), title="", active=False)
-        self.marks: list[tuple[float, float, Any]] = []  # seconds and seconds waited on the host, event of the device
+        self.marks: list[
+            tuple[float, float, Any]
+        ] = []  # seconds and seconds waited on the host, event of the device
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -94,7 +104,9 @@ def fixed_batches(setting: Setting, world: World, count: int, seed: int) -> Cloc
 def repeated(batch: Batch, setting: Setting, world: World, count: int) -> Clocked:
     """A batch of `setting.batch` images `count` times."""
     images = np.ones(count * setting.batch * world.size)
-    sampler = TrainSampler(images, batch_size=setting.batch * world.size, image_size=setting.img, seed=0)
+    sampler = TrainSampler(
+        images, batch_size=setting.batch * world.size, image_size=setting.img, seed=0
+    )
     return Clocked(repeat(batch, count), sampler, world.device)
 
 
@@ -124,8 +136,9 @@ def train_through(
 ) -> None:
     """Train a new model on `batches` as train.py does. compiled: torch.compile's mode, or off.
 
-    change: is called with the replica before training. watch: is called with the number of each batch.
-    Raises ValueError if the losses do not stay finite, because then the times are not those of training.
+    change: is called with the replica before training. watch: is called with the number of each
+    batch. Raises ValueError if the losses do not stay finite, because then the times are not those
+    of training.
     """
     torch.manual_seed(0)
     model, hyp = build_model(setting.cfg, NUM_CLASSES), Hyp()
@@ -155,7 +168,10 @@ def train_through(
         change(state.replica)
     if compiled != "off":
         pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
-        images, forward = to_device(pixels, world.device, model.dtype), state.replica.without_exchange
+        images, forward = (
+            to_device(pixels, world.device, model.dtype),
+            state.replica.without_exchange,
+        )
         print(compile_model(model, compiled, images, state.autocast, world, forward=forward))
         print(compile_loss(criterion, model, images, state.autocast, world))
     loader: Any = batches  # has all of a loader that train_one_epoch uses
@@ -170,7 +186,9 @@ def train_through(
 
 
 class Watched:
-    """Calls a function with the number of each batch, in place of the object that plots train.py's first batches."""
+    """Calls a function with the number of each batch, in place of the object that plots train.py's
+    first batches.
+    """
 
     def __init__(self, watch: Callable[[int], None] | None) -> None:
         self.watch = watch
@@ -181,5 +199,7 @@ class Watched:
 
 
 def exchange_always(replica: Any) -> None:
-    """Make a replica exchange gradients after every batch, even if an optimizer step accumulates several batches."""
+    """Make a replica exchange gradients after every batch, even if an optimizer step accumulates
+    several batches.
+    """
     replica.gradients = lambda last: contextlib.nullcontext()

@@ -59,10 +59,11 @@ def build_loaders(
     workers: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loaders:
-    """Return the loaders of the "train" and "val" labels; batch_size is the total over all processes.
+    """Return the loaders of the "train" and "val" labels; batch_size is the total over all
+    processes.
 
-    workers: max DataLoader workers per process. say: receives a log line if memory allows fewer. The other arguments
-    are those of `build_train_loader`.
+    workers: max DataLoader workers per process. say: receives a log line if memory allows fewer.
+    The other arguments are those of `build_train_loader`.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
     shared: dict[str, Any] = {"image_size": image_size, "stride": stride, "workers": workers}
@@ -111,13 +112,15 @@ def build_train_loader(
     ring_bytes: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loader[TrainSampler]:
-    """Return the loader of this process's share of the training batches. batch_size is the total over all processes.
+    """Return the loader of this process's share of the training batches. batch_size is the total
+    over all processes.
 
-    labels: of images, or of tiles; then each sample is a tile, cut at a random position. rect: group samples of similar
-    aspect ratio into batches, without mosaic, instead of square canvases. mosaic_until: the first epoch without mosaic,
-    mixup and copy-paste. images: base images, of whole images, read from their files by default. ring_bytes, say: as
-    Loader. Set the epoch, its first batch and the image weights on the loader's sampler. Raises ValueError as
-    TrainSampler does.
+    labels: of images, or of tiles; then each sample is a tile, cut at a random position. rect:
+    group samples of similar aspect ratio into batches, without mosaic, instead of square canvases.
+    mosaic_until: the first epoch without mosaic, mixup and copy-paste. images: base images, of
+    whole images, read from their files by default. ring_bytes, say: as Loader. Set the epoch, its
+    first batch and the image weights on the loader's sampler. Raises ValueError as TrainSampler
+    does.
     """
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = TrainSampler(
@@ -135,7 +138,11 @@ def build_train_loader(
 
 
 def _train_samples(
-    labels: Labels, image_size: int, augmentation: Augmentation, seed: int, images: Reader | DeviceImages | None
+    labels: Labels,
+    image_size: int,
+    augmentation: Augmentation,
+    seed: int,
+    images: Reader | DeviceImages | None,
 ) -> Samples:
     planner = (
         TilePlanner(labels, image_size, augmentation, seed)
@@ -146,11 +153,18 @@ def _train_samples(
 
 
 def trial_drawing(
-    labels: Labels, images: Reader | DeviceImages, image_size: int, augmentation: Mapping[str, float], *, rect: bool
+    labels: Labels,
+    images: Reader | DeviceImages,
+    image_size: int,
+    augmentation: Mapping[str, float],
+    *,
+    rect: bool,
 ) -> Callable[[int], Tensor] | None:
-    """Return draw(count), which draws a training batch on the device, to measure its memory; None if the CPU draws.
+    """Return draw(count), which draws a training batch on the device, to measure its memory; None
+    if the CPU draws.
 
-    The batch is uint8 [count, image_size, image_size, 3]. The arguments are those of `build_loaders`.
+    The batch is uint8 [count, image_size, image_size, 3]. The arguments are those of
+    `build_loaders`.
     """
     if not isinstance(images, DeviceImages):
         return None
@@ -158,7 +172,14 @@ def trial_drawing(
 
     def draw(count: int) -> Tensor:
         keys = [
-            Key(0, number % len(labels), image_size, image_size, mosaic=not rect, repeat=number // len(labels))
+            Key(
+                0,
+                number % len(labels),
+                image_size,
+                image_size,
+                mosaic=not rect,
+                repeat=number // len(labels),
+            )
             for number in range(count)
         ]
         return samples.draw_on_device(keys)
@@ -181,9 +202,11 @@ def build_evaluation_loader(
     ring_bytes: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loader[EvaluationSampler]:
-    """Return a loader of every image once, letterboxed to its own shape; each process gets whole batches.
+    """Return a loader of every image once, letterboxed to its own shape; each process gets whole
+    batches.
 
-    canvas: the (height, width) of all batches instead, for a model that takes no other. ring_bytes, say: as Loader.
+    canvas: the (height, width) of all batches instead, for a model that takes no other. ring_bytes,
+    say: as Loader.
     """
     shapes = canvas_shapes(image_size, stride, canvas)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]

@@ -1,4 +1,6 @@
-"""Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3], blue green red."""
+"""Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3], blue
+green red.
+"""
 
 import time
 from collections.abc import Callable
@@ -40,7 +42,9 @@ class DecodedImages:
 
 
 class DecodedTiles(DecodedImages):
-    """Base images of tiles, decoded from the files of their images. The last image is kept for its next tile."""
+    """Base images of tiles, decoded from the files of their images. The last image is kept for its
+    next tile.
+    """
 
     def __init__(self, labels: TiledLabels, image_size: int) -> None:
         super().__init__(labels, image_size)
@@ -64,28 +68,34 @@ class DecodedTiles(DecodedImages):
 def decoded(labels: Labels, image_size: int, tile: int = 0) -> DecodedImages:
     """Return a reader of the base images of images or tiles. tile: as for DecodedImages."""
     return (
-        DecodedTiles(labels, image_size) if isinstance(labels, TiledLabels) else DecodedImages(labels, image_size, tile)
+        DecodedTiles(labels, image_size)
+        if isinstance(labels, TiledLabels)
+        else DecodedImages(labels, image_size, tile)
     )
 
 
 def read_labelled(labels: Labels, index: int) -> Image:
     """Return image `index`.
 
-    The scan of the data set has decoded every image, so an error is a fault of a disk or a network, and may pass: the
-    file is read again after each of PAUSES_S. Raises UnreadableImageError if it still cannot be decoded, or if it is
-    not of the size that its labels are for.
+    The scan of the data set has decoded every image, so an error is a fault of a disk or a network,
+    and may pass: the file is read again after each of PAUSES_S. Raises UnreadableImageError if it
+    still cannot be decoded, or if it is not of the size that its labels are for.
     """
     path = labels.path(index)
     image = _read_patiently(path)
     size, known = (image.shape[1], image.shape[0]), tuple(labels.sizes[index].tolist())
     if size != known:
         sizes = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
-        raise UnreadableImageError(f"{printable(path)}: has changed since its labels were read: it had {sizes}")
+        raise UnreadableImageError(
+            f"{printable(path)}: has changed since its labels were read: it had {sizes}"
+        )
     return image
 
 
 def _read_patiently(path: str) -> Image:
-    """Return an image. Raises UnreadableImageError if it cannot be decoded after the last of PAUSES_S either."""
+    """Return an image. Raises UnreadableImageError if it cannot be decoded after the last of
+    PAUSES_S either.
+    """
     for pause_s in PAUSES_S:
         try:
             return read_image(path)
@@ -94,5 +104,7 @@ def _read_patiently(path: str) -> Image:
     try:
         return read_image(path)
     except ValueError as error:
-        attempts = f"in {len(PAUSES_S) + 1} attempts; it could be read when the data set was scanned"
+        attempts = (
+            f"in {len(PAUSES_S) + 1} attempts; it could be read when the data set was scanned"
+        )
         raise UnreadableImageError(f"{error}, {attempts}") from None

@@ -1,9 +1,10 @@
-"""The cache of decoded base images: one flat uint8 file per split, which all processes of a machine memory-map.
+"""The cache of decoded base images: one flat uint8 file per split, which all processes of a machine
+memory-map.
 
-Image i is at byte `offsets[i]`, [h, w, 3]. The file ends with a digest of what it was made from. With `ram` it is an
-anonymous file in memory, freed when the last process that maps it ends. With `disk` it is in the cache folder, where
-later runs find it. `device` copies the training images from there into the memory of each process's GPU, which then
-draws the samples itself.
+Image i is at byte `offsets[i]`, [h, w, 3]. The file ends with a digest of what it was made from.
+With `ram` it is an anonymous file in memory, freed when the last process that maps it ends. With
+`disk` it is in the cache folder, where later runs find it. `device` copies the training images from
+there into the memory of each process's GPU, which then draws the samples itself.
 """
 
 import hashlib
@@ -51,10 +52,15 @@ AUTO_SHARE, AUTO_MAX_BYTES = 0.1, 2**30  # limits of `auto`: fraction of the fre
 
 
 class CachedImages:
-    """Base images in a memory-mapped file, by index: read-only views, uint8 [h, w, 3], blue green red."""
+    """Base images in a memory-mapped file, by index: read-only views, uint8 [h, w, 3], blue green
+    red.
+    """
 
-    def __init__(self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None) -> None:
-        """sizes: [M, 2] width, height. mark: the digest at the end of the file. owner: keeps an anonymous file open.
+    def __init__(
+        self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None
+    ) -> None:
+        """sizes: [M, 2] width, height. mark: the digest at the end of the file. owner: keeps an
+        anonymous file open.
 
         Raises OSError or ValueError if the file does not exist or ends with another mark.
         """
@@ -63,7 +69,10 @@ class CachedImages:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe may block forever
             raise ValueError(f"{path}: not a regular file")
         self.pixels = np.memmap(path, np.uint8, "r")
-        if len(self.pixels) != self.offsets[-1] + len(mark) or self.pixels[self.offsets[-1] :].tobytes() != mark:
+        if (
+            len(self.pixels) != self.offsets[-1] + len(mark)
+            or self.pixels[self.offsets[-1] :].tobytes() != mark
+        ):
             raise ValueError(f"{path}: contains other images")
         self._file = open(path, "rb")  # noqa: SIM115  # holds the lock as long as the images are in use
         lock_shared(self._file.fileno())
@@ -82,9 +91,12 @@ class DeviceImages:
     def __init__(self, images: CachedImages, device: torch.device) -> None:
         self._sizes, self._offsets = images.sizes, images.offsets
         size = int(self._offsets[-1])
-        self.pool: Tensor | None = torch.zeros(size + POOL_PADDING, dtype=torch.uint8, device=device)  # None in workers
+        self.pool: Tensor | None = torch.zeros(
+            size + POOL_PADDING, dtype=torch.uint8, device=device
+        )  # None in workers
         for start in range(0, size, UPLOAD_BYTES):
-            part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])  # torch warns about read-only ones
+            # torch warns about read-only ones
+            part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])
             self.pool[start : start + len(part)].copy_(torch.from_numpy(part))
 
     def locate(self, index: int) -> tuple[int, int, int]:
@@ -97,7 +109,8 @@ class DeviceImages:
 
 
 def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the byte offset of each image of `sizes` [M, 2] (width, height), and the end of the last: [M + 1].
+    """Return the byte offset of each image of `sizes` [M, 2] (width, height), and the end of the
+    last: [M + 1].
 
     >>> offsets_of(np.array([[2, 1], [4, 3]])).tolist()
     [0, 6, 42]
@@ -116,40 +129,66 @@ def open_images(
     spills: bool = False,
     pastes: bool = False,
 ) -> dict[str, Reader | DeviceImages]:
-    """Return a reader of base images for each split: a cache (`where`: auto, ram, disk, device or off) or their files.
+    """Return a reader of base images for each split: a cache (`where`: auto, ram, disk, device or
+    off) or their files.
 
-    folder: the cache folder on disk, None if there is none. spills: whether images that do not fit into memory may be
-    cached on disk instead. The first process of each machine creates missing caches, the others map them. If there is
-    not enough room, the next best option is used, and `say` reports it.
-    pastes: whether the augmentation uses copy-paste, which GPUs cannot draw. Raises ValueError for `device` with
-    copy-paste, and as DecodedImages does, for an image that is damaged or was replaced.
+    folder: the cache folder on disk, None if there is none. spills: whether images that do not fit
+    into memory may be cached on disk instead. The first process of each machine creates missing
+    caches, the others map them. If there is not enough room, the next best option is used, and
+    `say` reports it. pastes: whether the augmentation uses copy-paste, which GPUs cannot draw.
+    Raises ValueError for `device` with copy-paste, and as DecodedImages does, for an image that is
+    damaged or was replaced.
     """
     if where == DEVICE and pastes:
-        raise ValueError("--cache device does not support copy-paste (copy_paste in --hyp): choose --cache ram")
-    splits = [_Split(name, _reader(name, split_labels, image_size)) for name, split_labels in labels.items()]
-    caches = _make_caches(splits, where, folder, spills, world.is_main, say) if world.local_rank == 0 else {}
+        raise ValueError(
+            "--cache device does not support copy-paste (copy_paste in --hyp): choose --cache ram"
+        )
+    splits = [
+        _Split(name, _reader(name, split_labels, image_size))
+        for name, split_labels in labels.items()
+    ]
+    caches = (
+        _make_caches(splits, where, folder, spills, world.is_main, say)
+        if world.local_rank == 0
+        else {}
+    )
     paths = world.all_gather_object({name: images.path for name, images in caches.items()})
     if world.local_rank > 0:
-        opened = {split.name: split.open_first([by_name.get(split.name, "") for by_name in paths]) for split in splits}
+        opened = {
+            split.name: split.open_first([by_name.get(split.name, "") for by_name in paths])
+            for split in splits
+        }
         caches = {name: images for name, images in opened.items() if images}
     counts = world.all_gather_object(len(caches))
-    if any(counts) and not all(counts):  # another machine has less room, or a process may not open another's file
-        say(f"{counts.count(0)} of {world.size} processes have no cached images and decode them for each batch")
-    readers: dict[str, Reader | DeviceImages] = {split.name: caches.get(split.name, split.source) for split in splits}
+    # another machine has less room, or a process may not open another's file
+    if any(counts) and not all(counts):
+        say(
+            f"{counts.count(0)} of {world.size} processes have no cached images and decode them "
+            "for each batch"
+        )
+    readers: dict[str, Reader | DeviceImages] = {
+        split.name: caches.get(split.name, split.source) for split in splits
+    }
     if where == DEVICE and _fits_on_device(caches, world, say):
         readers["train"] = DeviceImages(caches["train"], world.device)
     return readers
 
 
 def _reader(split: str, labels: Labels, image_size: int) -> DecodedImages:
-    """Return the reader of a split's base images. Training cuts its tiles anywhere, so it needs whole images."""
+    """Return the reader of a split's base images. Training cuts its tiles anywhere, so it needs
+    whole images.
+    """
     if split == "train" and isinstance(labels, TiledLabels):
         return decoded(labels.images, image_size, labels.tiling.side)
     return decoded(labels, image_size)
 
 
-def _fits_on_device(caches: Mapping[str, CachedImages], world: World, say: Callable[[str], None]) -> bool:
-    """Whether the training images fit onto the GPUs of all processes; all processes get the same answer."""
+def _fits_on_device(
+    caches: Mapping[str, CachedImages], world: World, say: Callable[[str], None]
+) -> bool:
+    """Whether the training images fit onto the GPUs of all processes; all processes get the same
+    answer.
+    """
     size = int(caches["train"].offsets[-1]) if "train" in caches else sys.maxsize
     free = free_memory(world.device) if world.device.type == "cuda" else 0
     fits = all(world.all_gather_object(size <= SHARE_OF_GPU * free))
@@ -159,7 +198,10 @@ def _fits_on_device(caches: Mapping[str, CachedImages], world: World, say: Calla
     elif fits:
         say(f"the GPU draws the training images: {format_bytes(size)} in its memory")
     elif caches:
-        say(f"--cache device: {format_bytes(size)} are too much for a GPU with {format_bytes(free)} free; {fallback}")
+        say(
+            f"--cache device: {format_bytes(size)} are too much for a GPU with "
+            f"{format_bytes(free)} free; {fallback}"
+        )
     return fits
 
 
@@ -171,16 +213,21 @@ def _make_caches(
     progress: bool,
     say: Callable[[str], None],
 ) -> dict[str, CachedImages]:
-    """Create or open the caches of this machine; return none if there is no room, or the folder is not writable."""
+    """Create or open the caches of this machine; return none if there is no room, or the folder is
+    not writable.
+    """
     size = sum(split.size for split in splits)
     free = {RAM: free_ram() if has_memfd() else 0}
     unwritable = ""
     if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
-        existing = sum(split.size for split in splits if split.open_first([str(split.file(folder))]))
+        existing = sum(
+            split.size for split in splits if split.open_first([str(split.file(folder))])
+        )
         if existing < size:
             unwritable = _why_unwritable(folder)
         if not unwritable:
-            free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)  # existing caches need no further room
+            # existing caches need no further room
+            free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)
 
     place = choose_location(where, size, free)
     message = _describe_choice(where, place, size, free, unwritable)
@@ -220,8 +267,12 @@ def choose_location(where: str, size: int, free: Mapping[str, int]) -> str:
     return next((place for place in wanted if size <= SHARE_OF_FREE * free.get(place, 0)), OFF)
 
 
-def _describe_choice(where: str, place: str, size: int, free: Mapping[str, int], unwritable: str = "") -> str:
-    """Return a line for the log, "" for none. unwritable: why the cache folder cannot be used, "" if it can."""
+def _describe_choice(
+    where: str, place: str, size: int, free: Mapping[str, int], unwritable: str = ""
+) -> str:
+    """Return a line for the log, "" for none. unwritable: why the cache folder cannot be used, ""
+    if it can.
+    """
     if where == OFF:
         return ""
     uncached = "decoded for each batch"
@@ -232,16 +283,28 @@ def _describe_choice(where: str, place: str, size: int, free: Mapping[str, int],
         return f"decoded images are {cached}"
     if where == AUTO:
         return f"images are {uncached}; --cache ram or disk would cache them: {format_bytes(size)}"
-    tried = [name for name in (RAM, DISK) if name in free and name != place and not (name == RAM and where == DISK)]
-    short = " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried) or "no place to cache them"
-    need = f"--cache {where}: decoded images take {format_bytes(size)}, but {short} {'are' if tried else 'is'} free"
+    tried = [
+        name
+        for name in (RAM, DISK)
+        if name in free and name != place and not (name == RAM and where == DISK)
+    ]
+    short = (
+        " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried)
+        or "no place to cache them"
+    )
+    need = (
+        f"--cache {where}: decoded images take {format_bytes(size)}, but {short} "
+        f"{'are' if tried else 'is'} free"
+    )
     if unwritable:
         need = f"{need}, and {unwritable}"
     return f"{need}; they are {uncached if place == OFF else cached}"
 
 
 def _why_unwritable(folder: Path) -> str:
-    """Return why nothing can be created in a folder, or in the parent that it would be created in; "" if it can."""
+    """Return why nothing can be created in a folder, or in the parent that it would be created in;
+    "" if it can.
+    """
     existing = next((path for path in (folder, *folder.parents) if os.path.exists(path)), folder)
     try:
         with TemporaryDirectory(dir=existing):
@@ -251,7 +314,9 @@ def _why_unwritable(folder: Path) -> str:
 
 
 def _free_disk(folder: Path) -> int:
-    """Return the free bytes of the disk that a folder is on, or would be created on; 0 if unknown."""
+    """Return the free bytes of the disk that a folder is on, or would be created on; 0 if
+    unknown.
+    """
     for existing in (folder, *folder.parents):
         with suppress(OSError):  # the folder does not exist yet, or may not be read
             return shutil.disk_usage(existing).free
@@ -267,15 +332,25 @@ class _Split:
 
     @cached_property
     def mark(self) -> bytes:
-        """A digest of what the cache is made from. Computed when needed, because it checks the state of every file."""
-        made_of = [VERSION, DECODER_VERSION, cv2.__version__, *self.source.key, digest_of_states(self._paths())]
+        """A digest of what the cache is made from. Computed when needed, because it checks the
+        state of every file.
+        """
+        made_of = [
+            VERSION,
+            DECODER_VERSION,
+            cv2.__version__,
+            *self.source.key,
+            digest_of_states(self._paths()),
+        ]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def _paths(self) -> list[str]:
         return [self.source.labels.path(index) for index in range(len(self.source.labels))]
 
     def file(self, folder: Path) -> Path:
-        """Return the path of the cache on disk: the only file in its folder, named after its contents."""
+        """Return the path of the cache on disk: the only file in its folder, named after its
+        contents.
+        """
         return folder / self._folder_name / self.mark.hex()[:16]
 
     @cached_property
@@ -284,7 +359,9 @@ class _Split:
         return "-".join(["images", digest[:16], *map(str, self.source.key)])
 
     def open_first(self, paths: Sequence[str]) -> CachedImages | None:
-        """Open the first of these files that contains the images, if any. Paths of other machines do not exist here."""
+        """Open the first of these files that contains the images, if any. Paths of other machines
+        do not exist here.
+        """
         for path in filter(None, paths):
             with suppress(OSError, ValueError):
                 return CachedImages(path, self.source.sizes, self.mark)
@@ -296,7 +373,9 @@ class _Split:
         return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
 
     def on_disk(self, folder: Path, progress: bool) -> CachedImages:
-        """Cache the images in a file that is renamed to its path once complete; remove outdated files not in use."""
+        """Cache the images in a file that is renamed to its path once complete; remove outdated
+        files not in use.
+        """
         file = self.file(folder)
         part = file.with_name("part")
         if images := self.open_first([str(file)]):  # before the lock, which needs a writable folder
@@ -316,7 +395,9 @@ class _Split:
             return CachedImages(str(file), self.source.sizes, self.mark)
 
     def _fill(self, path: str, progress: bool) -> None:
-        """Write the images into a file of the right size, and the mark after they have reached the disk."""
+        """Write the images into a file of the right size, and the mark after they have reached the
+        disk.
+        """
         pixels, offsets = np.memmap(path, np.uint8, "r+"), offsets_of(self.source.sizes)
 
         def write(index: int) -> None:
@@ -325,15 +406,23 @@ class _Split:
         numbers = range(len(self.source.labels))
         written = map_in_threads(write, numbers, os.cpu_count() or 1)
         disable = None if progress else True  # None: show the bar on a terminal only
-        with quiet_decoder(), caught_messages():  # the scan has reported what decoders print, with the file
-            for _ in tqdm(written, total=len(numbers), desc=f"{self.name} images", disable=disable, leave=False):
+        # the scan has reported what decoders print, with the file
+        with quiet_decoder(), caught_messages():
+            for _ in tqdm(
+                written,
+                total=len(numbers),
+                desc=f"{self.name} images",
+                disable=disable,
+                leave=False,
+            ):
                 pass
         pixels.flush()
         pixels[offsets[-1] :] = np.frombuffer(self.mark, np.uint8)
 
 
 def _reserve(file: Path, size: int) -> None:
-    """Create a file of `size` bytes with its disk space reserved: a mapped write to a full disk kills the process.
+    """Create a file of `size` bytes with its disk space reserved: a mapped write to a full disk
+    kills the process.
 
     Raises OSError if the disk is full.
     """

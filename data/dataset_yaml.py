@@ -12,7 +12,8 @@ from utils.files.yaml_tree import is_absent, pairs, read_tree, where
 from utils.printable import counted, did_you_mean, excerpt, printable
 
 ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
-MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}  # keys of others
+# keys of others
+MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}
 IGNORED_KEYS = ("roboflow",)  # in every Roboflow export: where the data set comes from
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
@@ -20,7 +21,9 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, lists and COCO .json files."""
+    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, lists and COCO
+    .json files.
+    """
 
     file: Path
     root: Path
@@ -29,26 +32,41 @@ class DataSpec:
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
     download: tuple[Source, ...] = ()
-    download_error: str = ""  # why the `download` entry cannot be used; "" if it can be used or is absent
+    # why the `download` entry cannot be used; "" if it can be used or is absent
+    download_error: str = ""
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
 
     def sources(self, split: str) -> tuple[Path, ...]:
-        """Return the paths of `split`. Raises ValueError if the YAML has no such split or a path does not exist."""
+        """Return the paths of `split`. Raises ValueError if the YAML has no such split or a path
+        does not exist.
+        """
         if split not in SPLITS:
             raise ValueError(f"split is '{excerpt(split)}', allowed are {', '.join(SPLITS)}")
         paths = {"train": self.train, "val": self.val, "test": self.test}[split]
         if paths is None:
             present = [name for name in SPLITS if getattr(self, name) is not None]
-            raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {', '.join(present) or 'no split'})")
+            raise ValueError(
+                f"{printable(self.file)} has no '{split}' (it has: "
+                f"{', '.join(present) or 'no split'})"
+            )
         for path in paths:
             if not os.path.exists(path):
                 downloadable = self.download and not self.sources_exist()
-                hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}" if downloadable else ""
-                raise ValueError(f"{printable(self.file)}: '{split}' is {printable(path)}, which does not exist{hint}")
+                hint = (
+                    f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
+                    if downloadable
+                    else ""
+                )
+                raise ValueError(
+                    f"{printable(self.file)}: '{split}' is {printable(path)}, which does not "
+                    f"exist{hint}"
+                )
         return paths
 
     def needed(self) -> tuple[Path, ...]:
-        """Return the paths of the train and val splits; of the test split if there are no others."""
+        """Return the paths of the train and val splits; of the test split if there are no
+        others.
+        """
         return (*(self.train or ()), *(self.val or ())) or self.test or ()
 
     def sources_exist(self) -> bool:
@@ -69,8 +87,14 @@ def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
         raise ValueError(f"{printable(given)} is a folder: give a {what} YAML file")
     if given.name == str(name) and os.path.isfile(with_suffix := folder / f"{name}.yaml"):
         return with_suffix
-    tried = [printable(path) for path in dict.fromkeys(os.path.abspath(path) for path in (given, inside))]
-    missing = f"neither {tried[0]} nor {tried[1]} exists" if len(tried) > 1 else f"{tried[0]} does not exist"
+    tried = [
+        printable(path) for path in dict.fromkeys(os.path.abspath(path) for path in (given, inside))
+    ]
+    missing = (
+        f"neither {tried[0]} nor {tried[1]} exists"
+        if len(tried) > 1
+        else f"{tried[0]} does not exist"
+    )
     missing = missing if str(name) else "the name is empty"
     known = ", ".join(sorted(printable(file.name) for file in folder.glob("*.yaml")))
     hint = f". Files in {folder.name}/: {known}" if known else ""
@@ -80,10 +104,11 @@ def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
 def read_data_yaml(file: str | Path) -> DataSpec:
     """Read the data YAML `file`. Every value is taken literally (`no` and `007` stay as written).
 
-    `path` is relative to the folder of the YAML, which is also its default; the splits are relative to `path`. If there
-    is no such folder, but one relative to the current folder, that one is used, as YOLOv5 does. `~` at the start is the
-    home folder. A `../x` that does not exist is read as `x` if that exists: Roboflow's exports say `../train/images`
-    for the folder `train/images` beside the YAML. Raises ValueError with the file and, where possible, the line.
+    `path` is relative to the folder of the YAML, which is also its default; the splits are relative
+    to `path`. If there is no such folder, but one relative to the current folder, that one is used,
+    as YOLOv5 does. `~` at the start is the home folder. A `../x` that does not exist is read as `x`
+    if that exists: Roboflow's exports say `../train/images` for the folder `train/images` beside
+    the YAML. Raises ValueError with the file and, where possible, the line.
     """
     file = Path(os.path.abspath(file))
     entries = _entries(file)
@@ -94,7 +119,10 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     moved: list[str] = []
     splits = {split: _split(root, file, split, entries.get(split), moved) for split in SPLITS}
     if moved:
-        notes.append(f"{printable(file)}: {', '.join(moved)} not found: used without ../ in {printable(root)}")
+        notes.append(
+            f"{printable(file)}: {', '.join(moved)} not found: used without ../ in "
+            f"{printable(root)}"
+        )
     download, download_error = _download(file, entries.get("download"))
     return DataSpec(
         file=file,
@@ -108,10 +136,15 @@ def read_data_yaml(file: str | Path) -> DataSpec:
 
 
 def _entries(file: Path) -> dict[str, Node]:
-    """Return the top-level values by key as YAML nodes, which hold the text as written and its line."""
+    """Return the top-level values by key as YAML nodes, which hold the text as written and its
+    line.
+    """
     document = read_tree(file, file, "data YAML", MAX_BYTES)
     if not isinstance(document, MappingNode):
-        raise ValueError(f"{printable(file)} is not a data YAML: it must be a mapping with {', '.join(ALLOWED_KEYS)}")
+        raise ValueError(
+            f"{printable(file)} is not a data YAML: it must be a mapping with "
+            f"{', '.join(ALLOWED_KEYS)}"
+        )
     entries = {}
     for key, value in pairs(document, file, "the file"):
         if key in IGNORED_KEYS:
@@ -125,13 +158,18 @@ def _entries(file: Path) -> dict[str, Node]:
 
 
 def _root(file: Path, node: Node | None, notes: list[str]) -> Path:
-    """Return the folder that the splits are relative to. It is noted if it is relative to the current folder."""
+    """Return the folder that the splits are relative to. It is noted if it is relative to the
+    current folder.
+    """
     if node is None or is_absent(node):
         return file.parent
     root, here = _join(file.parent, file, "path", node), _join(Path.cwd(), file, "path", node)
     if here == root or os.path.exists(root) or not os.path.isdir(here):
         return root
-    notes.append(f"{printable(file)}: {printable(root)} not found: used {printable(here)}, from the current folder")
+    notes.append(
+        f"{printable(file)}: {printable(root)} not found: used {printable(here)}, from the current "
+        "folder"
+    )
     return here
 
 
@@ -144,20 +182,27 @@ def _text(file: Path, key: str, node: Node) -> str:
 def _join(root: Path, file: Path, key: str, node: Node) -> Path:
     text = _text(file, key, node)
     if "\0" in text:
-        raise ValueError(f"{where(file, node)}: '{key}' contains a NUL character, which is not allowed in a path")
+        raise ValueError(
+            f"{where(file, node)}: '{key}' contains a NUL character, which is not allowed in a path"
+        )
     path = os.path.join(root, text)
     if text.startswith("~") and not os.path.lexists(path):  # the home folder, as a shell reads it
         path = os.path.join(root, os.path.expanduser(text))
     return Path(os.path.abspath(path))
 
 
-def _split(root: Path, file: Path, key: str, node: Node | None, moved: list[str]) -> tuple[Path, ...] | None:
-    """Return the paths of a split. Those that are read without their leading `../` are added to `moved` as written."""
+def _split(
+    root: Path, file: Path, key: str, node: Node | None, moved: list[str]
+) -> tuple[Path, ...] | None:
+    """Return the paths of a split. Those that are read without their leading `../` are added to
+    `moved` as written.
+    """
     if node is None or is_absent(node):
         return None
     if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
         raise ValueError(
-            f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list of these"
+            f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list "
+            "of these"
         )
     entries = node.value if isinstance(node, SequenceNode) else [node]
     paths = []
@@ -174,21 +219,27 @@ def _split(root: Path, file: Path, key: str, node: Node | None, moved: list[str]
 def _names(file: Path, node: Node | None) -> tuple[str, ...]:
     if node is None:
         raise ValueError(
-            f"{printable(file)} has no 'names': a list of class names, or a mapping from 0, 1, ... to names"
+            f"{printable(file)} has no 'names': a list of class names, or a mapping from 0, 1, ... "
+            "to names"
         )
     if isinstance(node, SequenceNode):
         entries = node.value
     elif isinstance(node, MappingNode):
         entries = _in_order_of_id(file, node)
     else:
-        raise ValueError(f"{where(file, node)}: 'names' must be a list, or a mapping from 0, 1, ... to names")
+        raise ValueError(
+            f"{where(file, node)}: 'names' must be a list, or a mapping from 0, 1, ... to names"
+        )
     if not entries:
         raise ValueError(f"{where(file, node)}: 'names' is empty; it must name at least one class")
     names = tuple(_text(file, "names", entry) for entry in entries)
     first_id: dict[str, int] = {}
     for index, name in enumerate(names):
         if (first := first_id.setdefault(name, index)) != index:
-            raise ValueError(f"{where(file, entries[index])}: classes {first} and {index} are both '{excerpt(name)}'")
+            raise ValueError(
+                f"{where(file, entries[index])}: classes {first} and {index} are both "
+                f"'{excerpt(name)}'"
+            )
     return names
 
 
@@ -204,7 +255,8 @@ def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
         if index not in by_id:
             last = excerpt(str(max(by_id)))
             problem = (
-                f"'names' has {len(by_id)} names up to id {last}, but none for {index}; the ids must be 0, 1, 2, ..."
+                f"'names' has {len(by_id)} names up to id {last}, but none for {index}; "
+                "the ids must be 0, 1, 2, ..."
             )
             raise ValueError(f"{where(file, mapping)}: {problem}")
     return [by_id[index] for index in range(len(by_id))]
@@ -220,25 +272,36 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
         return
     if not isinstance(node, ScalarNode) or _whole_number(node.value) != len(names):
         got = excerpt(node.value) if isinstance(node, ScalarNode) else "not a number"
-        raise ValueError(f"{where(file, node)}: 'nc' is {got}, but 'names' has {counted(len(names), 'class')}")
+        raise ValueError(
+            f"{where(file, node)}: 'nc' is {got}, but 'names' has {counted(len(names), 'class')}"
+        )
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
-    """Return the `download` entry and "", or nothing and its error: existing data can still be used without it."""
+    """Return the `download` entry and "", or nothing and its error: existing data can still be used
+    without it.
+    """
     if node is None or is_absent(node):
         return (), ""
     try:
-        return tuple(_source(file, entry) for entry in (node.value if isinstance(node, SequenceNode) else [node])), ""
+        return tuple(
+            _source(file, entry)
+            for entry in (node.value if isinstance(node, SequenceNode) else [node])
+        ), ""
     except ValueError as error:
         return (), str(error)
 
 
 def _source(file: Path, node: Node) -> Source:
     """Return the source given by a URL, or by a mapping of `url` and `sha256`."""
-    given = dict(pairs(node, file, "'download'")) if isinstance(node, MappingNode) else {"url": node}
+    given = (
+        dict(pairs(node, file, "'download'")) if isinstance(node, MappingNode) else {"url": node}
+    )
     if not {"url"} <= given.keys() <= {"url", "sha256"}:
         keys = excerpt(", ".join(given))
-        raise ValueError(f"{where(file, node)}: 'download' has the keys '{keys}', allowed are url and sha256")
+        raise ValueError(
+            f"{where(file, node)}: 'download' has the keys '{keys}', allowed are url and sha256"
+        )
     url = _text(file, "download", given["url"])
     digest = _text(file, "sha256", given["sha256"]) if "sha256" in given else ""
     try:
@@ -246,5 +309,7 @@ def _source(file: Path, node: Node) -> Source:
     except ValueError as error:
         raise ValueError(f"{where(file, node)}: 'download' is '{excerpt(url)}': {error}") from None
     if digest and not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
-        raise ValueError(f"{where(file, node)}: 'sha256' is '{excerpt(digest, 64)}', not 64 hexadecimal digits")
+        raise ValueError(
+            f"{where(file, node)}: 'sha256' is '{excerpt(digest, 64)}', not 64 hexadecimal digits"
+        )
     return Source(url, digest.lower())

@@ -1,4 +1,6 @@
-"""Download a data set from the URLs in its YAML. It counts as missing until complete; a later run can finish it."""
+"""Download a data set from the URLs in its YAML. It counts as missing until complete; a later run
+can finish it.
+"""
 
 import filecmp
 import hashlib
@@ -17,16 +19,20 @@ from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
 from utils.terminal import FaultError, print_lines
 
-WORK = ".kestrel-download"  # in the data set's folder during the download; never holds files of the user
+# in the data set's folder during the download; never holds files of the user
+WORK = ".kestrel-download"
 UNPACKED = "unpacked"
 DATA_SUFFIXES = IMAGE_SUFFIXES.union(*(reader.suffixes for reader in FORMATS))
 UNFINISHED = "unfinished"  # an empty file in WORK until all archives are unpacked and checked
-MOVING = "placing"  # UNFINISHED is renamed to this until all files are moved into the data set's folder
+# UNFINISHED is renamed to this until all files are moved into the data set's folder
+MOVING = "placing"
 
 
 def is_unfinished(spec: DataSpec) -> bool:
     """Whether a download of these data is running or was interrupted."""
-    return bool(spec.download) and any(os.path.exists(spec.root / WORK / name) for name in (UNFINISHED, MOVING))
+    return bool(spec.download) and any(
+        os.path.exists(spec.root / WORK / name) for name in (UNFINISHED, MOVING)
+    )
 
 
 def require_finished(spec: DataSpec) -> None:
@@ -34,32 +40,43 @@ def require_finished(spec: DataSpec) -> None:
     if is_unfinished(spec):
         state = "the download of its data was interrupted, or is still running"
         raise ValueError(
-            f"{printable(spec.file)}: {state}: --download finishes it, or remove {printable(spec.root / WORK)}"
+            f"{printable(spec.file)}: {state}: --download finishes it, or remove "
+            f"{printable(spec.root / WORK)}"
         )
 
 
 def is_data(path: Sequence[str]) -> bool:
-    """Whether a file in an archive is an image, label file or list that a data set can be read from.
+    """Whether a file in an archive is an image, label file or list that a data set can be read
+    from.
 
-    path: its folders and its name. All other files (programs, settings, hidden files) are skipped, whatever folder the
-    YAML names.
+    path: its folders and its name. All other files (programs, settings, hidden files) are skipped,
+    whatever folder the YAML names.
 
-    >>> is_data(["images", "a.JPG"]), is_data(["a.txt"]), is_data(["a.py"]), is_data([".x", "a.txt"])
-    (True, True, False, False)
+    >>> is_data(["images", "a.JPG"]), is_data(["a.txt"])
+    (True, True)
+    >>> is_data(["a.py"]), is_data([".x", "a.txt"])
+    (False, False)
     """
-    return Path(path[-1]).suffix.lower() in DATA_SUFFIXES and not any(part.startswith(".") for part in path)
+    return Path(path[-1]).suffix.lower() in DATA_SUFFIXES and not any(
+        part.startswith(".") for part in path
+    )
 
 
 def fetch_data(spec: DataSpec) -> None:
-    """Download the data of `spec` into its folder unless they exist. One process does it, the others wait.
+    """Download the data of `spec` into its folder unless they exist. One process does it, the
+    others wait.
 
-    Existing files are not changed. Raises ValueError if the YAML has no usable `download`, if the archives lack a
-    folder or file that it names, or if they hold another version of an existing file; FaultError as `fetch` does.
+    Existing files are not changed. Raises ValueError if the YAML has no usable `download`, if the
+    archives lack a folder or file that it names, or if they hold another version of an existing
+    file; FaultError as `fetch` does.
     """
     if spec.sources_exist() and not is_unfinished(spec):
         return
     if not spec.download:
-        raise ValueError(spec.download_error or f"{printable(spec.file)}: has no 'download' URL to get its data from")
+        raise ValueError(
+            spec.download_error
+            or f"{printable(spec.file)}: has no 'download' URL to get its data from"
+        )
     work = spec.root / WORK
     try:
         with exclusive_access(work):
@@ -90,13 +107,15 @@ def _fetch_all(spec: DataSpec, work: Path) -> None:
 
 
 def _unpack_all(spec: DataSpec, work: Path) -> None:
-    """Download and unpack the archives into `work`; check that they hold what the YAML names and replace no file."""
+    """Download and unpack the archives into `work`; check that they hold what the YAML names and
+    replace no file.
+    """
     unpacked = work / UNPACKED
     shutil.rmtree(unpacked, ignore_errors=True)
     archives = [_fetch_archive(spec, source, work) for source in spec.download]
     unpacked.mkdir()
-    # The top folder to strip: with `path: ../datasets/coco`, `coco/images` becomes `images`, unless the YAML names
-    # paths in datasets/coco/coco.
+    # The top folder to strip: with `path: ../datasets/coco`, `coco/images` becomes `images`, unless
+    # the YAML names paths in datasets/coco/coco.
     top = spec.root.name
     if any(path.is_relative_to(spec.root / top) for path in spec.needed()):
         top = ""
@@ -106,9 +125,14 @@ def _unpack_all(spec: DataSpec, work: Path) -> None:
         except ArchiveError as error:
             shutil.rmtree(unpacked)
             archive.unlink()  # it may be damaged: the next run downloads it again
-            raise ValueError(f"{printable(spec.file)}: {source} was not unpacked: {error}") from error
+            raise ValueError(
+                f"{printable(spec.file)}: {source} was not unpacked: {error}"
+            ) from error
         if left_out:
-            kinds = ", ".join(f"{count} {excerpt(kind) or 'without suffix'}" for kind, count in left_out.most_common(5))
+            kinds = ", ".join(
+                f"{count} {excerpt(kind) or 'without suffix'}"
+                for kind, count in left_out.most_common(5)
+            )
             print_lines(f"{source}: skipped files other than images, labels and lists: {kinds}")
     _require_sources(spec, unpacked)
     _require_no_conflict(spec, unpacked)
@@ -131,11 +155,14 @@ def _fetch_archive(spec: DataSpec, source: Source, work: Path) -> Path:
 def _require_sources(spec: DataSpec, unpacked: Path) -> None:
     """Raise ValueError if a path of the YAML is neither in the archives nor on the disk."""
     for path in spec.needed():
-        fetched = path.is_relative_to(spec.root) and (unpacked / path.relative_to(spec.root)).exists()
+        fetched = (
+            path.is_relative_to(spec.root) and (unpacked / path.relative_to(spec.root)).exists()
+        )
         if not fetched and not path.exists():
             content = excerpt(", ".join(sorted(os.listdir(unpacked))), 200)
             raise ValueError(
-                f"{printable(spec.file)}: it names {printable(path)}, but the download contains only {content}"
+                f"{printable(spec.file)}: it names {printable(path)}, but the download contains "
+                f"only {content}"
             )
 
 
@@ -143,18 +170,25 @@ def _require_no_conflict(spec: DataSpec, unpacked: Path) -> None:
     """Raise ValueError if a downloaded file would replace a different one."""
     for folder, _, names in os.walk(unpacked):
         target = spec.root / Path(folder).relative_to(unpacked)
-        conflicts = [target / name for name in names if not _is_absent_or_equal(Path(folder, name), target / name)]
+        conflicts = [
+            target / name
+            for name in names
+            if not _is_absent_or_equal(Path(folder, name), target / name)
+        ]
         if target.exists() and not target.is_dir():
             conflicts.append(target)
         if conflicts:
             raise ValueError(
-                f"{printable(spec.file)}: {printable(conflicts[0])} exists and differs from the downloaded one"
+                f"{printable(spec.file)}: {printable(conflicts[0])} exists and differs from the "
+                "downloaded one"
             )
 
 
 def _is_absent_or_equal(fetched: Path, existing: Path) -> bool:
     """Whether `existing` does not exist, or is a file with the same contents."""
-    return not os.path.lexists(existing) or (existing.is_file() and filecmp.cmp(fetched, existing, shallow=False))
+    return not os.path.lexists(existing) or (
+        existing.is_file() and filecmp.cmp(fetched, existing, shallow=False)
+    )
 
 
 def _move_missing(unpacked: Path, folder: Path) -> None:
@@ -167,4 +201,6 @@ def _move_missing(unpacked: Path, folder: Path) -> None:
             try:
                 os.rename(entry.path, target)
             except OSError as error:
-                raise FaultError(f"{printable(target)}: cannot be moved into place: {error.strerror}") from error
+                raise FaultError(
+                    f"{printable(target)}: cannot be moved into place: {error.strerror}"
+                ) from error

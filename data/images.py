@@ -20,16 +20,21 @@ class Listing(NamedTuple):
 
 
 def find_images(
-    source: str | Path, *, videos: frozenset[str] = frozenset(), labels: frozenset[str] = frozenset()
+    source: str | Path,
+    *,
+    videos: frozenset[str] = frozenset(),
+    labels: frozenset[str] = frozenset(),
 ) -> Listing:
-    """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted by path.
+    """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted
+    by path.
 
-    videos: suffixes of video files to return as well, such as .mp4. labels: suffixes of label files beside the images,
-    which are not reported as ignored. Symlinks are followed. A list has one path per line, relative to the folder of
-    the list. Entries that are missing, not an image, or listed twice are reported.
+    videos: suffixes of video files to return as well, such as .mp4. labels: suffixes of label files
+    beside the images, which are not reported as ignored. Symlinks are followed. A list has one path
+    per line, relative to the folder of the list. Entries that are missing, not an image, or listed
+    twice are reported.
 
-    Run folders inside a folder hold results, not data: they are left out and reported. The images of a run are used if
-    the folder is the run folder itself or lies in it, or if a list names them.
+    Run folders inside a folder hold results, not data: they are left out and reported. The images
+    of a run are used if the folder is the run folder itself or lies in it, or if a list names them.
 
     Raises ValueError if `source` does not exist or is something else.
     """
@@ -43,7 +48,8 @@ def find_images(
     if is_listed_name(source.name, videos):
         return Listing([str(source)], [])
     raise ValueError(
-        f"{printable(source)} is not a folder, a .txt list or an image ({' '.join(sorted(IMAGE_SUFFIXES))})"
+        f"{printable(source)} is not a folder, a .txt list or an image "
+        f"({' '.join(sorted(IMAGE_SUFFIXES))})"
     )
 
 
@@ -53,13 +59,16 @@ def is_listed_name(name: str, videos: frozenset[str]) -> bool:
     >>> is_listed_name("a.MP4", frozenset({".mp4"})), is_listed_name("a.mp4", frozenset())
     (True, False)
     """
-    return is_image_name(name) or (os.path.splitext(name)[1].lower() in videos and not name.startswith("."))
+    return is_image_name(name) or (
+        os.path.splitext(name)[1].lower() in videos and not name.startswith(".")
+    )
 
 
 def walk_images(folder: Path) -> Iterator[str]:
     """Iterate over the images in a folder and its subfolders, in the order of the file system.
 
-    To look at the first ones only: `find_images` returns them sorted, with the problems. Raises nothing.
+    To look at the first ones only: `find_images` returns them sorted, with the problems. Raises
+    nothing.
     """
     for parent, names in _walk(folder):
         yield from (os.path.join(parent, name) for name in names if is_image_name(name))
@@ -95,7 +104,11 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
     others: Counter[str] = Counter()
 
     def unreadable(error: OSError) -> None:
-        problems.append(Problem(IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"))
+        problems.append(
+            Problem(
+                IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"
+            )
+        )
 
     runs: list[str] = []
     for parent, names in _walk(folder, unreadable, runs.append):
@@ -104,32 +117,45 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
             if is_listed_name(name, videos) and os.path.isfile(path):
                 images.append(path)
             elif is_listed_name(name, videos):
-                problems.append(Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink"))
+                problems.append(
+                    Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink")
+                )
             elif os.path.splitext(name)[1] not in labels:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
     left_out = sum(_count_files(run, videos) for run in runs)
     if left_out:
         kind = "image or video file" if videos else "image"
-        problems.append(Problem(RUN_FOLDERS, printable(folder), run_folders_text(left_out, kind, runs)))
+        problems.append(
+            Problem(RUN_FOLDERS, printable(folder), run_folders_text(left_out, kind, runs))
+        )
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         allowed = "images or videos" if videos else "images"
-        problems.append(Problem(NOTE, printable(folder), f"files that are not {allowed}, ignored: {kinds}"))
+        problems.append(
+            Problem(NOTE, printable(folder), f"files that are not {allowed}, ignored: {kinds}")
+        )
     return Listing(sorted_paths(images), problems)
 
 
 def run_folders_text(files: int, kind: str, runs: Sequence[str]) -> str:
-    """Return what is said of files in run folders that are left out. kind: of the files, such as "image".
+    """Return what is said of files in run folders that are left out. kind: of the files, such as
+    "image".
 
     >>> run_folders_text(28, "image", ["runs/train/exp", "runs/train/exp2"])
-    '28 images left out in 2 run folders, results of train.py, val.py or detect.py, as in runs/train/exp'
+    '28 images left out in 2 run folders, results of train.py, val.py or detect.py, as in
+    runs/train/exp'
     """
-    where = f"{counted(len(runs), 'run folder')}, results of train.py, val.py or detect.py, as in {printable(runs[0])}"
+    where = (
+        f"{counted(len(runs), 'run folder')}, results of train.py, val.py or detect.py, as "
+        f"in {printable(runs[0])}"
+    )
     return f"{counted(files, kind)} left out in {where}"
 
 
 def _count_files(folder: str, videos: frozenset[str]) -> int:
-    """Return the number of images and videos in a folder and its subfolders. Symlinks are not followed."""
+    """Return the number of images and videos in a folder and its subfolders. Symlinks are not
+    followed.
+    """
     return sum(is_listed_name(name, videos) for _, _, names in os.walk(folder) for name in names)
 
 
@@ -156,7 +182,8 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> Listing:
 
 
 def sorted_paths(paths: Iterable[str]) -> list[str]:
-    """Sort paths folder by folder, as Path objects compare. Creating 100,000 Path objects would take a second.
+    """Sort paths folder by folder, as Path objects compare. Creating 100,000 Path objects would
+    take a second.
 
     >>> sorted_paths(["/a/b.png", "/a/b/c.png", "/a.png"])
     ['/a/b/c.png', '/a/b.png', '/a.png']
@@ -165,7 +192,9 @@ def sorted_paths(paths: Iterable[str]) -> list[str]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError if it cannot be read."""
+    """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError if it cannot be
+    read.
+    """
     try:
         data = file.read_bytes()
         if hint := utf_16_hint(data):
@@ -180,6 +209,8 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _listed_path(folder: Path, line: str) -> str:
-    """Return the path in one line of a list: as written if that file exists, otherwise without surrounding spaces."""
+    """Return the path in one line of a list: as written if that file exists, otherwise without
+    surrounding spaces.
+    """
     path = os.path.abspath(os.path.join(folder, line))
     return path if os.path.isfile(path) else os.path.abspath(os.path.join(folder, line.strip()))

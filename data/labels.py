@@ -1,7 +1,7 @@
 """The labels of a split as flat arrays: M images, N rows (boxes), P polygon points, K classes.
 
-Flat arrays instead of lists of objects: a forked worker that only reads Python objects changes their reference counts,
-which copies their memory page by page, until memory runs out.
+Flat arrays instead of lists of objects: a forked worker that only reads Python objects changes
+their reference counts, which copies their memory page by page, until memory runs out.
 """
 
 import hashlib
@@ -19,13 +19,16 @@ MIN_BOX_SIDE = 1e-3  # pixels; a smaller box counts as empty
 
 
 class BadRowError(ValueError):
-    """A row or annotation that cannot be used. The message is the reason; the code that catches it adds the place."""
+    """A row or annotation that cannot be used. The message is the reason; the code that catches it
+    adds the place.
+    """
 
 
 class LabelRow(NamedTuple):
     """One box while labels are read, in pixels of the upright image.
 
-    number: its line or annotation id; the place in the file, such as "annotations[3]", of an annotation without id.
+    number: its line or annotation id; the place in the file, such as "annotations[3]", of an
+    annotation without id.
     """
 
     class_index: int
@@ -38,19 +41,18 @@ class LabelRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The images and boxes of one split. Pixels are those of the upright image, x to the right, y down.
+    """The images and boxes of one split. Pixels are those of the upright image, x to the right, y
+    down.
 
-    path_bytes, path_offsets:  uint8 [B], int64 [M+1]; see `path`
-    sizes:          int32 [M, 2], width and height after EXIF rotation
-    image_ids:      int64 [M], the ids in a COCO JSON, otherwise 1..M
-    offsets:        int64 [M+1], image i has the rows offsets[i]:offsets[i+1]
-    classes:        int32 [N], index into the data YAML's names
-    boxes_xywh:     float64 [N, 4], left top width height in pixels; a COCO JSON's values bit for bit
-    areas:          float64 [N], a COCO JSON's `area`, otherwise width * height
-    crowd:          bool [N], True for regions that evaluation and loss ignore
-    points:         float32 [P, 2], polygon vertices
-    point_offsets:  int64 [N+1], an empty range is a plain box
-    category_ids:   int64 [K], the id of class k in COCO results: the one in the JSON, otherwise 1..K
+    path_bytes, path_offsets:  uint8 [B], int64 [M+1]; see `path` sizes:          int32 [M, 2],
+    width and height after EXIF rotation image_ids:      int64 [M], the ids in a COCO JSON,
+    otherwise 1..M offsets:        int64 [M+1], image i has the rows offsets[i]:offsets[i+1]
+    classes:        int32 [N], index into the data YAML's names boxes_xywh:     float64 [N, 4], left
+    top width height in pixels; a COCO JSON's values bit for bit areas:          float64 [N], a COCO
+    JSON's `area`, otherwise width * height crowd:          bool [N], True for regions that
+    evaluation and loss ignore points:         float32 [P, 2], polygon vertices point_offsets:
+    int64 [N+1], an empty range is a plain box category_ids:   int64 [K], the id of class k in COCO
+    results: the one in the JSON, otherwise 1..K
 
     Raises ValueError if the arrays do not fit together.
     """
@@ -87,7 +89,10 @@ class Labels:
         for name, (dtype, shape) in expected.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.shape != shape:
-                raise ValueError(f"Labels.{name} is {array.dtype} {array.shape}, must be {np.dtype(dtype)} {shape}")
+                raise ValueError(
+                    f"Labels.{name} is {array.dtype} {array.shape}, must be {np.dtype(dtype)} "
+                    f"{shape}"
+                )
         _check_offsets("path_offsets", self.path_offsets, len(self.path_bytes))
         _check_offsets("offsets", self.offsets, N)
         _check_offsets("point_offsets", self.point_offsets, len(self.points))
@@ -99,13 +104,17 @@ class Labels:
         return len(self.sizes)
 
     def path(self, index: int) -> str:
-        """Return the path of image `index`. A negative index counts from the end. Raises IndexError if out of range."""
+        """Return the path of image `index`. A negative index counts from the end. Raises IndexError
+        if out of range.
+        """
         index = range(len(self))[index]
         start, stop = self.path_offsets[index], self.path_offsets[index + 1]
         return os.fsdecode(self.path_bytes[start:stop].tobytes())
 
     def rows(self, index: int) -> slice:
-        """Return the slice of classes, boxes_xywh, areas and crowd that belongs to image `index`."""
+        """Return the slice of classes, boxes_xywh, areas and crowd that belongs to image
+        `index`.
+        """
         index = range(len(self))[index]
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
@@ -126,7 +135,9 @@ class Labels:
         return self
 
     def part(self, index: int) -> tuple[int, Region]:
-        """Return the id of the image that `index` shows, and the part: all of it, unless it is a tile."""
+        """Return the id of the image that `index` shows, and the part: all of it, unless it is a
+        tile.
+        """
         width, height = self.sizes[index].tolist()
         return int(self.image_ids[index]), (0, 0, width, height)
 
@@ -152,7 +163,8 @@ class Labels:
         )
 
     def box_sizes(self, image_size: int) -> np.ndarray:
-        """Return box widths and heights, float64 [N, 2], in pixels of images resized to a long side of image_size.
+        """Return box widths and heights, float64 [N, 2], in pixels of images resized to a long side
+        of image_size.
 
         Ignore regions are left out.
         """
@@ -160,28 +172,43 @@ class Labels:
         return (self.boxes_xywh[:, 2:] * scale[:, None])[~self.crowd]
 
     def boxes_per_image(self, percent: float) -> int:
-        """Return the percentile of the number of boxes per image, ignore regions included. percent: 0 to 100."""
+        """Return the percentile of the number of boxes per image, ignore regions included. percent:
+        0 to 100.
+        """
         return int(np.percentile(np.diff(self.offsets), percent))
 
     def boxes_cxcywh_norm(self) -> np.ndarray:
-        """Return all boxes as [N, 4] centre x, centre y, width, height, as fractions of the image's sides."""
-        boxes: np.ndarray = self.boxes_xywh / np.tile(np.repeat(self.sizes, np.diff(self.offsets), 0), 2)
+        """Return all boxes as [N, 4] centre x, centre y, width, height, as fractions of the image's
+        sides.
+        """
+        boxes: np.ndarray = self.boxes_xywh / np.tile(
+            np.repeat(self.sizes, np.diff(self.offsets), 0), 2
+        )
         boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
         return boxes
 
     def ground_truth(self) -> GroundTruth:
         """Return the boxes in the format of the evaluator."""
         image_ids = np.repeat(self.image_ids, np.diff(self.offsets))
-        return GroundTruth(image_ids, self.classes.astype(np.int64), self.boxes_xywh, self.areas, self.crowd)
+        return GroundTruth(
+            image_ids, self.classes.astype(np.int64), self.boxes_xywh, self.areas, self.crowd
+        )
 
     def with_single_class(self) -> "Labels":
         """Return the same boxes, all of class 0, which keeps its category id."""
-        values = self.arrays() | {"classes": np.zeros_like(self.classes), "category_ids": self.category_ids[:1]}
+        values = self.arrays() | {
+            "classes": np.zeros_like(self.classes),
+            "category_ids": self.category_ids[:1],
+        }
         return Labels(**values)
 
     def digest(self) -> str:
-        """Return a text that is equal on two machines if they read the same images and boxes; folders do not matter."""
-        digest = hashlib.sha256(os.fsencode("/".join(os.path.basename(self.path(i)) for i in range(len(self)))))
+        """Return a text that is equal on two machines if they read the same images and boxes;
+        folders do not matter.
+        """
+        digest = hashlib.sha256(
+            os.fsencode("/".join(os.path.basename(self.path(i)) for i in range(len(self))))
+        )
         for name, array in self.arrays().items():
             if not name.startswith("path_"):
                 digest.update(np.ascontiguousarray(array).data)
@@ -202,7 +229,9 @@ class LabelsBuilder:
     row_counts: list[int] = field(default_factory=list)
     rows: list[LabelRow] = field(default_factory=list)
 
-    def add_image(self, path: str, size: tuple[int, int], image_id: int, rows: Sequence[LabelRow]) -> None:
+    def add_image(
+        self, path: str, size: tuple[int, int], image_id: int, rows: Sequence[LabelRow]
+    ) -> None:
         """Add one image of `size` (width, height) with its rows."""
         self.paths.append(os.fsencode(path))
         self.sizes.append(size)
@@ -212,7 +241,9 @@ class LabelsBuilder:
 
     def build(self, category_ids: Sequence[int]) -> Labels:
         """Return the Labels of everything added so far."""
-        points = [np.zeros((0, 2), np.float32) if row.points is None else row.points for row in self.rows]
+        points = [
+            np.zeros((0, 2), np.float32) if row.points is None else row.points for row in self.rows
+        ]
         return Labels(
             path_bytes=np.frombuffer(b"".join(self.paths), np.uint8).copy(),
             path_offsets=_offsets([len(path) for path in self.paths]),
@@ -230,7 +261,8 @@ class LabelsBuilder:
 
 
 def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the start of each of the consecutive ranges, and the end of the last: int64 [len(counts) + 1].
+    """Return the start of each of the consecutive ranges, and the end of the last: int64
+    [len(counts) + 1].
 
     >>> _offsets([2, 0, 3]).tolist()
     [0, 2, 2, 5]
@@ -239,7 +271,8 @@ def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _gather(offsets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of all elements of the ranges `chosen`, and the offsets of these ranges when concatenated.
+    """Return the indices of all elements of the ranges `chosen`, and the offsets of these ranges
+    when concatenated.
 
     >>> [array.tolist() for array in _gather(np.array([0, 2, 2, 5]), np.array([2, 0]))]
     [[2, 3, 4, 0, 1], [0, 3, 5]]

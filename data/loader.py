@@ -1,4 +1,6 @@
-"""The data loader: batches of samples as tensors on a device, drawn by this process or by DataLoader workers."""
+"""The data loader: batches of samples as tensors on a device, drawn by this process or by
+DataLoader workers.
+"""
 
 import ctypes
 import multiprocessing
@@ -43,14 +45,19 @@ from utils.terminal import FaultError
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
 PREFETCH_FACTOR = 2  # batches that each worker prefetches
-EXTRA_PLACES = 2  # of the ring buffer: the batch that was returned last, and the one that is requested just before
+# of the ring buffer: the batch that was returned last, and the one that is requested just before
+EXTRA_PLACES = 2
 
 
-def fit_workers(workers: int, batch_bytes: int, budget: int, say: Callable[[str], None]) -> tuple[int, int]:
-    """Return the numbers of workers, and of batches that each prefetches, whose ring buffer fits into `budget` bytes.
+def fit_workers(
+    workers: int, batch_bytes: int, budget: int, say: Callable[[str], None]
+) -> tuple[int, int]:
+    """Return the numbers of workers, and of batches that each prefetches, whose ring buffer fits
+    into `budget` bytes.
 
-    Fewer batches are prefetched first, then there are fewer workers, none if not even three batches fit. Samples do not
-    depend on these numbers. batch_bytes: of the largest batch. say: receives a log line if the numbers are reduced.
+    Fewer batches are prefetched first, then there are fewer workers, none if not even three batches
+    fit. Samples do not depend on these numbers. batch_bytes: of the largest batch. say: receives a
+    log line if the numbers are reduced.
 
     >>> fit_workers(8, 100, 1000, lambda line: None)
     (8, 1)
@@ -60,8 +67,15 @@ def fit_workers(workers: int, batch_bytes: int, budget: int, say: Callable[[str]
         return workers, PREFETCH_FACTOR
     fewer = max(min(workers, places), 0)
     full = format_bytes((workers * PREFETCH_FACTOR + EXTRA_PLACES) * batch_bytes)
-    limit = f"prepared batches may take a quarter of the free memory, {format_bytes(budget)}, not {full}"
-    instead = f"{counted(fewer, 'worker')} with 1 batch each" if fewer else "no workers, each process draws by itself"
+    limit = (
+        f"prepared batches may take a quarter of the free memory, {format_bytes(budget)}, "
+        f"not {full}"
+    )
+    instead = (
+        f"{counted(fewer, 'worker')} with 1 batch each"
+        if fewer
+        else "no workers, each process draws by itself"
+    )
     say(f"--workers {workers}: {limit}: {instead}")
     return fewer, 1
 
@@ -70,9 +84,11 @@ class Batch(NamedTuple):
     """A batch of B samples of the same shape."""
 
     images: Tensor  # uint8 [B, H, W, 3] RGB
-    targets: Tensor  # float32 [T, 6]: image in the batch, class (-1 ignore region), x1, y1, x2, y2 in pixels
+    # float32 [T, 6]: image in the batch, class (-1 ignore region), x1, y1, x2, y2 in pixels
+    targets: Tensor
     indices: Tensor  # int64 [B], images of the data set
-    placement: Tensor  # float64 [B, 4]: scale x, scale y, shift x, shift y from source pixels (plain samples only)
+    # float64 [B, 4]: scale x, scale y, shift x, shift y from source pixels (plain samples only)
+    placement: Tensor
 
     def placement_of(self, i: int) -> Placement:
         """Return the scale and shift from source image to canvas of sample i."""
@@ -80,9 +96,12 @@ class Batch(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A batch as workers send it: NumPy arrays, because torch moves each tensor to shared memory separately."""
+    """A batch as workers send it: NumPy arrays, because torch moves each tensor to shared memory
+    separately.
+    """
 
-    pixels: NDArray[np.uint8] | Packed  # empty array: the pixels are in the ring buffer; Packed: the device draws them
+    # empty array: the pixels are in the ring buffer; Packed: the device draws them
+    pixels: NDArray[np.uint8] | Packed
     shape: tuple[int, int, int, int]
     targets: NDArray[np.float32]
     indices: NDArray[np.int64]
@@ -100,7 +119,9 @@ class _HostDrawer:
     def __call__(
         self, plans: Sequence[Plan], shape: tuple[int, ...], memory: NDArray[np.uint8] | None
     ) -> NDArray[np.uint8]:
-        pixels = np.empty(shape, np.uint8) if memory is None else memory[: prod(shape)].reshape(shape)
+        pixels = (
+            np.empty(shape, np.uint8) if memory is None else memory[: prod(shape)].reshape(shape)
+        )
         for plan, image in zip(plans, pixels, strict=True):
             self._drawer.draw(plan, image)
         return pixels if memory is None else np.empty(0, np.uint8)
@@ -121,10 +142,15 @@ class _DeviceDrawer:
 
 
 class Samples:
-    """Samples of one data set by key. A sample depends only on its key, not on which process draws it or when."""
+    """Samples of one data set by key. A sample depends only on its key, not on which process draws
+    it or when.
+    """
 
-    def __init__(self, planner: Planner, images: Reader | DeviceImages | None = None, *, augment: bool) -> None:
-        """images: base images, read from their files by default; the device draws those of DeviceImages.
+    def __init__(
+        self, planner: Planner, images: Reader | DeviceImages | None = None, *, augment: bool
+    ) -> None:
+        """images: base images, read from their files by default; the device draws those of
+        DeviceImages.
 
         augment: draw random plans, otherwise plain letterboxed ones.
         """
@@ -132,11 +158,15 @@ class Samples:
         if isinstance(images, DeviceImages):
             self._drawer: _HostDrawer | _DeviceDrawer = _DeviceDrawer(images)
         else:
-            self._drawer = _HostDrawer(images or decoded(planner.labels, planner.image_size, planner.tile))
+            self._drawer = _HostDrawer(
+                images or decoded(planner.labels, planner.image_size, planner.tile)
+            )
 
     @property
     def pool(self) -> Tensor | None:
-        """The base images in the memory of the device that draws them; None if the CPU draws, and in workers."""
+        """The base images in the memory of the device that draws them; None if the CPU draws, and
+        in workers.
+        """
         return self._drawer.pool
 
     def draw(self, keys: Sequence[Key], memory: NDArray[np.uint8] | None = None) -> Drawn:
@@ -168,7 +198,9 @@ class Samples:
     def _plan(self, key: Key) -> Plan:
         size = (key.height, key.width)
         if self.augment:
-            return self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat)
+            return self.planner.plan(
+                key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat
+            )
         return self.planner.plain(key.index, size)
 
     def _placement(self, key: Key) -> NDArray[np.float64]:
@@ -178,10 +210,12 @@ class Samples:
 
 
 def start_worker(closing: ctypes.c_bool, _: int) -> None:
-    """Set up a worker: one OpenCV thread, signals ignored until the parent sets `closing`, exit with the parent.
+    """Set up a worker: one OpenCV thread, signals ignored until the parent sets `closing`, exit
+    with the parent.
 
-    Launchers signal whole process groups. If that killed a worker, training would fail before it saved a checkpoint.
-    But a parent that exits also sends SIGTERM to its workers and waits for them.
+    Launchers signal whole process groups. If that killed a worker, training would fail before it
+    saved a checkpoint. But a parent that exits also sends SIGTERM to its workers and waits for
+    them.
     """
 
     def end(*_: object) -> None:
@@ -202,21 +236,26 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
 def _exit_with_parent(parent: BaseProcess) -> None:
     """Exit as soon as the parent process has ended for any reason, also if it was killed.
 
-    Linux can send a signal when a parent ends. With the fork server (the default from Python 3.14 on), that signal
-    comes only when the server ends.
+    Linux can send a signal when a parent ends. With the fork server (the default from Python 3.14
+    on), that signal comes only when the server ends.
     """
     parent.join()
     os._exit(1)
 
 
-def worker_excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an uncaught error, unless the parent ended while this worker sent it a batch (as a `sys.excepthook`)."""
+def worker_excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an uncaught error, unless the parent ended while this worker sent it a batch (as a
+    `sys.excepthook`).
+    """
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
 
 
 def explain_worker_death(text: str) -> str:
-    """Return a message that replaces torch's error about a worker that died; "" for any other error.
+    """Return a message that replaces torch's error about a worker that died; "" for any other
+    error.
 
     >>> explain_worker_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
     'a DataLoader worker died (Segmentation fault): try --workers 0'
@@ -227,15 +266,20 @@ def explain_worker_death(text: str) -> str:
     if not died:
         return ""
     crashed = died["signal"] not in (None, "Killed", "Bus error")
-    why = f" ({died['signal']}): try --workers 0" if crashed else ", probably out of memory: use fewer --workers"
+    why = (
+        f" ({died['signal']}): try --workers 0"
+        if crashed
+        else ", probably out of memory: use fewer --workers"
+    )
     return f"a DataLoader worker died{why}"
 
 
 def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     """Return an iterator over the batches of a pass.
 
-    From the first pass of any DataLoader on, torch handles SIGCHLD: when a worker dies, it raises an error in the main
-    thread, wherever that is. This function wraps torch's handler, so that the error says what to do.
+    From the first pass of any DataLoader on, torch handles SIGCHLD: when a worker dies, it raises
+    an error in the main thread, wherever that is. This function wraps torch's handler, so that the
+    error says what to do.
     """
     batches = iter(loader)
     number = getattr(signal, "SIGCHLD", None)
@@ -261,11 +305,12 @@ class _WorkerDeathHandler:
 
 
 class Loader(Generic[S]):
-    """Batches in the sampler's order, on `device`, drawn by `workers` processes, or by this one if 0.
+    """Batches in the sampler's order, on `device`, drawn by `workers` processes, or by this one if
+    0.
 
-    The workers start with the first pass and keep running. They draw into a ring buffer in shared memory, because
-    allocating memory for each batch costs as much as drawing into it. Batches are copied out of the ring buffer, so the
-    caller owns them.
+    The workers start with the first pass and keep running. They draw into a ring buffer in shared
+    memory, because allocating memory for each batch costs as much as drawing into it. Batches are
+    copied out of the ring buffer, so the caller owns them.
     """
 
     def __init__(
@@ -278,7 +323,8 @@ class Loader(Generic[S]):
         ring_bytes: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """ring_bytes: at most so many for the ring buffer; by default `ring_budget` of a single process.
+        """ring_bytes: at most so many for the ring buffer; by default `ring_budget` of a single
+        process.
 
         say: receives a log line if that is too little for all workers.
         """
@@ -292,22 +338,27 @@ class Loader(Generic[S]):
         self.workers: int = workers
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
-        self._fix_shapes: bool = False  # whether all plans are brought to few shapes, for compiled drawing
+        # whether all plans are brought to few shapes, for compiled drawing
+        self._fix_shapes: bool = False
         self._ring: Ring | None = None
         if workers and draws_on_host:
             self._ring = Ring(workers * prefetch + EXTRA_PLACES, sampler.largest, device)
         closing = RawValue(ctypes.c_bool, False)
-        Finalize(None, setattr, (closing, "value", True), exitpriority=0)  # runs before this process ends its workers
+        # runs before this process ends its workers
+        Finalize(None, setattr, (closing, "value", True), exitpriority=0)
         self._loader = DataLoader(
             _BatchDataset(samples, self._ring),
             batch_size=None,
-            sampler=_NumberedBatches(sampler, self._uploads, self._ring.places if self._ring else 0),
+            sampler=_NumberedBatches(
+                sampler, self._uploads, self._ring.places if self._ring else 0
+            ),
             num_workers=workers,
             collate_fn=_identity,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=partial(start_worker, closing),
-            generator=torch.Generator(),  # otherwise each pass draws from torch's global one, which checkpoints save
+            # otherwise each pass draws from torch's global one, which checkpoints save
+            generator=torch.Generator(),
         )
 
     @property
@@ -320,7 +371,8 @@ class Loader(Generic[S]):
         return self._ring.nbytes if self._ring else 0
 
     def compile(self, say: Callable[[str], None]) -> None:
-        """Have torch compile the drawing on the device, during the first batches. Pixels change by rounding errors.
+        """Have torch compile the drawing on the device, during the first batches. Pixels change by
+        rounding errors.
 
         say: receives log lines.
         """
@@ -335,8 +387,10 @@ class Loader(Generic[S]):
         try:
             for number, drawn in enumerate(_iterate(self._loader)):
                 yield self._to_batch(number, drawn)
-        except UnreadableImageError as error:  # a worker sends its whole traceback as the text; our message is its end
-            error.__traceback__ = None  # it refers to torch's frames, which would keep the workers alive
+        except UnreadableImageError as error:
+            # The traceback refers to torch's frames, which would keep the workers alive.
+            error.__traceback__ = None
+            # A worker sends its whole traceback as the text; our message is its end.
             name = f"\n{UnreadableImageError.__module__}.{UnreadableImageError.__name__}: "
             raise UnreadableImageError(str(error).rpartition(name)[2].rstrip()) from None
         except RuntimeError as error:
@@ -345,7 +399,8 @@ class Loader(Generic[S]):
             raise FaultError(message) from None
 
     def _to_batch(self, number: int, drawn: Drawn) -> Batch:
-        targets = self._uploads.send(torch.from_numpy(drawn.targets))  # first: the host may wait for this copy
+        # first: the host may wait for this copy
+        targets = self._uploads.send(torch.from_numpy(drawn.targets))
         return Batch(
             self._images(number, drawn),
             targets,
@@ -358,15 +413,19 @@ class Loader(Generic[S]):
             packed = with_fixed_shapes(drawn.pixels) if self._fix_shapes else drawn.pixels
             return self._draw(packed.sent(self._uploads.send), self.samples.pool)
         if self._ring is not None:
-            return self._uploads.send(self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number)
+            return self._uploads.send(
+                self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number
+            )
         return self._uploads.send(torch.as_tensor(drawn.pixels))
 
 
 class Ring:
-    """A ring buffer in shared memory for the pixels that workers draw: batch k of a pass uses slot k % places.
+    """A ring buffer in shared memory for the pixels that workers draw: batch k of a pass uses slot
+    k % places.
 
-    A DataLoader requests one more batch just before it returns one. The buffer has two slots more than the number of
-    prefetched batches, so a slot is written again only after its batch and the next one have been returned.
+    A DataLoader requests one more batch just before it returns one. The buffer has two slots more
+    than the number of prefetched batches, so a slot is written again only after its batch and the
+    next one have been returned.
     """
 
     def __init__(self, places: int, size: int, device: torch.device) -> None:
@@ -396,9 +455,13 @@ class _BatchDataset(Dataset[Drawn]):
 
 
 class _NumberedBatches(Sampler[tuple[int, list[Key]]]):
-    """The batches of a pass with their numbers. Before a slot is reused, waits until its old batch was uploaded."""
+    """The batches of a pass with their numbers. Before a slot is reused, waits until its old batch
+    was uploaded.
+    """
 
-    def __init__(self, batches: TrainSampler | EvaluationSampler, uploads: Uploads, places: int) -> None:
+    def __init__(
+        self, batches: TrainSampler | EvaluationSampler, uploads: Uploads, places: int
+    ) -> None:
         self.batches, self.uploads, self.places = batches, uploads, places
 
     def __len__(self) -> int:

@@ -7,10 +7,12 @@ from torch import Tensor
 
 
 class MultiScale:
-    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride, at least two strides.
+    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride, at least two
+    strides.
 
-    The size depends on (seed, step) only, so that every rank uses the same. With one stride the feature map would be a
-    single cell, from which BatchNorm cannot compute statistics if the batch holds one image.
+    The size depends on (seed, step) only, so that every rank uses the same. With one stride the
+    feature map would be a single cell, from which BatchNorm cannot compute statistics if the batch
+    holds one image.
     """
 
     MIN_SCALE, MAX_SCALE = 0.5, 1.5
@@ -20,7 +22,8 @@ class MultiScale:
 
     @classmethod
     def largest_side(cls, side: int, stride: int) -> int:
-        """Return an upper bound of the side that batches of `side` pixels are resized to, a multiple of the stride.
+        """Return an upper bound of the side that batches of `side` pixels are resized to, a
+        multiple of the stride.
 
         >>> MultiScale.largest_side(640, 32), MultiScale.largest_side(32, 32)
         (960, 64)
@@ -28,13 +31,19 @@ class MultiScale:
         return max(-(-round(side * cls.MAX_SCALE) // stride), 2) * stride
 
     def size(self, step: int, side: int) -> int:
-        """Return the side of a square batch at a step, a multiple of the stride. side: the batch's side before."""
-        low, high = (max(2, round(side * share / self.stride)) for share in (self.MIN_SCALE, self.MAX_SCALE))
+        """Return the side of a square batch at a step, a multiple of the stride. side: the batch's
+        side before.
+        """
+        low, high = (
+            max(2, round(side * share / self.stride)) for share in (self.MIN_SCALE, self.MAX_SCALE)
+        )
         random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
         return int(random.integers(low, high + 1)) * self.stride
 
     def __call__(self, step: int, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Resize images [B, 3, S, S] and targets [T, 6] (image, class, x1, y1, x2, y2 in pixels) to the step's size."""
+        """Resize images [B, 3, S, S] and targets [T, 6] (image, class, x1, y1, x2, y2 in pixels) to
+        the step's size.
+        """
         side = images.shape[2]
         new = self.size(step, side)
         moved = torch.cat([targets[:, :2], targets[:, 2:] * (new / side)], 1)

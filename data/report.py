@@ -17,11 +17,14 @@ IMAGE_DAMAGED = "damaged image kept"
 NO_USABLE_ROW = "image without a usable label row left out"
 IMAGES_NOT_FOUND = "COCO JSON whose images were not found"
 NOTE = "note"
-RUN_FOLDERS = "run folders left out"  # the results of other runs, which lie inside a folder of the data
+# the results of other runs, which lie inside a folder of the data
+RUN_FOLDERS = "run folders left out"
 
 
 class Problem(NamedTuple):
-    """One problem in the data: its kind (a constant above), its place (file and line), and what is wrong."""
+    """One problem in the data: its kind (a constant above), its place (file and line), and what is
+    wrong.
+    """
 
     kind: str
     where: str
@@ -35,9 +38,10 @@ class Problem(NamedTuple):
 class Report:
     """The counts and problems of one scan; `as_dict()` returns the contents of `data_report.json`.
 
-    `instances` does not count crowd regions. `unreadable` are images that cannot be used, or whose label file cannot be
-    read; `no_usable_row` are images that have label rows, but none that can be used: they would count as background.
-    `problems` holds the first 1000, `problem_counts` counts all by kind.
+    `instances` does not count crowd regions. `unreadable` are images that cannot be used, or whose
+    label file cannot be read; `no_usable_row` are images that have label rows, but none that can be
+    used: they would count as background. `problems` holds the first 1000, `problem_counts` counts
+    all by kind.
     """
 
     images: int
@@ -73,36 +77,46 @@ class Report:
         used = sum(count > 0 for _, count in self.instances_per_class)
         line = (
             f"{counted(self.images, 'image')} ({self.background:,} background{unlabelled}), "
-            f"{counted(self.instances, 'box')} in {used:,} of {counted(len(self.instances_per_class), 'class')}"
+            f"{counted(self.instances, 'box')} in {used:,} of "
+            f"{counted(len(self.instances_per_class), 'class')}"
         )
         if self.crowd:
             line += f", {self.crowd:,} crowd regions"
-        counts = ", ".join(f"{kind}: {count:,}" for kind, count in self.problem_counts if kind != NOTE)
+        counts = ", ".join(
+            f"{kind}: {count:,}" for kind, count in self.problem_counts if kind != NOTE
+        )
         return f"{line}{'; ' if counts else ''}{counts} [{self.cache}]"
 
     def first_problem(self) -> str:
-        """Return the first problem that is not a note, with its file and line; "" if there is none."""
+        """Return the first problem that is not a note, with its file and line; "" if there is
+        none.
+        """
         return first_of(self.problems)
 
     def with_cache(self, state: str, run_folders: Iterable[Problem] = ()) -> "Report":
         """Return the same report with the state of the label cache, such as "from cache".
 
-        run_folders: the run folders that were left out this time. A new one does not make the cache invalid.
+        run_folders: the run folders that were left out this time. A new one does not make the cache
+        invalid.
         """
         return replace(self, cache=state, run_folders=tuple(map(str, run_folders)))
 
 
 def first_of(problems: Iterable[Problem]) -> str:
-    """Return the first problem that is not a note, as text of at most 600 characters; "" if there is none.
+    """Return the first problem that is not a note, as text of at most 600 characters; "" if there
+    is none.
 
-    >>> first_of([Problem(NOTE, "a.jpg", "no label file"), Problem(ROW_DROPPED, "b.txt line 2", "4 values")])
+    >>> note = Problem(NOTE, "a.jpg", "no label file")
+    >>> first_of([note, Problem(ROW_DROPPED, "b.txt line 2", "4 values")])
     'b.txt line 2: 4 values'
     """
     return next((excerpt(str(problem), 600) for problem in problems if problem.kind != NOTE), "")
 
 
 def report_from_dict(values: dict[str, Any]) -> Report:
-    """Return the Report whose `as_dict` is `values`. Raises KeyError, TypeError or ValueError if they are invalid."""
+    """Return the Report whose `as_dict` is `values`. Raises KeyError, TypeError or ValueError if
+    they are invalid.
+    """
     fields = {name: value for name, value in values.items() if name != "not_listed"}
     fields["instances_per_class"] = tuple(values["instances_per_class"].items())
     fields["problem_counts"] = tuple(values["problem_counts"].items())
@@ -115,7 +129,9 @@ def report_from_dict(values: dict[str, Any]) -> Report:
 
 @dataclass
 class ProblemLog:
-    """The first problems, and the number of each kind: a faulty export has millions, which would fill the memory."""
+    """The first problems, and the number of each kind: a faulty export has millions, which would
+    fill the memory.
+    """
 
     first: list[Problem] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)

@@ -1,9 +1,11 @@
-"""Samplers: which samples make up which batch. One stream of samples is cut into full batches for all processes.
+"""Samplers: which samples make up which batch. One stream of samples is cut into full batches for
+all processes.
 
-The stream is the training images in a new random order for each pass, one pass after another. Batch k consists of
-samples k * B to (k + 1) * B of the stream, so every batch is full, no image is repeated to fill one and none is left
-out: the images left over at the end of an epoch start the next epoch. A process takes every `size`-th sample of a
-batch. With image weights, the samples of an epoch are drawn with replacement instead, the same on every process.
+The stream is the training images in a new random order for each pass, one pass after another. Batch
+k consists of samples k * B to (k + 1) * B of the stream, so every batch is full, no image is
+repeated to fill one and none is left out: the images left over at the end of an epoch start the
+next epoch. A process takes every `size`-th sample of a batch. With image weights, the samples of an
+epoch are drawn with replacement instead, the same on every process.
 """
 
 from collections.abc import Iterator
@@ -37,10 +39,11 @@ class Key:
 class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     """This process's share of each batch of an epoch, as lists of keys.
 
-    ratios: height / width of every image, [N]. shapes: None for square canvases, otherwise batches of images with
-    similar ratios, without mosaic. mosaic_until: the first epoch without mosaic, mixup and copy-paste. `first_batch`:
-    the number, within its epoch, of the batch at which an iteration starts.
-    Raises ValueError if the batch size is larger than the number of images or not a multiple of the processes.
+    ratios: height / width of every image, [N]. shapes: None for square canvases, otherwise batches
+    of images with similar ratios, without mosaic. mosaic_until: the first epoch without mosaic,
+    mixup and copy-paste. `first_batch`: the number, within its epoch, of the batch at which an
+    iteration starts. Raises ValueError if the batch size is larger than the number of images or not
+    a multiple of the processes.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         mosaic_until: int = 2**31,
     ) -> None:
         if not 1 <= batch_size <= len(ratios):
-            raise ValueError(f"batch size {batch_size}: choose 1 to {len(ratios)}, the number of training images")
+            raise ValueError(
+                f"batch size {batch_size}: choose 1 to {len(ratios)}, the number of training images"
+            )
         self._per_process = GlobalBatch(batch_size, size).per_process
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
         self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
@@ -71,11 +76,12 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
-        """The relative probability of drawing each image in an epoch, [N]; None: every image once per pass.
+        """The relative probability of drawing each image in an epoch, [N]; None: every image once
+        per pass.
 
-        An epoch has the same number of batches with weights, drawn with replacement. The other images of a mosaic are
-        still chosen uniformly. The setter raises ValueError unless all weights are finite, none is negative, and at
-        least one is positive.
+        An epoch has the same number of batches with weights, drawn with replacement. The other
+        images of a mosaic are still chosen uniformly. The setter raises ValueError unless all
+        weights are finite, none is negative, and at least one is positive.
         """
         return self._weights
 
@@ -84,13 +90,16 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         self._weights = None if weights is None else checked_weights(weights, len(self.ratios))
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Select the epoch to iterate over, starting at its batch `first_batch`. Skipped images are not read.
+        """Select the epoch to iterate over, starting at its batch `first_batch`. Skipped images are
+        not read.
 
         Raises ValueError if the epoch has fewer batches than first_batch.
         """
         count = self.batches_in(epoch)
         if not 0 <= first_batch <= count:
-            raise ValueError(f"first batch {first_batch}: epoch {epoch} has {count} batches, choose 0 to {count}")
+            raise ValueError(
+                f"first batch {first_batch}: epoch {epoch} has {count} batches, choose 0 to {count}"
+            )
         super().set_epoch(epoch)
         self.first_batch = first_batch
 
@@ -110,27 +119,47 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         mosaic = self.shapes is None and self.epoch < self.mosaic_until
         for batch in self._batches()[self.first_batch :]:
             square = (self.image_size, self.image_size)
-            height, width = square if self.shapes is None else self.shapes.shape(self.ratios[batch[:, 1]])
+            height, width = (
+                square if self.shapes is None else self.shapes.shape(self.ratios[batch[:, 1]])
+            )
             share = batch[self.rank :: self.num_replicas].tolist()
-            yield [Key(epoch, index, height, width, mosaic, repeat) for epoch, index, repeat in share]
+            yield [
+                Key(epoch, index, height, width, mosaic, repeat) for epoch, index, repeat in share
+            ]
 
     def _batches(self) -> NDArray[np.int64]:
-        """Return all batches of the epoch, for all processes together: [K, B, 3] epoch, index, repeat."""
+        """Return all batches of the epoch, for all processes together: [K, B, 3] epoch, index,
+        repeat.
+        """
         first = self.batches_before(self.epoch) * self.batch_size
         count = self.batches_in(self.epoch) * self.batch_size
-        stream = self._stream(first, first + count) if self.weights is None else self._drawn(self.weights, count)
-        return stream.reshape(-1, self.batch_size, 3) if self.shapes is None else self._by_ratio(stream)
+        stream = (
+            self._stream(first, first + count)
+            if self.weights is None
+            else self._drawn(self.weights, count)
+        )
+        return (
+            stream.reshape(-1, self.batch_size, 3)
+            if self.shapes is None
+            else self._by_ratio(stream)
+        )
 
     def _stream(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return samples `first` to `last` of the infinite stream: [last - first, 3] epoch, index, repeat."""
+        """Return samples `first` to `last` of the infinite stream: [last - first, 3] epoch, index,
+        repeat.
+        """
         count = len(self.ratios)
         passes = range(first // count, -(-last // count))
-        orders = [_rows(p, generator_for(self.seed, p, ORDER).permutation(count), 0) for p in passes]
+        orders = [
+            _rows(p, generator_for(self.seed, p, ORDER).permutation(count), 0) for p in passes
+        ]
         start = passes.start * count
         return np.concatenate(orders)[first - start : last - start]
 
     def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-        """Return `count` samples of the epoch, images drawn by weight: [count, 3] epoch, index, repeat."""
+        """Return `count` samples of the epoch, images drawn by weight: [count, 3] epoch, index,
+        repeat.
+        """
         # Weights of at most 1: no sum overflows, and no point is rounded up to the total.
         cumulative = np.cumsum(weights / weights.max())
         points = generator_for(self.seed, self.epoch, DRAWS).random(count) * cumulative[-1]
@@ -144,7 +173,9 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         return batches[generator_for(self.seed, self.epoch, SHUFFLE).permutation(len(batches))]
 
 
-def _rows(epoch: int, indices: NDArray[np.int64], repeat: NDArray[np.int64] | int) -> NDArray[np.int64]:
+def _rows(
+    epoch: int, indices: NDArray[np.int64], repeat: NDArray[np.int64] | int
+) -> NDArray[np.int64]:
     return np.stack(np.broadcast_arrays(epoch, indices, repeat), 1)
 
 
@@ -162,34 +193,55 @@ def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def checked_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Return a copy of the weights of `count` images. Raises ValueError as the setter of TrainSampler.weights does."""
+    """Return a copy of the weights of `count` images. Raises ValueError as the setter of
+    TrainSampler.weights does.
+    """
     copy = np.array(weights, np.float64)
     if copy.shape != (count,):
-        raise ValueError(f"image weights have shape {copy.shape}: give one for each of the {count} training images")
+        raise ValueError(
+            f"image weights have shape {copy.shape}: give one for each of the {count} training "
+            "images"
+        )
     if not (np.isfinite(copy) & (copy >= 0)).all() or not copy.any():
         given = f"{copy.min():g} to {copy.max():g}"
-        raise ValueError(f"image weights are {given}: they must be finite and at least 0, and not all 0")
+        raise ValueError(
+            f"image weights are {given}: they must be finite and at least 0, and not all 0"
+        )
     return copy
 
 
 class EvaluationSampler:
-    """Every image once, in batches of one shape; a process takes every `size`-th batch, so no batch is padded.
+    """Every image once, in batches of one shape; a process takes every `size`-th batch, so no batch
+    is padded.
 
-    An image's canvas is the smallest that holds it, whatever other images are in its batch, so its detections depend
-    neither on the batch size nor on the number of processes. `numbers`: the numbers of this process's batches among
-    those of all processes.
+    An image's canvas is the smallest that holds it, whatever other images are in its batch, so its
+    detections depend neither on the batch size nor on the number of processes. `numbers`: the
+    numbers of this process's batches among those of all processes.
     """
 
     def __init__(
-        self, ratios: NDArray[np.float64], *, batch_size: int, shapes: CanvasShapes, rank: int = 0, size: int = 1
+        self,
+        ratios: NDArray[np.float64],
+        *,
+        batch_size: int,
+        shapes: CanvasShapes,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
         canvas = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
-        ordered = np.argsort(ratios, kind="stable").tolist()  # by ratio, so images of one shape are adjacent
+        # by ratio, so images of one shape are adjacent
+        ordered = np.argsort(ratios, kind="stable").tolist()
         runs = [(list(run), shape) for shape, run in groupby(ordered, lambda i: canvas[ratios[i]])]
-        batches = [(run[i : i + batch_size], shape) for run, shape in runs for i in range(0, len(run), batch_size)]
+        batches = [
+            (run[i : i + batch_size], shape)
+            for run, shape in runs
+            for i in range(0, len(run), batch_size)
+        ]
         self.rank, self.size, self.numbers = rank, size, range(rank, len(batches), size)
         self.batches = [batches[number] for number in self.numbers]
-        self.largest = max((len(batch) * height * width * 3 for batch, (height, width) in batches), default=0)  # bytes
+        self.largest = max(
+            (len(batch) * height * width * 3 for batch, (height, width) in batches), default=0
+        )  # bytes
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -1,4 +1,6 @@
-"""Read a split: open every image once, check every label row, and store the result for the next run."""
+"""Read a split: open every image once, check every label row, and store the result for the next
+run.
+"""
 
 import os
 from collections import Counter
@@ -12,7 +14,13 @@ from tqdm import tqdm
 
 from data import scan_cache
 from data.formats import format_of
-from data.formats.protocol import ImageRows, LabelFormat, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.protocol import (
+    ImageRows,
+    LabelFormat,
+    ListedImage,
+    SourceImages,
+    UnreadableLabelsError,
+)
 from data.labels import Labels, LabelsBuilder
 from data.report import (
     IMAGE_DAMAGED,
@@ -63,7 +71,8 @@ class Opened(NamedTuple):
     size: tuple[int, int]
     bits: int | None  # the bit depth of its values if the file has 16-bit ones, otherwise None
     grey: bool
-    warned: bool = False  # whether something was printed meanwhile, perhaps by a decoder in another thread
+    # whether something was printed meanwhile, perhaps by a decoder in another thread
+    warned: bool = False
 
 
 class Checked(NamedTuple):
@@ -108,13 +117,14 @@ def scan(
     threads: int = 4,
     progress: bool = False,
 ) -> tuple[Labels, Report]:
-    """Return the labels of `sources`, of any format in data/formats/, and the report of all problems.
+    """Return the labels of `sources`, of any format in data/formats/, and the report of all
+    problems.
 
-    A bad row is dropped and its image stays, unless it has no other row: as background it would teach that there is
-    nothing. Such images, and those that cannot be decoded, are left out and reported. Nothing is written except one
-    file in `cache_dir`. If there is one source and it has image and category ids, as a COCO JSON has, they are kept;
-    otherwise ids count from 1.
-    Raises EmptySplitError if there is no image or no label, and ValueError if a class is out of range.
+    A bad row is dropped and its image stays, unless it has no other row: as background it would
+    teach that there is nothing. Such images, and those that cannot be decoded, are left out and
+    reported. Nothing is written except one file in `cache_dir`. If there is one source and it has
+    image and category ids, as a COCO JSON has, they are kept; otherwise ids count from 1. Raises
+    EmptySplitError if there is no image or no label, and ValueError if a class is out of range.
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
     listed = Listed()
@@ -129,7 +139,8 @@ def scan(
 
     files = _parts(readers, names, lists_images=True)
     in_files = [image.path for part in files for image in part.found.images]
-    if cache_dir is not None:  # before the images are read, so that a change during the scan makes the cache invalid
+    # before the images are read, so that a change during the scan makes the cache invalid
+    if cache_dir is not None:
         fingerprint = f"{fingerprint} {digest_of_states(in_files)}"
     for part in files:
         listed.add(part)
@@ -137,16 +148,25 @@ def scan(
         raise EmptySplitError(_no_images(sources, [*listed.run_folders, *listed.problems]))
     source_ids = [*folders, *files][0].found.category_ids if len(sources) == 1 else None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
-    labels, report = _check_all(listed, names, category_ids, source_ids is not None, threads, progress)
+    labels, report = _check_all(
+        listed, names, category_ids, source_ids is not None, threads, progress
+    )
     if cache_dir is not None:
-        state = _to_cache(cache_dir, sources, names, scan_cache.Stored(labels, report, fingerprint, in_files), state)
+        state = _to_cache(
+            cache_dir,
+            sources,
+            names,
+            scan_cache.Stored(labels, report, fingerprint, in_files),
+            state,
+        )
     return labels, report.with_cache(state, listed.run_folders)
 
 
 def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
     """Return a text that changes when a source, an image in `listed` or its label file changes.
 
-    Labels are small, so their contents count, whatever their times say. Images are too large to be read on each start.
+    Labels are small, so their contents count, whatever their times say. Images are too large to be
+    read on each start.
     """
     files = [source for source in sources if os.path.isfile(source)]
     label_files = [item.image.label_file for item in listed.items]
@@ -154,7 +174,9 @@ def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
     return f"{digest_of_contents([*files, *label_files])} {digest_of_states(images)}"
 
 
-def _parts(readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool) -> list[Part]:
+def _parts(
+    readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool
+) -> list[Part]:
     """Return the sources of one kind (see LabelFormat) with the images that their readers find."""
     chosen = [(source, reader) for source, reader in readers if reader.lists_images == lists_images]
     return [Part(source, reader, reader.images(source, names)) for source, reader in chosen]
@@ -163,17 +185,24 @@ def _parts(readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *,
 def _listed_twice(image: ListedImage, part: Part) -> Problem:
     """Return the problem of an image that was already listed.
 
-    If it has its own label file, its rows are the same both times, so this is only a note. If a file such as a COCO
-    JSON lists it, the rows of that second entry are lost.
+    If it has its own label file, its rows are the same both times, so this is only a note. If a
+    file such as a COCO JSON lists it, the rows of that second entry are lost.
     """
     if not part.reader.lists_images:
-        return Problem(NOTE, printable(part.source), f"{printable(image.path)} is also in another source")
+        return Problem(
+            NOTE, printable(part.source), f"{printable(image.path)} is also in another source"
+        )
     reason = f"{printable(image.path)} was already listed, in this or another source"
     return Problem(IMAGE_DROPPED, f"{printable(part.source)} image {image.image_id}", reason)
 
 
 def _check_all(
-    listed: Listed, names: Sequence[str], category_ids: list[int], keep_ids: bool, threads: int, progress: bool
+    listed: Listed,
+    names: Sequence[str],
+    category_ids: list[int],
+    keep_ids: bool,
+    threads: int,
+    progress: bool,
 ) -> tuple[Labels, Report]:
     builder = LabelsBuilder()
     problems = ProblemLog()
@@ -186,7 +215,9 @@ def _check_all(
     with quiet_decoder(), caught_messages() as messages:
         # OpenCV releases the GIL.
         checked = map_in_threads(lambda item: _check(*item, names, messages), listed.items, threads)
-        results = tqdm(checked, total=len(listed.items), desc="images", disable=disable, leave=False)
+        results = tqdm(
+            checked, total=len(listed.items), desc="images", disable=disable, leave=False
+        )
         for (image, _), (usable, read) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
             if usable is None:
@@ -209,7 +240,9 @@ def _check_all(
     return labels, _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
 
 
-def _check(image: ListedImage, reader: LabelFormat, names: Sequence[str], messages: DecoderMessages) -> Checked:
+def _check(
+    image: ListedImage, reader: LabelFormat, names: Sequence[str], messages: DecoderMessages
+) -> Checked:
     """Open one image and read its rows. Raises ValueError if a class is not in `names`."""
     try:
         printed = messages.size
@@ -232,40 +265,61 @@ def _left_out(image: ListedImage, error: ValueError) -> Checked:
 
 
 def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
-    """Return the upright image's size and kind, and notes about its file. Raises ValueError if it is unusable."""
+    """Return the upright image's size and kind, and notes about its file. Raises ValueError if it
+    is unusable.
+    """
     data = read_bytes(image.path)
     pixels = decode_any_depth(data, image.path)
     height, width, _ = pixels.shape
     if min(width, height) < MIN_SIDE:
-        raise ValueError(f"{printable(image.path)} is {width}x{height}, smaller than {MIN_SIDE} pixels")
-    opened = Opened((width, height), bit_depth(pixels) if pixels.dtype == np.uint16 else None, is_grey(data))
+        raise ValueError(
+            f"{printable(image.path)} is {width}x{height}, smaller than {MIN_SIDE} pixels"
+        )
+    opened = Opened(
+        (width, height), bit_depth(pixels) if pixels.dtype == np.uint16 else None, is_grey(data)
+    )
     if has_end(data):
         return opened, []
-    return opened, [Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")]
+    return opened, [
+        Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")
+    ]
 
 
-def _require_size(image: ListedImage, size: tuple[int, int], declared: tuple[int, int] | None) -> None:
-    """Raise UnreadableLabelsError if the labels were made for another size (width, height) of the image.
+def _require_size(
+    image: ListedImage, size: tuple[int, int], declared: tuple[int, int] | None
+) -> None:
+    """Raise UnreadableLabelsError if the labels were made for another size (width, height) of the
+    image.
 
-    It is unknown whether the image was scaled or rotated after it was labelled, so its boxes may be wrong.
+    It is unknown whether the image was scaled or rotated after it was labelled, so its boxes may be
+    wrong.
     """
     if declared not in (None, size):
         given, stated = ("x".join(map(str, sides)) for sides in (size, declared or ()))
         labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
-        problem = f"{given} upright, but its {labels} says {stated}: its boxes do not fit this image"
+        problem = (
+            f"{given} upright, but its {labels} says {stated}: its boxes do not fit this image"
+        )
         raise UnreadableLabelsError(f"{printable(image.path)} is {problem}")
 
 
 def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable[Problem]:
-    """Decode images during which something was printed again, one at a time, and return what each has printed.
+    """Decode images during which something was printed again, one at a time, and return what each
+    has printed.
 
-    At most MAX_DECODED_AGAIN: with many threads and a damaged image here and there, most images are decoded while
-    another one prints, and all of them again in one thread would take longer than the scan.
-    A JPEG without end marker has a note already; what it prints is about the bytes that were tried in its place.
+    At most MAX_DECODED_AGAIN: with many threads and a damaged image here and there, most images are
+    decoded while another one prints, and all of them again in one thread would take longer than the
+    scan. A JPEG without end marker has a note already; what it prints is about the bytes that were
+    tried in its place.
     """
     if len(paths) > MAX_DECODED_AGAIN:
-        some = f"only {MAX_DECODED_AGAIN} of {len(paths)} images that may be damaged were looked at again"
-        yield Problem(NOTE, printable(paths[MAX_DECODED_AGAIN]), f"{some}; this is the first of the others")
+        some = (
+            f"only {MAX_DECODED_AGAIN} of {len(paths)} images that may be damaged were "
+            "looked at again"
+        )
+        yield Problem(
+            NOTE, printable(paths[MAX_DECODED_AGAIN]), f"{some}; this is the first of the others"
+        )
     for path in paths[:MAX_DECODED_AGAIN]:
         data = read_bytes(path)
         if not has_end(data):
@@ -273,11 +327,17 @@ def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable
         printed = messages.size
         decode_any_depth(data, path)
         if said := messages.since(printed):
-            yield Problem(IMAGE_DAMAGED, printable(path), f"its decoder says '{said}'; parts of it may be wrong")
+            yield Problem(
+                IMAGE_DAMAGED,
+                printable(path),
+                f"its decoder says '{said}'; parts of it may be wrong",
+            )
 
 
 def _lost_rows(image: ListedImage, read: ImageRows) -> int:
-    """Return the number of rows of an image that has no usable one; 0 if it has one, or is background on purpose."""
+    """Return the number of rows of an image that has no usable one; 0 if it has one, or is
+    background on purpose.
+    """
     if read.rows:
         return 0
     return image.dropped_rows + sum(problem.kind == ROW_DROPPED for problem in read.problems)
@@ -287,13 +347,20 @@ def _no_usable_row(image: ListedImage, lost: int) -> Problem:
     rows = f"its only label row in {printable(image.label_file)} is unusable"
     if lost > 1:
         rows = f"all {lost} label rows in {printable(image.label_file)} are unusable"
-    return Problem(NO_USABLE_ROW, printable(image.path), f"{rows}, so the image is neither labelled nor background")
+    return Problem(
+        NO_USABLE_ROW,
+        printable(image.path),
+        f"{rows}, so the image is neither labelled nor background",
+    )
 
 
 def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
     if images:
         missing = f"no label file {printable(images[0].label_file)}"
-        reason = f"{missing}, so the image counts as background; images without label file: {len(images)}"
+        reason = (
+            f"{missing}, so the image counts as background; images without label file: "
+            f"{len(images)}"
+        )
         yield Problem(NOTE, printable(images[0].path), reason)
 
 
@@ -304,10 +371,16 @@ def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]
         counts = sorted(Counter(bits for _, bits in deep).items())
         depths = ", ".join(f"{count} of {bits} bits" for bits, count in counts)
         scaled = "each is scaled to 8 bits from the smallest usual bit depth that holds its values"
-        yield Problem(NOTE, printable(deep[0][0]), f"has 16-bit values; {scaled}; images with 16-bit values: {depths}")
+        yield Problem(
+            NOTE,
+            printable(deep[0][0]),
+            f"has 16-bit values; {scaled}; images with 16-bit values: {depths}",
+        )
     grey = [path for path, image in opened if image.grey]
     if grey:
-        reason = f"has one channel, which is used for all three; images with one channel: {len(grey)}"
+        reason = (
+            f"has one channel, which is used for all three; images with one channel: {len(grey)}"
+        )
         yield Problem(NOTE, printable(grey[0]), reason)
 
 
@@ -342,7 +415,9 @@ def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
 
 
 def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> None:
-    """Raise EmptySplitError, with the first image and its label file, if no image or no box to learn from is left."""
+    """Raise EmptySplitError, with the first image and its label file, if no image or no box to
+    learn from is left.
+    """
     serious = first_of(problems)
     first_problem = f"; the first problem is {serious}" if serious else ""
     if not len(labels):
@@ -352,14 +427,20 @@ def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem])
         state = "" if os.path.exists(first.label_file) else ", which does not exist"
         if not state and os.path.getsize(first.label_file) == 0:
             state = ", which is empty"
-        reason = f"those of the first image {printable(first.path)} should be in {printable(first.label_file)}{state}"
-        raise EmptySplitError(f"no labels for {counted(len(labels), 'image')}: {reason}{first_problem}")
+        reason = (
+            f"those of the first image {printable(first.path)} should be in "
+            f"{printable(first.label_file)}{state}"
+        )
+        raise EmptySplitError(
+            f"no labels for {counted(len(labels), 'image')}: {reason}{first_problem}"
+        )
 
 
 def _from_cache(
     cache_dir: Path | None, sources: Sequence[Path], names: Sequence[str], fingerprint: str
 ) -> tuple[scan_cache.Stored | None, str]:
-    """Return the stored scan, or None if it is missing, damaged or outdated; and the state of the cache for the log.
+    """Return the stored scan, or None if it is missing, damaged or outdated; and the state of the
+    cache for the log.
 
     fingerprint: of the files as they are now, without the images that COCO files list.
     """
@@ -377,9 +458,15 @@ def _from_cache(
 
 
 def _to_cache(
-    cache_dir: Path, sources: Sequence[Path], names: Sequence[str], stored: scan_cache.Stored, state: str
+    cache_dir: Path,
+    sources: Sequence[Path],
+    names: Sequence[str],
+    stored: scan_cache.Stored,
+    state: str,
 ) -> str:
-    """Store the scan; return `state`, or the reason if it cannot be stored, which is not an error."""
+    """Store the scan; return `state`, or the reason if it cannot be stored, which is not an
+    error.
+    """
     try:
         scan_cache.store(scan_cache.cache_file(cache_dir, sources, names), stored)
     except OSError as error:

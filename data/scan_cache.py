@@ -1,4 +1,6 @@
-"""Store the result of a scan on disk: an .npz without pickle, valid until a file that it was made from changes."""
+"""Store the result of a scan on disk: an .npz without pickle, valid until a file that it was made
+from changes.
+"""
 
 import hashlib
 import io
@@ -24,7 +26,9 @@ DIGEST_BYTES = 32
 
 
 class Stored(NamedTuple):
-    """A scan and what it was made from. `listed`: paths of the images that only a file with all labels (COCO) names."""
+    """A scan and what it was made from. `listed`: paths of the images that only a file with all
+    labels (COCO) names.
+    """
 
     labels: Labels
     report: Report
@@ -34,12 +38,22 @@ class Stored(NamedTuple):
 
 def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -> Path:
     """Return the path where the scan of these sources with these class names is stored."""
-    key = json.dumps([VERSION, DECODER_VERSION, cv2.__version__, [str(source) for source in sources], list(names)])
+    key = json.dumps(
+        [
+            VERSION,
+            DECODER_VERSION,
+            cv2.__version__,
+            [str(source) for source in sources],
+            list(names),
+        ]
+    )
     return cache_dir / f"labels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
 def store(file: Path, stored: Stored) -> None:
-    """Write `file` atomically, also if other processes write it at the same time. Raises OSError."""
+    """Write `file` atomically, also if other processes write it at the same time. Raises
+    OSError.
+    """
     texts = {"report": json.dumps(stored.report.as_dict()), "fingerprint": stored.fingerprint}
     texts["listed"] = json.dumps(stored.listed)
     buffer = io.BytesIO()
@@ -47,7 +61,8 @@ def store(file: Path, stored: Stored) -> None:
     np.savez(buffer, allow_pickle=False, **stored.labels.arrays(), **arrays)
     data = buffer.getvalue()
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")  # process ids repeat between containers
+    # process ids repeat between containers
+    temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as stream:
             stream.write(data + hashlib.sha256(data).digest())
@@ -57,7 +72,9 @@ def store(file: Path, stored: Stored) -> None:
 
 
 def load(file: Path) -> Stored | None:
-    """Return what `store` wrote, or None if the file does not exist. Raises ValueError if it is damaged."""
+    """Return what `store` wrote, or None if the file does not exist. Raises ValueError if it is
+    damaged.
+    """
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
             raise ValueError("not a regular file")
@@ -71,18 +88,27 @@ def load(file: Path) -> Stored | None:
         raise ValueError("the checksum is wrong")
     try:
         return _unpacked(data)
-    except Exception as error:  # with a foreign file, zipfile and np.load can raise almost any exception
+    except Exception as error:
+        # with a foreign file, zipfile and np.load can raise almost any exception
         raise ValueError(f"not a stored scan: {one_line(error)}") from None
 
 
 def _unpacked(data: bytes) -> Stored:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > len(data):  # `store` does not compress
+        # `store` does not compress
+        if sum(entry.file_size for entry in archive.infolist()) > len(data):
             raise ValueError("it would unpack to more bytes than it has")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    texts = {name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")}
+    texts = {
+        name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")
+    }
     listed = json.loads(texts["listed"])
     if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
         raise ValueError("its list of images is not a list of strings")
-    return Stored(Labels(**arrays), report_from_dict(json.loads(texts["report"])), texts["fingerprint"], listed)
+    return Stored(
+        Labels(**arrays),
+        report_from_dict(json.loads(texts["report"])),
+        texts["fingerprint"],
+        listed,
+    )

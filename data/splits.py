@@ -21,20 +21,26 @@ FOLDER = Path(__file__).parent
 
 
 def find_data(name: str) -> Path:
-    """Return the YAML of a data set, given its path or its name in data/. Raises ValueError if there is none."""
+    """Return the YAML of a data set, given its path or its name in data/. Raises ValueError if
+    there is none.
+    """
     return find_yaml(name, FOLDER, "data set")
 
 
 def find_hyp(name: str) -> Path:
-    """Return a hyper-parameter YAML, given its path or its name in data/hyps/. Raises ValueError if there is none."""
+    """Return a hyper-parameter YAML, given its path or its name in data/hyps/. Raises ValueError if
+    there is none.
+    """
     return find_yaml(name, FOLDER / "hyps", "hyper-parameters")
 
 
 def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) -> DataSpec:
-    """Open the data set of a YAML that `find_data` finds. The generated data set is drawn if it does not exist.
+    """Open the data set of a YAML that `find_data` finds. The generated data set is drawn if it
+    does not exist.
 
-    download: download missing data from the URLs in the YAML. Nothing else may use the network. splits: the splits that
-    will be read. Raises ValueError if one of them is not in the YAML or on the disk, before any is scanned.
+    download: download missing data from the URLs in the YAML. Nothing else may use the network.
+    splits: the splits that will be read. Raises ValueError if one of them is not in the YAML or on
+    the disk, before any is scanned.
     """
     file = find_data(name)
     spec = read_data_yaml(file)
@@ -50,7 +56,9 @@ def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) 
 
 @dataclass
 class Dataset:
-    """A data set on the disk, and the labels of the splits that were read. They are the same in all processes."""
+    """A data set on the disk, and the labels of the splits that were read. They are the same in all
+    processes.
+    """
 
     spec: DataSpec
     world: World
@@ -77,7 +85,8 @@ class Dataset:
         return class_names(self.spec.names, single=self.single_class)
 
     def read(self, split: str, say: Callable[[str], None] = lambda _: None) -> Labels:
-        """Return the labels of a split, or of the tiles of its images, and report a summary to `say`.
+        """Return the labels of a split, or of the tiles of its images, and report a summary to
+        `say`.
 
         Raises ValueError as `scan` does, and if the processes read different labels.
         """
@@ -100,7 +109,9 @@ class Dataset:
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
         self.labels[split] = tile_labels(labels, self.tiling) if self.tiling else labels
         if self.tiling:
-            tiles = counted(len(self.labels[split]), "tile") + str(self.tiling).removeprefix("tiles")
+            tiles = counted(len(self.labels[split]), "tile") + str(self.tiling).removeprefix(
+                "tiles"
+            )
             say(f"{split}: {counted(len(labels), 'image')} in {tiles}")
         return self.labels[split]
 
@@ -118,19 +129,25 @@ def open_dataset(
     tile_overlap: float = DEFAULT_OVERLAP,
     tile_whole: bool = False,
 ) -> Dataset:
-    """Open the data set of a YAML, given its path or its name in data/; one process of each machine downloads it.
+    """Open the data set of a YAML, given its path or its name in data/; one process of each machine
+    downloads it.
 
-    splits: the splits that will be read. say: receives notes, such as paths that were corrected. tile, tile_overlap,
-    tile_whole: cut images into tiles, see `open_tiling`. Raises ValueError as that and `open_data` do.
+    splits: the splits that will be read. say: receives notes, such as paths that were corrected.
+    tile, tile_overlap, tile_whole: cut images into tiles, see `open_tiling`. Raises ValueError as
+    that and `open_data` do.
     """
     with world.local_main_first():
         spec = open_data(name, download=download, splits=splits)
     for note in spec.notes:
         say(note)
-    return Dataset(spec, world, single_class, cache_dir, open_tiling(tile, tile_overlap, tile_whole))
+    return Dataset(
+        spec, world, single_class, cache_dir, open_tiling(tile, tile_overlap, tile_whole)
+    )
 
 
-def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool) -> tuple[Labels, Report]:
+def read_split(
+    spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool
+) -> tuple[Labels, Report]:
     """Return the labels of a split, with a single class if `single`, and the report of the scan.
 
     Raises ValueError as `scan` does, with the split if it is empty.
@@ -138,7 +155,9 @@ def read_split(spec: DataSpec, split: str, *, single: bool, cache_dir: str, prog
     cache = cache_folder(cache_dir)
     threads = os.cpu_count() or 1
     try:
-        labels, report = scan(spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress)
+        labels, report = scan(
+            spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress
+        )
     except EmptySplitError as error:
         raise ValueError(f"'{split}' of {printable(spec.file)}: {error}") from None
     return labels.with_single_class() if single else labels, report

@@ -1,4 +1,6 @@
-"""Models: layer tables, the detectors built from them, and their losses; `load` opens a trained one."""
+"""Models: layer tables, the detectors built from them, and their losses; `load` opens a trained
+one.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +24,10 @@ def build_model(
 ) -> Detector:
     """Return a detector with newly initialised weights.
 
-    cfg: a name (`yolov5s.yaml`), a YAML file, or a table that is already loaded; see `models.table`.
-    channels: number of image channels.
-    anchors: replaces the table's anchors, if it has any: pixels w, h, w, h, ... per level, or a number of anchors per
-    level, which are to be fitted to data.
+    cfg: a name (`yolov5s.yaml`), a YAML file, or a table that is already loaded; see
+    `models.table`. channels: number of image channels. anchors: replaces the table's anchors, if it
+    has any: pixels w, h, w, h, ... per level, or a number of anchors per level, which are to be
+    fitted to data.
 
     Raises: ValueError that names the file and the wrong row.
     """

@@ -1,4 +1,6 @@
-"""Print a model's layers, parameters and GFLOPs: python -m models yolov5s.yaml [--nc 80] [--img 640]."""
+"""Print a model's layers, parameters and GFLOPs: python -m models yolov5s.yaml [--nc 80] [--img
+640].
+"""
 
 import argparse
 import sys
@@ -12,7 +14,9 @@ from utils.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and return 0; print an error on stderr and return 2 if the model cannot be built."""
+    """Print the table and return 0; print an error on stderr and return 2 if the model cannot be
+    built.
+    """
     options = parse_arguments(arguments)
     try:
         table = resolve(*load_model_table(options.cfg), options.nc)
@@ -20,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with torch.device("meta"):
             model = Detector(table)
         if options.img < 1 or options.img % max(model.strides):
-            raise ValueError(f"--img {options.img}: must be a multiple of the stride, {max(model.strides)}")
+            raise ValueError(
+                f"--img {options.img}: must be a multiple of the stride, {max(model.strides)}"
+            )
     except (ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
@@ -44,7 +50,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def format_line(line: LayerInfo) -> str:
     """Return one line of the layer table."""
     sources = ", ".join(map(str, line.sources))
-    return f"{line.row:>3} {sources:>16} {line.number:>3} {line.parameters:>10,}  {line.module:<13} {line.args}"
+    return (
+        f"{line.row:>3} {sources:>16} {line.number:>3} {line.parameters:>10,}  "
+        f"{line.module:<13} {line.args}"
+    )
 
 
 if __name__ == "__main__":

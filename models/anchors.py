@@ -1,8 +1,8 @@
 """Check anchors against the box sizes of a data set, and fit new ones.
 
-Sizes are width and height in pixels at the training size, above 0, float [N, 2]; anchors [K, 2]. An anchor *reaches* a
-box if its width and its height both differ from the box's by a factor below the matching limit
-(models/assign/anchor_ratio.py).
+Sizes are width and height in pixels at the training size, above 0, float [N, 2]; anchors [K, 2]. An
+anchor *reaches* a box if its width and its height both differ from the box's by a factor below the
+matching limit (models/assign/anchor_ratio.py).
 """
 
 import math
@@ -20,7 +20,9 @@ MAX_BOXES = 20_000  # used for the fit: more boxes hardly change the anchors but
 
 
 def _closeness(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
-    """Return [N] in (0, 1]: the worse of the two sides' ratios to the closest anchor, 1 for one of the box's size."""
+    """Return [N] in (0, 1]: the worse of the two sides' ratios to the closest anchor, 1 for one of
+    the box's size.
+    """
     ratio = sizes.T[:, None] / anchors.T[:, :, None]  # [2, K, N]
     return np.minimum(ratio, 1 / ratio).min(0).max(0)
 
@@ -42,12 +44,19 @@ def _fitness(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
 
 
 def fit_anchors(
-    sizes: Sizes, count: int, ratio_limit: float, *, seed: int = 0, iterations: int = 30, generations: int = 1000
+    sizes: Sizes,
+    count: int,
+    ratio_limit: float,
+    *,
+    seed: int = 0,
+    iterations: int = 30,
+    generations: int = 1000,
 ) -> Sizes:
     """Return `count` anchors for boxes of these sizes, [count, 2], smallest area first.
 
-    k-means on sizes divided by their standard deviation, then random mutations, each kept if it increases the mean
-    closeness, in which unreached boxes count as 0. The same seed gives the same anchors.
+    k-means on sizes divided by their standard deviation, then random mutations, each kept if it
+    increases the mean closeness, in which unreached boxes count as 0. The same seed gives the same
+    anchors.
 
     Raises ValueError if fewer than `count` boxes are at least 2 px wide and high.
     """
@@ -66,7 +75,9 @@ def fit_anchors(
 
 
 def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations: int) -> Sizes:
-    """Lloyd's algorithm, initialised with randomly chosen boxes; a centre that loses all its boxes does not move."""
+    """Lloyd's algorithm, initialised with randomly chosen boxes; a centre that loses all its boxes
+    does not move.
+    """
     spread = np.maximum(sizes.std(0), 1e-6)
     points = sizes / spread
     centers = points[generator.choice(len(points), count, replace=False)]
@@ -79,32 +90,48 @@ def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations
 
 
 def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return random factors in [0.3, 3]: nine of ten differ from 1 on average, and at least one does."""
+    """Return random factors in [0.3, 3]: nine of ten differ from 1 on average, and at least one
+    does.
+    """
     while True:
         active = generator.random(shape) < 0.9
-        factors = (active * generator.random() * generator.standard_normal(shape) * 0.1 + 1).clip(0.3, 3.0)
+        factors = (active * generator.random() * generator.standard_normal(shape) * 0.1 + 1).clip(
+            0.3, 3.0
+        )
         if (factors != 1).any():
             return factors
 
 
 def matched(share: float) -> str:
-    """Words for the share of the boxes that anchors reach, 0 to 1: the model cannot learn the others.
+    """Words for the share of the boxes that anchors reach, 0 to 1: the model cannot learn the
+    others.
 
-    >>> matched(1.0), matched(0.986)
-    ('anchor sizes match all boxes', 'anchor sizes match 98.6% of the boxes, the others cannot be learned')
+    >>> matched(1.0)
+    'anchor sizes match all boxes'
+    >>> matched(0.986)
+    'anchor sizes match 98.6% of the boxes, the others cannot be learned'
     """
     if share == 1:
         return "anchor sizes match all boxes"
-    return f"anchor sizes match {math.floor(share * 1000) / 10}% of the boxes, the others cannot be learned"
+    return (
+        f"anchor sizes match {math.floor(share * 1000) / 10}% of the boxes, the others "
+        "cannot be learned"
+    )
 
 
 def check_anchors(
-    sizes: Sizes, anchors_px: NDArray[np.float64], ratio_limit: float, *, seed: int = 0, placeholders: bool = False
+    sizes: Sizes,
+    anchors_px: NDArray[np.float64],
+    ratio_limit: float,
+    *,
+    seed: int = 0,
+    placeholders: bool = False,
 ) -> tuple[NDArray[np.float64], str]:
     """Return (anchors [L, A, 2] to train with, a sentence on the result).
 
-    The given anchors are kept if they reach 98 % of the boxes, or if fitted anchors reach no more. Placeholders are
-    kept only if there are too few boxes to fit others. At most 20,000 evenly spaced boxes are used.
+    The given anchors are kept if they reach 98 % of the boxes, or if fitted anchors reach no more.
+    Placeholders are kept only if there are too few boxes to fit others. At most 20,000 evenly
+    spaced boxes are used.
     """
     levels, per_level, _ = anchors_px.shape
     flat = anchors_px.reshape(-1, 2)
@@ -116,10 +143,15 @@ def check_anchors(
     if recall >= GOOD_RECALL and not placeholders:
         return anchors_px, matched(recall)
     if len(sizes) < len(flat):
-        return anchors_px, f"{matched(recall)}; {counted(len(sizes), 'box')} are too few to choose new anchors by"
+        return (
+            anchors_px,
+            f"{matched(recall)}; {counted(len(sizes), 'box')} are too few to choose new anchors by",
+        )
     fitted = fit_anchors(sizes, len(flat), ratio_limit, seed=seed)
     reached = best_possible_recall(sizes, fitted, ratio_limit)
     if reached <= recall and not placeholders:
         return anchors_px, f"{matched(recall)}; new anchors would match {reached:.1%}"
-    sentence = f"{matched(reached)}: they were chosen by the boxes, as the model's own match {recall:.1%}"
+    sentence = (
+        f"{matched(reached)}: they were chosen by the boxes, as the model's own match {recall:.1%}"
+    )
     return fitted.reshape(levels, per_level, 2), sentence

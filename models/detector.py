@@ -1,7 +1,9 @@
-"""The detector that a model table describes, as an nn.Module: images -> raw maps -> boxes and scores.
+"""The detector that a model table describes, as an nn.Module: images -> raw maps -> boxes and
+scores.
 
-`layers` holds one module per row of the table, so `model.N.*` of a YOLOv5 checkpoint is `layers.N.*` here. Only the
-anchors differ, because YOLOv5's are in units of the stride: `layers.N.anchors_px` = `model.N.anchors` * stride.
+`layers` holds one module per row of the table, so `model.N.*` of a YOLOv5 checkpoint is
+`layers.N.*` here. Only the anchors differ, because YOLOv5's are in units of the stride:
+`layers.N.anchors_px` = `model.N.anchors` * stride.
 
 B images, L levels, C classes, H W pixels of the images, N predictions per image.
 """
@@ -48,7 +50,9 @@ MAX_ELEMENTS = 1 << 28  # of any map, for an image of 2 x 2 cells of the coarses
 
 
 class LayerInfo(NamedTuple):
-    """One line of the layer table; `number` and `args` are scaled, and `args` starts with the input's channels."""
+    """One line of the layer table; `number` and `args` are scaled, and `args` starts with the
+    input's channels.
+    """
 
     row: int
     sources: tuple[int, ...]
@@ -59,14 +63,16 @@ class LayerInfo(NamedTuple):
 
 
 class Detector(nn.Module):
-    """A detector built from the table of one model. Its `table` holds plain values: store it to build the model again.
+    """A detector built from the table of one model. Its `table` holds plain values: store it to
+    build the model again.
 
-    recompute: False by default; True saves memory in training. A row with one input and parameters, except the head,
-    then keeps only that input for the backward pass (models/recompute.py). Values and gradients are bit-identical.
-    Recomputing only C3 rows would keep twice the bytes (yolov5s: 42 % instead of 21 %) in 0.9 of the time, and YOLOv3
-    has no C3 rows.
+    recompute: False by default; True saves memory in training. A row with one input and parameters,
+    except the head, then keeps only that input for the backward pass (models/recompute.py). Values
+    and gradients are bit-identical. Recomputing only C3 rows would keep twice the bytes (yolov5s:
+    42 % instead of 21 %) in 0.9 of the time, and YOLOv3 has no C3 rows.
 
-    Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of different strides.
+    Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of
+    different strides.
     """
 
     def __init__(self, table: Mapping[str, Any]) -> None:
@@ -87,14 +93,20 @@ class Detector(nn.Module):
             scales = [strides[source] for source in row.sources]
             layer, info = build_layer(row, inputs, scales, self.table)
             if (row.module in HEADS) != (row is self.rows[-1]):
-                raise row.error(f"the last row, and only the last row, must be a head ({', '.join(HEADS)})")
+                raise row.error(
+                    f"the last row, and only the last row, must be a head ({', '.join(HEADS)})"
+                )
             self.layers.append(layer)
             self._info.append(info)
             if row.module not in HEADS:
-                channels[row.position], strides[row.position] = layer.out_channels, scales[0] * layer.reduction
+                channels[row.position], strides[row.position] = (
+                    layer.out_channels,
+                    scales[0] * layer.reduction,
+                )
         if not self.rows or self.num_classes != self.table["nc"]:
             raise ValueError(
-                f"{self.table['source']}: the table needs rows, and a head with {self.table['nc']} classes (nc)"
+                f"{self.table['source']}: the table needs rows, and a head with {self.table['nc']} "
+                "classes (nc)"
             )
 
     @property
@@ -108,7 +120,9 @@ class Detector(nn.Module):
         return self.head.num_classes
 
     def choose_output(self, name: str) -> None:
-        """Decode the predictions of this name, of a head that has several; "" chooses none. Raises ValueError."""
+        """Decode the predictions of this name, of a head that has several; "" chooses none. Raises
+        ValueError.
+        """
         if name:
             self.head.choose_output(name)
 
@@ -128,7 +142,9 @@ class Detector(nn.Module):
         return next(self.parameters()).dtype
 
     def fit_to_boxes(self, sizes: NDArray[np.float64], **how: Any) -> str | None:
-        """Fit the head to box sizes, update the table, and return a sentence on the result. how: as for `Head`."""
+        """Fit the head to box sizes, update the table, and return a sentence on the result. how: as
+        for `Head`.
+        """
         sentence = self.head.fit_to_boxes(sizes, **how)
         self.update_table()
         return sentence
@@ -140,7 +156,8 @@ class Detector(nn.Module):
     def forward(self, images: Tensor) -> Raw:
         """Return the head's raw predictions for images [B, 3, H, W] in [0, 1]."""
         maps: dict[int, Any] = {-1: images}
-        # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of one column, and in gradients.
+        # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of one
+        # column, and in gradients.
         in_full = torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides)
         with torch.autocast("cpu", enabled=False) if in_full else nullcontext():
             for row in self.rows:
@@ -151,19 +168,31 @@ class Detector(nn.Module):
 
     def _run(self, row: TableRow, maps: Mapping[int, Any]) -> Any:
         layer, inputs = self.layers[row.position], [maps[source] for source in row.sources]
-        if self.recompute and self.training and torch.is_grad_enabled() and row.position in self._recomputable:
+        if (
+            self.recompute
+            and self.training
+            and torch.is_grad_enabled()
+            and row.position in self._recomputable
+        ):
             return recomputed(layer, inputs[0])
         return layer(inputs if layer_class(row).multi_input else inputs[0])
 
     def decode(self, raw: Raw, confidence: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions, both float32.
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions,
+        both float32.
 
-        confidence: leave out predictions without a score above it, as `Head.decode_candidates` does.
+        confidence: leave out predictions without a score above it, as `Head.decode_candidates`
+        does.
         """
-        return self.head.decode_candidates(raw, confidence) if confidence > 0 else self.head.decode(raw)
+        return (
+            self.head.decode_candidates(raw, confidence)
+            if confidence > 0
+            else self.head.decode(raw)
+        )
 
     def fuse(self) -> "Detector":
-        """Fold every BatchNorm into its convolution, in place and for inference only; return this detector.
+        """Fold every BatchNorm into its convolution, in place and for inference only; return this
+        detector.
 
         Branches of the head that only training needs are removed.
         """
@@ -175,17 +204,25 @@ class Detector(nn.Module):
         return self
 
     def info(self) -> list[LayerInfo]:
-        """Return the layer table, one line per row, with the number of parameters that each row has now."""
+        """Return the layer table, one line per row, with the number of parameters that each row has
+        now.
+        """
         counts = [count_parameters(layer) for layer in self.layers]
-        return [line._replace(parameters=count) for line, count in zip(self._info, counts, strict=True)]
+        return [
+            line._replace(parameters=count) for line, count in zip(self._info, counts, strict=True)
+        ]
 
 
 def layer_class(row: TableRow) -> type[Layer]:
-    """Return the class of a row's module. Raises ValueError that names the row if the module is unknown."""
+    """Return the class of a row's module. Raises ValueError that names the row if the module is
+    unknown.
+    """
     if row.module in HEADS:
         return HEADS[row.module].head
     if row.module not in LAYERS:
-        raise row.error(f"unknown module '{excerpt(row.module)}'; allowed are {', '.join([*LAYERS, *HEADS])}")
+        raise row.error(
+            f"unknown module '{excerpt(row.module)}'; allowed are {', '.join([*LAYERS, *HEADS])}"
+        )
     return LAYERS[row.module]
 
 
@@ -213,8 +250,12 @@ def build_layer(
     return layer, LayerInfo(row.position, row.sources, number, 0, row.module, [source, *args])
 
 
-def stack(kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]) -> Layer | Stack:
-    """Return one layer, or a stack of `number` layers of a class that does not handle repeats itself."""
+def stack(
+    kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]
+) -> Layer | Stack:
+    """Return one layer, or a stack of `number` layers of a class that does not handle repeats
+    itself.
+    """
     if kind.multi_input:
         return kind(source, *args, strides=strides)
     if kind.repeats_inside:
@@ -233,15 +274,21 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
     args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
     if kind.scales_width and args:
         if not is_whole(args[0], 1) or args[0] > MAX_CHANNELS:
-            raise row.error(f"the first argument must be a number of channels, 1 to {MAX_CHANNELS:,}")
+            raise row.error(
+                f"the first argument must be a number of channels, 1 to {MAX_CHANNELS:,}"
+            )
         args[0] = scale_channels(args[0], table["width_multiple"], table.get("max_channels"))
     return args
 
 
 def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> None:
-    """Raise ValueError that names the row if it has too few or too many arguments, or one of the wrong type."""
+    """Raise ValueError that names the row if it has too few or too many arguments, or one of the
+    wrong type.
+    """
     parameters = list(inspect.signature(kind).parameters.values())[1:]
-    allowed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    allowed = [
+        parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
+    ]
     needed = sum(parameter.default is parameter.empty for parameter in allowed)
     if not needed <= len(row.args) <= len(allowed):
         counts = f"{needed}" if needed == len(allowed) else f"{needed} to {len(allowed)}"
@@ -251,7 +298,9 @@ def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> No
         kinds = KINDS.get(parameter.annotation)
         if kinds and type(value) not in kinds:  # not isinstance, which accepts True as an int
             given, wanted = reprlib.repr(value), parameter.annotation.__name__
-            raise row.error(f"an argument has the wrong type: {parameter.name} is {given}, but must be {wanted}")
+            raise row.error(
+                f"an argument has the wrong type: {parameter.name} is {given}, but must be {wanted}"
+            )
 
 
 def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
@@ -265,7 +314,8 @@ def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
 def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> frozenset[int]:
     """Return the positions of the rows that have one input and parameters.
 
-    Computed once, when the model is built, because replicas of torch's DataParallel list no parameters.
+    Computed once, when the model is built, because replicas of torch's DataParallel list no
+    parameters.
     """
     return frozenset(
         row.position
@@ -275,19 +325,23 @@ def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> froze
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the number of elements in a module's parameters and, as published totals do, of its heads' constants."""
+    """Return the number of elements in a module's parameters and, as published totals do, of its
+    heads' constants.
+    """
     constants = sum(part.constants for part in module.modules() if isinstance(part, Head))
     return constants + sum(parameter.numel() for parameter in module.parameters())
 
 
 def check_shapes(table: Mapping[str, Any]) -> Detector:
-    """Return the detector of a resolved table on the meta device, after a run on 2 x 2 cells of the coarsest level.
+    """Return the detector of a resolved table on the meta device, after a run on 2 x 2 cells of the
+    coarsest level.
 
-    The model takes no memory and is in eval mode. Raises: ValueError that names the row whose maps do not fit, or if
-    the strides of the maps differ from those of the head.
+    The model takes no memory and is in eval mode. Raises: ValueError that names the row whose maps
+    do not fit, or if the strides of the maps differ from those of the head.
     """
     with torch.device("meta"):
-        model = Detector(table).eval()  # in training mode BatchNorm raises an error for a single cell
+        # in training mode BatchNorm raises an error for a single cell
+        model = Detector(table).eval()
         check_size(model)
         side = 2 * max(model.strides)
         maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
@@ -295,18 +349,27 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
         try:
             maps[row.position] = model._run(row, maps)
             if isinstance(maps[row.position], Tensor) and maps[row.position].numel() > MAX_ELEMENTS:
-                raise ValueError(f"the output {list(maps[row.position].shape)} has over {MAX_ELEMENTS:,} elements")
+                raise ValueError(
+                    f"the output {list(maps[row.position].shape)} has over {MAX_ELEMENTS:,} "
+                    "elements"
+                )
         except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
             shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
     sides = [maps[source].shape[2] for source in model.rows[-1].sources]
     if sides != [side // stride for stride in model.strides]:
-        raise model.rows[-1].error(f"strides must be {model.strides}, but a {side} px image gives {sides} cells")
+        raise model.rows[-1].error(
+            f"strides must be {model.strides}, but a {side} px image gives {sides} cells"
+        )
     return model
 
 
-def mismatched_tensors(model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False) -> list[str]:
-    """Return the names of tensors that only one of the two has, or that differ in shape; types: or in dtype."""
+def mismatched_tensors(
+    model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False
+) -> list[str]:
+    """Return the names of tensors that only one of the two has, or that differ in shape; types: or
+    in dtype.
+    """
     wanted, given = (
         {key: (value.shape, value.dtype if types else None) for key, value in entries.items()}
         for entries in (model.state_dict(), state)
@@ -315,19 +378,26 @@ def mismatched_tensors(model: nn.Module, state: Mapping[str, Tensor], *, types: 
 
 
 def check_size(model: Detector) -> None:
-    """Raise ValueError for a model, built on the meta device, with too many parameters or too large a stride."""
+    """Raise ValueError for a model, built on the meta device, with too many parameters or too large
+    a stride.
+    """
     source, parameters = model.table["source"], count_parameters(model)
     if parameters > MAX_PARAMETERS:
-        raise ValueError(f"{source}: the model has {parameters:,} parameters, at most {MAX_PARAMETERS:,} are allowed")
+        raise ValueError(
+            f"{source}: the model has {parameters:,} parameters, at most {MAX_PARAMETERS:,} are "
+            "allowed"
+        )
     if max(model.strides) > MAX_STRIDE:
-        raise ValueError(f"{source}: the model has stride {max(model.strides)}, at most {MAX_STRIDE} is allowed")
+        raise ValueError(
+            f"{source}: the model has stride {max(model.strides)}, at most {MAX_STRIDE} is allowed"
+        )
 
 
 def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
     """Return the billions of floating-point operations for one square image: 2 per multiply-add.
 
-    Those of convolutions and matrix products are counted. Nothing is computed: the model is built and run on the meta
-    device.
+    Those of convolutions and matrix products are counted. Nothing is computed: the model is built
+    and run on the meta device.
     """
     with torch.device("meta"):
         model, image = Detector(table).eval(), torch.empty(1, table["ch"], image_size, image_size)

@@ -8,13 +8,18 @@ from models.detector import Detector
 
 
 def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
-    """Freeze layers and return them: the first N if `layers` is a single number N, else those with these indices.
+    """Freeze layers and return them: the first N if `layers` is a single number N, else those with
+    these indices.
 
-    Raises ValueError for a layer that the model does not have, and if no parameter is left to train.
+    Raises ValueError for a layer that the model does not have, and if no parameter is left to
+    train.
     """
     chosen = list(range(layers[0])) if len(layers) == 1 else list(layers)
     if chosen and max(chosen) >= len(model.layers):
-        raise ValueError(f"--freeze {' '.join(map(str, layers))}: the model has layers 0 to {len(model.layers) - 1}")
+        raise ValueError(
+            f"--freeze {' '.join(map(str, layers))}: the model has layers 0 to "
+            f"{len(model.layers) - 1}"
+        )
     frozen = [model.layers[i] for i in chosen]
     for layer in frozen:
         layer.requires_grad_(False)
@@ -24,7 +29,9 @@ def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
 
 
 def set_training(model: Detector, frozen: Sequence[nn.Module]) -> None:
-    """Put the model in training mode and its frozen layers in eval mode, so that their BatchNorm statistics stay."""
+    """Put the model in training mode and its frozen layers in eval mode, so that their BatchNorm
+    statistics stay.
+    """
     model.train()
     for layer in frozen:
         layer.eval()

@@ -1,4 +1,6 @@
-"""Images in any form that a program has them: files, URLs, PIL, NumPy, torch; converted to uint8 RGB arrays."""
+"""Images in any form that a program has them: files, URLs, PIL, NumPy, torch; converted to uint8
+RGB arrays.
+"""
 
 import os
 import tempfile
@@ -30,16 +32,20 @@ class InputImage(NamedTuple):
 def read_input(given: Any, *, channel_order: ChannelOrder | None, urls: bool) -> InputImage:
     """Return one image, whatever its form.
 
-    given: a path, a URL, a PIL image, a NumPy array uint8 [H, W, 3] or [H, W], or a tensor [3, H, W], RGB, uint8 or
-    floating-point in [0, 1]. channel_order: of arrays, which must say it; files, PIL images and tensors know theirs.
-    urls: whether a URL may be downloaded. Raises ValueError for anything else.
+    given: a path, a URL, a PIL image, a NumPy array uint8 [H, W, 3] or [H, W], or a tensor [3, H,
+    W], RGB, uint8 or floating-point in [0, 1]. channel_order: of arrays, which must say it; files,
+    PIL images and tensors know theirs. urls: whether a URL may be downloaded. Raises ValueError for
+    anything else.
     """
     if isinstance(given, (str, os.PathLike)):
         return _from_path(os.fspath(given), urls)
     if isinstance(given, np.ndarray):
         pixels = three_channels(given, "the image")
         if channel_order is None and given.shape[2:] == (3,):
-            raise ValueError("a NumPy array does not say its channel order: give channel_order='rgb' or 'bgr' (OpenCV)")
+            raise ValueError(
+                "a NumPy array does not say its channel order: give channel_order='rgb' or 'bgr' "
+                "(OpenCV)"
+            )
         return InputImage(_as_rgb(pixels, channel_order), "")
     if isinstance(given, Tensor):
         return InputImage(_from_tensor(given), "")
@@ -49,7 +55,8 @@ def read_input(given: Any, *, channel_order: ChannelOrder | None, urls: bool) ->
 
 
 def split_inputs(given: Any) -> tuple[Sequence[Any], bool]:
-    """Return the single images of an input, and whether it was one image: a list or a 4-dimensional tensor is several.
+    """Return the single images of an input, and whether it was one image: a list or a 4-dimensional
+    tensor is several.
 
     >>> split_inputs("a.jpg"), split_inputs(["a.jpg"])
     ((['a.jpg'], True), (['a.jpg'], False))
@@ -62,7 +69,8 @@ def split_inputs(given: Any) -> tuple[Sequence[Any], bool]:
 
 
 def three_channels(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
-    """Return the image as uint8 [H, W, 3]; a grey image, [H, W] or [H, W, 1], gets three equal channels.
+    """Return the image as uint8 [H, W, 3]; a grey image, [H, W] or [H, W, 1], gets three equal
+    channels.
 
     Raises ValueError, starting with `name`, for any other dtype or shape.
     """
@@ -80,14 +88,20 @@ def three_channels(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
 
 
 def _as_rgb(image: NDArray[np.uint8], channel_order: ChannelOrder | None) -> NDArray[np.uint8]:
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False) if channel_order == "bgr" else image
+    return (
+        cv2.cvtColor(image, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
+        if channel_order == "bgr"
+        else image
+    )
 
 
 def _from_path(path: str, urls: bool) -> InputImage:
     if "://" not in path:
         return InputImage(_as_rgb(read_image(path), "bgr"), path)
     if not urls:
-        raise ValueError(f"{excerpt(path, 200)} is a URL: load the model with urls=True to allow downloads")
+        raise ValueError(
+            f"{excerpt(path, 200)} is a URL: load the model with urls=True to allow downloads"
+        )
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "image"
         try:
@@ -116,13 +130,20 @@ def _from_tensor(image: Tensor) -> NDArray[np.uint8]:
 
 
 def _is_pil(given: Any) -> bool:
-    return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(given).__mro__)
+    return any(
+        kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(given).__mro__
+    )
 
 
 def _from_pil(image: Any) -> NDArray[np.uint8]:
-    """Pixels of a PIL image, upright; 16-bit and floating-point images are refused, as their range is unknown."""
+    """Pixels of a PIL image, upright; 16-bit and floating-point images are refused, as their range
+    is unknown.
+    """
     from PIL import ImageOps
 
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"the PIL image has mode {image.mode}, more than 8 bits: give its path, or convert it to RGB")
+        raise ValueError(
+            f"the PIL image has mode {image.mode}, more than 8 bits: give its path, or convert it "
+            "to RGB"
+        )
     return np.array(ImageOps.exif_transpose(image).convert("RGB"))

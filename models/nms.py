@@ -1,4 +1,6 @@
-"""Confidence filter, top-k, non-maximum suppression (NMS). Deterministic: no time limit, ties go to the lower index."""
+"""Confidence filter, top-k, non-maximum suppression (NMS). Deterministic: no time limit, ties go to
+the lower index.
+"""
 
 import torch
 from torch import Tensor
@@ -20,12 +22,14 @@ def non_max_suppression(
     multi_label: bool = True,
     agnostic: bool = False,
 ) -> list[Tensor]:
-    """Return the kept detections of each image, [D, 6]: x1, y1, x2, y2, score, class, best score first.
+    """Return the kept detections of each image, [D, 6]: x1, y1, x2, y2, score, class, best score
+    first.
 
-    boxes_xyxy: [B, N, 4] pixels. scores: [B, N, C] in [0, 1]. Scores at or below `confidence` are dropped. iou: boxes
-    that overlap a better one by more than this IoU are suppressed. multi_label: a box may be detected as several
-    classes, otherwise only as its best one. agnostic: boxes of different classes suppress each other too. Per image,
-    at most `max_candidates` of the highest scores enter NMS, and at most `max_detections` are returned.
+    boxes_xyxy: [B, N, 4] pixels. scores: [B, N, C] in [0, 1]. Scores at or below `confidence` are
+    dropped. iou: boxes that overlap a better one by more than this IoU are suppressed. multi_label:
+    a box may be detected as several classes, otherwise only as its best one. agnostic: boxes of
+    different classes suppress each other too. Per image, at most `max_candidates` of the highest
+    scores enter NMS, and at most `max_detections` are returned.
 
     Raises ValueError if `confidence` or `iou` is outside [0, 1], or a maximum is below 1.
     """
@@ -34,13 +38,17 @@ def non_max_suppression(
     for boxes, image_scores in zip(boxes_xyxy, scores, strict=True):
         box, class_id, score = _candidates(image_scores, confidence, multi_label)
         top = _highest(score, max_candidates)
-        rows = torch.cat([boxes[box[top]], score[top, None], class_id[top, None].to(boxes.dtype)], 1)
+        rows = torch.cat(
+            [boxes[box[top]], score[top, None], class_id[top, None].to(boxes.dtype)], 1
+        )
         kept = nms(_separate_classes(rows, agnostic), rows[:, 4].to(widest_float(rows.device)), iou)
         found.append(rows[kept[:max_detections]])
     return found
 
 
-def check_limits(confidence: float, iou: float, max_detections: int, max_candidates: int = 1) -> None:
+def check_limits(
+    confidence: float, iou: float, max_detections: int, max_candidates: int = 1
+) -> None:
     """Raise ValueError if `confidence` or `iou` is outside [0, 1], or a maximum is below 1."""
     for name, share in (("confidence", confidence), ("iou", iou)):
         if not 0 <= share <= 1:
@@ -50,8 +58,12 @@ def check_limits(confidence: float, iou: float, max_detections: int, max_candida
             raise ValueError(f"{name} {number}: choose 1 or more")
 
 
-def _candidates(scores: Tensor, confidence: float, multi_label: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (box index, class, score) of every score above `confidence`, each [N], in the order of the boxes."""
+def _candidates(
+    scores: Tensor, confidence: float, multi_label: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (box index, class, score) of every score above `confidence`, each [N], in the order of
+    the boxes.
+    """
     if multi_label:
         box, class_id = (scores > confidence).nonzero(as_tuple=True)
         return box, class_id, scores[box, class_id]
@@ -61,9 +73,11 @@ def _candidates(scores: Tensor, confidence: float, multi_label: bool) -> tuple[T
 
 
 def _highest(score: Tensor, limit: int) -> Tensor:
-    """Return the indices of the `limit` highest scores, highest first, the lower index first among equal scores.
+    """Return the indices of the `limit` highest scores, highest first, the lower index first among
+    equal scores.
 
-    Only the scores that reach the top `limit` are sorted: 20 times faster for two million candidates.
+    Only the scores that reach the top `limit` are sorted: 20 times faster for two million
+    candidates.
     """
     top = torch.arange(len(score), device=score.device)
     if len(score) > limit:
@@ -72,9 +86,11 @@ def _highest(score: Tensor, limit: int) -> Tensor:
 
 
 def _separate_classes(rows: Tensor, agnostic: bool) -> Tensor:
-    """Return the boxes of rows [D, 6], shifted so that different classes do not overlap; unshifted if agnostic.
+    """Return the boxes of rows [D, 6], shifted so that different classes do not overlap; unshifted
+    if agnostic.
 
-    In float64: in float32 the shifted boxes of class 79 lose a thousandth of a pixel, enough to change a decision.
+    In float64: in float32 the shifted boxes of class 79 lose a thousandth of a pixel, enough to
+    change a decision.
     """
     boxes = rows[:, :4].to(widest_float(rows.device))
     if agnostic or len(rows) == 0:

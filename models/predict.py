@@ -34,8 +34,9 @@ from utils.stopwatch import Stopwatch
 class Predictor:
     """Detects objects in images of any size, letterboxed as in val.py.
 
-    An image's canvas depends only on that image, so its detections do not depend on the other images of the batch,
-    except for rounding in the forward pass. tiling: how images are cut, None if they are not.
+    An image's canvas depends only on that image, so its detections do not depend on the other
+    images of the batch, except for rounding in the forward pass. tiling: how images are cut, None
+    if they are not.
     """
 
     tiling: Tiling | None = None
@@ -54,13 +55,16 @@ class Predictor:
         multi_label: bool = False,
         batch_size: int = 16,
     ) -> None:
-        """Images are moved to the device of `backend`, which may be combined of several (models/backends/combined.py).
+        """Images are moved to the device of `backend`, which may be combined of several
+        (models/backends/combined.py).
 
-        image_size: long side in pixels, rounded up to a multiple of the stride. canvas: (height, width) for all images,
-        multiples of the stride, instead of one that fits the image; a backend may have its own. confidence: scores at
-        or below it are dropped. iou, agnostic, multi_label, max_detections: as for non_max_suppression, which
-        a backend may not need. class_ids: return only these classes; the others are detected as well, and then removed.
-        batch_size: the most images in one forward pass. Raises ValueError for a number out of range.
+        image_size: long side in pixels, rounded up to a multiple of the stride. canvas: (height,
+        width) for all images, multiples of the stride, instead of one that fits the image; a
+        backend may have its own. confidence: scores at or below it are dropped. iou, agnostic,
+        multi_label, max_detections: as for non_max_suppression, which a backend may not need.
+        class_ids: return only these classes; the others are detected as well, and then removed.
+        batch_size: the most images in one forward pass. Raises ValueError for a number out of
+        range.
         """
         check_limits(confidence, iou, max_detections)
         for name, number in (("image_size", image_size), ("batch_size", batch_size)):
@@ -84,12 +88,20 @@ class Predictor:
 
     @overload
     def __call__(
-        self, images: NDArray[np.uint8], *, channel_order: ChannelOrder, watch: Stopwatch | None = None
+        self,
+        images: NDArray[np.uint8],
+        *,
+        channel_order: ChannelOrder,
+        watch: Stopwatch | None = None,
     ) -> ImageDetections: ...
 
     @overload
     def __call__(
-        self, images: Sequence[NDArray[np.uint8]], *, channel_order: ChannelOrder, watch: Stopwatch | None = None
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        *,
+        channel_order: ChannelOrder,
+        watch: Stopwatch | None = None,
     ) -> list[ImageDetections]: ...
 
     def __call__(
@@ -101,9 +113,9 @@ class Predictor:
     ) -> ImageDetections | list[ImageDetections]:
         """Return the detections of one image, or of each image of a list.
 
-        images: uint8 [H, W, 3]; grey images, [H, W] or [H, W, 1], get three equal channels. channel_order: "rgb", or
-        "bgr" as read by OpenCV. watch: measures the stages. Raises ValueError for anything else, before the first
-        forward pass.
+        images: uint8 [H, W, 3]; grey images, [H, W] or [H, W, 1], get three equal channels.
+        channel_order: "rgb", or "bgr" as read by OpenCV. watch: measures the stages. Raises
+        ValueError for anything else, before the first forward pass.
         """
         if channel_order not in ("rgb", "bgr"):
             raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
@@ -125,7 +137,9 @@ class Predictor:
         for canvas, numbers in numbers_by_canvas.items():
             for start in range(0, len(numbers), self.batch_size):
                 batch = numbers[start : start + self.batch_size]
-                detections = self._detect_on(canvas, [images[i] for i in batch], channel_order, watch)
+                detections = self._detect_on(
+                    canvas, [images[i] for i in batch], channel_order, watch
+                )
                 found.update(zip(batch, detections, strict=True))
         return [found[number] for number in range(len(images))]
 
@@ -140,7 +154,8 @@ class Predictor:
         sizes = [size_of(image) for image in images]
         with watch("letterbox"):
             base: list[tuple[int, int]] = [
-                tuple(size) for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
+                tuple(size)
+                for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
             ]
             pixels = np.empty((len(images), *canvas, 3), np.uint8)
             for image, base_size, out in zip(images, base, pixels, strict=True):
@@ -157,12 +172,16 @@ class Predictor:
 
 
 def _checked_classes(class_ids: Sequence[int] | None, num_classes: int) -> tuple[int, ...] | None:
-    """Return the classes in ascending order, None for all. Raises ValueError for one that the model does not have."""
+    """Return the classes in ascending order, None for all. Raises ValueError for one that the model
+    does not have.
+    """
     if class_ids is None:
         return None
     for class_id in class_ids:
         if not 0 <= class_id < num_classes:
-            raise ValueError(f"class {class_id}: the model has {num_classes} classes (0-{num_classes - 1})")
+            raise ValueError(
+                f"class {class_id}: the model has {num_classes} classes (0-{num_classes - 1})"
+            )
     return tuple(sorted(set(class_ids)))
 
 
@@ -187,9 +206,10 @@ def detections_in_images(
 ) -> list[ImageDetections]:
     """Return each image's predictions after non-maximum suppression, in pixels of the image.
 
-    boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes (width, height): of the B images.
-    max_detections: the best of each image; the others are counted in `left_out`. class_ids: return only these classes.
-    model_limit: the most detections that the model returns for an image. Raises ValueError as non_max_suppression does.
+    boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes (width, height): of
+    the B images. max_detections: the best of each image; the others are counted in `left_out`.
+    class_ids: return only these classes. model_limit: the most detections that the model returns
+    for an image. Raises ValueError as non_max_suppression does.
     """
     check_limits(confidence, iou, max_detections)
     kept = non_max_suppression(
@@ -207,7 +227,8 @@ def detections_in_images(
         boxes = placement.to_image(rows[:, :4], size)
         capped = len(rows) == model_limit
         every = ImageDetections(boxes, rows[:, 4], rows[:, 5].astype(np.int64), capped=capped)
-        # Classes are chosen last: a box is of its best class, and suppresses others, whether it is wanted or not. So
-        # the boxes are those that are found without class_ids, and only fewer of them.
+        # Classes are chosen last: a box is of its best class, and suppresses others, whether it is
+        # wanted or not. So the boxes are those that are found without class_ids, and only fewer of
+        # them.
         found.append(every.best(max_detections, class_ids))
     return found

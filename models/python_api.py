@@ -26,8 +26,9 @@ MIN_SIDE, MAX_SIDE = 32, 8192  # of the canvas, in pixels, as the scripts allow
 class LoadedDetector:
     """A detector that is ready to use. It has no state that calls change, so threads may share it.
 
-    predictor: detects in NumPy arrays. names: of the classes. data: the data YAML it was trained on, "" if unknown.
-    image_size: long side in pixels that images are resized to. device: on which the model runs.
+    predictor: detects in NumPy arrays. names: of the classes. data: the data YAML it was trained
+    on, "" if unknown. image_size: long side in pixels that images are resized to. device: on which
+    the model runs.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class LoadedDetector:
         arguments: Mapping[str, Any] | None = None,
         digests: Sequence[str] = (),
     ) -> None:
-        """arguments: of `load`, with which another process can load it again. digests: of the files of weights."""
+        """arguments: of `load`, with which another process can load it again. digests: of the files
+        of weights.
+        """
         self.predictor, self.names, self.data, self._urls = predictor, tuple(names), data, urls
         self._arguments, self._digests = arguments, tuple(digests)
         self._process = os.getpid()
@@ -62,9 +65,10 @@ class LoadedDetector:
     def __call__(self, images: Any, *, channel_order: ChannelOrder | None = None) -> Any:
         """Return the `Result` of one image, or a list of them for a list of images.
 
-        images: a path, a PIL image, a NumPy array (uint8, [H, W, 3] or grey [H, W]), a tensor (RGB, [3, H, W], uint8 or
-        floating-point in [0, 1]), a list or tuple of any of these, or a tensor [B, 3, H, W]. channel_order: of NumPy
-        arrays, "rgb", or "bgr" as OpenCV reads them. Raises ValueError for anything else, before any detection.
+        images: a path, a PIL image, a NumPy array (uint8, [H, W, 3] or grey [H, W]), a tensor (RGB,
+        [3, H, W], uint8 or floating-point in [0, 1]), a list or tuple of any of these, or a tensor
+        [B, 3, H, W]. channel_order: of NumPy arrays, "rgb", or "bgr" as OpenCV reads them. Raises
+        ValueError for anything else, before any detection.
         """
         if channel_order not in (None, "rgb", "bgr"):
             raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
@@ -72,19 +76,26 @@ class LoadedDetector:
         inputs, single = split_inputs(images)
         read = [read_input(given, channel_order=channel_order, urls=self._urls) for given in inputs]
         found = self.predictor([image.pixels for image in read], channel_order="rgb")
-        results = [Result(image.pixels, each, self.names, image.path) for image, each in zip(read, found, strict=True)]
+        results = [
+            Result(image.pixels, each, self.names, image.path)
+            for image, each in zip(read, found, strict=True)
+        ]
         return results[0] if single else results
 
     def _require_usable_process(self) -> None:
-        """Raise ValueError in a forked child process that cannot use the model; it would fail or wait for ever."""
+        """Raise ValueError in a forked child process that cannot use the model; it would fail or
+        wait for ever.
+        """
         if os.getpid() == self._process:
             return
         backend = self.predictor.backend
         if backend.device.type != "cpu" or not backend.works_after_fork:
             runtime = backend.device if backend.device.type != "cpu" else "OpenVINO"
             raise ValueError(
-                f"this detector was loaded before the process was forked, and {runtime} does not work in the child: "
-                'start it with multiprocessing.get_context("spawn"), which may be given the detector'
+                f"this detector was loaded before the process was forked, and {runtime} does not "
+                "work in the child: "
+                'start it with multiprocessing.get_context("spawn"), which may be given the '
+                "detector"
             )
 
     def __copy__(self) -> "LoadedDetector":
@@ -96,14 +107,19 @@ class LoadedDetector:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments of `load`: the process that unpickles it loads the same files again."""
+        """Pickle the arguments of `load`: the process that unpickles it loads the same files
+        again.
+        """
         if self._arguments is None:
             raise TypeError("only a detector that models.load has returned can be pickled")
         return _load_again, (dict(self._arguments), self._digests)
 
     def __repr__(self) -> str:
         names = ", ".join(map(printable, self.names[:5])) + (", ..." if len(self.names) > 5 else "")
-        return f"<detector of {counted(len(self.names), 'class')} ({names}), {self.image_size} px, {self.device}>"
+        return (
+            f"<detector of {counted(len(self.names), 'class')} ({names}), {self.image_size} "
+            f"px, {self.device}>"
+        )
 
 
 def load(
@@ -130,22 +146,24 @@ def load(
 ) -> LoadedDetector:
     """Load a checkpoint or an exported model as a detector for images of any size.
 
-    weights: a checkpoint, an exported model, or several, which make an ensemble. device: "cpu", "mps", a GPU number, ""
-    for GPU 0 or the CPU. half: compute in 16 bits where the device supports it. head: "o2o" or "o2m", of a
-    checkpoint with two heads; "" for o2o. image_size: long side in pixels, or
-    (height, width) of the canvas for all images; by default the long side that it was trained with. confidence: drop
-    scores at or below it. iou: NMS threshold. max_detections: per image. classes: keep only these, by index or name.
-    names: of the classes, in the order that the results count them: those of the model in another order, or as many new
-    ones. agnostic: boxes of different classes suppress each other too. multi_label: a box may be detected as several
-    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one forward pass. threads:
-    that will detect at the same time on a CPU, each with its share of the cores; for files that torch runs, each of
-    them calls torch.set_num_threads. tile: cut larger images into tiles of this side in pixels, each resized to
-    image_size; 0: never; by default as it was trained. tile_overlap: of neighbouring tiles, as a fraction of the side;
-    by default as it was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a tile.
+    weights: a checkpoint, an exported model, or several, which make an ensemble. device: "cpu",
+    "mps", a GPU number, "" for GPU 0 or the CPU. half: compute in 16 bits where the device supports
+    it. head: "o2o" or "o2m", of a checkpoint with two heads; "" for o2o. image_size: long side in
+    pixels, or (height, width) of the canvas for all images; by default the long side that it was
+    trained with. confidence: drop scores at or below it. iou: NMS threshold. max_detections: per
+    image. classes: keep only these, by index or name. names: of the classes, in the order that the
+    results count them: those of the model in another order, or as many new ones. agnostic: boxes of
+    different classes suppress each other too. multi_label: a box may be detected as several
+    classes, as in val.py. augment: test-time augmentation. batch_size: the most images in one
+    forward pass. threads: that will detect at the same time on a CPU, each with its share of the
+    cores; for files that torch runs, each of them calls torch.set_num_threads. tile: cut larger
+    images into tiles of this side in pixels, each resized to image_size; 0: never; by default as it
+    was trained. tile_overlap: of neighbouring tiles, as a fraction of the side; by default as it
+    was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a tile.
     urls: allow images to be downloaded from a URL.
 
-    The detector may be copied and pickled: another process loads the files again. A forked child process uses it with
-    one thread, see `single_thread_after_fork`.
+    The detector may be copied and pickled: another process loads the files again. A forked child
+    process uses it with one thread, see `single_thread_after_fork`.
 
     Raises ValueError for a file that cannot be read, and settings out of range.
     """
@@ -159,9 +177,13 @@ def load(
     chosen = pick_devices(str(device), RankInfo())[0]
     sides = _sides(image_size)
     names = [names[k] for k in sorted(names)] if isinstance(names, Mapping) else names
-    loaded = [load_backend(Path(path), chosen, half=half, threads=threads, head=head) for path in paths]
+    loaded = [
+        load_backend(Path(path), chosen, half=half, threads=threads, head=head) for path in paths
+    ]
     order, names = _order_and_names(loaded[0].names, names)
-    backend = combine([Path(path) for path in paths], loaded, order, printable(paths[0]), augment=augment)
+    backend = combine(
+        [Path(path) for path in paths], loaded, order, printable(paths[0]), augment=augment
+    )
     size, canvas = canvas_for(backend, sides, loaded[0].image_size)
     settings: dict[str, Any] = {
         "image_size": size,
@@ -175,43 +197,61 @@ def load(
         "batch_size": batch_size,
     }
     tiling = open_tiling(**loaded[0].tiles(tile, tile_overlap, tile_whole))
-    predictor = TiledPredictor(backend, tiling, **settings) if tiling else Predictor(backend, **settings)
-    arguments["weights"] = [os.path.abspath(path) for path in paths]  # another process may be in another folder
+    predictor = (
+        TiledPredictor(backend, tiling, **settings) if tiling else Predictor(backend, **settings)
+    )
+    # another process may be in another folder
+    arguments["weights"] = [os.path.abspath(path) for path in paths]
     digests = [model.digest for model in loaded]
-    return LoadedDetector(predictor, names, data=loaded[0].data, urls=urls, arguments=arguments, digests=digests)
+    return LoadedDetector(
+        predictor, names, data=loaded[0].data, urls=urls, arguments=arguments, digests=digests
+    )
 
 
 def _load_again(arguments: dict[str, Any], digests: tuple[str, ...]) -> LoadedDetector:
-    """Return the detector that was pickled. Raises ValueError if its files have changed, and as `load` does."""
+    """Return the detector that was pickled. Raises ValueError if its files have changed, and as
+    `load` does.
+    """
     detector = load(**arguments)
     for path, before, now in zip(arguments["weights"], digests, detector._digests, strict=True):
         if before != now:
-            raise ValueError(f"{printable(path)}: its weights have changed since the detector was pickled")
+            raise ValueError(
+                f"{printable(path)}: its weights have changed since the detector was pickled"
+            )
     return detector
 
 
-def _order_and_names(own: Sequence[str], wanted: Sequence[str] | None) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the model's own names in the order of the results, and the names that the results show.
+def _order_and_names(
+    own: Sequence[str], wanted: Sequence[str] | None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the model's own names in the order of the results, and the names that the results
+    show.
 
-    Raises ValueError if there are more or fewer wanted names than own ones, or only some of them are the same: it would
-    be unclear which class a new name stands for.
+    Raises ValueError if there are more or fewer wanted names than own ones, or only some of them
+    are the same: it would be unclear which class a new name stands for.
     """
     if wanted is None or list(wanted) == list(own):
         return own, own
     if len(wanted) != len(own):
-        raise ValueError(f"{len(wanted)} class names are given, but the model has {counted(len(own), 'class')}")
+        raise ValueError(
+            f"{len(wanted)} class names are given, but the model has {counted(len(own), 'class')}"
+        )
     if sorted(wanted) == sorted(own):
         return wanted, wanted
     if set(wanted) & set(own):
-        given, others = (join_names(sorted(set(a) - set(b))) for a, b in ((wanted, own), (own, wanted)))
+        given, others = (
+            join_names(sorted(set(a) - set(b))) for a, b in ((wanted, own), (own, wanted))
+        )
         raise ValueError(
-            f"the model has no class {given}, but has {others}: give its names in any order, or all new ones"
+            f"the model has no class {given}, but has {others}: give its names in any order, or "
+            "all new ones"
         )
     return own, wanted
 
 
 def _class_ids(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Return the indices of classes given by index or name; digits are an index, a name means all classes called so.
+    """Return the indices of classes given by index or name; digits are an index, a name means all
+    classes called so.
 
     Raises ValueError if the model does not have a class of this name.
     """
@@ -232,7 +272,9 @@ def _class_ids(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
 
 
 def _sides(image_size: Any) -> list[int]:
-    """Return the sides of an image size, none for the default. Raises ValueError if one is out of range."""
+    """Return the sides of an image size, none for the default. Raises ValueError if one is out of
+    range.
+    """
     sides = [image_size] if isinstance(image_size, Integral) else list(image_size)
     for side in sides:
         if not isinstance(side, Integral) or not MIN_SIDE <= int(side) <= MAX_SIDE:

@@ -1,4 +1,6 @@
-"""The result of detecting objects in one image: boxes, scores and classes, as arrays, records, files and pictures."""
+"""The result of detecting objects in one image: boxes, scores and classes, as arrays, records,
+files and pictures.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +30,9 @@ class Detection(NamedTuple):
 class Result:
     """The detections in one image, highest score first. D detections.
 
-    image: uint8 [H, W, 3], RGB. found: the boxes, scores and classes. names: of all classes, so that `names[class_id]`
-    is the name of a detection's class. path: the image file, "" if it was not a file.
+    image: uint8 [H, W, 3], RGB. found: the boxes, scores and classes. names: of all classes, so
+    that `names[class_id]` is the name of a detection's class. path: the image file, "" if it was
+    not a file.
     """
 
     image: NDArray[np.uint8]
@@ -76,12 +79,18 @@ class Result:
         """The picture that a notebook shows, as PNG."""
         return encode_bgr(self._drawn(), ".png")
 
-    def plot(self, *, line_width: int = 0, labels: bool = True, scores: bool = True) -> NDArray[np.uint8]:
-        """Return the image with its boxes drawn, uint8 [H, W, 3], RGB. line_width: in pixels, 0 to fit the image."""
+    def plot(
+        self, *, line_width: int = 0, labels: bool = True, scores: bool = True
+    ) -> NDArray[np.uint8]:
+        """Return the image with its boxes drawn, uint8 [H, W, 3], RGB. line_width: in pixels, 0 to
+        fit the image.
+        """
         drawn = self._drawn(line_width=line_width, labels=labels, scores=scores)
         return np.ascontiguousarray(drawn[..., ::-1])
 
-    def _drawn(self, *, line_width: int = 0, labels: bool = True, scores: bool = True) -> NDArray[np.uint8]:
+    def _drawn(
+        self, *, line_width: int = 0, labels: bool = True, scores: bool = True
+    ) -> NDArray[np.uint8]:
         """Return what `plot` returns, but BGR."""
         from utils.plots.annotate import draw_detections
 
@@ -97,7 +106,8 @@ class Result:
         )
 
     def save(self, path: str | Path, **how: Any) -> Path:
-        """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path. how: as for `plot`.
+        """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path. how:
+        as for `plot`.
 
         Raises ValueError for another suffix, FileNotFoundError if the folder does not exist.
         """
@@ -112,11 +122,15 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: path, width, height, and a list of detections."""
         height, width = self.image.shape[:2]
-        detections = [detection._asdict() | {"box_xyxy": list(detection.box_xyxy)} for detection in self]
+        detections = [
+            detection._asdict() | {"box_xyxy": list(detection.box_xyxy)} for detection in self
+        ]
         return {"path": self.path, "width": width, "height": height, "detections": detections}
 
     def to_coco(self, image_id: int | str, *, first_category: int = 1) -> list[dict[str, Any]]:
-        """Return the rows of a COCO results list; class k has the category id k + first_category."""
+        """Return the rows of a COCO results list; class k has the category id k +
+        first_category.
+        """
         return [
             {
                 "image_id": image_id,
@@ -136,12 +150,16 @@ class Result:
         try:
             from supervision import Detections
         except ImportError:
-            raise ValueError("to_supervision needs the package supervision: pip install supervision") from None
+            raise ValueError(
+                "to_supervision needs the package supervision: pip install supervision"
+            ) from None
         return Detections(
             xyxy=self.boxes_xyxy.astype(np.float32).reshape(-1, 4),
             confidence=self.scores.astype(np.float32),
             class_id=self.class_ids.astype(int),
-            data={"class_name": np.array([self.names[k] for k in self.class_ids.tolist()], dtype=str)},
+            data={
+                "class_name": np.array([self.names[k] for k in self.class_ids.tolist()], dtype=str)
+            },
         )
 
 
@@ -151,12 +169,15 @@ def count_text(counts: Mapping[int, int], names: Sequence[str]) -> str:
     >>> count_text({1: 2, 0: 1}, ["cat", "dog"]), count_text({}, ["cat", "dog"])
     ('1 cat, 2 dog', 'no detections')
     """
-    return ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
+    return (
+        ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
+    )
 
 
 @dataclass
 class ReachedLimits:
-    """Counts the images of a run whose detections were cut off by a limit, for a sentence at its end.
+    """Counts the images of a run whose detections were cut off by a limit, for a sentence at its
+    end.
 
     max_detections: the limit of the run. model_limit: that of an exported file, None without one.
     """
@@ -165,7 +186,8 @@ class ReachedLimits:
     model_limit: int | None = None
     images: int = 0
     left_out: int = 0
-    most: tuple[int, str] = field(default=(0, ""))  # detections in one image before the limit, and its name
+    # detections in one image before the limit, and its name
+    most: tuple[int, str] = field(default=(0, ""))
     capped: int = 0  # images that reached model_limit
 
     def add(self, found: ImageDetections, name: str) -> None:
@@ -192,6 +214,7 @@ class ReachedLimits:
         if self.capped:
             said.append(
                 f"the exported model's own limit of {self.model_limit} detections was reached in "
-                f"{counted(self.capped, 'image')}, which may have more: export it with a larger --max-det"
+                f"{counted(self.capped, 'image')}, which may have more: export it with a larger "
+                "--max-det"
             )
         return said

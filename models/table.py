@@ -1,9 +1,11 @@
-"""Model tables: YAML files of rows [from, number, module, args], found by name, checked, and resolved to plain values.
+"""Model tables: YAML files of rows [from, number, module, args], found by name, checked, and
+resolved to plain values.
 
-A family of models has `scales: {s: [depth, width, most channels]}`; a table of one model has `depth_multiple`,
-`width_multiple` and `max_channels`. The most channels, before width multiplies them, may be left out. Both have
-`backbone` and `head`, and `anchors` if a row uses them. A resolved table describes one model and also has `nc`, `ch`
-and `source`: plain values that a checkpoint can store and that `Detector` is built from.
+A family of models has `scales: {s: [depth, width, most channels]}`; a table of one model has
+`depth_multiple`, `width_multiple` and `max_channels`. The most channels, before width multiplies
+them, may be left out. Both have `backbone` and `head`, and `anchors` if a row uses them. A resolved
+table describes one model and also has `nc`, `ch` and `source`: plain values that a checkpoint can
+store and that `Detector` is built from.
 """
 
 import math
@@ -26,8 +28,10 @@ MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
 SMALLEST_ANCHOR, LARGEST_ANCHOR = 1e-3, 100_000  # pixels; far from the limits of float32
-BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1
-WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)  # not 007: YAML 1.1 reads octal, other readers decimal
+# YAML 1.1
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# not 007: YAML 1.1 reads octal, other readers decimal
+WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)
 FRACTION = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 KEYS = (
     "source",
@@ -61,10 +65,13 @@ class TableRow(NamedTuple):
 
 
 def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
-    """Return the table for a model name, and the scale in that name (None for a table of one model).
+    """Return the table for a model name, and the scale in that name (None for a table of one
+    model).
 
-    `name` is a file path; or a file in models/, with or without .yaml; or a family and one of its scales:
-    `yolov5s.yaml` is scale `s` of models/yolov5.yaml, `yolov5s6` is scale `s6` of models/yolov5-p6.yaml.
+    `name` is a file path; or a file in models/, with or without .yaml; or a family and one of its
+    scales:
+    `yolov5s.yaml` is scale `s` of models/yolov5.yaml, `yolov5s6` is scale `s6` of
+    models/yolov5-p6.yaml.
 
     Raises: ValueError if there is no such model, or if its file cannot be read.
     """
@@ -72,7 +79,8 @@ def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
     if os.path.isfile(path):  # False, not an error, for text that cannot be a path
         return read_table(path), None
     stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
-    # YOLOv5 commands use models/yolov5s.yaml and models/hub/yolov5s6.yaml; any other folder means a user's own file.
+    # YOLOv5 commands use models/yolov5s.yaml and models/hub/yolov5s6.yaml; any other folder means a
+    # user's own file.
     if str(path.parent) in {".", "models", "models/hub"}:
         files = family_files()
         for file in files:
@@ -122,20 +130,27 @@ def read_table(path: Path) -> dict[str, Any]:
 
     Raises: ValueError if the file cannot be read, is too large, is not YAML, or is not a table.
     """
-    source = f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else printable(path)
+    source = (
+        f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else printable(path)
+    )
     tree = read_tree(path, source, "model table", MAX_BYTES)
     if not isinstance(tree, MappingNode):
-        raise ValueError(f"{source}: a model table is a mapping with the keys {', '.join(KEYS[1:])}")
+        raise ValueError(
+            f"{source}: a model table is a mapping with the keys {', '.join(KEYS[1:])}"
+        )
     return {**plain_values(tree, source), "source": source}
 
 
 def plain_values(node: Node, source: str) -> Any:
-    """Return a YAML node as dicts, lists, numbers, True and False, None and text. Quoted values are text.
+    """Return a YAML node as dicts, lists, numbers, True and False, None and text. Quoted values are
+    text.
 
     Raises: ValueError for a duplicate key.
     """
     if isinstance(node, MappingNode):
-        return {key: plain_values(value, source) for key, value in pairs(node, source, "one mapping")}
+        return {
+            key: plain_values(value, source) for key, value in pairs(node, source, "one mapping")
+        }
     if isinstance(node, SequenceNode):
         return [plain_values(value, source) for value in node.value]
     text: str = node.value
@@ -156,10 +171,12 @@ def resolve(
     channels: int = 3,
     anchors: Anchors | None = None,
 ) -> dict[str, Any]:
-    """Return the table of one model, with scale, classes, image channels and anchors filled in, and rows checked.
+    """Return the table of one model, with scale, classes, image channels and anchors filled in, and
+    rows checked.
 
-    Only the form of the rows is checked. anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a
-    number per level, to be fitted to data; None for the table's own. Ignored for a table without anchors.
+    Only the form of the rows is checked. anchors: pixels as in the YAML, one list w, h, w, h, ...
+    per level; or a number per level, to be fitted to data; None for the table's own. Ignored for a
+    table without anchors.
 
     Raises: ValueError for an unknown or missing key, an unknown scale, or a value out of range.
     """
@@ -168,13 +185,19 @@ def resolve(
     depth, width, most = multiples(table, scale, source)
     if not is_whole(num_classes, 1) or not is_whole(channels, 1):
         raise ValueError(
-            f"{source}: a model needs 1 or more classes and image channels, got {num_classes} and {channels}"
+            f"{source}: a model needs 1 or more classes and image channels, got {num_classes} and "
+            f"{channels}"
         )
     if table.get("ch") not in (None, channels):
-        raise ValueError(f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} channels")
+        raise ValueError(
+            f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} "
+            "channels"
+        )
     optional: dict[str, Any] = {} if most is None else {"max_channels": most}
     if "anchors" in table:
-        optional["anchors"] = plain_anchors(table["anchors"] if anchors is None else anchors, source)
+        optional["anchors"] = plain_anchors(
+            table["anchors"] if anchors is None else anchors, source
+        )
     resolved = {
         "source": source,
         "nc": num_classes,
@@ -194,47 +217,77 @@ def check_depth(resolved: Mapping[str, Any]) -> None:
     source, rows = resolved["source"], len(resolved["backbone"]) + len(resolved["head"])
     if rows > MAX_NUMBER:
         raise ValueError(f"{source}: {rows:,} rows, at most {MAX_NUMBER} are allowed")
-    layers = sum(scale_number(row.number, resolved["depth_multiple"]) for row in parse_rows(resolved))
+    layers = sum(
+        scale_number(row.number, resolved["depth_multiple"]) for row in parse_rows(resolved)
+    )
     if layers > MAX_NUMBER:
-        raise ValueError(f"{source}: {layers:,} layers with all repeats, at most {MAX_NUMBER} are allowed")
+        raise ValueError(
+            f"{source}: {layers:,} layers with all repeats, at most {MAX_NUMBER} are allowed"
+        )
 
 
 def check_keys(table: Mapping[str, Any], source: str) -> None:
-    """Raise ValueError for an unknown key, a bad `nc` or `ch`, a missing list of rows, or missing anchors."""
+    """Raise ValueError for an unknown key, a bad `nc` or `ch`, a missing list of rows, or missing
+    anchors.
+    """
     unknown = [excerpt(str(key)) for key in table if key not in KEYS]
     if unknown:
-        raise ValueError(f"{source}: unknown keys {', '.join(unknown[:10])}; allowed are {', '.join(KEYS[1:])}")
+        raise ValueError(
+            f"{source}: unknown keys {', '.join(unknown[:10])}; allowed are {', '.join(KEYS[1:])}"
+        )
     for key in ("nc", "ch"):
         if table.get(key) is not None and not is_whole(table[key], 1):
-            raise ValueError(f"{source}: `{key}` is {reprlib.repr(table[key])}, but must be a whole number, 1 or more")
+            raise ValueError(
+                f"{source}: `{key}` is {reprlib.repr(table[key])}, but must be a whole number, 1 "
+                "or more"
+            )
     for key in ("backbone", "head"):
         if not isinstance(table.get(key), list):
-            raise ValueError(f"{source}: `{key}` must be a list of rows [from, number, module, args]")
-    if "anchors" not in table and any(_names_anchors(row) for row in [*table["backbone"], *table["head"]]):
-        raise ValueError(f"{source}: `anchors` is missing: one list w, h, w, h, ... per level, or a number per level")
+            raise ValueError(
+                f"{source}: `{key}` must be a list of rows [from, number, module, args]"
+            )
+    if "anchors" not in table and any(
+        _names_anchors(row) for row in [*table["backbone"], *table["head"]]
+    ):
+        raise ValueError(
+            f"{source}: `anchors` is missing: one list w, h, w, h, ... per level, or a number per "
+            "level"
+        )
 
 
 def _names_anchors(row: Any) -> bool:
     """Whether a row, which is not checked yet, has the word `anchors` among its args."""
     args = row[-1] if isinstance(row, (list, tuple)) and row else []
-    return isinstance(args, (list, tuple)) and any(isinstance(arg, str) and arg == "anchors" for arg in args)
+    return isinstance(args, (list, tuple)) and any(
+        isinstance(arg, str) and arg == "anchors" for arg in args
+    )
 
 
-def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple[float, float, int | None]:
-    """Return the depth and width multiples of a table's scale, and its most channels, None for no limit.
+def multiples(
+    table: Mapping[str, Any], scale: str | None, source: str
+) -> tuple[float, float, int | None]:
+    """Return the depth and width multiples of a table's scale, and its most channels, None for no
+    limit.
 
-    Raises: ValueError if the scale is unknown or missing, if a multiple is not a positive number up to MAX_MULTIPLE, or
-    if the most channels are not a whole number.
+    Raises: ValueError if the scale is unknown or missing, if a multiple is not a positive number up
+    to MAX_MULTIPLE, or if the most channels are not a whole number.
     """
     if "scales" in table:
         scales = table["scales"]
         if not isinstance(scales, Mapping):
             raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
         if scale not in scales:
-            hint = "give depth_multiple and width_multiple instead, as the table is given by its path"
+            hint = (
+                "give depth_multiple and width_multiple instead, as the table is given by its path"
+            )
             if source.startswith("models/"):
-                siblings = [file for file in family_files() if family_of(file) == family_of(Path(source))]
-                hint = f"choose one of {', '.join(name for file in siblings for name in names_in(file))}"
+                siblings = [
+                    file for file in family_files() if family_of(file) == family_of(Path(source))
+                ]
+                hint = (
+                    "choose one of "
+                    f"{', '.join(name for file in siblings for name in names_in(file))}"
+                )
             hint = hint if scale is None else f"got {scale!r}"
             known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
             raise ValueError(f"{source}: the table has the scales {known}; {hint}")
@@ -243,17 +296,31 @@ def multiples(table: Mapping[str, Any], scale: str | None, source: str) -> tuple
         values = [table.get("depth_multiple"), table.get("width_multiple")]
         values += [table["max_channels"]] if "max_channels" in table else []
     pair, most = (values[:2], values[2:]) if isinstance(values, list) else (values, [])
-    if not isinstance(pair, list) or len(pair) != 2 or len(most) > 1 or not all(is_positive(value) for value in pair):
-        raise ValueError(f"{source}: depth and width multiple must be two positive numbers, got {reprlib.repr(values)}")
+    if (
+        not isinstance(pair, list)
+        or len(pair) != 2
+        or len(most) > 1
+        or not all(is_positive(value) for value in pair)
+    ):
+        raise ValueError(
+            f"{source}: depth and width multiple must be two positive numbers, got "
+            f"{reprlib.repr(values)}"
+        )
     if max(pair) > MAX_MULTIPLE:
-        raise ValueError(f"{source}: depth and width multiple are {pair}, at most {MAX_MULTIPLE} is allowed")
+        raise ValueError(
+            f"{source}: depth and width multiple are {pair}, at most {MAX_MULTIPLE} is allowed"
+        )
     if not all(is_whole(value, 1) for value in most):
-        raise ValueError(f"{source}: the most channels must be a whole number, 1 or more, got {reprlib.repr(most[0])}")
+        raise ValueError(
+            f"{source}: the most channels must be a whole number, 1 or more, got "
+            f"{reprlib.repr(most[0])}"
+        )
     return float(pair[0]), float(pair[1]), most[0] if most else None
 
 
 def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
-    """Return anchors as a number per level, or as one list of pixel sizes w, h, w, h, ... per level, of equal length.
+    """Return anchors as a number per level, or as one list of pixel sizes w, h, w, h, ... per
+    level, of equal length.
 
     Raises: ValueError for anything else.
 
@@ -262,19 +329,32 @@ def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
     """
     if is_whole(anchors, 1):
         if anchors > MAX_NUMBER:
-            raise ValueError(f"{source}: {reprlib.repr(anchors)} anchors per level, at most {MAX_NUMBER} are allowed")
+            raise ValueError(
+                f"{source}: {reprlib.repr(anchors)} anchors per level, at most {MAX_NUMBER} are "
+                "allowed"
+            )
         return int(anchors)
     levels = list(anchors) if isinstance(anchors, Sequence) and not isinstance(anchors, str) else []
-    if not levels or not all(isinstance(level, Sequence) and not isinstance(level, str) for level in levels):
-        raise ValueError(f"{source}: anchors must be one list w, h, w, h, ... per level, got {reprlib.repr(anchors)}")
+    if not levels or not all(
+        isinstance(level, Sequence) and not isinstance(level, str) for level in levels
+    ):
+        raise ValueError(
+            f"{source}: anchors must be one list w, h, w, h, ... per level, got "
+            f"{reprlib.repr(anchors)}"
+        )
     if sum(len(level) for level in levels) > MAX_NUMBER:
         raise ValueError(f"{source}: more than {MAX_NUMBER} anchor sizes")
     sizes = [value for level in levels for value in level]
-    if not all(is_positive(value) and SMALLEST_ANCHOR <= value <= LARGEST_ANCHOR for value in sizes):
+    if not all(
+        is_positive(value) and SMALLEST_ANCHOR <= value <= LARGEST_ANCHOR for value in sizes
+    ):
         wanted = f"positive numbers of pixels, up to {LARGEST_ANCHOR:,}"
         raise ValueError(f"{source}: anchor sizes must be {wanted}, got {reprlib.repr(anchors)}")
     if len(levels[0]) % 2 or len({len(level) for level in levels}) > 1 or not sizes:
-        raise ValueError(f"{source}: every level needs the same number of anchors w, h, got {reprlib.repr(anchors)}")
+        raise ValueError(
+            f"{source}: every level needs the same number of anchors w, h, got "
+            f"{reprlib.repr(anchors)}"
+        )
     return [[float(value) for value in level] for level in levels]
 
 
@@ -284,13 +364,16 @@ def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
     Raises: ValueError that names the row if it is malformed or its `from` is out of range.
     """
     rows = [*table["backbone"], *table["head"]]
-    return [parse_row(row, index, f"{table['source']} row {index}") for index, row in enumerate(rows)]
+    return [
+        parse_row(row, index, f"{table['source']} row {index}") for index, row in enumerate(rows)
+    ]
 
 
 def parse_row(row: Any, index: int, where: str) -> TableRow:
     """Return one row, with its form checked.
 
-    Raises: ValueError for anything but [from, number, module, args], and for a `from` that is not above this row.
+    Raises: ValueError for anything but [from, number, module, args], and for a `from` that is not
+    above this row.
     """
     if not isinstance(row, (list, tuple)) or len(row) != 4:
         raise ValueError(f"{where}: must be [from, number, module, args], got {reprlib.repr(row)}")
@@ -305,7 +388,10 @@ def parse_row(row: Any, index: int, where: str) -> TableRow:
         raise ValueError(f"{where}: `module` must be a name and `args` a list")
     absolute = tuple(source + index if source < 0 else source for source in sources)
     if not all(-1 <= source < index for source in absolute):
-        raise ValueError(f"{where}: `from` must name rows above this one, 0 to {index - 1}, or count back from it")
+        raise ValueError(
+            f"{where}: `from` must name rows above this one, 0 to {index - 1}, or count back from "
+            "it"
+        )
     return TableRow(where, index, absolute, number, module, list(args))
 
 
@@ -315,7 +401,8 @@ def format_row(row: Sequence[Any]) -> str:
     >>> format_row([-1, 6, "C3", [256]])
     '[-1, 6, C3, [256]]'
     """
-    return f"[{', '.join(excerpt(value) if isinstance(value, str) else reprlib.repr(value) for value in row)}]"
+    shortened = (excerpt(value) if isinstance(value, str) else reprlib.repr(value) for value in row)
+    return f"[{', '.join(shortened)}]"
 
 
 def scale_channels(channels: int, width: float, most: int | None = None) -> int:
@@ -338,7 +425,9 @@ def scale_number(number: int, depth: float) -> int:
 
 def is_whole(value: Any, least: int | None = None) -> bool:
     """Whether `value` is an integer (not a bool), and at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+    return (
+        isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+    )
 
 
 def is_positive(value: Any) -> bool:

@@ -1,6 +1,8 @@
-"""Detect objects in images that are larger than a model's input: tile by tile, merged so that each object counts once.
+"""Detect objects in images that are larger than a model's input: tile by tile, merged so that each
+object counts once.
 
-*Cut* boxes end at a border of their tile that is not a border of the image, all others are *whole*. D detections.
+*Cut* boxes end at a border of their tile that is not a border of the image, all others are *whole*.
+D detections.
 """
 
 from collections.abc import Sequence
@@ -27,12 +29,14 @@ from utils.stopwatch import Stopwatch
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-MIN_WHOLE_SCORE = 0.5  # of a cut box's score: noise must not replace the visible part of a large object
+# of a cut box's score: noise must not replace the visible part of a large object
+MIN_WHOLE_SCORE = 0.5
 MIN_PART_SCORE = 0.1  # of the other part's score: noise must not widen the box of an object
 
 
 class TiledPredictor(Predictor):
-    """A predictor that cuts images into tiles. It needs memory for `batch_size` tiles at a time, whatever their number.
+    """A predictor that cuts images into tiles. It needs memory for `batch_size` tiles at a time,
+    whatever their number.
 
     Images that are not larger than a tile are detected as by Predictor.
     """
@@ -48,25 +52,34 @@ class TiledPredictor(Predictor):
         agnostic: bool = False,
         **settings: Any,
     ) -> None:
-        """tiling: of the images; each tile is resized to image_size. max_detections: per tile, and per image.
+        """tiling: of the images; each tile is resized to image_size. max_detections: per tile, and
+        per image.
 
-        class_ids: return only these classes; those of tiles are merged with all classes, without a limit for a tile.
-        The other arguments are those of Predictor. Raises ValueError as it does.
+        class_ids: return only these classes; those of tiles are merged with all classes, without a
+        limit for a tile. The other arguments are those of Predictor. Raises ValueError as it does.
         """
         self.tiling, self._regions = tiling, tiling.regions
         shared: dict[str, Any] = {"iou": iou, "agnostic": agnostic}
         self._merging = {**shared, "max_detections": max_detections, "class_ids": class_ids}
-        super().__init__(backend, max_detections=max_detections, class_ids=class_ids, **shared, **settings)
+        super().__init__(
+            backend, max_detections=max_detections, class_ids=class_ids, **shared, **settings
+        )
 
         if class_ids is not None:
-            self._in_images = partial(self._in_images, max_detections=MAX_CANDIDATES, class_ids=None)
+            self._in_images = partial(
+                self._in_images, max_detections=MAX_CANDIDATES, class_ids=None
+            )
 
     def _detect(
         self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
     ) -> list[ImageDetections]:
         sizes = [size_of(image) for image in images]
         regions = [self._regions(size) for size in sizes]
-        tiles = [image[y1:y2, x1:x2] for image, own in zip(images, regions, strict=True) for x1, y1, x2, y2 in own]
+        tiles = [
+            image[y1:y2, x1:x2]
+            for image, own in zip(images, regions, strict=True)
+            for x1, y1, x2, y2 in own
+        ]
         found = iter(super()._detect(tiles, channel_order, watch))
         with watch("merging tiles"):
             return [
@@ -87,20 +100,24 @@ def merge_tiles(
 ) -> ImageDetections:
     """Return the detections of an image from those of its tiles.
 
-    found: of each tile, in pixels of the tile, best score first. regions: the tiles, in pixels of the image. size:
-    (width, height) of the image. max_detections: the best of the image; `left_out` counts the others, and those that
-    were left out of a tile. class_ids: return only these classes.
+    found: of each tile, in pixels of the tile, best score first. regions: the tiles, in pixels of
+    the image. size:
+    (width, height) of the image. max_detections: the best of the image; `left_out` counts the
+    others, and those that were left out of a tile. class_ids: return only these classes.
 
-    If the whole image is one of the regions, only those of its boxes count that no tile shows uncut, because tiles show
-    the others better. The rules, for boxes of one class, or of all if `agnostic`:
+    If the whole image is one of the regions, only those of its boxes count that no tile shows
+    uncut, because tiles show the others better. The rules, for boxes of one class, or of all if
+    `agnostic`:
 
     1. Whole boxes suppress each other, as in non-maximum suppression.
-    2. A cut box gives way to a whole one that has at least half of its score, and with which it overlaps by more than
-       the NMS IoU inside the cut box's tile. If the whole box's tile shows all of the cut box and beyond its cut, that
-       share of the cut box's own area is enough.
-    3. Remaining cut boxes of different tiles that overlap by more than the NMS IoU inside both tiles, with scores of
-       one order of magnitude, are parts of one object. The box around them replaces them, with their highest score.
-    4. The boxes of rule 3 count as whole: rule 2 applies again to them and the remaining cut boxes, then rule 1 to all.
+    2. A cut box gives way to a whole one that has at least half of its score, and with which it
+       overlaps by more than the NMS IoU inside the cut box's tile. If the whole box's tile shows
+       all of the cut box and beyond its cut, that share of the cut box's own area is enough.
+    3. Remaining cut boxes of different tiles that overlap by more than the NMS IoU inside both
+       tiles, with scores of one order of magnitude, are parts of one object. The box around them
+       replaces them, with their highest score.
+    4. The boxes of rule 3 count as whole: rule 2 applies again to them and the remaining cut boxes,
+       then rule 1 to all.
     """
     if len(regions) == 1:
         return found[0].best(max_detections, class_ids)
@@ -116,17 +133,29 @@ def merge_tiles(
 
     left_out = sum(tile.left_out for tile in found)
     capped = any(tile.capped for tile in found)
-    every = ImageDetections(tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept], left_out, capped)
+    every = ImageDetections(
+        tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept], left_out, capped
+    )
     return every.best(max_detections, class_ids)
 
 
 def merge_rows(
-    rows: Numbers, world: World, *, regions: Indices, owners: Indices, sizes: Indices, iou: float, max_detections: int
+    rows: Numbers,
+    world: World,
+    *,
+    regions: Indices,
+    owners: Indices,
+    sizes: Indices,
+    iou: float,
+    max_detections: int,
 ) -> Numbers:
-    """Return the detections of images as rows, see ImageDetections.rows, from those of all tiles of all processes.
+    """Return the detections of images as rows, see ImageDetections.rows, from those of all tiles of
+    all processes.
 
-    Each process merges every `size`-th image; all get the same rows. rows: [D, 7] with the number of the tile. regions:
-    [M, 4] of the tiles. owners: [M], the image of each tile, ascending. sizes: [N, 2], width and height of the images.
+    Each process merges every `size`-th image; all get the same rows. rows: [D, 7] with the number
+    of the tile. regions:
+    [M, 4] of the tiles. owners: [M], the image of each tile, ascending. sizes: [N, 2], width and
+    height of the images.
     """
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     first_row = np.searchsorted(rows[:, 0], np.arange(len(owners) + 1))
@@ -134,8 +163,12 @@ def merge_rows(
     merged = [np.zeros((0, 7))]
     for image in range(world.rank, len(sizes), world.size):
         own = range(first_tile[image], first_tile[image + 1])
-        found = [ImageDetections.from_rows(rows[first_row[tile] : first_row[tile + 1]]) for tile in own]
-        shown: list[Region] = [(x1, y1, x2, y2) for x1, y1, x2, y2 in regions[own.start : own.stop].tolist()]
+        found = [
+            ImageDetections.from_rows(rows[first_row[tile] : first_row[tile + 1]]) for tile in own
+        ]
+        shown: list[Region] = [
+            (x1, y1, x2, y2) for x1, y1, x2, y2 in regions[own.start : own.stop].tolist()
+        ]
         width, height = sizes[image].tolist()
         whole = merge_tiles(found, shown, (width, height), iou=iou, max_detections=max_detections)
         merged.append(whole.rows(image))
@@ -146,8 +179,9 @@ def merge_rows(
 class _TileBoxes:
     """The detections of all tiles of an image, best score first, ties in the order of the tiles.
 
-    boxes: [D, 4] in pixels of the image. kinds: [D], only boxes of one kind are compared. tiles: [D], numbers of the
-    regions. cut: [D]. uncut_in: [D, R], whether a region shows the box and beyond its sides.
+    boxes: [D, 4] in pixels of the image. kinds: [D], only boxes of one kind are compared. tiles:
+    [D], numbers of the regions. cut: [D]. uncut_in: [D, R], whether a region shows the box and
+    beyond its sides.
     """
 
     boxes: Numbers
@@ -162,9 +196,15 @@ class _TileBoxes:
 
     @staticmethod
     def of(
-        found: Sequence[ImageDetections], regions: Sequence[Region], size: tuple[int, int], iou: float, agnostic: bool
+        found: Sequence[ImageDetections],
+        regions: Sequence[Region],
+        size: tuple[int, int],
+        iou: float,
+        agnostic: bool,
     ) -> "_TileBoxes":
-        boxes = np.concatenate([each.boxes_xyxy + np.tile(r[:2], 2) for each, r in zip(found, regions, strict=True)])
+        boxes = np.concatenate(
+            [each.boxes_xyxy + np.tile(r[:2], 2) for each, r in zip(found, regions, strict=True)]
+        )
         scores = np.concatenate([each.scores for each in found])
         classes = np.concatenate([each.class_ids for each in found])
         tiles = np.repeat(np.arange(len(found)), [len(each) for each in found])
@@ -175,27 +215,48 @@ class _TileBoxes:
         kinds = np.zeros_like(classes) if agnostic else classes
         is_image = np.array([region == (0, 0, *size) for region in regions])
         kept = ~(is_image[tiles] & uncut_in[:, ~is_image].any(1))
-        left = (boxes[kept], scores[kept], classes[kept], kinds[kept], tiles[kept], cut[kept], uncut_in[kept])
+        left = (
+            boxes[kept],
+            scores[kept],
+            classes[kept],
+            kinds[kept],
+            tiles[kept],
+            cut[kept],
+            uncut_in[kept],
+        )
         return _TileBoxes(*left, regions, iou)
 
     def non_max_suppressed(self, chosen: Indices) -> Indices:
-        """Return those of the chosen boxes, in ascending order, that non-maximum suppression keeps."""
+        """Return those of the chosen boxes, in ascending order, that non-maximum suppression
+        keeps.
+        """
         kept = [np.zeros(0, np.int64)]
         for kind in np.unique(self.kinds[chosen]).tolist():
             own = chosen[self.kinds[chosen] == kind]
             kept.append(
-                own[nms(torch.from_numpy(self.boxes[own]), torch.from_numpy(self.scores[own]), self.iou).numpy()]
+                own[
+                    nms(
+                        torch.from_numpy(self.boxes[own]),
+                        torch.from_numpy(self.scores[own]),
+                        self.iou,
+                    ).numpy()
+                ]
             )
         return np.sort(np.concatenate(kept))
 
     def not_shown_by(self, whole: Indices, parts: Indices) -> Indices:
-        """Return those of the cut boxes `parts` that do not give way to one of the boxes `whole`, by rule 2."""
+        """Return those of the cut boxes `parts` that do not give way to one of the boxes `whole`,
+        by rule 2.
+        """
         kept = np.ones(len(parts), bool)
         for tile in np.unique(self.tiles[parts]).tolist():
             chosen = self.tiles[parts] == tile
             own, visible = parts[chosen], clip(self.boxes[whole], self.regions[tile])
             near = _areas(visible) > 0
-            shared, areas = _intersections(self.boxes[own], visible[near]), _areas(self.boxes[own])[:, None]
+            shared, areas = (
+                _intersections(self.boxes[own], visible[near]),
+                _areas(self.boxes[own])[:, None],
+            )
             same = shared > self.iou * (areas + _areas(visible[near]) - shared)
             inside = (shared > self.iou * areas) & self.uncut_in[own][:, self.tiles[whole[near]]]
             sure = self.scores[whole[near]] >= MIN_WHOLE_SCORE * self.scores[own][:, None]
@@ -203,7 +264,9 @@ class _TileBoxes:
         return parts[kept]
 
     def groups(self, parts: Indices) -> list[list[int]]:
-        """Return the cut boxes in groups of one object, best score first: at most one of each tile, by rule 3."""
+        """Return the cut boxes in groups of one object, best score first: at most one of each tile,
+        by rule 3.
+        """
         agreeing = self._agreeing(parts)
         free, groups = set(parts.tolist()), []
         for first in parts.tolist():
@@ -220,9 +283,13 @@ class _TileBoxes:
         return groups
 
     def _agreeing(self, parts: Indices) -> dict[int, set[int]]:
-        """Return for each cut box those of other tiles that agree with it where both tiles overlap."""
+        """Return for each cut box those of other tiles that agree with it where both tiles
+        overlap.
+        """
         agreeing: dict[int, set[int]] = {part: set() for part in parts.tolist()}
-        by_tile = {tile: parts[self.tiles[parts] == tile] for tile in np.unique(self.tiles[parts]).tolist()}
+        by_tile = {
+            tile: parts[self.tiles[parts] == tile] for tile in np.unique(self.tiles[parts]).tolist()
+        }
         for (one, own), (other, its) in combinations(by_tile.items(), 2):
             overlap = _intersection(self.regions[one], self.regions[other])
             if overlap is None:
@@ -231,7 +298,9 @@ class _TileBoxes:
             shared = _intersections(boxes, others)
             agree = shared > self.iou * (_areas(boxes)[:, None] + _areas(others) - shared)
             scores, other_scores = self.scores[own][:, None], self.scores[its]
-            agree &= np.minimum(scores, other_scores) >= MIN_PART_SCORE * np.maximum(scores, other_scores)
+            agree &= np.minimum(scores, other_scores) >= MIN_PART_SCORE * np.maximum(
+                scores, other_scores
+            )
             for i, j in np.argwhere(agree & self._same_kind(own, its)).tolist():
                 agreeing[int(own[i])].add(int(its[j]))
                 agreeing[int(its[j])].add(int(own[i]))
@@ -255,7 +324,10 @@ def _areas(boxes: Numbers) -> Numbers:
 
 def _intersections(one: Numbers, other: Numbers) -> Numbers:
     """Return the areas [N, M] that boxes [N, 4] and [M, 4] share."""
-    low, high = np.maximum(one[:, None, :2], other[:, :2]), np.minimum(one[:, None, 2:], other[:, 2:])
+    low, high = (
+        np.maximum(one[:, None, :2], other[:, :2]),
+        np.minimum(one[:, None, 2:], other[:, 2:]),
+    )
     areas: Numbers = (high - low).clip(0).prod(2)
     return areas
 
@@ -266,5 +338,10 @@ def _intersection(one: Region, other: Region) -> Region | None:
     >>> _intersection((0, 0, 6, 6), (4, 1, 9, 9)), _intersection((0, 0, 6, 6), (6, 0, 9, 6))
     ((4, 1, 6, 6), None)
     """
-    x1, y1, x2, y2 = max(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), min(one[3], other[3])
+    x1, y1, x2, y2 = (
+        max(one[0], other[0]),
+        max(one[1], other[1]),
+        min(one[2], other[2]),
+        min(one[3], other[3]),
+    )
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None

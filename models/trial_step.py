@@ -1,4 +1,6 @@
-"""A training step on made-up images, to measure how much memory a batch takes (utils/training/autobatch.py)."""
+"""A training step on made-up images, to measure how much memory a batch takes
+(utils/training/autobatch.py).
+"""
 
 import copy
 from collections.abc import Callable
@@ -21,11 +23,13 @@ from utils.training.ema import EMA
 from utils.training.optimizers import build_optimizer
 from utils.training.state import MAX_GRADIENT_NORM
 
-GRAPH_RUNS = 3  # torch warms a CUDA graph up, records it, and only then runs it in the memory that it keeps
+# torch warms a CUDA graph up, records it, and only then runs it in the memory that it keeps
+GRAPH_RUNS = 3
 
 
 class TrialStep:
-    """step(images): one training step, on a copy of the model, of `images` made-up images per device.
+    """step(images): one training step, on a copy of the model, of `images` made-up images per
+    device.
 
     The step takes as much memory as any step of the run can take.
 
@@ -33,8 +37,10 @@ class TrialStep:
         optimizer, lr, momentum: as for build_optimizer.
         image_size: the largest image side in pixels, a multiple of the model's largest stride.
         boxes_per_image: as many as in a crowded batch.
-        one_shape: whether all batches have one shape, so that cuDNN times its algorithms; some need much memory.
-        draw: draws so many images on the device, uint8 [B, H, W, 3], as the run does; None: empty images of the host.
+        one_shape: whether all batches have one shape, so that cuDNN times its algorithms; some need
+            much memory.
+        draw: draws so many images on the device, uint8 [B, H, W, 3], as the run does; None: empty
+            images of the host.
     """
 
     def __init__(
@@ -53,10 +59,17 @@ class TrialStep:
         draw: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.criterion, self.autocast, self.world = criterion, autocast, world
-        self.image_size, self.boxes_per_image, self.one_shape, self.draw = image_size, boxes_per_image, one_shape, draw
+        self.image_size, self.boxes_per_image, self.one_shape, self.draw = (
+            image_size,
+            boxes_per_image,
+            one_shape,
+            draw,
+        )
         self.replica: Replica[Detector] = Replica(copy.deepcopy(model).train(), world)
         self.ema = EMA(self.replica.model)
-        self.optimizer = build_optimizer(self.replica.model, optimizer, lr=lr, momentum=momentum, weight_decay=0)
+        self.optimizer = build_optimizer(
+            self.replica.model, optimizer, lr=lr, momentum=momentum, weight_decay=0
+        )
         initialize_state(self.optimizer)
 
     def __call__(self, images: int) -> None:
@@ -65,27 +78,34 @@ class TrialStep:
         owner = torch.arange(count).repeat_interleave(self.boxes_per_image)[:, None]
         corners = torch.rand(len(owner), 2, generator=random) * self.image_size * 0.8
         sides = self.image_size / 8
-        targets = pad_targets(torch.cat([owner, owner * 0, corners, corners + sides], 1).to(self.world.device))
+        targets = pad_targets(
+            torch.cat([owner, owner * 0, corners, corners + sides], 1).to(self.world.device)
+        )
         with tuned_convolutions(self.one_shape):
             pixels = self._pixels(count)  # kept until the end of the step, like a batch of the run
             with self.autocast:
-                raw = self.replica(self._scaled(to_device(pixels, self.world.device, self.replica.model.dtype)))
+                raw = self.replica(
+                    self._scaled(to_device(pixels, self.world.device, self.replica.model.dtype))
+                )
             self.criterion.weighted_sum(self.criterion(raw, targets)).backward()
             nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
             self.optimizer.step()
             self.ema.update(self.replica.live_state())
 
     def compiled(self, images: int, mode: str) -> None:
-        """The same step of the compiled model, which takes a minute or more; nothing if torch cannot compile it.
+        """The same step of the compiled model, which takes a minute or more; nothing if torch
+        cannot compile it.
 
-        It is run three times: torch warms a CUDA graph up, records it, and only then runs it in memory of its own.
+        It is run three times: torch warms a CUDA graph up, records it, and only then runs it in
+        memory of its own.
         """
         self.replica.model.compile(mode=mode, dynamic=False)
         compile_halves(self.criterion)
         try:
             for _ in range(GRAPH_RUNS):
                 self(images)
-        except Exception as error:  # of any type, as in compile_model: then the run reports it, and is not compiled
+        except Exception as error:
+            # Of any type, as in compile_model: then the run reports it, and is not compiled.
             if is_out_of_memory(error):
                 raise
         finally:
@@ -102,7 +122,11 @@ class TrialStep:
     def _scaled(self, images: Tensor) -> Tensor:
         """Images of the largest size, float [B, 3, H, W]: --multi-scale enlarges what was drawn."""
         side = self.image_size
-        return images if images.shape[-2:] == (side, side) else nn.functional.interpolate(images, (side, side))
+        return (
+            images
+            if images.shape[-2:] == (side, side)
+            else nn.functional.interpolate(images, (side, side))
+        )
 
 
 def measure_batch(
@@ -116,11 +140,12 @@ def measure_batch(
     compile_mode: Callable[[int], str] | None = None,
     **trial: Any,
 ) -> int:
-    """Return the largest global batch whose step stays within a share of the free memory, and log its memory use.
+    """Return the largest global batch whose step stays within a share of the free memory, and log
+    its memory use.
 
-    images: number of training images. compile_mode: for a run with --compile, the mode for so many images per device;
-    the batch that was found is then tried with the compiled model too, on a GPU. trial: further arguments of TrialStep.
-    Raises ValueError as `choose_batch` does.
+    images: number of training images. compile_mode: for a run with --compile, the mode for so many
+    images per device; the batch that was found is then tried with the compiled model too, on a GPU.
+    trial: further arguments of TrialStep. Raises ValueError as `choose_batch` does.
     """
     step = TrialStep(model, criterion, autocast_for(precision, world.device), world=world, **trial)
     check: Callable[[int], None] | None = None

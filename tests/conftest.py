@@ -1,4 +1,6 @@
-"""Shared fixtures: a tiny drawn data set, a tiny model, and one CPU thread so that sums have a fixed order."""
+"""Shared fixtures: a tiny drawn data set, a tiny model, and one CPU thread so that sums have a
+fixed order.
+"""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -23,7 +25,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data YAML of 8 drawn images with 2 or 3 objects each, the same for training and validation."""
+    """The data YAML of 8 drawn images with 2 or 3 objects each, the same for training and
+    validation.
+    """
     return draw_tiny_data(tmp_path_factory.mktemp("data"))
 
 
@@ -42,7 +46,8 @@ def exports(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Export
 def _interrupts() -> Iterator[None]:
     """SIGINT raises KeyboardInterrupt during a test and in the programs it starts.
 
-    A shell without job control starts background commands with SIGINT ignored, which programs inherit.
+    A shell without job control starts background commands with SIGINT ignored, which programs
+    inherit.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -64,7 +69,9 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 def draw_tiny_data(root: Path) -> Path:
-    """Write the eight images, their labels and the data YAML under root; return the path of the YAML."""
+    """Write the eight images, their labels and the data YAML under root; return the path of the
+    YAML.
+    """
     random = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)

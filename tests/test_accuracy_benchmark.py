@@ -1,4 +1,6 @@
-"""benchmarks/accuracy.py, benchmarks/trainings/: programs of any kind, watched by the rows of their results.csv."""
+"""benchmarks/accuracy.py, benchmarks/trainings/: programs of any kind, watched by the rows of their
+results.csv.
+"""
 
 import json
 import math
@@ -49,7 +51,9 @@ def test_rows_arrive_with_their_times(peer, tmp_path, monkeypatch):
     assert [row["metrics/mAP50-95(B)"] for _, row in rows] == ["0.1", "0.45", "0.5", "0.4"]
     times = [at for at, _ in rows]
     assert all(later >= earlier for earlier, later in pairwise(times))
-    assert all(at > 0.25 * number for number, at in enumerate(times, 1))  # 0.3 s each; a busy machine is slower
+    assert all(
+        at > 0.25 * number for number, at in enumerate(times, 1)
+    )  # 0.3 s each; a busy machine is slower
     assert times[-1] - times[0] > 0.3  # the first ones did not wait for the end
 
 
@@ -67,7 +71,8 @@ def test_program_without_checkpoint_keeps_its_own_figures(peer, tmp_path, tiny_d
     outcome = train(training, tmp_path, threads=1)
     assert (outcome.ap, outcome.ap50, outcome.same_evaluator) == (0.5, 0.7, False)
     assert [value for _, value in outcome.curve] == [0.1, 0.45, 0.5, 0.4]
-    # 8 images in each of the three epochs between the first and the last row; times in the curve have one decimal
+    # 8 images in each of the three epochs between the first and the last row; times in the curve
+    # have one decimal
     seconds = outcome.curve[-1][0] - outcome.curve[0][0]
     assert 3 * 8 / (seconds + 0.1) <= outcome.images_per_second <= 3 * 8 / (seconds - 0.1)
     assert outcome.seconds_to(0.9) == outcome.curve[1][0]  # 0.45 of 0.5
@@ -92,7 +97,8 @@ def test_interrupted_training_starts_again(peer, tmp_path, tiny_data, monkeypatc
 def quick_training(folder: Path, data: Path, text: str) -> Training:
     """A training by a program that only writes this results.csv."""
     (folder / "quick.py").write_text(
-        f"import sys, os; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/results.csv', 'w').write({text!r})"
+        "import sys, os; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/results.csv', "
+        f"'w').write({text!r})"
     )
     return Training("Peer", str(data), 0, (sys.executable, f"{folder}/quick.py", "{out}"))
 
@@ -104,19 +110,38 @@ def test_figures_that_are_not_numbers_are_left_out(tmp_path, tiny_data, monkeypa
     )
     for _ in range(2):
         outcome = train(training, tmp_path, threads=1)
-        assert (outcome.ap, outcome.ap50, [value for _, value in outcome.curve]) == (0.5, 0.7, [0.5])
+        assert (outcome.ap, outcome.ap50, [value for _, value in outcome.curve]) == (
+            0.5,
+            0.7,
+            [0.5],
+        )
 
 
 def test_results_without_a_known_column_are_refused(tmp_path, tiny_data, monkeypatch):
     monkeypatch.setattr(running, "LOOK_S", 0.02)
     training = quick_training(tmp_path, tiny_data, "mAP\n1\n")
-    with pytest.raises(FaultError, match=r"Peer_tiny_0_\w{8}: the results.csv under .* has no metrics/mAP_0.5:0.95 or"):
+    with pytest.raises(
+        FaultError,
+        match=r"Peer_tiny_0_\w{8}: the results.csv under .* has no metrics/mAP_0.5:0.95 or",
+    ):
         train(training, tmp_path, threads=1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_failure_lets_running_programs_end_and_starts_no_other(jobs, peer, tmp_path, tiny_data, monkeypatch):
-    words = ["--data", str(tiny_data), "--models", "--seeds", "0", "--out", str(tmp_path / "out"), "--jobs", f"{jobs}"]
+def test_failure_lets_running_programs_end_and_starts_no_other(
+    jobs, peer, tmp_path, tiny_data, monkeypatch
+):
+    words = [
+        "--data",
+        str(tiny_data),
+        "--models",
+        "--seeds",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+        "--jobs",
+        f"{jobs}",
+    ]
     peers = ["--peer", f"Good={peer}", "--peer", "Bad=false {out}", "--peer", f"Later={peer}"]
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words, *peers])
     with pytest.raises(FaultError, match=r"^Bad_tiny_0_"):
@@ -130,14 +155,18 @@ def test_damaged_result_is_named(tmp_path, text):
     training = Training("Peer", "a.yaml", 0, ("false",))
     stored = tmp_path / f"{training.key}.json"
     stored.write_text(text)
-    with pytest.raises(FaultError, match=rf"^{stored}: not the result of a training; delete it to train again$"):
+    with pytest.raises(
+        FaultError, match=rf"^{stored}: not the result of a training; delete it to train again$"
+    ):
         train(training, tmp_path, threads=1)
 
 
 def test_figure_that_is_not_known_is_read_back(tmp_path):
     """Of a single epoch there is no speed; JSON has no NaN."""
     training = Training("Peer", "a.yaml", 0, ("false",))
-    running.write_json(tmp_path / f"{training.key}.json", running.asdict(Outcome(0.5, 0.7, True, float("nan"))))
+    running.write_json(
+        tmp_path / f"{training.key}.json", running.asdict(Outcome(0.5, 0.7, True, float("nan")))
+    )
     outcome = train(training, tmp_path, threads=1)
     assert (outcome.ap, math.isnan(outcome.images_per_second)) == (0.5, True)
     (row,) = [line for line in report([training], [outcome], "Title") if line.startswith("| a |")]
@@ -146,7 +175,10 @@ def test_figure_that_is_not_known_is_read_back(tmp_path):
 
 def test_stored_figures_are_of_the_same_data_and_command():
     one = Training("ours", "bccd/dataset.yaml", 0, ("train", "--epochs", "1"))
-    others = [replace(one, data="chess/dataset.yaml"), replace(one, command=("train", "--epochs", "2"))]
+    others = [
+        replace(one, data="chess/dataset.yaml"),
+        replace(one, command=("train", "--epochs", "2")),
+    ]
     others += [replace(one, seed=1), replace(one, program="theirs")]
     assert len({each.key for each in [one, *others]}) == 5
     assert one.key == replace(one).key
@@ -154,7 +186,9 @@ def test_stored_figures_are_of_the_same_data_and_command():
 
 def test_failed_program_names_its_log(tmp_path, tiny_data):
     words = ("sh", "-c", "echo one; echo two; echo; exit 3")
-    with pytest.raises(FaultError, match=r"^Peer_tiny_0_\w{8} ended with 3: two \(see .*Peer_tiny_0_\w{8}\.log\)$"):
+    with pytest.raises(
+        FaultError, match=r"^Peer_tiny_0_\w{8} ended with 3: two \(see .*Peer_tiny_0_\w{8}\.log\)$"
+    ):
         train(Training("Peer", str(tiny_data), 0, words), tmp_path, threads=1)
     with pytest.raises(FaultError, match=r"^Peer_tiny_0_\w{8} ended with 1: no output \(see "):
         train(Training("Peer", str(tiny_data), 0, ("false",)), tmp_path, threads=1)
@@ -172,9 +206,14 @@ def test_table_has_means_and_deviations_over_seeds():
     ]
     lines = report(trainings, outcomes, "Title")
     rows = [line for line in lines if line.startswith("| ")]
-    assert lines[-3:] == ["- ours auto: `true`", "- Slow: `slow '{data}'`", "- Peer: `python train.py`"]
-    # On bccd the first program ends after 20 s, with its slower seed: its seeds have reached 0.5 and 0.6, Slow 0.3.
-    # 80 % of 0.5 is reached after 20 s, of 0.6 after 12 s; the standard deviation of 0.5 and 0.6 is 0.1 / sqrt(2)
+    assert lines[-3:] == [
+        "- ours auto: `true`",
+        "- Slow: `slow '{data}'`",
+        "- Peer: `python train.py`",
+    ]
+    # On bccd the first program ends after 20 s, with its slower seed: its seeds have reached 0.5
+    # and 0.6, Slow 0.3. 80 % of 0.5 is reached after 20 s, of 0.6 after 12 s; the standard
+    # deviation of 0.5 and 0.6 is 0.1 / sqrt(2)
     assert rows[1:] == [
         "| bccd | ours auto | 2 | 0.550 ± 0.071 | 0.910 | 0.550 | 16 | 16 | 16 | 16 | 11.0 |",
         "| bccd | Slow | 1 | 0.400 | 0.800 | 0.300 | 40 | 40 | 40 | 40 | 3.0 |",
@@ -196,20 +235,34 @@ def test_table_has_means_and_deviations_over_seeds():
         ("--data DATA -- --cfg yolo11n.yaml", "yolov5n auto: the benchmark itself gives --cfg"),
         ("--data DATA --recipe a=--project+x", "yolov5n a: the benchmark itself gives --project"),
         ("--data DATA --seeds 0 -1", "--seed -1: "),
-        ("--data DATA --seeds 0 --peer P=env+{out} --peer P=env+{out}", "the program P is given twice"),
+        (
+            "--data DATA --seeds 0 --peer P=env+{out} --peer P=env+{out}",
+            "the program P is given twice",
+        ),
         ("--data DATA --recipe a= --recipe a=--rect", "the program yolov5n a is given twice"),
-        ("--data DATA --models yolov5n.yaml other/yolov5n.yaml", "the program yolov5n auto is given twice"),
+        (
+            "--data DATA --models yolov5n.yaml other/yolov5n.yaml",
+            "the program yolov5n auto is given twice",
+        ),
         ("--data DATA --seeds 0 1 0", "the seed 0 is given twice"),
-        ("--data DATA --models yolov5z.yaml", "no model 'yolov5z.yaml': give a YAML file or one of "),
+        (
+            "--data DATA --models yolov5z.yaml",
+            "no model 'yolov5z.yaml': give a YAML file or one of ",
+        ),
         ("--data DATA -- --epochs 0", "--epochs 0: "),
-        ("--data DATA -- --weights absent.pt", "absent.pt: cannot be read as a checkpoint: No such file."),
+        (
+            "--data DATA -- --weights absent.pt",
+            "absent.pt: cannot be read as a checkpoint: No such file.",
+        ),
         ("--data DATA -- --hyp absent.yaml", "no hyper-parameters absent.yaml: neither "),
         ("--data DATA --recipe a='", "a: No closing quotation"),
         ("--data DATA --jobs 0", "--jobs 0: choose 1 or more"),
         ("--data DATA --threads -1", "--threads -1: choose 1 or more"),
     ],
 )
-def test_wrong_flags_are_refused_before_training(tmp_path, tiny_data, monkeypatch, capsys, words, sentence):
+def test_wrong_flags_are_refused_before_training(
+    tmp_path, tiny_data, monkeypatch, capsys, words, sentence
+):
     own = [word.replace("DATA", str(tiny_data)).replace("+", " ") for word in words.split()]
     sentence = sentence.replace("DATA", str(tiny_data))
     monkeypatch.setattr(sys, "argv", ["accuracy.py", "--out", str(tmp_path / "out"), *own])
@@ -220,7 +273,15 @@ def test_wrong_flags_are_refused_before_training(tmp_path, tiny_data, monkeypatc
 
 def test_out_that_is_a_file_is_refused(tmp_path, tiny_data, monkeypatch, capsys):
     (tmp_path / "out").touch()
-    words = ["--data", str(tiny_data), "--models", "--peer", "P=true {out} {seed}", "--out", str(tmp_path / "out")]
+    words = [
+        "--data",
+        str(tiny_data),
+        "--models",
+        "--peer",
+        "P=true {out} {seed}",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words])
     assert exit_code_of(accuracy.main) == 2
     assert capsys.readouterr().err == f"error: --out {tmp_path / 'out'} is a file\n"
@@ -237,29 +298,54 @@ def test_other_braces_of_a_command_stay(tmp_path):
 
 @pytest.mark.parametrize("name", ["A|B", "a b", "a/b", "x" * 61])
 def test_names_fit_into_tables_and_file_names(tiny_data, monkeypatch, capsys, name):
-    monkeypatch.setattr(sys, "argv", ["accuracy.py", "--data", str(tiny_data), "--peer", f"{name}=true {{out}}"])
+    monkeypatch.setattr(
+        sys, "argv", ["accuracy.py", "--data", str(tiny_data), "--peer", f"{name}=true {{out}}"]
+    )
     with pytest.raises(SystemExit):
         accuracy.main()
     assert f"argument --peer: {name!r}: a name has 1 to 60 " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("other", [[], ["--peer", "Bad=false {out}", "--jobs", "2"]], ids=["alone", "after a failure"])
+@pytest.mark.parametrize(
+    "other", [[], ["--peer", "Bad=false {out}", "--jobs", "2"]], ids=["alone", "after a failure"]
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_the_program_and_starts_no_other(tmp_path, tiny_data, other, number):
-    """As from `kill -INT`, or where a terminal is closed: only the benchmark gets it; a second one changes nothing."""
+    """As from `kill -INT`, or where a terminal is closed: only the benchmark gets it; a second one
+    changes nothing.
+    """
     (tmp_path / "peer.py").write_text(
         "import os, signal, sys, time\n"
         "open(sys.argv[1] + '.pid', 'w').write(str(os.getpid()))\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"  # as a program that saves and ends
+        # as a program that saves and ends
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"
         "os.mkdir(sys.argv[2])\n"
-        "open(sys.argv[2] + '/results.csv', 'w').write('metrics/mAP50(B), metrics/mAP50-95(B)\\n0.9, 0.9\\n')\n"
+        "open(sys.argv[2] + '/results.csv', 'w').write('metrics/mAP50(B), "
+        "metrics/mAP50-95(B)\\n0.9, 0.9\\n')\n"
         "open(sys.argv[1], 'x')\n"
         "time.sleep(600)\n"
     )
     peer = f"P={sys.executable} {tmp_path}/peer.py {tmp_path}/{{seed}} {{out}}"
-    script = [sys.executable, str(running.ROOT / "benchmarks" / "accuracy.py"), "--models", "--peer", peer, *other]
-    words = ["--data", str(tiny_data), "--out", str(tmp_path / "out"), "--seeds", "0", *([] if other else ["1"])]
-    process = subprocess.Popen([*script, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    script = [
+        sys.executable,
+        str(running.ROOT / "benchmarks" / "accuracy.py"),
+        "--models",
+        "--peer",
+        peer,
+        *other,
+    ]
+    words = [
+        "--data",
+        str(tiny_data),
+        "--out",
+        str(tmp_path / "out"),
+        "--seeds",
+        "0",
+        *([] if other else ["1"]),
+    ]
+    process = subprocess.Popen(
+        [*script, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         while not (tmp_path / "0").exists() and process.poll() is None:
             time.sleep(0.05)
@@ -278,9 +364,13 @@ def test_signal_ends_the_program_and_starts_no_other(tmp_path, tiny_data, other,
         os.kill(int((tmp_path / "0.pid").read_text()), 0)
 
 
-def test_checkpoint_that_val_cannot_read_keeps_the_programs_figures(tmp_path, tiny_data, monkeypatch, capsys):
+def test_checkpoint_that_val_cannot_read_keeps_the_programs_figures(
+    tmp_path, tiny_data, monkeypatch, capsys
+):
     monkeypatch.setattr(running, "LOOK_S", 0.02)
-    training = quick_training(tmp_path, tiny_data, "metrics/mAP50(B), metrics/mAP50-95(B)\n0.7, 0.5\n")
+    training = quick_training(
+        tmp_path, tiny_data, "metrics/mAP50(B), metrics/mAP50-95(B)\n0.7, 0.5\n"
+    )
     with open(tmp_path / "quick.py", "a") as file:
         file.write("; open(sys.argv[1] + '/best.pt', 'w').write('no')")
     outcome = train(training, tmp_path, threads=1)
@@ -293,9 +383,17 @@ def test_checkpoint_that_val_cannot_read_keeps_the_programs_figures(tmp_path, ti
 
 def test_data_sets_with_the_same_file_name_are_kept_apart(tmp_path):
     seeds = [Training("ours", data, 0, ("true",)) for data in ("a/few.yaml", "b/few.yaml")]
-    outcomes = [Outcome(0.5, 0.9, True, 10.0, [(10, 0.2)]), Outcome(0.3, 0.8, True, 10.0, [(10, 0.1)])]
-    rows = [line.split(" | ")[:4] for line in report(seeds, outcomes, "Title") if line.startswith("| ")]
-    assert rows[1:] == [["| a/few.yaml", "ours", "1", "0.500"], ["| b/few.yaml", "ours", "1", "0.300"]]
+    outcomes = [
+        Outcome(0.5, 0.9, True, 10.0, [(10, 0.2)]),
+        Outcome(0.3, 0.8, True, 10.0, [(10, 0.1)]),
+    ]
+    rows = [
+        line.split(" | ")[:4] for line in report(seeds, outcomes, "Title") if line.startswith("| ")
+    ]
+    assert rows[1:] == [
+        ["| a/few.yaml", "ours", "1", "0.500"],
+        ["| b/few.yaml", "ours", "1", "0.300"],
+    ]
     plot(seeds, outcomes, tmp_path / "a.png")
     one = cv2.imread(str(tmp_path / "a.png")).shape[1]
     plot(seeds[:1], outcomes[:1], tmp_path / "b.png")
@@ -305,10 +403,31 @@ def test_data_sets_with_the_same_file_name_are_kept_apart(tmp_path):
 @pytest.mark.slow
 def test_whole_benchmark(peer, tmp_path, tiny_data, tiny_model, monkeypatch, capsys):
     """Our training and a peer's: a table, a picture, and best.pt measured by val.py."""
-    words = ["--data", str(tiny_data), "--models", tiny_model, "--seeds", "0", "1", "--out", str(tmp_path / "out")]
-    words += ["--recipe", "auto=", "--recipe", "published=--optimizer SGD", "--peer", f"Peer={peer}", "--threads", "1"]
+    words = [
+        "--data",
+        str(tiny_data),
+        "--models",
+        tiny_model,
+        "--seeds",
+        "0",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    words += [
+        "--recipe",
+        "auto=",
+        "--recipe",
+        "published=--optimizer SGD",
+        "--peer",
+        f"Peer={peer}",
+        "--threads",
+        "1",
+    ]
     ours = ["--img", "64", "--epochs", "2", "--batch", "4", "--device", "cpu", "--workers", "0"]
-    monkeypatch.setattr(sys, "argv", ["accuracy.py", *words, "--", *ours, "--cache-dir", str(tmp_path / "cache")])
+    monkeypatch.setattr(
+        sys, "argv", ["accuracy.py", *words, "--", *ours, "--cache-dir", str(tmp_path / "cache")]
+    )
     accuracy.main()
     table = (tmp_path / "out" / "report.md").read_text()
     assert table.strip() in capsys.readouterr().out
@@ -330,7 +449,9 @@ def test_plan_crosses_data_models_recipes_and_seeds(tiny_data):
         "flags": ["--rect"],
     }
     options = accuracy.argparse.Namespace(
-        **names, recipe=[("auto", ""), ("sgd", "--optimizer SGD")], peer=[("P", "true {out} {seed}")]
+        **names,
+        recipe=[("auto", ""), ("sgd", "--optimizer SGD")],
+        peer=[("P", "true {out} {seed}")],
     )
     trainings = plan(options)
     assert len(trainings) == (2 * 2 + 1) * 3

@@ -1,4 +1,6 @@
-"""detect.py: the same boxes as val.py, on every kind of source, in every kind of output; wrong flags; Ctrl-C."""
+"""detect.py: the same boxes as val.py, on every kind of source, in every kind of output; wrong
+flags; Ctrl-C.
+"""
 
 import csv
 import io
@@ -28,7 +30,15 @@ from utils.files import checkpoint_file
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
 NAMES = ["disc", "square", "bar"]
-SAME = ["--conf", "0.001", "--iou", "0.6", "--max-det", "300", "--save-json"]  # the settings of val.py
+SAME = [
+    "--conf",
+    "0.001",
+    "--iou",
+    "0.6",
+    "--max-det",
+    "300",
+    "--save-json",
+]  # the settings of val.py
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +60,18 @@ def run(weights, tmp_path) -> Callable[..., Path]:
     """run("--source", ...) runs detect.py's main; returns the run folder."""
 
     def call(*flags: str | Path) -> Path:
-        given = ["--weights", weights, "--device", "cpu", "--project", tmp_path, "--name", "d", "--exist-ok", *flags]
+        given = [
+            "--weights",
+            weights,
+            "--device",
+            "cpu",
+            "--project",
+            tmp_path,
+            "--name",
+            "d",
+            "--exist-ok",
+            *flags,
+        ]
         detect.main(detect.parse_args(list(map(str, given))))
         return tmp_path / "d"
 
@@ -77,7 +98,9 @@ def rows_by_image(file: Path) -> dict[tuple[str, int], list[list[float]]]:
     """The boxes and scores of predictions.json by image and category, highest score first."""
     rows: dict[tuple[str, int], list[list[float]]] = {}
     for row in json.loads(file.read_text()):
-        rows.setdefault((row["file_name"], row["category_id"]), []).append([row["score"], *row["bbox"]])
+        rows.setdefault((row["file_name"], row["category_id"]), []).append(
+            [row["score"], *row["bbox"]]
+        )
     return {key: sorted(values, reverse=True) for key, values in rows.items()}
 
 
@@ -85,14 +108,42 @@ TILES = ["--tile", "64", "--tile-overlap", "0.3"]
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--augment"], ["--img", "64", "--batch", "3"], TILES, [*TILES, "--tile-whole", "--img", "64"]]
+    "flags",
+    [
+        [],
+        ["--augment"],
+        ["--img", "64", "--batch", "3"],
+        TILES,
+        [*TILES, "--tile-whole", "--img", "64"],
+    ],
 )
 def test_boxes_equal_those_of_val(run, photos, weights, tmp_path, tiny_data, flags):
     folder = run("--source", photos, "--nosave", *SAME, *flags)
-    paths = ["--project", str(tmp_path), "--name", "v", "--cache-dir", str(tmp_path / "cache"), "--workers", "0"]
-    given = ["--weights", str(weights), "--data", str(tiny_data), "--device", "cpu", "--save-json", *paths, *flags]
+    paths = [
+        "--project",
+        str(tmp_path),
+        "--name",
+        "v",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--workers",
+        "0",
+    ]
+    given = [
+        "--weights",
+        str(weights),
+        "--data",
+        str(tiny_data),
+        "--device",
+        "cpu",
+        "--save-json",
+        *paths,
+        *flags,
+    ]
     val.main(val.parse_args(given)[0], CPU)
-    found, expected = (rows_by_image(path / "predictions.json") for path in (folder, tmp_path / "v"))
+    found, expected = (
+        rows_by_image(path / "predictions.json") for path in (folder, tmp_path / "v")
+    )
     assert found.keys() == expected.keys()
     assert sum(map(len, found.values())) > 1000
     for key, values in expected.items():
@@ -108,13 +159,22 @@ def test_all_outputs_hold_the_same_detections(run, photos):
         table = list(csv.DictReader(file))
     texts = {file.stem: file.read_text().splitlines() for file in (folder / "labels").iterdir()}
     assert set(texts) == {file.stem for file in photos.iterdir()}
-    assert len(table) == len(rows) == sum(map(len, texts.values())) == len(list(folder.glob("crops/*/*")))
+    assert (
+        len(table)
+        == len(rows)
+        == sum(map(len, texts.values()))
+        == len(list(folder.glob("crops/*/*")))
+    )
     assert [NAMES[row["category_id"] - 1] for row in rows] == [row["name"] for row in table]
     first = rows[0]
-    cx, cy, w, h, score = (float(value) for value in texts[Path(first["file_name"]).stem][0].split()[1:])
+    cx, cy, w, h, score = (
+        float(value) for value in texts[Path(first["file_name"]).stem][0].split()[1:]
+    )
     x, y, width, height = (side / 96 for side in first["bbox"])
     np.testing.assert_allclose(
-        [cx, cy, w, h, score], [x + width / 2, y + height / 2, width, height, first["score"]], atol=1e-5
+        [cx, cy, w, h, score],
+        [x + width / 2, y + height / 2, width, height, first["score"]],
+        atol=1e-5,
     )
     for picture in folder.glob("*.png"):
         assert Image.open(picture).size == (96, 96)
@@ -132,7 +192,9 @@ def test_video_keeps_its_frames_rate_and_size(run, tmp_path):
         assert image.shape == (64, 96, 3)
         frames += 1
     assert frames == 7
-    assert sorted(file.name for file in (folder / "labels").iterdir()) == [f"clip_{i}.txt" for i in range(1, 8)]
+    assert sorted(file.name for file in (folder / "labels").iterdir()) == [
+        f"clip_{i}.txt" for i in range(1, 8)
+    ]
 
 
 def test_vid_stride_uses_every_nth_frame(run, tmp_path):
@@ -147,7 +209,9 @@ def test_number_of_threads_changes_nothing(run, photos, monkeypatch, capsys):
     expected = rows_by_image(run("--source", photos, "--nosave", *SAME) / "predictions.json")
     monkeypatch.setattr(detect, "detecting_threads", lambda *_: 3)
     for flags in ([], ["--batch", "3"]):
-        found = rows_by_image(run("--source", photos, "--nosave", *SAME, *flags) / "predictions.json")
+        found = rows_by_image(
+            run("--source", photos, "--nosave", *SAME, *flags) / "predictions.json"
+        )
         assert capsys.readouterr().out.count("threads: 3") == 1
         assert list(found) == list(expected)  # also the order of the images
         for key, values in expected.items():
@@ -179,14 +243,29 @@ def test_number_of_detecting_threads(source, batch_size, threads, tmp_path, monk
 
 
 def test_classes_are_chosen_by_number_or_name(run, photos):
-    both = run("--source", photos, "--nosave", "--save-json", "--conf", "0.1", "--classes", "0", "bar")
-    assert {row["category_id"] for row in json.loads((both / "predictions.json").read_text())} <= {1, 3}
+    both = run(
+        "--source", photos, "--nosave", "--save-json", "--conf", "0.1", "--classes", "0", "bar"
+    )
+    assert {row["category_id"] for row in json.loads((both / "predictions.json").read_text())} <= {
+        1,
+        3,
+    }
 
 
 @pytest.mark.parametrize("flags", [(), ("--save-json",), ("--agnostic-nms",), TILES])
 def test_chosen_classes_have_the_same_boxes(run, photos, flags):
     def texts(*more: str) -> dict[str, list[str]]:
-        folder = run("--source", photos, "--nosave", "--save-txt", "--save-conf", "--conf", "0.1", *flags, *more)
+        folder = run(
+            "--source",
+            photos,
+            "--nosave",
+            "--save-txt",
+            "--save-conf",
+            "--conf",
+            "0.1",
+            *flags,
+            *more,
+        )
         return {file.name: file.read_text().splitlines() for file in (folder / "labels").iterdir()}
 
     every, squares = texts(), texts("--classes", "square")
@@ -200,13 +279,28 @@ def test_chosen_classes_agree_between_a_checkpoint_and_its_nms_file(exports, pho
     exported = exports("onnx", "--nms", "--conf", "0.1", "--iou", "0.45", "--max-det", "300")
     found = []
     for weights in (exported, exported.with_suffix(".pt")):
-        flags = ["--nosave", "--save-txt", "--conf", "0.1", "--img", "64", "64", "--classes", "disc", "bar"]
+        flags = [
+            "--nosave",
+            "--save-txt",
+            "--conf",
+            "0.1",
+            "--img",
+            "64",
+            "64",
+            "--classes",
+            "disc",
+            "bar",
+        ]
         labels = run("--source", photos, "--weights", weights, *flags) / "labels"
-        found.append({file.name: sorted(file.read_text().splitlines()) for file in labels.iterdir()})
+        found.append(
+            {file.name: sorted(file.read_text().splitlines()) for file in labels.iterdir()}
+        )
     assert sum(map(len, found[0].values())) > 8
     assert found[0].keys() == found[1].keys()
     for name, rows in found[0].items():
-        of_file, of_checkpoint = (np.array([row.split() for row in each], float) for each in (rows, found[1][name]))
+        of_file, of_checkpoint = (
+            np.array([row.split() for row in each], float) for each in (rows, found[1][name])
+        )
         assert of_file.shape == of_checkpoint.shape
         np.testing.assert_allclose(of_file, of_checkpoint, rtol=0, atol=1e-4)
 
@@ -243,8 +337,12 @@ def test_paths_from_standard_input(run, photos, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pattern", "list", "input"])
-def test_images_with_one_name_can_be_traced_to_their_outputs(run, photos, tmp_path, monkeypatch, kind):
-    """a.jpg is black and a.bmp grey, so that each picture shows which one it is of; x.jpg is there twice."""
+def test_images_with_one_name_can_be_traced_to_their_outputs(
+    run, photos, tmp_path, monkeypatch, kind
+):
+    """a.jpg is black and a.bmp grey, so that each picture shows which one it is of; x.jpg is there
+    twice.
+    """
     folder = tmp_path / "in"
     shades = {"a.jpg": 0, "a.bmp": 100, "x/b.jpg": 150, "y/b.jpg": 200}
     for name, shade in shades.items():
@@ -253,8 +351,22 @@ def test_images_with_one_name_can_be_traced_to_their_outputs(run, photos, tmp_pa
     paths = "".join(f"{folder / name}\n" for name in sorted(shades))
     (tmp_path / "list.txt").write_text(paths)
     monkeypatch.setattr(sys, "stdin", io.StringIO(paths))
-    source = {"folder": folder, "pattern": folder / "**" / "*.*", "list": tmp_path / "list.txt", "input": "-"}[kind]
-    flags = ["--save-txt", "--save-csv", "--save-json", "--hide-labels", "--conf", "0.1", "--max-det", "1"]
+    source = {
+        "folder": folder,
+        "pattern": folder / "**" / "*.*",
+        "list": tmp_path / "list.txt",
+        "input": "-",
+    }[kind]
+    flags = [
+        "--save-txt",
+        "--save-csv",
+        "--save-json",
+        "--hide-labels",
+        "--conf",
+        "0.1",
+        "--max-det",
+        "1",
+    ]
     out = run("--source", source, *flags)
 
     with open(out / "sources.csv", newline="") as file:
@@ -271,12 +383,19 @@ def test_images_with_one_name_can_be_traced_to_their_outputs(run, photos, tmp_pa
             assert abs(float(np.median(cv2.imread(str(out / output)))) - shade) < 4, output
     assert source_of["a.jpg"] == str(folder / "a.jpg")
     assert source_of["a.bmp.jpg"] == str(folder / "a.bmp")
-    labels = ["labels/a.txt", "labels/a.jpg.txt"] if kind == "input" else ["labels/a.bmp.txt", "labels/a.jpg.txt"]
+    labels = (
+        ["labels/a.txt", "labels/a.jpg.txt"]
+        if kind == "input"
+        else ["labels/a.bmp.txt", "labels/a.jpg.txt"]
+    )
     assert [source_of[name] for name in labels] == [str(folder / "a.bmp"), str(folder / "a.jpg")]
 
     with open(out / "predictions.csv", newline="") as file:
         table = [(row["image"], row["source"]) for row in csv.DictReader(file)]
-    rows = [(row["file_name"], row["source"]) for row in json.loads((out / "predictions.json").read_text())]
+    rows = [
+        (row["file_name"], row["source"])
+        for row in json.loads((out / "predictions.json").read_text())
+    ]
     assert rows == table
     assert len({path for _, path in rows}) == 4
 
@@ -289,7 +408,10 @@ def test_summary_counts_classes_and_times(run, photos, capsys):
     run("--source", photos, "--conf", "0.3")
     said = capsys.readouterr().out
     assert re.search(r"^8 images, \d+ disc, \d+ square|^8 images, \d+ ", said, re.MULTILINE)
-    assert re.search(r"images/s; for each image .* ms letterbox, .* ms model, .* ms postprocess; threads: 1", said)
+    assert re.search(
+        r"images/s; for each image .* ms letterbox, .* ms model, .* ms postprocess; threads: 1",
+        said,
+    )
 
 
 def test_images_without_detections_give_empty_outputs(run, photos, capsys):
@@ -309,7 +431,10 @@ def test_images_without_detections_give_empty_outputs(run, photos, capsys):
         (["--save-conf"], "--save-conf adds the confidences to the files of --save-txt: give both"),
         (["--nosave"], "--nosave leaves nothing to do: add --save-txt"),
         (["--imgsz", "9"], "--imgsz 9: choose 32 to 8192 pixels"),
-        (["--imgsz", "64", "64", "64"], "--imgsz 64 64 64: choose 32 to 8192 pixels, one or two numbers"),
+        (
+            ["--imgsz", "64", "64", "64"],
+            "--imgsz 64 64 64: choose 32 to 8192 pixels, one or two numbers",
+        ),
         (["--vid-stride", "0"], "--vid-stride 0: choose 1 or more"),
         (["--line-thickness", "-1"], "--line-thickness -1: choose 0 or more"),
         (["--save-format", "2"], r"--save-format 2: choose 0 \(YOLO\) or 1 \(VOC\)"),
@@ -337,10 +462,14 @@ def test_images_are_never_overwritten_by_their_pictures(run, photos, weights, tm
     shutil.copytree(photos, own)
     before = {file.name: file.read_bytes() for file in own.iterdir()}
     for source in (own, next(own.iterdir())):
-        with pytest.raises(ValueError, match=r"is in the run folder .*: choose another --project or --name"):
+        with pytest.raises(
+            ValueError, match=r"is in the run folder .*: choose another --project or --name"
+        ):
             run("--source", source)
     (tmp_path / "list.txt").write_text("".join(f"{file}\n" for file in own.iterdir()))
-    with pytest.raises(ValueError, match="would be overwritten by its own picture: choose another --project"):
+    with pytest.raises(
+        ValueError, match="would be overwritten by its own picture: choose another --project"
+    ):
         run("--source", tmp_path / "list.txt")
     assert {file.name: file.read_bytes() for file in own.iterdir()} == before
 
@@ -354,7 +483,9 @@ def test_several_processes_are_rejected(run, monkeypatch):
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=r"detect\.py runs in one process: start one for each part of the images"):
+    with pytest.raises(
+        ValueError, match=r"detect\.py runs in one process: start one for each part of the images"
+    ):
         run("--source", ".")
 
 
@@ -362,7 +493,8 @@ def test_missing_source_of_an_unknown_data_set_is_asked_for(run, tmp_path, weigh
     state = checkpoint_file.load(weights)
     checkpoint_file.save(tmp_path / "other.pt", state | {"data": "gone.yaml"})
     with pytest.raises(
-        ValueError, match=r"give --source: an image, .* or a URL; there are no .* because no data set gone"
+        ValueError,
+        match=r"give --source: an image, .* or a URL; there are no .* because no data set gone",
     ):
         run("--weights", tmp_path / "other.pt")
 
@@ -405,10 +537,23 @@ def test_interrupt_ends_a_source_that_waits(weights, photos, tmp_path):
 )
 def test_interrupted_detection_leaves_whole_files(weights, tmp_path, number, said_last):
     write_clip(tmp_path / "clip.mp4", frames=3000)
-    command = [sys.executable, ROOT / "detect.py", "--weights", weights, "--source", "clip.mp4", "--device", "cpu"]
+    command = [
+        sys.executable,
+        ROOT / "detect.py",
+        "--weights",
+        weights,
+        "--source",
+        "clip.mp4",
+        "--device",
+        "cpu",
+    ]
     flags = ["--save-csv", "--save-json", "--conf", "0.1", "--max-det", "2"]
     process = subprocess.Popen(
-        [*command, *flags], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *flags],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     table = tmp_path / "runs/detect/exp/predictions.csv"
     while not (table.exists() and table.stat().st_size > 2000) and process.poll() is None:

@@ -1,4 +1,6 @@
-"""README.md and docs/: their commands parse and run, their links and paths exist, their YAML is valid."""
+"""README.md and docs/: their commands parse and run, their links and paths exist, their YAML is
+valid.
+"""
 
 import argparse
 import importlib
@@ -36,10 +38,18 @@ from utils.terminal import FaultError
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*USER_PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md"))]
+PAGES = [
+    *USER_PAGES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md")),
+]
 NOT_IMPLEMENTED = {"--evolve", "--quad"}  # the README says so
 CPU = World(torch.device("cpu"))
-SCRIPTS: dict[str, Any] = {"train.py": train, "val.py": val, "detect.py": detect, "export.py": export}
+SCRIPTS: dict[str, Any] = {
+    "train.py": train,
+    "val.py": val,
+    "detect.py": detect,
+    "export.py": export,
+}
 
 # Commands that no test runs, and words in front of others, by their first word.
 NOT_RUN = {
@@ -59,7 +69,9 @@ PREFIX_PROGRAMS = {
 }
 # Flags of other programs, whose parser is not available here.
 EXTERNAL_FLAGS = {
-    **dict.fromkeys(["--onnx", "--saveEngine", "--fp16", "--minShapes", "--optShapes", "--maxShapes"], "trtexec"),
+    **dict.fromkeys(
+        ["--onnx", "--saveEngine", "--fp16", "--minShapes", "--optShapes", "--maxShapes"], "trtexec"
+    ),
     **dict.fromkeys(["--framework", "--model", "--save_dir"], "x2paddle"),
     "--init": "docker",
     "--kill-on-bad-exit": "srun",
@@ -140,7 +152,9 @@ def split_commands(text: str) -> Iterator[list[str]]:
 
 
 def commands_of(page: Path) -> Iterator[Command]:
-    """The commands in a page's blocks, and those in its inline code that begin with the name of a program."""
+    """The commands in a page's blocks, and those in its inline code that begin with the name of a
+    program.
+    """
     blocks, prose = read_page(page)
     for block in blocks:
         if block.language in ("", "bash", "sh"):
@@ -148,12 +162,16 @@ def commands_of(page: Path) -> Iterator[Command]:
                 yield Command(page, block.line, tuple(words))
     for line, code in inline_code(prose):
         first = code.split()[0]
-        if " " in code and (first in {"python", *NOT_RUN} or (first in PREFIX_PROGRAMS and " python " in code)):
+        if " " in code and (
+            first in {"python", *NOT_RUN} or (first in PREFIX_PROGRAMS and " python " in code)
+        ):
             for words in split_commands(code):
                 yield Command(page, line, tuple(words))
 
 
-COMMANDS = [command for page in (*USER_PAGES, ROOT / "CONTRIBUTING.md") for command in commands_of(page)]
+COMMANDS = [
+    command for page in (*USER_PAGES, ROOT / "CONTRIBUTING.md") for command in commands_of(page)
+]
 
 
 def without_prefix(words: tuple[str, ...]) -> list[str]:
@@ -205,7 +223,9 @@ class ParsedError(Exception):
     """Raised after a script has parsed its command line."""
 
 
-def parse_by_script(main: Callable[[], object], words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def parse_by_script(
+    main: Callable[[], object], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run a script's own `main` until it has parsed a command line."""
 
     def stopping(parse: Callable[..., object]) -> Callable[..., object]:
@@ -217,20 +237,28 @@ def parse_by_script(main: Callable[[], object], words: list[str], monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", words)
-        patch.setattr(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args))
+        patch.setattr(
+            argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args)
+        )
         patch.setattr(FlagParser, "read", stopping(FlagParser.read))
         with pytest.raises(ParsedError):
             main()
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse `python ...` with the parser of the script or module that it starts, and of its launcher, if any."""
+    """Parse `python ...` with the parser of the script or module that it starts, and of its
+    launcher, if any.
+    """
     assert words[0] == "python", f"{shlex.join(words)}: add it to NOT_RUN, with a reason"
     script, rest = words[1], words[2:]
     if script == "-m":
         script, rest = rest[0], rest[1:]
     if script in ("torch.distributed.run", "torch.distributed.launch"):
-        parser = launcher.get_args_parser().parse_args if script.endswith("run") else older_launcher.parse_args
+        parser = (
+            launcher.get_args_parser().parse_args
+            if script.endswith("run")
+            else older_launcher.parse_args
+        )
         inner = parser(rest)
         parse(["python", inner.training_script, *inner.training_script_args], monkeypatch)
     elif script in SCRIPTS:
@@ -238,9 +266,15 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             SCRIPTS[script].parse_args(rest)
     else:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            monkeypatch.setenv(name, "1")  # benchmarks set them, and change the path: undo it after this test
+            monkeypatch.setenv(
+                name, "1"
+            )  # benchmarks set them, and change the path: undo it after this test
         monkeypatch.setattr(sys, "path", list(sys.path))
-        name = script.removesuffix(".py").replace("/", ".") if script.endswith(".py") else f"{script}.__main__"
+        name = (
+            script.removesuffix(".py").replace("/", ".")
+            if script.endswith(".py")
+            else f"{script}.__main__"
+        )
         parse_by_script(importlib.import_module(name).main, [script, *rest], monkeypatch)
 
 
@@ -266,10 +300,16 @@ def test_invalid_command_is_rejected_by_its_parser(text, monkeypatch, capsys):
 
 
 def test_flags_in_inline_code_exist(monkeypatch):
-    known: set[str] = {*EXTERNAL_FLAGS, *NOT_IMPLEMENTED, *launcher.get_args_parser()._option_string_actions}
+    known: set[str] = {
+        *EXTERNAL_FLAGS,
+        *NOT_IMPLEMENTED,
+        *launcher.get_args_parser()._option_string_actions,
+    }
     read = FlagParser.read
     monkeypatch.setattr(
-        FlagParser, "read", lambda self, words=None: (known.update(self._option_string_actions), read(self, words))[1]
+        FlagParser,
+        "read",
+        lambda self, words=None: (known.update(self._option_string_actions), read(self, words))[1],
     )
     for script in SCRIPTS.values():
         script.parse_args([])
@@ -280,15 +320,32 @@ def test_flags_in_inline_code_exist(monkeypatch):
                 assert flags <= known, f"{page.name}:{line}: no flag {flags - known}"
 
 
-# ---------------------------------------------------------------------- commands, run from top to bottom
+# ----------------------------------------------------------------- commands, run from top to bottom
 
 
 @pytest.fixture(scope="module")
-def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Flags that are appended to a command's and override them: tiny data, a tiny model, small images, a CPU."""
+def small(
+    tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """Flags that are appended to a command's and override them: tiny data, a tiny model, small
+    images, a CPU.
+    """
     with_test = tiny_data.with_name("with-test-split.yaml")
-    with_test.write_text(re.sub(r"^val: (.*)$", r"val: \1\ntest: \1", tiny_data.read_text(), flags=re.MULTILINE))
-    both = ["--data", str(with_test), "--img", "64", "--batch", "4", "--workers", "0", "--device", "cpu"]
+    with_test.write_text(
+        re.sub(r"^val: (.*)$", r"val: \1\ntest: \1", tiny_data.read_text(), flags=re.MULTILINE)
+    )
+    both = [
+        "--data",
+        str(with_test),
+        "--img",
+        "64",
+        "--batch",
+        "4",
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+    ]
     both += ["--cache-dir", str(tmp_path_factory.mktemp("cache"))]
     detecting = ["--source", str(tiny_data.parent / "images"), "--img", "64", "--device", "cpu"]
     return {
@@ -299,10 +356,17 @@ def small(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFac
 
 
 def run_in_process(words: list[str], small: dict[str, list[str]]) -> None:
-    """Run `python train.py ...`, val.py or detect.py in this process; a camera's window is not shown."""
-    script, flags = words[1], [word for word in (*words[2:], *small[words[1]]) if word != "--view-img"]
+    """Run `python train.py ...`, val.py or detect.py in this process; a camera's window is not
+    shown.
+    """
+    script, flags = (
+        words[1],
+        [word for word in (*words[2:], *small[words[1]]) if word != "--view-img"],
+    )
     if script == "train.py":
-        train.main(train.parse_args([*flags, "--epochs", "2" if "--resume" in flags else "1"])[0], CPU)
+        train.main(
+            train.parse_args([*flags, "--epochs", "2" if "--resume" in flags else "1"])[0], CPU
+        )
     elif script == "detect.py":
         detect.main(detect.parse_args(flags))
     else:
@@ -311,10 +375,14 @@ def run_in_process(words: list[str], small: dict[str, list[str]]) -> None:
 
 @pytest.mark.slow
 def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
-    """Train, validate, train on other data, fine-tune, resume, validate: each uses the results of those before."""
+    """Train, validate, train on other data, fine-tune, resume, validate: each uses the results of
+    those before.
+    """
     monkeypatch.chdir(tmp_path)
     blocks, _ = read_page(README)
-    commands = [words for block in blocks if not block.language for words in split_commands(block.text)]
+    commands = [
+        words for block in blocks if not block.language for words in split_commands(block.text)
+    ]
     played = [words for words in commands if words[1] in SCRIPTS]
     trained = ["train.py", "train.py", "train.py"]
     assert [words[1] for words in played] == ["train.py", "val.py", "detect.py", *trained, "val.py"]
@@ -325,7 +393,10 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
         *(f"runs/train/exp{number}" for number in ("", "2", "3")),
         *(f"runs/val/exp{number}" for number in ("", "2")),
     ]
-    rows = [len(Path(f"runs/train/{run}/results.csv").read_text().splitlines()) for run in ("exp", "exp2", "exp3")]
+    rows = [
+        len(Path(f"runs/train/{run}/results.csv").read_text().splitlines())
+        for run in ("exp", "exp2", "exp3")
+    ]
     assert rows == [2, 2, 3]  # a header and an epoch; the resumed run has two
 
 
@@ -336,11 +407,16 @@ SINGLE_PROCESS = [
     and command.words[1] in ("train.py", "val.py", "detect.py")
     and "--help" not in command.words
 ]
-MODES = {"--spawn", "--compile", "--dist-url"}  # started, compiled and connected by tests of their own
+MODES = {
+    "--spawn",
+    "--compile",
+    "--dist-url",
+}  # started, compiled and connected by tests of their own
 
 
 def write_named_files(words: list[str], finished: Path) -> None:
-    """Create the checkpoints and the run that a command names, as copies of those of a finished run.
+    """Create the checkpoints and the run that a command names, as copies of those of a finished
+    run.
 
     For --head it is a checkpoint with two heads.
     """
@@ -352,14 +428,18 @@ def write_named_files(words: list[str], finished: Path) -> None:
             if "--head" in words:
                 save_checkpoint(Path(word), lively_detector(str(ROOT / "tests/tables/dual.yaml")))
                 continue
-            shutil.copy(finished / "weights" / ("last.pt" if "--resume" in words else "best.pt"), word)
+            shutil.copy(
+                finished / "weights" / ("last.pt" if "--resume" in words else "best.pt"), word
+            )
     if "--resume" in words and not Path("runs/train/exp/results.csv").exists():
         shutil.copytree(finished, "runs/train/exp", dirs_exist_ok=True)
 
 
 @pytest.mark.slow
 def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
-    """All trainings, validations and detections of the pages, on tiny data. Modes of several devices run on one CPU."""
+    """All trainings, validations and detections of the pages, on tiny data. Modes of several
+    devices run on one CPU.
+    """
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py", "--project", "finished"], small)
     commands = [words for words in SINGLE_PROCESS if not MODES & {*words}]
@@ -376,15 +456,23 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
         run_in_process(list(words), small)
         script = words[1].removesuffix(".py")
         written = "*.png" if script == "detect" else "metrics.json"
-        assert list(folder.glob(f"runs/{script}/*/{written}")), f"{shlex.join(words)} wrote no {written}"
+        assert list(folder.glob(f"runs/{script}/*/{written}")), (
+            f"{shlex.join(words)} wrote no {written}"
+        )
 
 
 @pytest.mark.slow
 def test_documented_export_commands_run(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py"], small)
-    data, cache = (small["val.py"][small["val.py"].index(flag) + 1] for flag in ("--data", "--cache-dir"))
-    commands = [list(command.words) for command in PYTHON_COMMANDS if command.words[:2] == ("python", "export.py")]
+    data, cache = (
+        small["val.py"][small["val.py"].index(flag) + 1] for flag in ("--data", "--cache-dir")
+    )
+    commands = [
+        list(command.words)
+        for command in PYTHON_COMMANDS
+        if command.words[:2] == ("python", "export.py")
+    ]
     assert len(commands) > 4
     for number, words in enumerate(commands):
         folder = tmp_path / str(number)
@@ -394,22 +482,48 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
         flags = ["--img", "64", "--data", data, "--cache-dir", cache, "--workers", "0"]
         try:
             export.run([*words[2:], *flags])
-        except FaultError as error:  # a model that has learnt nothing may lose mAP, but never differ from torch
+        except (
+            FaultError
+        ) as error:  # a model that has learnt nothing may lose mAP, but never differ from torch
             raise AssertionError(shlex.join(words)) from error
         assert [file for file in folder.iterdir() if file.name != "m.pt"]
 
 
 SIZES = [
-    *[(100, 48), (64, 64), (65, 64), (63, 64), (37, 91), (91, 37), (333, 217), (217, 333), (501, 377)],
-    *[(1279, 719), (97, 1000), (640, 1), (1, 640), (641, 3), (1, 1), (2, 3), (127, 129), (1001, 999)],
+    *[
+        (100, 48),
+        (64, 64),
+        (65, 64),
+        (63, 64),
+        (37, 91),
+        (91, 37),
+        (333, 217),
+        (217, 333),
+        (501, 377),
+    ],
+    *[
+        (1279, 719),
+        (97, 1000),
+        (640, 1),
+        (1, 640),
+        (641, 3),
+        (1, 1),
+        (2, 3),
+        (127, 129),
+        (1001, 999),
+    ],
 ]  # width and height of images
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--img", "64"), ("--img", "64", "96"), ("--img", "64", "--dynamic")])
+@pytest.mark.parametrize(
+    "flags", [("--img", "64"), ("--img", "64", "96"), ("--img", "64", "--dynamic")]
+)
 def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_path, monkeypatch):
     """Boxes of images of many odd sizes, to the 0.1 px that the code prints."""
-    block = next(block for block in read_page(ROOT / "docs" / "export.md")[0] if block.language == "python")
+    block = next(
+        block for block in read_page(ROOT / "docs" / "export.md")[0] if block.language == "python"
+    )
     code = compile(block.text.replace("image.jpg", "image.png"), "docs/export.md", "exec")
     monkeypatch.chdir(tmp_path)
     file = exports("onnx", "--nms", *flags)
@@ -438,13 +552,19 @@ def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_pat
 
 @pytest.mark.slow
 def test_documented_validation_and_metrics_commands_run(small, tmp_path, monkeypatch, capsys):
-    """An ensemble, and COCO's numbers of the two files that --save-json writes: commands of docs/run_folder.md."""
+    """An ensemble, and COCO's numbers of the two files that --save-json writes: commands of
+    docs/run_folder.md.
+    """
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py"], small)
     for name in ("a.pt", "b.pt"):
         shutil.copy("runs/train/exp/weights/best.pt", name)
     commands = list(commands_of(ROOT / "docs" / "run_folder.md"))
-    validations = [list(command.words) for command in commands if {"--save-json", "--augment"} & {*command.words}]
+    validations = [
+        list(command.words)
+        for command in commands
+        if {"--save-json", "--augment"} & {*command.words}
+    ]
     assert len(validations) == 2
     for words in validations:
         run_in_process(words, small)
@@ -452,7 +572,9 @@ def test_documented_validation_and_metrics_commands_run(small, tmp_path, monkeyp
     assert len(list((written / "labels").glob("*.txt"))) == 8
 
     monkeypatch.chdir(written)
-    metrics = [command for command in commands if command.words[:3] == ("python", "-m", "utils.metrics")]
+    metrics = [
+        command for command in commands if command.words[:3] == ("python", "-m", "utils.metrics")
+    ]
     assert len(metrics) == 2
     main = importlib.import_module("utils.metrics.__main__").main
     assert [main(list(command.words[3:])) for command in metrics] == [0, 0]
@@ -460,33 +582,57 @@ def test_documented_validation_and_metrics_commands_run(small, tmp_path, monkeyp
 
 
 def test_documented_model_table_command_prints_totals(capsys):
-    words = next(command.words for command in PYTHON_COMMANDS if command.words[:3] == ("python", "-m", "models"))
+    words = next(
+        command.words
+        for command in PYTHON_COMMANDS
+        if command.words[:3] == ("python", "-m", "models")
+    )
     assert importlib.import_module("models.__main__").main(list(words[3:])) == 0
     assert capsys.readouterr().out.endswith("7,235,389 parameters, 16.4 GFLOPs at 640\n")
 
 
 def test_documented_shapes_command_generates_dataset(tmp_path, monkeypatch, capsys):
-    words = next(command.words for command in PYTHON_COMMANDS if command.words[:3] == ("python", "-m", "data.shapes"))
+    words = next(
+        command.words
+        for command in PYTHON_COMMANDS
+        if command.words[:3] == ("python", "-m", "data.shapes")
+    )
     monkeypatch.chdir(tmp_path)
-    assert importlib.import_module("data.shapes.__main__").main([*words[3:], "--train", "2", "--val", "1"]) == 0
+    assert (
+        importlib.import_module("data.shapes.__main__").main(
+            [*words[3:], "--train", "2", "--val", "1"]
+        )
+        == 0
+    )
     assert (tmp_path / "datasets/shapes/shapes.yaml").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", ["python train.py", "python -m torch.distributed.run"])
 def test_readme_trainings_run_in_new_processes(opening, small, tmp_path):
-    """The README's first training, and its first one through the launcher, each in new processes."""
-    words = next(command.words for command in PYTHON_COMMANDS if " ".join(command.words).startswith(opening))
-    started = [sys.executable, *(str(ROOT / word) if word == "train.py" else word for word in words[1:])]
+    """The README's first training, and its first one through the launcher, each in new
+    processes.
+    """
+    words = next(
+        command.words for command in PYTHON_COMMANDS if " ".join(command.words).startswith(opening)
+    )
+    started = [
+        sys.executable,
+        *(str(ROOT / word) if word == "train.py" else word for word in words[1:]),
+    ]
     flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
-    done = subprocess.run([*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/exp/weights/best.pt").exists()
 
 
 # ---------------------------------------------------------------------- what a page names exists
 
-DATA_YAMLS = [block for page in USER_PAGES for block in read_page(page)[0] if block.language == "yaml"]
+DATA_YAMLS = [
+    block for page in USER_PAGES for block in read_page(page)[0] if block.language == "yaml"
+]
 
 
 @pytest.mark.parametrize("block", DATA_YAMLS, ids=lambda block: f"{block.page.name}:{block.line}")
@@ -515,19 +661,27 @@ def test_links_point_to_existing_files_and_tests(page):
             file = page.parent / target
             assert file.is_file(), f"{page.name}: no {target}"
             if title:
-                assert re.search(rf"def {title}\(", file.read_text()), f"{page.name}: no {title} in {target}"
+                assert re.search(rf"def {title}\(", file.read_text()), (
+                    f"{page.name}: no {title} in {target}"
+                )
 
 
 def test_each_guarantee_is_linked_to_a_test():
     section = README.read_text().partition("## Guarantees")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| Kestrel")]
+    rows = [
+        line
+        for line in section.splitlines()
+        if line.startswith("| ") and not line.startswith("| Kestrel")
+    ]
     assert len(rows) == 10
     for row in rows:
         assert re.search(r"\]\(tests/\S+\.py \"test_\w+\"\)", row), row
 
 
 def path_exists(path: str) -> bool:
-    """Whether the project has this file or folder; a script or test may be called by its name alone."""
+    """Whether the project has this file or folder; a script or test may be called by its name
+    alone.
+    """
     bare = path.rstrip("/")
     if "*" in bare:
         return bool(list(ROOT.glob(bare)))
@@ -542,7 +696,9 @@ def paths_of(page: Path) -> Iterator[str]:
     for _, code in inline_code(read_page(page)[1]):
         for word in code.split():
             word = word.strip(",;:()")
-            if ("/" in word and word.partition("/")[0] in top) or re.fullmatch(r"[\w*]+\.py|[A-Z]+\.md", word):
+            if ("/" in word and word.partition("/")[0] in top) or re.fullmatch(
+                r"[\w*]+\.py|[A-Z]+\.md", word
+            ):
                 yield word
             elif re.fullmatch(r"hyp\.[\w.-]+\.yaml", word):
                 yield f"data/hyps/{word}"
@@ -581,7 +737,9 @@ def test_readme_tree_lists_existing_paths_and_all_packages():
     tree = readme_tree()
     assert [path for path in tree if not path_exists(path)] == []
     packages = {
-        file.parent.relative_to(ROOT) for top in ("data", "models", "utils") for file in ROOT.glob(f"{top}/**/*.py")
+        file.parent.relative_to(ROOT)
+        for top in ("data", "models", "utils")
+        for file in ROOT.glob(f"{top}/**/*.py")
     }
     assert {f"{package}/" for package in packages} <= set(tree)
 

@@ -1,4 +1,6 @@
-"""export.py: its flags, the files beside the checkpoint, val.py on them, errors, a killed export."""
+"""export.py: its flags, the files beside the checkpoint, val.py on them, errors, a killed
+export.
+"""
 
 import os
 import re
@@ -42,7 +44,9 @@ def weights(detector, tmp_path, tiny_data):
 @pytest.fixture
 def run(weights, tmp_path):
     """run("--nms", ...) exports the checkpoint."""
-    return lambda *flags: export.run(["--weights", str(weights), "--cache-dir", str(tmp_path / "cache"), *flags])
+    return lambda *flags: export.run(
+        ["--weights", str(weights), "--cache-dir", str(tmp_path / "cache"), *flags]
+    )
 
 
 def written(folder: Path) -> set[str]:
@@ -52,7 +56,10 @@ def written(folder: Path) -> set[str]:
 def test_default_is_torchscript_of_the_training_size(run, tmp_path, capsys):
     run()
     assert written(tmp_path) == {"m.torchscript"}
-    assert "m.torchscript: boxes differ from torch by at most 0 px, scores by 0, in 8" in capsys.readouterr().out
+    assert (
+        "m.torchscript: boxes differ from torch by at most 0 px, scores by 0, in 8"
+        in capsys.readouterr().out
+    )
     loaded = load_backend(tmp_path / "m.torchscript", CPU.device)
     assert loaded.backend.canvas == (64, 64)
     assert loaded.digest == load_backend(tmp_path / "m.pt", CPU.device).digest
@@ -61,11 +68,19 @@ def test_default_is_torchscript_of_the_training_size(run, tmp_path, capsys):
 def test_sizes_are_rounded_up_to_the_stride(run, tmp_path, capsys):
     run("--img", "50", "96", "--batch", "3")
     loaded = load_backend(tmp_path / "m.torchscript", CPU.device)
-    assert (loaded.backend.canvas, loaded.image_size, loaded.backend.model.batch_size) == ((64, 96), 96, 3)
+    assert (loaded.backend.canvas, loaded.image_size, loaded.backend.model.batch_size) == (
+        (64, 96),
+        96,
+        3,
+    )
     assert "--imgsz 50 is rounded up to 64" in capsys.readouterr().out
     run("--img", "96", "--dynamic", "--simplify")
     loaded = load_backend(tmp_path / "m.torchscript", CPU.device)
-    assert (loaded.backend.canvas, loaded.image_size, loaded.backend.model.batch_size) == (None, 96, None)
+    assert (loaded.backend.canvas, loaded.image_size, loaded.backend.model.batch_size) == (
+        None,
+        96,
+        None,
+    )
     assert "--simplify: nothing to do" in capsys.readouterr().out
 
 
@@ -101,7 +116,10 @@ def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--include", "engine"], "--include engine: not written by export.py; docs/export.md says how"),
+        (
+            ["--include", "engine"],
+            "--include engine: not written by export.py; docs/export.md says how",
+        ),
         (["--include", "torchscript", "coreml"], "--include coreml: not written by export.py"),
         (["--include", "onyx"], "--include onyx: choose from torchscript, onnx, openvino"),
         (["--img", "1"], "--imgsz 1: give one side, or height and width, 32 to 8192 pixels"),
@@ -114,7 +132,10 @@ def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch
         (["--half", "--int8", "--include", "onnx"], "--half and --int8 exclude each other"),
         (["--int8"], "--int8: TorchScript is not quantized"),
         (["--agnostic-nms"], "--agnostic-nms changes the suppression of --nms: give both"),
-        (["--keras"], "--keras is not supported: TensorFlow models are made from an exported file by"),
+        (
+            ["--keras"],
+            "--keras is not supported: TensorFlow models are made from an exported file by",
+        ),
         (["--workspace", "4"], "--workspace is not supported"),
         (["--inclde", "onnx"], "unknown flag --inclde (did you mean --include?)"),
     ],
@@ -132,7 +153,11 @@ def test_invalid_flags_give_one_sentence_and_write_nothing(run, tmp_path, flags,
     [
         (["onnx"], ["onnx"], "needs the package onnx: pip install onnx"),
         (["openvino"], ["onnx"], "needs the package onnx: pip install onnx"),
-        (["onnx"], ["onnx", "onnxscript", "onnxruntime"], "pip install onnx onnxscript onnxruntime"),
+        (
+            ["onnx"],
+            ["onnx", "onnxscript", "onnxruntime"],
+            "pip install onnx onnxscript onnxruntime",
+        ),
         (["torchscript", "onnx"], ["onnxruntime"], "pip install onnxruntime"),
         (["openvino"], ["openvino", "onnx", "onnxscript"], "pip install openvino onnx onnxscript"),
         (["openvino"], ["openvino", "nncf"], "needs the package openvino: pip install openvino"),
@@ -144,14 +169,19 @@ def test_invalid_flags_give_one_sentence_and_write_nothing(run, tmp_path, flags,
         (["onnx", "openvino"], ["onnxruntime", "openvino"], "pip install onnxruntime openvino"),
     ],
 )
-def test_all_missing_packages_are_named_at_once(run, tmp_path, monkeypatch, capsys, flags, missing, command):
+def test_all_missing_packages_are_named_at_once(
+    run, tmp_path, monkeypatch, capsys, flags, missing, command
+):
     """Before anything is written, whatever the format."""
     packages = {"onnx", "onnxscript", "onnxruntime", "openvino", "nncf"}
     for package in packages:
         monkeypatch.setitem(sys.modules, package, None if package in missing else sys)
     assert exit_code_of(lambda: run("--include", *flags)) == 2
     error = capsys.readouterr().err
-    assert f"--include {' '.join(flag for flag in flags if flag != '--int8')} needs the package" in error
+    assert (
+        f"--include {' '.join(flag for flag in flags if flag != '--int8')} needs the package"
+        in error
+    )
     assert error.endswith(f"{command}\n")
     assert error.count("\n") == 1
     assert written(tmp_path) == set()
@@ -175,7 +205,9 @@ def test_file_that_differs_from_torch_is_not_kept(run, tmp_path, monkeypatch):
     run()
     before = (tmp_path / "m.torchscript").read_bytes()
     monkeypatch.setattr(Writer, "_write", wrong)
-    with pytest.raises(FaultError, match=r"m\.torchscript: .* which is too much: the file is not kept"):
+    with pytest.raises(
+        FaultError, match=r"m\.torchscript: .* which is too much: the file is not kept"
+    ):
         run()
     assert written(tmp_path) == {"m.torchscript"}
     assert (tmp_path / "m.torchscript").read_bytes() == before
@@ -199,8 +231,24 @@ def evaluate(tiny_data, tmp_path):
     """evaluate(file, ...): what val.py finds with a file."""
 
     def measure(*flags):
-        paths = ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--workers", "0"]
-        given = ["--data", str(tiny_data), "--device", "cpu", "--batch-size", "3", "--weights", *map(str, flags)]
+        paths = [
+            "--project",
+            str(tmp_path / "val"),
+            "--cache-dir",
+            str(tmp_path / "cache"),
+            "--workers",
+            "0",
+        ]
+        given = [
+            "--data",
+            str(tiny_data),
+            "--device",
+            "cpu",
+            "--batch-size",
+            "3",
+            "--weights",
+            *map(str, flags),
+        ]
         return val.main(val.parse_args([*given, *paths])[0], CPU)
 
     return measure
@@ -212,7 +260,10 @@ def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, ca
     if name != "torchscript":
         pytest.importorskip("onnxscript", reason="an optional package")
     weights = save_checkpoint(tmp_path / "m.pt", exports.detector)
-    for file, flags in ((exports(name, "--batch", "2"), ["--square"]), (exports(name, "--dynamic"), [])):
+    for file, flags in (
+        (exports(name, "--batch", "2"), ["--square"]),
+        (exports(name, "--dynamic"), []),
+    ):
         found, expected = evaluate(file), evaluate(weights, *flags)
         assert found.coco.stats["AP"] == pytest.approx(expected.coco.stats["AP"], abs=1e-3)
         best, expected_best = (np.sort(each.detections.scores)[-500:] for each in (found, expected))
@@ -220,8 +271,12 @@ def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, ca
         assert len(best) == 500
     nms = exports(name, "--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
     assert evaluate(nms).detections.scores.min() > 0.3
-    assert "several classes per box find no more: export it without --nms" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="image size 320: the model was exported for images of 64 x 64 pixels only"):
+    assert (
+        "several classes per box find no more: export it without --nms" in capsys.readouterr().out
+    )
+    with pytest.raises(
+        ValueError, match="image size 320: the model was exported for images of 64 x 64 pixels only"
+    ):
         evaluate(nms, "--img", "320")
 
 
@@ -229,26 +284,48 @@ def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, ca
 def other_device(monkeypatch):
     """A device that is not the CPU, with values: enter NoFloat64() to use it."""
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("mps", DEVICE.type))
-    monkeypatch.setattr(val, "detect", torch.no_grad()(val.detect.__wrapped__))  # inference mode hides operations
+    monkeypatch.setattr(
+        val, "detect", torch.no_grad()(val.detect.__wrapped__)
+    )  # inference mode hides operations
     return DEVICE
 
 
 @pytest.mark.parametrize("flags", [("--batch", "2"), ("--nms", "--conf-thres", "0.3")])
 @pytest.mark.parametrize("name", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
-def test_file_for_the_cpu_is_compared_with_torch_on_another_device(name, flags, exports, other_device):
-    """As with --device 0: the runtime is on the CPU, the reference on the device, the images where they are loaded."""
+def test_file_for_the_cpu_is_compared_with_torch_on_another_device(
+    name, flags, exports, other_device
+):
+    """As with --device 0: the runtime is on the CPU, the reference on the device, the images where
+    they are loaded.
+    """
     path, said = exports(name, *flags), []
     model = load_backend(path, CPU.device).backend.model
-    images = [torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    images = [
+        torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2)
+    ]
     with NoFloat64() as device:
-        writer = Writer(deepcopy(exports.detector).to(other_device).fuse().requires_grad_(False), model)
+        writer = Writer(
+            deepcopy(exports.detector).to(other_device).fuse().requires_grad_(False), model
+        )
         export.check_file(path, writer, images, other_device, said.append)
     assert device.operations > 50
     assert re.fullmatch(r"m.*: boxes differ from torch by at most .*, in 2 images", said[0])
 
 
-def test_map_before_quantization_is_measured_on_another_device(weights, tiny_data, tmp_path, other_device):
-    flags = ["--int8", "--include", "onnx", "--data", str(tiny_data), "--workers", "0", "--cache-dir", str(tmp_path)]
+def test_map_before_quantization_is_measured_on_another_device(
+    weights, tiny_data, tmp_path, other_device
+):
+    flags = [
+        "--int8",
+        "--include",
+        "onnx",
+        "--data",
+        str(tiny_data),
+        "--workers",
+        "0",
+        "--cache-dir",
+        str(tmp_path),
+    ]
     args = export.parse_args(["--weights", str(weights), *flags])
     found = []
     for target, mode in ((CPU.device, nullcontext()), (other_device, NoFloat64())):
@@ -265,11 +342,17 @@ def test_map_before_quantization_is_measured_on_another_device(weights, tiny_dat
 @pytest.mark.parametrize("name", ["onnx", "openvino"])
 def test_8_bit_export_prints_the_loss(name, run, tmp_path, tiny_data, capsys):
     pytest.importorskip("onnxscript", reason="an optional package")
-    pytest.importorskip({"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package")
-    run("--include", name, "--int8", "--calibration-images", "5", "--workers", "0")  # on the data of the checkpoint
+    pytest.importorskip(
+        {"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package"
+    )
+    run(
+        "--include", name, "--int8", "--calibration-images", "5", "--workers", "0"
+    )  # on the data of the checkpoint
     assert written(tmp_path) == {"m_int8.onnx" if name == "onnx" else "m_int8_openvino_model"}
     output = capsys.readouterr().out
-    assert re.search(r"mAP 0\.\d{4} on the val split, 0\.\d{4} before: a loss of -?0\.\d{4}", output)
+    assert re.search(
+        r"mAP 0\.\d{4} on the val split, 0\.\d{4} before: a loss of -?0\.\d{4}", output
+    )
 
 
 def test_large_loss_of_8_bits_is_said_to_be_too_much():
@@ -287,7 +370,9 @@ def test_large_loss_of_8_bits_is_said_to_be_too_much():
 
 def test_8_bit_export_without_data_is_refused(detector, tmp_path):
     weights = save_checkpoint(tmp_path / "m.pt", detector)
-    with pytest.raises(ValueError, match="does not name the data set that it was trained on; give --data"):
+    with pytest.raises(
+        ValueError, match="does not name the data set that it was trained on; give --data"
+    ):
         export.run(["--weights", str(weights), "--include", "onnx", "--int8"])
 
 

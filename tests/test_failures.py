@@ -1,4 +1,5 @@
-"""A failure of one process soon ends all of them, with an exit code and one error message; and refused input.
+"""A failure of one process soon ends all of them, with an exit code and one error message; and
+refused input.
 
 Faults are functions that a process calls before it trains: see launching.py.
 """
@@ -43,7 +44,10 @@ from utils.distributed.peer_watch import PEER_DIED
 from utils.distributed.rendezvous import PeerFailedError
 from utils.files import checkpoint_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc"),
+]
 
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
 MAX_END_S = 30.0  # seconds within which a job must end, as the README says
@@ -52,8 +56,12 @@ TORCHRUN_TWO = [*TORCHRUN, "--nproc_per_node", "2"]
 # ---------------------------------------------------------------------- faults
 
 
-def in_second_epoch(rank: int, act: Callable[[], object], others: Callable[[], object] = bool) -> None:
-    """Have one rank call `act` before its second epoch, and the other ranks `others` before theirs."""
+def in_second_epoch(
+    rank: int, act: Callable[[], object], others: Callable[[], object] = bool
+) -> None:
+    """Have one rank call `act` before its second epoch, and the other ranks `others` before
+    theirs.
+    """
     short_timeouts()
     real, epochs = train.train_one_epoch, iter(range(1, 1000))
 
@@ -138,7 +146,9 @@ def rank_0_refuses_data_while_rank_1_reads() -> None:
 
 
 def rank_1_is_killed_before_it_reads() -> None:
-    """While the processes exchange values through the store, which does not notice who leaves it."""
+    """While the processes exchange values through the store, which does not notice who leaves
+    it.
+    """
     real = splits.read_split
     session.GRACE_S = 1.0
 
@@ -217,8 +227,8 @@ def short_timeouts() -> None:
 
 
 def short_join() -> None:
-    """Shorten the rendezvous of a process that failed before it. Only where no other process can come: on a machine
-    under load, another process may start seconds later.
+    """Shorten the rendezvous of a process that failed before it. Only where no other process can
+    come: on a machine under load, another process may start seconds later.
     """
     short_timeouts()
     session.JOIN_S = 1.0
@@ -256,23 +266,35 @@ def exit_codes(job: Job) -> list[int]:
 
 
 def error_lines(text: str) -> list[str]:
-    """The lines of stderr with an error message: also the last lines of tracebacks, but none of torch's launcher."""
-    lines = [re.sub(r"^\[rank\d]: ", "", line) for line in text.splitlines()]  # torch's prefix of tracebacks
+    """The lines of stderr with an error message: also the last lines of tracebacks, but none of
+    torch's launcher.
+    """
+    lines = [
+        re.sub(r"^\[rank\d]: ", "", line) for line in text.splitlines()
+    ]  # torch's prefix of tracebacks
     return [line for line in lines if re.match(r"(error|interrupted|\w*Error)\b", line)]
 
 
 def test_torchrun_job_ends_when_rank_runs_out_of_memory(flags, stamp, tmp_path):
-    with launched([*TORCHRUN_TWO, SCRIPT, *flags], tmp_path, **fault("rank_1_runs_out_of_memory")) as job:
+    with launched(
+        [*TORCHRUN_TWO, SCRIPT, *flags], tmp_path, **fault("rank_1_runs_out_of_memory")
+    ) as job:
         assert end_after(job, stamp) == 1
         assert len(error_lines(job.err)) == 1, job.err
         assert "can't allocate memory" in error_lines(job.err)[0]
 
 
 def test_torchrun_job_ends_on_ctrl_c(flags, tmp_path):
-    with launched([*TORCHRUN_TWO, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")) as job:
-        wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    with launched(
+        [*TORCHRUN_TWO, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")
+    ) as job:
+        wait_until(
+            lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
+        )
         assert len(job.running_pids()) >= 1 + 2 + 2 * 2  # launcher, ranks, their DataLoader workers
-        os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does: the ranks are in groups of their own
+        os.killpg(
+            job.process.pid, signal.SIGINT
+        )  # as a terminal does: the ranks are in groups of their own
         assert job.end(MAX_END_S) == 1
         assert error_lines(job.err).count("interrupted") == 1
         assert [line for line in error_lines(job.err) if line.startswith("[rank")] == []
@@ -288,7 +310,9 @@ class Spawned:
     def end(self, seconds: float) -> int:
         """Its exit code, after all its processes have ended."""
         wait_until(
-            lambda: self.parent.process.exitcode is not None and not running_pids(self.mark), seconds, "the end of all"
+            lambda: self.parent.process.exitcode is not None and not running_pids(self.mark),
+            seconds,
+            "the end of all",
         )
         return self.parent.end(0)
 
@@ -320,7 +344,9 @@ def test_spawned_job_ends_when_process_is_killed(spawned, stamp):
     wait_until(stamp.exists, 120, "the fault")
     assert job.end(MAX_END_S) == 1
     assert len(error_lines(job.parent.err)) == 1, job.parent.err
-    assert re.search("probably out of memory|without an error message", error_lines(job.parent.err)[0])
+    assert re.search(
+        "probably out of memory|without an error message", error_lines(job.parent.err)[0]
+    )
 
 
 def test_spawned_job_saves_and_exits_on_sigterm(spawned, stamp, tmp_path):
@@ -334,7 +360,9 @@ def test_spawned_job_saves_and_exits_on_sigterm(spawned, stamp, tmp_path):
 
 def test_spawned_job_ends_on_ctrl_c(spawned, tmp_path):
     job = spawned("many_cores", "--spawn", "2", "--workers", "2")
-    wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    wait_until(
+        lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
+    )
     assert len(running_pids(job.mark)) >= 2 + 2 * 2  # ranks, their DataLoader workers
     os.kill(job.parent.process.pid, signal.SIGINT)
     assert job.end(MAX_END_S) == 130
@@ -342,9 +370,13 @@ def test_spawned_job_ends_on_ctrl_c(spawned, tmp_path):
 
 
 def test_processes_end_when_launcher_is_killed(spawned, tmp_path):
-    """A killed launcher cannot forward a signal; a single process that it started must not outlive it either."""
+    """A killed launcher cannot forward a signal; a single process that it started must not outlive
+    it either.
+    """
     job = spawned("many_cores", "--spawn", "1", "--workers", "2")
-    wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+    wait_until(
+        lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
+    )
     assert len(running_pids(job.mark)) >= 1 + 2
     job.parent.process.kill()
     job.end(MAX_END_S)
@@ -362,7 +394,9 @@ def test_spawn_reports_invalid_batch_size_in_one_line(spawned):
 
 
 def wait_for_first_exit(ranks: list[Rank]) -> None:
-    wait_until(lambda: any(rank.process.exitcode is not None for rank in ranks), 60, "the first end")
+    wait_until(
+        lambda: any(rank.process.exitcode is not None for rank in ranks), 60, "the first end"
+    )
 
 
 @dataclass
@@ -375,17 +409,25 @@ class Outcome:
 
 
 @pytest.fixture(params=["alone", "launcher"])
-def end(request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path: Path) -> Callable[..., Outcome]:
-    """end(fault): processes without a launcher, or with one, which terminates the others when the first one ends."""
+def end(
+    request: pytest.FixtureRequest, flags: list[str], stamp: Path, tmp_path: Path
+) -> Callable[..., Outcome]:
+    """end(fault): processes without a launcher, or with one, which terminates the others when the
+    first one ends.
+    """
 
     def run(name: str, size: int = 2) -> Outcome:
         store = start_store()
         launcher = request.param == "launcher"
-        hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if launcher else {}
+        hosted = (
+            {"TORCHELASTIC_USE_AGENT_STORE": "True", "KESTREL_LINGER": "0.5"} if launcher else {}
+        )
         port = store.port if launcher else free_port()
         variables = fault(name) | {"KESTREL_STAMP": str(stamp)} | hosted
         with forked(
-            [rank_environment(rank, size, port) | variables for rank in range(size)], flags, tmp_path / "io"
+            [rank_environment(rank, size, port) | variables for rank in range(size)],
+            flags,
+            tmp_path / "io",
         ) as ranks:
             if launcher:
                 wait_for_first_exit(ranks)
@@ -410,7 +452,9 @@ def test_all_ranks_end_when_one_rank_raises(end):
 
 
 def test_exception_is_reported_although_its_rank_exits_slowly(end):
-    """Leaving a process group may take long: meanwhile the others have ended, and the launcher terminates this one."""
+    """Leaving a process group may take long: meanwhile the others have ended, and the launcher
+    terminates this one.
+    """
     result = end("rank_1_raises_and_exits_slowly")
     assert result.codes == [1, 1]
     assert [error_lines(text) for text in result.stderr] == [[], ["RuntimeError: sabotage"]]
@@ -428,7 +472,9 @@ def test_all_ranks_end_when_rank_0_raises_and_its_store_closes(end):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_exit_2_when_one_rank_refuses_input(end, rank):
-    """For example, only its machine lacks a file. The others also end with 2, whatever a launcher does meanwhile."""
+    """For example, only its machine lacks a file. The others also end with 2, whatever a launcher
+    does meanwhile.
+    """
     result = end(f"rank_{rank}_refuses")
     assert result.codes == [2, 2]
     assert error_lines(result.stderr[rank]) == [f"error: the data of rank {rank} is not there"]
@@ -438,7 +484,9 @@ def test_all_ranks_exit_2_when_one_rank_refuses_input(end, rank):
 
 
 def test_all_ranks_exit_2_when_first_reader_refuses_data(end):
-    """The other processes of its machine end with it, even if reading the same data takes them an hour."""
+    """The other processes of its machine end with it, even if reading the same data takes them an
+    hour.
+    """
     result = end("rank_0_refuses_data_while_rank_1_reads")
     assert result.codes == [2, 2]
     assert [error_lines(text) for text in result.stderr] == [["error: bad labels"], []]
@@ -462,7 +510,9 @@ def test_others_report_rank_killed_outside_collectives(flags, stamp, tmp_path):
     environments = [rank_environment(rank, 4, port) | variables for rank in range(4)]
     with forked(environments, [*flags, "--dist-timeout", "10"], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1, -signal.SIGKILL, 1, 1]
-        assert error_lines(ranks[0].err) == ["error: rank 1 gave no sign of life for 10 s (--dist-timeout)"]
+        assert error_lines(ranks[0].err) == [
+            "error: rank 1 gave no sign of life for 10 s (--dist-timeout)"
+        ]
         assert [error_lines(rank.err) for rank in ranks[1:]] == [[], [], []]
     assert time.time() - stamp.stat().st_mtime < MAX_END_S
 
@@ -470,7 +520,10 @@ def test_others_report_rank_killed_outside_collectives(flags, stamp, tmp_path):
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("when", ["training", "validation"])
 def test_job_ends_when_dataloader_worker_is_killed(flags, stamp, tmp_path, size, when):
-    port, variables = free_port(), fault(f"rank_0_worker_dies_in_{when}") | {"KESTREL_STAMP": str(stamp)}
+    port, variables = (
+        free_port(),
+        fault(f"rank_0_worker_dies_in_{when}") | {"KESTREL_STAMP": str(stamp)},
+    )
     environments = [rank_environment(rank, size, port) | variables for rank in range(size)]
     with forked(environments, [*flags, "--workers", "2"], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1] * size
@@ -478,7 +531,9 @@ def test_job_ends_when_dataloader_worker_is_killed(flags, stamp, tmp_path, size,
         last = tmp_path / "exp" / "weights" / "last.pt"
         advice = f"; continue with --resume {last}" if last.exists() else ""
         assert ranks[0].err == f"{reason}{advice}\n"
-        assert not any(error_lines(rank.err) for rank in ranks[1:])  # torch may warn that the store is closed
+        assert not any(
+            error_lines(rank.err) for rank in ranks[1:]
+        )  # torch may warn that the store is closed
     assert time.time() - stamp.stat().st_mtime < MAX_END_S
 
 
@@ -494,10 +549,16 @@ def test_stuck_rank_is_ended_after_grace_period(end):
 
 
 def assert_all_refuse(
-    environments: list[dict[str, str]], flags: list[str], folder: Path, sentence: str, late: Mapping[int, float]
+    environments: list[dict[str, str]],
+    flags: list[str],
+    folder: Path,
+    sentence: str,
+    late: Mapping[int, float],
 ) -> None:
     with forked(environments, flags, folder / "io", delays=late) as ranks:
-        assert [rank.end(60) for rank in ranks] == [2] * len(environments), ranks[0].err + ranks[1].err
+        assert [rank.end(60) for rank in ranks] == [2] * len(environments), (
+            ranks[0].err + ranks[1].err
+        )
         errors = "".join(rank.err for rank in ranks)
         assert errors.startswith("error: ")
         assert sentence in errors
@@ -506,13 +567,18 @@ def assert_all_refuse(
 
 
 def two_environments(number: int | None, **variables: str) -> list[dict[str, str]]:
-    """The environments of two processes; `variables` change one or both of them, and empty values are removed."""
+    """The environments of two processes; `variables` change one or both of them, and empty values
+    are removed.
+    """
     port = free_port()
     environments = [rank_environment(rank, 2, port) for rank in range(2)]
     for rank, environment in enumerate(environments):
         if number in (None, rank):
             environment.update(variables)
-    return [fault("short_timeouts") | {name: value for name, value in one.items() if value} for one in environments]
+    return [
+        fault("short_timeouts") | {name: value for name, value in one.items() if value}
+        for one in environments
+    ]
 
 
 REFUSALS = {
@@ -535,19 +601,29 @@ REFUSALS = {
         "the command line differs between the processes: seed 0 on rank 0, seed 1 on rank 1",
     ),
     "SLURM contradicts": (
-        two_environments(None, SLURM_PROCID="0", SLURM_NTASKS="4", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="4"),
+        two_environments(
+            None, SLURM_PROCID="0", SLURM_NTASKS="4", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="4"
+        ),
         [],
         "of 4 tasks but RANK is",
     ),
     "no folder": (two_environments(None), ["--dist-url", "file:///nowhere/at/all"], "/nowhere/at"),
-    "rank 1 contradicts itself": (two_environments(1, LOCAL_WORLD_SIZE="1"), [], "they contradict each other"),
+    "rank 1 contradicts itself": (
+        two_environments(1, LOCAL_WORLD_SIZE="1"),
+        [],
+        "they contradict each other",
+    ),
     "rank 1 lacks a variable": (two_environments(1, LOCAL_RANK=""), [], "LOCAL_RANK"),
     "spawn by both": (two_environments(None), ["--spawn", "2"], "--spawn"),
 }
 
 
 DATA_REFUSALS = {
-    "nothing to train": (two_environments(None), ["--freeze", "25"], "--freeze 25: no parameter is left to train"),
+    "nothing to train": (
+        two_environments(None),
+        ["--freeze", "25"],
+        "--freeze 25: no parameter is left to train",
+    ),
     "other data": (
         two_environments(None, **fault("rank_1_reads_other_images")),
         [],
@@ -556,7 +632,8 @@ DATA_REFUSALS = {
     "other arithmetic": (
         two_environments(None, **fault("rank_1_uses_other_precision")),
         ["--amp", "auto"],
-        "--amp auto differs between the processes: torch.float32 on rank 0, torch.bfloat16 on rank 1",
+        "--amp auto differs between the processes: torch.float32 on rank 0, torch.bfloat16 on rank "
+        "1",
     ),
 }
 
@@ -579,12 +656,18 @@ def test_input_error_found_after_reading_data_is_printed_once_by_rank_0(name, fl
 
 
 NO_RENDEZVOUS = {
-    "rank 1 alone": ([{"RANK": "1"}], "WORLD_SIZE is not set: the launcher should set it to a whole number"),
+    "rank 1 alone": (
+        [{"RANK": "1"}],
+        "WORLD_SIZE is not set: the launcher should set it to a whole number",
+    ),
     "no number": (
         [{"RANK": "abc", "WORLD_SIZE": "1"}],
         "RANK is 'abc': the launcher should set it to a whole number",
     ),
-    "counted from 1": (two_environments(None, RANK="2")[:1], "RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1"),
+    "counted from 1": (
+        two_environments(None, RANK="2")[:1],
+        "RANK is 2 and WORLD_SIZE is 2: ranks run from 0 to 1",
+    ),
     "SLURM without a size": (
         [{"SLURM_PROCID": "1", "SLURM_NTASKS": "x", "SLURM_LOCALID": "0"}],
         "SLURM_NTASKS is 'x': the launcher should set it to a whole number",
@@ -651,7 +734,9 @@ def test_error_is_reported_although_other_rank_never_starts(flags, tmp_path):
 
 
 def test_lone_rank_reports_missing_peer_after_timeout(flags, tmp_path):
-    """One of two processes starts: it ends by itself with an error message, whichever rank it is."""
+    """One of two processes starts: it ends by itself with an error message, whichever rank it
+    is.
+    """
     with ExitStack() as stack:
         ranks = []
         for number in range(2):
@@ -661,13 +746,16 @@ def test_lone_rank_reports_missing_peer_after_timeout(flags, tmp_path):
         assert [rank.end(40) for rank in ranks] == [1, 1]
         assert ranks[0].err == "error: rank 1 of 2 processes did not connect within 2 s\n"
         assert [line for line in ranks[1].err.splitlines() if line.startswith("error: ")] == [
-            f"error: 127.0.0.1 port {ranks[1].environment['MASTER_PORT']}: no answer within 2 s (--dist-timeout)"
+            f"error: 127.0.0.1 port {ranks[1].environment['MASTER_PORT']}: no answer within 2 s "
+            "(--dist-timeout)"
         ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_lone_rank_exits_soon_after_rendezvous_timeout(flags, tmp_path, rank):
-    """After the timeout of the rendezvous, a process does not wait again for others to end together with."""
+    """After the timeout of the rendezvous, a process does not wait again for others to end together
+    with.
+    """
     environments = [rank_environment(rank, 2, free_port())]
     began = time.monotonic()
     with forked(environments, [*flags, "--dist-timeout", "2"], tmp_path / "io") as (alone,):

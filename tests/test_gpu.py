@@ -28,11 +28,16 @@ def losses(tiny_data: Path, tiny_model: str, tmp_path: Path):
 
     def run(world: World, *flags: str) -> list[list[float]]:
         name = f"{world.device.type}{len(list(tmp_path.iterdir()))}"
-        small = f"--img 64 --batch 4 --workers 0 --epochs 2 --noplots --data {tiny_data} --cfg {tiny_model}"
+        small = (
+            f"--img 64 --batch 4 --workers 0 --epochs 2 --noplots --data {tiny_data} --cfg "
+            f"{tiny_model}"
+        )
         paths = f"--project {tmp_path} --name {name} --cache-dir {tmp_path}/cache"
         train.main(train.parse_args([*small.split(), *paths.split(), *flags])[0], world)
         with open(tmp_path / name / "results.csv") as file:
-            return [[float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)]
+            return [
+                [float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)
+            ]
 
     return run
 
@@ -46,7 +51,9 @@ def test_gpu_losses_match_cpu_losses(losses, monkeypatch):
     torch.testing.assert_close(losses(GPU, "--amp", "fp32")[0], expected[0], rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("flags", ["--amp bf16", "--amp fp16 --workers 2", "--amp bf16 --cache device"])
+@pytest.mark.parametrize(
+    "flags", ["--amp bf16", "--amp fp16 --workers 2", "--amp bf16 --cache device"]
+)
 def test_training_epoch_never_synchronizes_with_gpu(losses, monkeypatch, flags):
     """CUDA itself raises an error for an operation that would."""
     real = train.train_one_epoch
@@ -70,7 +77,9 @@ def test_losses_with_gpu_augmentation_match_host_augmentation(losses):
 @pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
 def test_16_bit_losses_match_fp32_losses(losses, precision):
     expected = losses(CPU, "--amp", "fp32")
-    torch.testing.assert_close(losses(GPU, "--amp", precision)[0], expected[0], rtol=5e-2, atol=1e-3)
+    torch.testing.assert_close(
+        losses(GPU, "--amp", precision)[0], expected[0], rtol=5e-2, atol=1e-3
+    )
 
 
 def test_auto_batch_size_trains_on_gpu(losses):
@@ -79,13 +88,17 @@ def test_auto_batch_size_trains_on_gpu(losses):
 
 @pytest.fixture
 def group_of_one():
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=GPU.device)
+    dist.init_process_group(
+        "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=GPU.device
+    )
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_nccl_ddp_with_sync_bn_matches_gradients_of_bare_model(group_of_one, tiny_model, accumulates):
+def test_nccl_ddp_with_sync_bn_matches_gradients_of_bare_model(
+    group_of_one, tiny_model, accumulates
+):
     torch.manual_seed(0)
     bare = build_model(tiny_model, 3).double().to(GPU.device).train()
     wrapped = synchronize_batch_norm(copy.deepcopy(bare))
@@ -102,7 +115,10 @@ def test_nccl_ddp_with_sync_bn_matches_gradients_of_bare_model(group_of_one, tin
 
 def test_async_host_copy_returns_values_two_pushes_later():
     later = AsyncHostCopy(GPU.device)
-    arrived = [[int(value) for value in later.push(torch.tensor(number, device=GPU.device))] for number in range(5)]
+    arrived = [
+        [int(value) for value in later.push(torch.tensor(number, device=GPU.device))]
+        for number in range(5)
+    ]
     assert arrived == [[], [], [0], [1], [2]]
     assert [int(value) for value in later.drain()] == [3, 4]
     assert later.drain() == []
@@ -110,11 +126,15 @@ def test_async_host_copy_returns_values_two_pushes_later():
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_nonfinite_step_is_skipped_on_gpu_without_host_sync(name):
-    """Without a copy to the host: torch's fused optimizers read the flag on the device, also in their first step."""
+    """Without a copy to the host: torch's fused optimizers read the flag on the device, also in
+    their first step.
+    """
     torch.manual_seed(0)
     models = [torch.nn.Linear(3, 2).to(GPU.device)]
     models.append(copy.deepcopy(models[0]))
-    optimizers = [build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models]
+    optimizers = [
+        build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models
+    ]
     steps = [NonFiniteGuard(optimizer, [], GPU.device) for optimizer in optimizers]
     assert optimizers[0].defaults["fused"]
     for number in range(4):
@@ -149,5 +169,7 @@ def test_resumed_gpu_run_matches_uninterrupted_run(losses, monkeypatch, tmp_path
     monkeypatch.setattr(train.TrainState, "step", real)
     train.main(train.parse_args(["--resume", str(tmp_path / "broken")])[0], GPU)
     with open(tmp_path / "broken" / "results.csv") as file:
-        resumed = [[float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)]
+        resumed = [
+            [float(row[key]) for key in row if "loss" in key] for row in csv.DictReader(file)
+        ]
     torch.testing.assert_close(resumed, straight, rtol=1e-2, atol=1e-4)

@@ -1,4 +1,6 @@
-"""benchmarks/gpu.py: every stage that a CPU can run, at 64 px; what happens to stages that fail; the reports."""
+"""benchmarks/gpu.py: every stage that a CPU can run, at 64 px; what happens to stages that fail;
+the reports.
+"""
 
 import faulthandler
 import json
@@ -37,7 +39,9 @@ from utils.files import checkpoint_file
 from utils.terminal import exit_code_of
 
 CPU = World(torch.device("cpu"))
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="forks, and looks for processes in /proc")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks, and looks for processes in /proc"
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +123,9 @@ def test_resumed_run_on_a_cpu_must_be_equal_to_the_bit(scope, monkeypatch):
 
 
 @pytest.mark.parametrize(("amp", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_precision_of_convolutions_leaves_out_those_that_always_use_float32(tiny_model, amp, expected):
+def test_precision_of_convolutions_leaves_out_those_that_always_use_float32(
+    tiny_model, amp, expected
+):
     setting = Setting(cfg=tiny_model, img=64, batch=2, amp=amp)
     assert convolution_dtypes(setting, CPU) == {expected}
 
@@ -127,12 +133,16 @@ def test_precision_of_convolutions_leaves_out_those_that_always_use_float32(tiny
 @linux_only
 def test_stage_that_has_computed_can_fork_scripts(scope, tmp_path):
     """OpenMP hangs in a forked process if its parent has computed in several threads."""
-    gpu_scope = Scope("0", tmp_path, scope.sizes)  # on a GPU stages may use all cores; this one needs no GPU
+    gpu_scope = Scope(
+        "0", tmp_path, scope.sizes
+    )  # on a GPU stages may use all cores; this one needs no GPU
     stage = Stage("forks", "", compute_then_fork, 20)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        outcomes = run_stages([stage], gpu_scope, tmp_path, deadline=time.monotonic() + 60, jobs=1, report=len)
+        outcomes = run_stages(
+            [stage], gpu_scope, tmp_path, deadline=time.monotonic() + 60, jobs=1, report=len
+        )
     finally:
         torch.set_num_threads(before)
     assert [outcome.status for outcome in outcomes] == ["passed"]
@@ -140,7 +150,9 @@ def test_stage_that_has_computed_can_fork_scripts(scope, tmp_path):
 
 def compute_then_fork(scope: Scope) -> Iterator[Finding]:
     large_sum()
-    done = Command(large_sum, [], scope.folder / "output" / "sum.txt", partial(torch.set_num_threads, 2)).end()
+    done = Command(
+        large_sum, [], scope.folder / "output" / "sum.txt", partial(torch.set_num_threads, 2)
+    ).end()
     yield from done.findings("sum")
 
 
@@ -162,12 +174,18 @@ class FakeCommand:
 
 
 def write_run(run: Path, weight: float) -> None:
-    """A run folder with one row and a checkpoint with one weight, whose momentum is channels-last."""
+    """A run folder with one row and a checkpoint with one weight, whose momentum is
+    channels-last.
+    """
     (run / "weights").mkdir(parents=True)
     (run / "results.csv").write_text("epoch,time,train/box_loss\n1,9,0.5\n")
     momentum = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
     optimizer = {"state": {0: {"momentum_buffer": momentum, "step": 1}}, "param_groups": []}
-    state = {"model": {"weight": torch.tensor(weight)}, "optimizer": optimizer, "seconds": time.time()}
+    state = {
+        "model": {"weight": torch.tensor(weight)},
+        "optimizer": optimizer,
+        "seconds": time.time(),
+    }
     checkpoint_file.save(run / "weights" / "last.pt", {**state, "table": {}, "names": []})
 
 
@@ -200,7 +218,9 @@ def test_losses_are_compared_relatively(tmp_path):
     for name, losses in (("one", "1,2"), ("other", "1,2.5")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.csv").write_text(f"train/box_loss,val/cls_loss\n{losses}\n")
-    assert resuming.largest_loss_difference(tmp_path / "one", tmp_path / "other") == 0.25  # 0.5 of 2
+    assert (
+        resuming.largest_loss_difference(tmp_path / "one", tmp_path / "other") == 0.25
+    )  # 0.5 of 2
     (tmp_path / "other" / "results.csv").write_text("train/box_loss,val/cls_loss\n")
     assert resuming.largest_loss_difference(tmp_path / "one", tmp_path / "other") == float("inf")
 
@@ -220,7 +240,11 @@ def test_shapes_are_drawn_in_parts(tmp_path):
     assert "images of generated shapes" in next(draw_data(scope)).text
     spec = open_data(scope.data)
     images = {
-        split: len(read_split(spec, split, single=False, cache_dir=str(tmp_path / "cache"), progress=False)[0])
+        split: len(
+            read_split(
+                spec, split, single=False, cache_dir=str(tmp_path / "cache"), progress=False
+            )[0]
+        )
         for split in ("train", "val")
     }
     assert images["train"] >= 3
@@ -230,8 +254,13 @@ def test_shapes_are_drawn_in_parts(tmp_path):
 def test_findings_of_a_failed_script_are_its_last_lines():
     output = "\n".join(f"line {number}" for number in range(20))
     texts = [finding.text for finding in Done(1, output, 2.0).findings("train.py", ["other"])]
-    assert texts == ["train.py: exit code 1, 2.0 s", *(f"line {number}" for number in range(12, 20))]
-    assert [finding.text for finding in Done(0, output, 2.0).findings("train.py", ["other"])][1:] == ["other"]
+    assert texts == [
+        "train.py: exit code 1, 2.0 s",
+        *(f"line {number}" for number in range(12, 20)),
+    ]
+    assert [finding.text for finding in Done(0, output, 2.0).findings("train.py", ["other"])][
+        1:
+    ] == ["other"]
     assert [finding.good for finding in Done(1, "", 2.0).findings("train.py")] == [False]
 
 
@@ -267,7 +296,9 @@ def print_inner() -> None:
 
 
 def warn_of_wait() -> None:
-    warnings.warn("called a synchronizing CUDA operation (Triggered internally at x.cpp:1.)", stacklevel=1)
+    warnings.warn(
+        "called a synchronizing CUDA operation (Triggered internally at x.cpp:1.)", stacklevel=1
+    )
 
 
 def test_waits_are_counted_by_place():
@@ -300,7 +331,10 @@ def test_waits_of_a_step_are_counted_after_the_warm_up(tiny_model, monkeypatch):
 def test_profile_names_operations_that_wait(tiny_model):
     """On a CPU the host reads flags at once."""
     setting = Setting(cfg=tiny_model, img=64, batch=2, warmup=1, steps=1, amp="fp32")
-    assert any(name.startswith("aten::_local_scalar_dense in ") for name in waiting_operations(setting, CPU))
+    assert any(
+        name.startswith("aten::_local_scalar_dense in ")
+        for name in waiting_operations(setting, CPU)
+    )
 
 
 def test_settings_cover_all_pairs_of_heads_optimizers_and_precisions(scope):
@@ -382,20 +416,31 @@ def test_stage_that_fails_costs_only_itself(tmp_path):
     assert crashed.reason == "ended by SIGSEGV"
     assert raised.reason == "exit code 1"
     assert after.reason == "needs raises, which did not pass"
-    assert [outcome.findings for outcome in (hung, crashed, raised)] == [[Finding("before", True)]] * 3
+    assert [outcome.findings for outcome in (hung, crashed, raised)] == [
+        [Finding("before", True)]
+    ] * 3
     assert raised.output[-1] == "RuntimeError: on purpose"
     assert fault.findings == [Finding("this is wrong", False)]
     assert passed.findings == [Finding("one", True), Finding("two", values={"speed": 2.5})]
     assert passed.output == []
     assert long.reason.endswith(" s remained, it takes 500 or more")
     assert [outcome.is_bad for outcome in outcomes] == [True, True, True, False, True, False, False]
-    wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())), 10, "the end of the process left behind")
+    wait_until(
+        lambda: not is_running(int((tmp_path / "pid").read_text())),
+        10,
+        "the end of the process left behind",
+    )
 
 
 @linux_only
 @pytest.mark.slow
 def test_stage_without_time_left_is_cut_short_and_not_wrong(tmp_path):
-    stage = Running(Stage("sleeps", "", sleeps, 600), Scope("cpu", tmp_path, Sizes()), tmp_path / "log", left_s=3)
+    stage = Running(
+        Stage("sleeps", "", sleeps, 600),
+        Scope("cpu", tmp_path, Sizes()),
+        tmp_path / "log",
+        left_s=3,
+    )
     while (outcome := stage.outcome()) is None:
         time.sleep(0.05)
     assert (outcome.status, outcome.reason, outcome.is_bad) == ("cut short", "after 3 s", False)
@@ -414,7 +459,12 @@ def is_running(pid: int) -> bool:
     [
         (Stage("a", "", passes, 9, needs_cuda=True), "cpu", 99, "needs CUDA"),
         (Stage("a", "", passes, 9, needs_cuda=True), "0", 99, None),
-        (Stage("a", "", passes, 9, packages=("json", "absent")), "cpu", 99, "needs the package absent"),
+        (
+            Stage("a", "", passes, 9, packages=("json", "absent")),
+            "cpu",
+            99,
+            "needs the package absent",
+        ),
         (Stage("a", "", passes, 9, after=("bad",)), "cpu", 99, "needs bad, which did not pass"),
         (Stage("a", "", passes, 9, after=("good",)), "cpu", 99, None),
         (Stage("a", "", passes, 9, after=("later",)), "cpu", 99, None),
@@ -455,7 +505,14 @@ def test_stage_that_measures_runs_alone():
 
 OUTCOMES = [
     Outcome("machine", "passed", "", 1.25, [Finding("GPU 0")]),
-    Outcome("waits", "failed", "", 10.0, [Finding("no wait", True), Finding("a wait", False, {"waits": 1})], ["log"]),
+    Outcome(
+        "waits",
+        "failed",
+        "",
+        10.0,
+        [Finding("no wait", True), Finding("a wait", False, {"waits": 1})],
+        ["log"],
+    ),
     Outcome("compiled", "skipped", "needs CUDA"),
     Outcome("long", "left out", "5 s remained, it takes 20 or more"),
 ]
@@ -486,9 +543,17 @@ def test_results_are_three_files(tmp_path):
     (tmp_path / "logs" / "waits.txt").write_text("output\n")
     (tmp_path / "out").mkdir()
     write_results(tmp_path / "out", OUTCOMES, tmp_path / "logs", "about")
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["gpu.json", "gpu.log", "gpu.md"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "gpu.json",
+        "gpu.log",
+        "gpu.md",
+    ]
     stored = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert stored["stages"][1]["findings"][1] == {"text": "a wait", "good": False, "values": {"waits": 1}}
+    assert stored["stages"][1]["findings"][1] == {
+        "text": "a wait",
+        "good": False,
+        "values": {"waits": 1},
+    }
     assert (tmp_path / "out" / "gpu.log").read_text() == "===== waits\noutput\n\n"
 
 
@@ -533,4 +598,6 @@ def test_report_is_written_even_if_numbers_are_not_finite(tmp_path):
     (tmp_path / "logs").mkdir()
     outcome = Outcome("a", "passed", "", 1.0, [Finding("nan", values={"loss": float(np.nan)})])
     write_results(tmp_path, [outcome], tmp_path / "logs", "")
-    assert json.loads((tmp_path / "gpu.json").read_text())["stages"][0]["findings"][0]["values"] == {"loss": None}
+    assert json.loads((tmp_path / "gpu.json").read_text())["stages"][0]["findings"][0][
+        "values"
+    ] == {"loss": None}

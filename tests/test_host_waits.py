@@ -1,8 +1,9 @@
-"""No training step makes the host wait for the device: counted on the CPU; on a GPU, CUDA itself raises an error.
+"""No training step makes the host wait for the device: counted on the CPU; on a GPU, CUDA itself
+raises an error.
 
-Two ways of counting: a dispatch mode sees a whole run, but some of torch's formulas (the gradient of `prod`) take
-another way when such a mode is active. torch's profiler changes nothing; it watches whole steps of every head and
-optimizer.
+Two ways of counting: a dispatch mode sees a whole run, but some of torch's formulas (the gradient
+of `prod`) take another way when such a mode is active. torch's profiler changes nothing; it watches
+whole steps of every head and optimizer.
 """
 
 from collections import Counter
@@ -50,7 +51,9 @@ BLOCKING_OPERATIONS = (
 
 
 class HostWaitCounter(TorchDispatchMode):
-    """Counts operations that would make the host wait for a GPU, because it needs their values or shapes."""
+    """Counts operations that would make the host wait for a GPU, because it needs their values or
+    shapes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +61,21 @@ class HostWaitCounter(TorchDispatchMode):
         self.operations = 0
         self.paused = False
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if self.paused:
             return function(*args, **(kwargs or {}))
         self.operations += 1
         name = function.overloadpacket.__name__
-        indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
-        if name in BLOCKING_OPERATIONS or any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
+        indices = (
+            args[1]
+            if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple))
+            else ()
+        )
+        if name in BLOCKING_OPERATIONS or any(
+            isinstance(i, Tensor) and i.dtype == torch.bool for i in indices
+        ):
             self.waits[name] += 1
         return function(*args, **(kwargs or {}))
 
@@ -80,7 +91,9 @@ class HostWaitCounter(TorchDispatchMode):
         (lambda x: torch.where(x > 0, x, 0).sum(), 0),
     ],
 )
-def test_host_wait_counter_counts_blocking_operations(function: Callable[[Tensor], object], waits: int) -> None:
+def test_host_wait_counter_counts_blocking_operations(
+    function: Callable[[Tensor], object], waits: int
+) -> None:
     for inference in (False, True):
         with HostWaitCounter() as watch, torch.inference_mode(inference):
             function(torch.ones(3))
@@ -89,7 +102,9 @@ def test_host_wait_counter_counts_blocking_operations(function: Callable[[Tensor
 
 @contextmanager
 def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
-    """Training epochs under a watch, with fused optimizers and delayed copies to the host, as on a GPU."""
+    """Training epochs under a watch, with fused optimizers and delayed copies to the host, as on a
+    GPU.
+    """
     watch, real_epoch, real_optimizer, real_pass = (
         HostWaitCounter(),
         train.train_one_epoch,
@@ -148,7 +163,9 @@ def test_training_steps_never_make_host_wait(
 
 
 def product_of_pairs(x: Tensor) -> None:
-    """Compute a gradient whose formula counts zeros on the host, unless a dispatch mode is active."""
+    """Compute a gradient whose formula counts zeros on the host, unless a dispatch mode is
+    active.
+    """
     x.clone().requires_grad_().view(-1, 2).prod(-1).sum().backward()
 
 
@@ -157,7 +174,10 @@ def product_of_pairs(x: Tensor) -> None:
     [
         (lambda x: x.sum().item(), ["item in the loop"]),
         (lambda x: x[x > 1], ["index by a mask in the loop"]),
-        (lambda x: x.clone().index_put_((x > 1,), x[:2]), ["_index_put_impl_ by a mask in the loop"]),
+        (
+            lambda x: x.clone().index_put_((x > 1,), x[:2]),
+            ["_index_put_impl_ by a mask in the loop"],
+        ),
         (lambda x: x.index_put_((torch.tensor([1]),), torch.ones(1), accumulate=True), []),
         (lambda x: x.nonzero(), ["nonzero in the loop"]),
         (lambda x: x.masked_select(x > 1), ["masked_select in the loop"]),
@@ -165,7 +185,9 @@ def product_of_pairs(x: Tensor) -> None:
         (product_of_pairs, ["item in ProdBackward1"]),
     ],
 )
-def test_profiler_shows_what_makes_host_wait(function: Callable[[Tensor], object], expected: list[str]) -> None:
+def test_profiler_shows_what_makes_host_wait(
+    function: Callable[[Tensor], object], expected: list[str]
+) -> None:
     x = torch.arange(4.0)
     with profile(activities=[ProfilerActivity.CPU]) as recorder:
         function(x)
@@ -184,19 +206,34 @@ def test_profiler_shows_what_makes_host_wait(function: Callable[[Tensor], object
 def test_whole_steps_never_make_host_wait(
     monkeypatch: pytest.MonkeyPatch, table: str, settings: dict[str, Any]
 ) -> None:
-    """Forward, loss, backward, clipping, the guard, the optimizer and the moving average, as on a GPU."""
-    monkeypatch.setattr(DecoupledLoss, "weighted_sum", Loss.weighted_sum)  # with L1, as in the closing epochs
-    setting = Setting(cfg=str(TABLES / f"{table}.yaml"), img=64, batch=2, **({"amp": "fp32"} | settings))
+    """Forward, loss, backward, clipping, the guard, the optimizer and the moving average, as on a
+    GPU.
+    """
+    monkeypatch.setattr(
+        DecoupledLoss, "weighted_sum", Loss.weighted_sum
+    )  # with L1, as in the closing epochs
+    setting = Setting(
+        cfg=str(TABLES / f"{table}.yaml"), img=64, batch=2, **({"amp": "fp32"} | settings)
+    )
     events = profiled_step(setting)
     parts = {part for part, _ in operations(events)}
-    assert parts == {"forward", "loss", "backward", "optimizer", "EMA", benchmarks.steps.operations.REST}
+    assert parts == {
+        "forward",
+        "loss",
+        "backward",
+        "optimizer",
+        "EMA",
+        benchmarks.steps.operations.REST,
+    }
     assert list(host_waits(events)) == []
 
 
 def test_detection_reads_device_values_only_in_nms(
     tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The losses of a validation are fetched once, after the last batch, and not for each batch and term."""
+    """The losses of a validation are fetched once, after the last batch, and not for each batch and
+    term.
+    """
     calls = []
     real_nms, real_detect = val.detections_in_images, val.detect
 
@@ -213,7 +250,9 @@ def test_detection_reads_device_values_only_in_nms(
 
     arguments = small_run_flags(tiny_data, tiny_model, tmp_path, "--batch", "1", "--workers", "0")
     with simulate_gpu(monkeypatch) as watch:
-        monkeypatch.setattr(AnchorBasedHead, "decode_candidates", Head.decode_candidates)  # only a CPU uses its own
+        monkeypatch.setattr(
+            AnchorBasedHead, "decode_candidates", Head.decode_candidates
+        )  # only a CPU uses its own
         monkeypatch.setattr(val, "detections_in_images", nms)
         monkeypatch.setattr(train, "detect", detect)
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))

@@ -1,4 +1,6 @@
-"""The rules of this code base, checked on its sources: imports, forbidden calls, settings that nobody reads."""
+"""The rules of this code base, checked on its sources: imports, forbidden calls, settings that
+nobody reads.
+"""
 
 import ast
 import re
@@ -17,7 +19,9 @@ from utils.training.hyperparameters import Hyp
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "models", "utils")
 SCRIPTS = sorted(ROOT.glob("*.py"))
-SOURCES = sorted([*SCRIPTS, *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))])
+SOURCES = sorted(
+    [*SCRIPTS, *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))]
+)
 MAY_IMPORT = {"utils": {"utils"}, "models": {"models", "utils"}, "data": {"data", "utils"}}
 
 each_source = pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -40,7 +44,9 @@ def imported(file: Path) -> set[str]:
 
 
 def dotted_name(node: ast.AST) -> str:
-    """The dotted name of an expression, such as `os.path.join`; "" if it is anything but names and dots."""
+    """The dotted name of an expression, such as `os.path.join`; "" if it is anything but names and
+    dots.
+    """
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -53,7 +59,10 @@ def calls(file: Path) -> Iterator[tuple[str, dict[str, ast.expr]]]:
     """The dotted name of each call, and its keyword arguments."""
     for node in nodes(file):
         if isinstance(node, ast.Call):
-            yield dotted_name(node.func), {keyword.arg or "": keyword.value for keyword in node.keywords}
+            yield (
+                dotted_name(node.func),
+                {keyword.arg or "": keyword.value for keyword in node.keywords},
+            )
 
 
 def test_source_files_are_found():
@@ -89,7 +98,9 @@ def package_of(file: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "utils").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "utils").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT))
+)
 def test_utils_packages_import_only_allowed_packages(file):
     allowed = ALLOWED_UTILS_IMPORTS["files" if file.name in MAY_IMPORT_FILES else package_of(file)]
     parts = [name.split(".") for name in imported(file) if name.startswith("utils.")]
@@ -107,15 +118,20 @@ def test_folders_have_few_modules():
 
 
 def test_test_folders_mirror_source_folders():
-    """A test is in the folder of what it tests; tests of scripts, or of several packages, are at the top."""
+    """A test is in the folder of what it tests; tests of scripts, or of several packages, are at
+    the top.
+    """
     tests = ROOT / "tests"
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")} - {Path()}
     assert folders <= {file.parent.relative_to(ROOT) for file in SOURCES}
     imports = {
-        folder: {name for file in (tests / folder).glob("test_*.py") for name in imported(file)} for folder in folders
+        folder: {name for file in (tests / folder).glob("test_*.py") for name in imported(file)}
+        for folder in folders
     }
     for folder, names in imports.items():
-        assert any(name.startswith(".".join(folder.parts)) for name in names), f"{folder} tests something else"
+        assert any(name.startswith(".".join(folder.parts)) for name in names), (
+            f"{folder} tests something else"
+        )
     names = [file.name for file in tests.rglob("test_*.py")]
     assert len(names) == len(set(names)), "pytest needs unique file names"
 
@@ -123,20 +139,47 @@ def test_test_folders_mirror_source_folders():
 @each_source
 def test_sources_never_execute_code_or_programs(file):
     found = {name.partition(".")[0] for name in imported(file)}
-    assert not found & {"subprocess", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "code", "requests"}
+    assert not found & {
+        "subprocess",
+        "marshal",
+        "shelve",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "runpy",
+        "code",
+        "requests",
+    }
     names = {name for name, _ in calls(file)}
-    assert not names & {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "torch.hub.load"}
+    assert not names & {
+        "eval",
+        "exec",
+        "compile",
+        "__import__",
+        "os.system",
+        "os.popen",
+        "yaml.load",
+        "torch.hub.load",
+    }
     assert not {
-        name for name in names if re.fullmatch(r"pickle\.(load|loads|Unpickler)|yaml\.(unsafe|full)_load.*", name)
+        name
+        for name in names
+        if re.fullmatch(r"pickle\.(load|loads|Unpickler)|yaml\.(unsafe|full)_load.*", name)
     }
     assert not {name for name in names if re.fullmatch(r"os\.(exec|spawn|posix_spawn).*", name)}
-    assert not {name for name in imported(file) if re.fullmatch(r"pickle\.(load|loads|Unpickler)|os\.system", name)}
+    assert not {
+        name
+        for name in imported(file)
+        if re.fullmatch(r"pickle\.(load|loads|Unpickler)|os\.system", name)
+    }
 
 
 @each_source
 def test_load_calls_use_safe_options(file):
     for name, keywords in calls(file):
-        safe = {key: isinstance(value, ast.Constant) and value.value for key, value in keywords.items()}
+        safe = {
+            key: isinstance(value, ast.Constant) and value.value for key, value in keywords.items()
+        }
         if name == "torch.load":
             assert safe.get("weights_only") is True
         assert "weights_only" not in safe or safe["weights_only"] is True
@@ -149,7 +192,9 @@ NETWORK = r"(urllib\.request|http\.client|ssl|ftplib|smtplib|xmlrpc|socketserver
 
 @each_source
 def test_only_download_module_uses_network(file):
-    """And four modules call it, if the user allows it. Connections between processes are separate (rendezvous.py)."""
+    """And four modules call it, if the user allows it. Connections between processes are separate
+    (rendezvous.py).
+    """
     network = {name for name in imported(file) if re.fullmatch(NETWORK, name)}
     assert not network or file == ROOT / "utils" / "files" / "download.py"
     called = {name.rpartition(".")[2] for name, _ in calls(file)}
@@ -195,17 +240,22 @@ problems = {
     "the environment was changed": dict(os.environ) != environment,
 }
 sys.exit(", ".join(text for text, true in problems.items() if true) or 0)
-"""
+"""  # noqa: E501
 
 
 def test_importing_modules_has_no_side_effects():
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in SOURCES]
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in SOURCES
+    ]
     command = [sys.executable, "-B", "-c", IMPORT_EVERYTHING, *modules]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# ---------------------------------------------------------------------- every setting is read somewhere
+# ------------------------------------------------------------------ every setting is read somewhere
 
 
 def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
@@ -218,21 +268,32 @@ def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
     }
 
 
-CONFIG, HYP = ROOT / "utils" / "training" / "config.py", ROOT / "utils" / "training" / "hyperparameters.py"
+CONFIG, HYP = (
+    ROOT / "utils" / "training" / "config.py",
+    ROOT / "utils" / "training" / "hyperparameters.py",
+)
 # Methods of TrainConfig that return flags as keyword arguments.
 GROUPS = ("reading", "starting", "caching", "loading", "learning", "saving", "validating")
 
 
 def method(file: Path, name: str) -> ast.FunctionDef:
-    return next(node for node in nodes(file) if isinstance(node, ast.FunctionDef) and node.name == name)
+    return next(
+        node for node in nodes(file) if isinstance(node, ast.FunctionDef) and node.name == name
+    )
 
 
 def test_every_config_field_is_read():
-    scripts = [ROOT / "train.py", ROOT / "val.py", *sorted((ROOT / "utils" / "training").glob("*.py"))]
+    scripts = [
+        ROOT / "train.py",
+        ROOT / "val.py",
+        *sorted((ROOT / "utils" / "training").glob("*.py")),
+    ]
     read = {name for base, name in attributes_read(scripts) if base in ("cfg", "config")}
     for group in GROUPS:  # passed on as keyword arguments by train.py
         assert any(name == f"cfg.{group}" for name, _ in calls(ROOT / "train.py")), group
-        read |= {node.attr for node in ast.walk(method(CONFIG, group)) if isinstance(node, ast.Attribute)}
+        read |= {
+            node.attr for node in ast.walk(method(CONFIG, group)) if isinstance(node, ast.Attribute)
+        }
     assert {field.name for field in fields(TrainConfig)} - read == set()
 
 
@@ -252,7 +313,9 @@ def test_every_hyperparameter_is_read():
     for group in ("learning", "loss", "augmentation"):  # passed on as keyword arguments by train.py
         assert any(name == f"run.hyp.{group}" for name, _ in calls(ROOT / "train.py")), group
         direct |= {*getattr(Hyp(), group)()}
-        direct |= {node.attr for node in ast.walk(method(HYP, group)) if isinstance(node, ast.Attribute)}
+        direct |= {
+            node.attr for node in ast.walk(method(HYP, group)) if isinstance(node, ast.Attribute)
+        }
     assert {field.name for field in fields(Hyp)} - direct == set()
     carried = {field.name for field in fields(Augmentation)}
     assert carried == {*Hyp().augmentation()}

@@ -28,7 +28,11 @@ pytestmark = [
 
 TRAIN = str(ROOT / "train.py")
 TWO_PROCESSES = ["--nproc_per_node", "2"]
-EXACT = ["--sync-bn", "--amp", "fp64"]  # with these, the processes together differ from one only by rounding in float64
+EXACT = [
+    "--sync-bn",
+    "--amp",
+    "fp64",
+]  # with these, the processes together differ from one only by rounding in float64
 
 
 def assert_same_training(run: Path, other: Path) -> None:
@@ -38,10 +42,14 @@ def assert_same_training(run: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def single_process_run(tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_process_run(
+    tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The run folder of one process."""
     folder = tmp_path_factory.mktemp("single_process_run")
-    with forked([{}], small_run_flags(tiny_data, tiny_model, folder, *EXACT), folder / "io") as (rank,):
+    with forked([{}], small_run_flags(tiny_data, tiny_model, folder, *EXACT), folder / "io") as (
+        rank,
+    ):
         assert rank.end(120) == 0, rank.err
     return folder / "exp"
 
@@ -66,10 +74,14 @@ def test_torchrun_results_match_single_process(single_process_run, flags, tmp_pa
 
 
 @pytest.mark.parametrize("form", [[], ["--use_env"]], ids=["--local-rank", "--use_env"])
-def test_torch_distributed_launch_results_match_single_process(single_process_run, flags, tmp_path, form):
+def test_torch_distributed_launch_results_match_single_process(
+    single_process_run, flags, tmp_path, form
+):
     pytest.importorskip("torch.distributed.launch", reason="this torch does not have it")
     older = [sys.executable, "-m", "torch.distributed.launch"]
-    run_launcher([*older, *form, *TWO_PROCESSES, "--master_port", str(free_port()), TRAIN, *flags], tmp_path)
+    run_launcher(
+        [*older, *form, *TWO_PROCESSES, "--master_port", str(free_port()), TRAIN, *flags], tmp_path
+    )
     assert_same_training(tmp_path / "exp", single_process_run)
 
 
@@ -82,7 +94,12 @@ def run_forked_script(script: str, flags: list[str], folder: Path) -> str:
 
 
 def test_spawn_results_match_single_process(single_process_run, flags, tmp_path):
-    assert run_forked_script("train", [*flags, "--spawn", "2"], tmp_path).count("in each of 2 processes") == 1
+    assert (
+        run_forked_script("train", [*flags, "--spawn", "2"], tmp_path).count(
+            "in each of 2 processes"
+        )
+        == 1
+    )
     assert_same_training(tmp_path / "exp", single_process_run)
 
 
@@ -97,9 +114,16 @@ def test_val_with_spawn_matches_single_process(single_process_run, tmp_path):
 
 
 def slurm(rank: int, job: int) -> dict[str, str]:
-    """The variables of a step of two tasks on one node; the job's second node is not part of the step."""
+    """The variables of a step of two tasks on one node; the job's second node is not part of the
+    step.
+    """
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    task = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_NTASKS": "2"}
+    task = {
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "2",
+    }
     return {**step, **task, "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
 
 
@@ -107,10 +131,18 @@ def manual_launch(form: str, folder: Path) -> tuple[list[dict[str, str]], list[s
     """Environments and flags of two processes that are started without torch's launcher."""
     environments = [rank_environment(rank, 2, free_port()) for rank in range(2)]
     if form == "variables":
-        return [environment | {"MASTER_PORT": environments[0]["MASTER_PORT"]} for environment in environments], []
+        return [
+            environment | {"MASTER_PORT": environments[0]["MASTER_PORT"]}
+            for environment in environments
+        ], []
     if form == "SLURM":
-        return [slurm(rank, 7) | {"MASTER_PORT": environments[0]["MASTER_PORT"]} for rank in range(2)], []
-    bare = [{k: v for k, v in environment.items() if not k.startswith("MASTER")} for environment in environments]
+        return [
+            slurm(rank, 7) | {"MASTER_PORT": environments[0]["MASTER_PORT"]} for rank in range(2)
+        ], []
+    bare = [
+        {k: v for k, v in environment.items() if not k.startswith("MASTER")}
+        for environment in environments
+    ]
     if form == "tcp under torchrun":  # which has its own store
         bare = [environment | {"TORCHELASTIC_USE_AGENT_STORE": "True"} for environment in bare]
     url = f"file://{folder}/meeting" if form == "file" else f"tcp://127.0.0.1:{free_port()}"
@@ -128,7 +160,9 @@ def test_manual_launch_results_match_single_process(single_process_run, flags, t
 
 
 def test_slurm_batch_script_runs_as_single_process(single_process_run, flags, tmp_path):
-    """Its variables count the tasks that it may start; only srun adds those of a step. It runs as a single process."""
+    """Its variables count the tasks that it may start; only srun adds those of a step. It runs as a
+    single process.
+    """
     batch = {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     with forked([batch], [*flags, "--dist-timeout", "2"], tmp_path / "io") as (rank,):
         assert rank.end(60) == 0, rank.err
@@ -136,10 +170,14 @@ def test_slurm_batch_script_runs_as_single_process(single_process_run, flags, tm
 
 
 def test_rendezvous_file_of_killed_run_can_be_reused(single_process_run, flags, tmp_path):
-    """The file contains keys of the killed processes, but the next run can use it; rank 1 starts first."""
+    """The file contains keys of the killed processes, but the next run can use it; rank 1 starts
+    first.
+    """
     environments, url = manual_launch("file", tmp_path)
     with forked(environments, [*flags, *url, "--epochs", "1000"], tmp_path / "io") as ranks:
-        wait_until(lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint")
+        wait_until(
+            lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
+        )
         for rank in ranks:
             os.kill(rank.process.pid, signal.SIGKILL)
             rank.end(20)

@@ -1,4 +1,5 @@
-"""Training, drawing and validation stay on the device and never read a value on the host, shown on the meta device.
+"""Training, drawing and validation stay on the device and never read a value on the host, shown on
+the meta device.
 
 The meta device has no values, so reading one raises an error. Only models/nms.py must read values.
 """
@@ -35,7 +36,14 @@ from models.heads.registry import HEADS, build_loss
 from models.losses import LossGains
 from models.nms import non_max_suppression
 from tests.support.anchor_free import FAMILY
-from tests.support.meta_device import COPIED_TO_DEVICE, META, NeverReadyHostCopy, OneDevice, fused_on_meta, use_fused
+from tests.support.meta_device import (
+    COPIED_TO_DEVICE,
+    META,
+    NeverReadyHostCopy,
+    OneDevice,
+    fused_on_meta,
+    use_fused,
+)
 from utils.background import BackgroundTask
 from utils.distributed.host_copies import to_device
 from utils.distributed.replica import Replica, running_statistics
@@ -47,7 +55,9 @@ from utils.training.optimizers import build_optimizer
 from utils.training.state import build_train_state
 
 SIDE = 64
-ALL_AUGMENTATIONS = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.0)  # no copy-paste
+ALL_AUGMENTATIONS = Augmentation(
+    0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.0
+)  # no copy-paste
 UPRIGHT = Augmentation(0.02, 0.7, 0.4, 0, 0.1, 0.5, 0, 0.0, 0.5, 0.5, 0.7, 0.5, 0.0)
 BATCHES = 2  # per epoch of the eight images
 TABLE: dict[str, Any] = {  # has a layer of every class
@@ -146,7 +156,12 @@ def test_one_device_mode_refuses_numbers_of_the_host(copy: Callable[[Tensor], ob
     ],
 )
 def test_one_device_mode_refuses_reading_values(look: Callable[[Tensor], object]) -> None:
-    with OneDevice(), pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta tensor|data-independent"):
+    with (
+        OneDevice(),
+        pytest.raises(
+            (RuntimeError, NotImplementedError), match=r"[Mm]eta tensor|data-independent"
+        ),
+    ):
         look(torch.ones(2, 3, device=META))
 
 
@@ -169,18 +184,24 @@ def test_one_device_mode_allows_operations_on_one_device() -> None:
 
 @pytest.fixture
 def labels(tiny_data: Path, tmp_path: Path) -> Labels:
-    return read_split(open_data(str(tiny_data)), "train", single=False, cache_dir=str(tmp_path), progress=False)[0]
+    return read_split(
+        open_data(str(tiny_data)), "train", single=False, cache_dir=str(tmp_path), progress=False
+    )[0]
 
 
 def on_device(labels: Labels) -> DeviceImages:
     """Return the images of `labels` in the device's memory."""
     images = DecodedImages(labels, SIDE)
     pixels = np.concatenate([images(index).reshape(-1) for index in range(len(labels))])
-    return DeviceImages(SimpleNamespace(sizes=images.sizes, offsets=offsets_of(images.sizes), pixels=pixels), META)  # type: ignore[arg-type]
+    return DeviceImages(
+        SimpleNamespace(sizes=images.sizes, offsets=offsets_of(images.sizes), pixels=pixels), META
+    )  # type: ignore[arg-type]
 
 
 class Epoch:
-    """An epoch of train.py on the meta device, as rank 0 of `size` processes, with the optimizer used on GPUs."""
+    """An epoch of train.py on the meta device, as rank 0 of `size` processes, with the optimizer
+    used on GPUs.
+    """
 
     def __init__(
         self,
@@ -226,28 +247,46 @@ class Epoch:
         trigger = SaveTrigger(self.state.world, 0, BackgroundTask("test"))
         checkpoints: Any = SimpleNamespace(trigger=trigger, after_step=lambda _: trigger.check())
         with fused_on_meta(), OneDevice() as device:
-            train.train_one_epoch(self.state, self.loader, self.criterion, checkpoints, title="", scale=self.scale)
+            train.train_one_epoch(
+                self.state, self.loader, self.criterion, checkpoints, title="", scale=self.scale
+            )
             self.state.sync_buffers()
         return device
 
 
 def make_loader(
-    labels: Labels, images: Any = None, augmentation: Augmentation = ALL_AUGMENTATIONS, size: int = 1
+    labels: Labels,
+    images: Any = None,
+    augmentation: Augmentation = ALL_AUGMENTATIONS,
+    size: int = 1,
 ) -> Loader[Any]:
-    square = {"image_size": SIDE, "stride": 32, "augmentation": augmentation, "seed": 0, "device": META, "size": size}
+    square = {
+        "image_size": SIDE,
+        "stride": 32,
+        "augmentation": augmentation,
+        "seed": 0,
+        "device": META,
+        "size": size,
+    }
     return build_train_loader(labels, batch_size=len(labels) // BATCHES, images=images, **square)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
 def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace collectives and host copies, since there is only this process; the meta device has no autocast."""
+    """Replace collectives and host copies, since there is only this process; the meta device has no
+    autocast.
+    """
     for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
     monkeypatch.setattr("torch.distributed.broadcast", lambda *_: None)
     built = utils.training.state
     monkeypatch.setattr(built, "build_replica", lambda model, world, **_: Replica(model, world))
-    monkeypatch.setattr(built, "build_optimizer", lambda *args, **kwargs: use_fused(build_optimizer(*args, **kwargs)))
+    monkeypatch.setattr(
+        built,
+        "build_optimizer",
+        lambda *args, **kwargs: use_fused(build_optimizer(*args, **kwargs)),
+    )
     monkeypatch.setattr(built, "autocast_for", lambda *_: nullcontext())
     monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
 
@@ -267,25 +306,35 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],
 )
-def test_training_epoch_stays_on_device(labels: Labels, optimizer: str, size: int, settings: dict[str, Any]) -> None:
+def test_training_epoch_stays_on_device(
+    labels: Labels, optimizer: str, size: int, settings: dict[str, Any]
+) -> None:
     epoch = Epoch(make_loader(labels, size=size), optimizer=optimizer, **settings)
     calls = epoch.train().calls
     closing = epoch.state.schedule.step_batches(0, BATCHES)
     assert calls[COPIED_TO_DEVICE] == 2 * BATCHES  # images and targets
     assert calls[f"_fused_{optimizer.lower()}_"] == 3 * len(closing)  # one per parameter group
     convolutions = sum(
-        any(p.requires_grad for p in c.parameters()) for c in epoch.model.modules() if isinstance(c, Conv2d)
+        any(p.requires_grad for p in c.parameters())
+        for c in epoch.model.modules()
+        if isinstance(c, Conv2d)
     )
     assert calls["convolution_backward"] == convolutions * BATCHES > 10
     assert epoch.state.ema.updates == len(closing) > 0
     assert epoch.state.progress.losses.sums.device == META
 
 
-@pytest.mark.parametrize("augmentation", [UPRIGHT, ALL_AUGMENTATIONS], ids=["upright", "everything"])
-def test_training_epoch_with_device_augmentation_stays_on_device(labels: Labels, augmentation: Augmentation) -> None:
+@pytest.mark.parametrize(
+    "augmentation", [UPRIGHT, ALL_AUGMENTATIONS], ids=["upright", "everything"]
+)
+def test_training_epoch_with_device_augmentation_stays_on_device(
+    labels: Labels, augmentation: Augmentation
+) -> None:
     loader = make_loader(labels, on_device(labels), augmentation)
     calls = Epoch(loader).train().calls
-    assert calls[COPIED_TO_DEVICE] == 5 * BATCHES  # targets, and the augmentation plans: lines, places, mixes, tables
+    assert (
+        calls[COPIED_TO_DEVICE] == 5 * BATCHES
+    )  # targets, and the augmentation plans: lines, places, mixes, tables
     assert calls["_fused_sgd_"] > 0
 
 
@@ -310,7 +359,9 @@ def read_on_host(losses: dict[str, Tensor]) -> dict[str, Tensor]:
         (read_on_host, r"item\(\) cannot be called on meta tensors"),
     ],
 )
-def test_device_fault_in_loss_is_detected(labels: Labels, fault: Callable[..., Any], refusal: str) -> None:
+def test_device_fault_in_loss_is_detected(
+    labels: Labels, fault: Callable[..., Any], refusal: str
+) -> None:
     epoch = Epoch(make_loader(labels))
     epoch.criterion.register_forward_hook(lambda module, taken, losses: fault(losses))
     with pytest.raises(RuntimeError, match=refusal):
@@ -351,16 +402,22 @@ BACKENDS = {
 
 
 def fused_model(head: str = "Detect") -> Detector:
-    """Return a model as used to detect: on the device, with its BatchNorm folded into the convolutions."""
+    """Return a model as used to detect: on the device, with its BatchNorm folded into the
+    convolutions.
+    """
     model = build_model(table_with(head, HEAD_ARGS[head]), 3)
     return model.to(memory_format=torch.channels_last).to(META).fuse()
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [*((name, "Detect") for name in BACKENDS), *(("single", head) for head in [*HEAD_ARGS][1:])]
+    ("name", "head"),
+    [*((name, "Detect") for name in BACKENDS), *(("single", head) for head in [*HEAD_ARGS][1:])],
 )
 def test_predictions_stay_on_device(name: str, head: str) -> None:
-    backend, host = BACKENDS[name](fused_model(head)), torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8)
+    backend, host = (
+        BACKENDS[name](fused_model(head)),
+        torch.zeros(2, SIDE, SIDE + 32, 3, dtype=torch.uint8),
+    )
     with torch.no_grad(), OneDevice() as device:
         boxes, scores, _ = backend.predict(to_device(host, META))
     assert device.calls[COPIED_TO_DEVICE] == 1
@@ -372,7 +429,12 @@ def test_predictions_stay_on_device(name: str, head: str) -> None:
 @pytest.mark.parametrize("boxes", [0, 3])
 @pytest.mark.parametrize("head", HEAD_ARGS)
 def test_validation_loss_stays_on_device(head: str, boxes: int) -> None:
-    model = build_model(table_with(head, HEAD_ARGS[head]), 3).to(memory_format=torch.channels_last).to(META).eval()
+    model = (
+        build_model(table_with(head, HEAD_ARGS[head]), 3)
+        .to(memory_format=torch.channels_last)
+        .to(META)
+        .eval()
+    )
     criterion = build_loss(model.head, LossGains()).to(META)
     targets, images = torch.zeros(boxes, 6, device=META), torch.zeros(2, 3, SIDE, SIDE, device=META)
     with torch.no_grad(), OneDevice():
@@ -391,12 +453,19 @@ def test_device_fault_in_model_is_detected() -> None:
     model, images = fused_model(), torch.zeros(1, 3, SIDE, SIDE, device=META)
     with OneDevice() as device:
         model.decode(model(images))
-        assert device.calls["convolution"] == sum(isinstance(layer, Conv2d) for layer in model.modules()) > 10
+        assert (
+            device.calls["convolution"]
+            == sum(isinstance(layer, Conv2d) for layer in model.modules())
+            > 10
+        )
         model.head.anchors_px = torch.ones(model.head.anchors_px.shape)
         with pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
             model.decode(model(images))
     model.layers[0].register_forward_hook(lambda layer, taken, given: given.max().item())
-    with OneDevice(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+    with (
+        OneDevice(),
+        pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"),
+    ):
         model(images)
 
 
@@ -404,7 +473,10 @@ def test_device_fault_in_model_is_detected() -> None:
 def test_nms_reads_no_value_before_selecting_candidates(multi_label: bool) -> None:
     """NMS stays on the device until it needs the number of scores above the threshold."""
     boxes, scores = torch.zeros(1, 10, 4, device=META), torch.zeros(1, 10, 3, device=META)
-    with OneDevice() as device, pytest.raises(NotImplementedError, match=r"torch\.nonzero") as refused:
+    with (
+        OneDevice() as device,
+        pytest.raises(NotImplementedError, match=r"torch\.nonzero") as refused,
+    ):
         non_max_suppression(boxes, scores, multi_label=multi_label)
     assert device.calls["gt"] == 1
     own = [entry for entry in refused.traceback if entry.path.name == "nms.py"]

@@ -1,6 +1,8 @@
-"""No float64 reaches a device that does not have it (Metal): whole trainings with validation, checkpoints and resume.
+"""No float64 reaches a device that does not have it (Metal): whole trainings with validation,
+checkpoints and resume.
 
-tests/support/no_float64.py is such a device, with values, so that everything runs as it would there.
+tests/support/no_float64.py is such a device, with values, so that everything runs as it would
+there.
 """
 
 from collections.abc import Iterator
@@ -19,7 +21,9 @@ from utils.distributed.world import World
 
 TABLES = Path(__file__).parent / "tables"
 WORLD = World(DEVICE)
-pytestmark = pytest.mark.filterwarnings("ignore:.*meta parameter in the current model")  # here it is copied
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*meta parameter in the current model"
+)  # here it is copied
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +71,9 @@ def test_device_computes_and_copies_values(device: NoFloat64) -> None:
 
 
 def test_checkpoint_of_statistics_is_saved_and_loaded() -> None:
-    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Flatten())
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Flatten()
+    )
     model = layers.to(DEVICE)
     state = state_with(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), WORLD)
     for number in range(3):
@@ -75,7 +81,10 @@ def test_checkpoint_of_statistics_is_saved_and_loaded() -> None:
         state.step()
     saved = state.checkpoint(small_description())
     assert saved.statistics.dtype == torch.float64
-    assert saved.statistics.shape == (1, 8)  # mean and variance of two channels, of the weights and of the average
+    assert saved.statistics.shape == (
+        1,
+        8,
+    )  # mean and variance of two channels, of the weights and of the average
     expected = saved.statistics.clone()
     with torch.no_grad():
         model[1].running_mean.add_(1)
@@ -96,10 +105,21 @@ def test_checkpoint_of_statistics_is_saved_and_loaded() -> None:
     ],
 )
 def test_training_with_validation_and_resume(
-    device: NoFloat64, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, flags: str
+    device: NoFloat64,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
+    flags: str,
 ) -> None:
-    small = f"--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --data {tiny_data} --save-minutes 1e-9"
-    paths = f"--cfg {TABLES}/{table}.yaml --project {tmp_path} --name run --exist-ok --cache-dir {tmp_path}/cache"
+    small = (
+        "--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --data "
+        f"{tiny_data} --save-minutes 1e-9"
+    )
+    paths = (
+        f"--cfg {TABLES}/{table}.yaml --project {tmp_path} --name run --exist-ok "
+        f"--cache-dir {tmp_path}/cache"
+    )
     settings = train.parse_args([*small.split(), *paths.split(), *flags.split()])[0]
     real = train.TrainState.sync_buffers
 

@@ -1,4 +1,6 @@
-"""Nothing uses the network without being asked to, in Python or in C, and no home folder is needed."""
+"""Nothing uses the network without being asked to, in Python or in C, and no home folder is
+needed.
+"""
 
 import json
 import shutil
@@ -38,7 +40,9 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     file = tmp_path_factory.mktemp("named") / "named.yaml"
     text = f"path: {tiny_data.parent}\ntrain: images\nval: images\nnames: [圓, naïve, Привет]\n"
     file.write_text(text, encoding="utf-8")
-    mixed = file.parent / "with-playlist"  # for detect.py: also a video that wants to read an address
+    mixed = (
+        file.parent / "with-playlist"
+    )  # for detect.py: also a video that wants to read an address
     shutil.copytree(tiny_data.parent / "images", mixed)
     (mixed / "clip.mp4").write_text("#EXTM3U\n#EXTINF:1,\nhttp://192.0.2.1/a.ts\n#EXT-X-ENDLIST\n")
     return file
@@ -48,17 +52,26 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def jobs(
     named_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, NamespaceJob]]:
-    """All commands without a network, and a run of an unknown user, at the same time, since each takes seconds."""
-    offline, unknown_user = tmp_path_factory.mktemp("offline"), tmp_path_factory.mktemp("unknown_user")
+    """All commands without a network, and a run of an unknown user, at the same time, since each
+    takes seconds.
+    """
+    offline, unknown_user = (
+        tmp_path_factory.mktemp("offline"),
+        tmp_path_factory.mktemp("unknown_user"),
+    )
     empty, unknown = unshare_command(*EMPTY_NETWORK), unshare_command(WITHOUT_HOME)
     with ExitStack() as stack:
         own = {"HOME": UNWRITABLE_HOME, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
         words = [*empty, sys.executable, str(SCRIPT), str(named_data), tiny_model, str(offline)]
-        found = {"offline": NamespaceJob(stack.enter_context(launched(words, offline, **own)), empty)}
+        found = {
+            "offline": NamespaceJob(stack.enter_context(launched(words, offline, **own)), empty)
+        }
         if unknown:
             words = ["env", "-u", "HOME", *unknown, sys.executable, str(ROOT / "train.py")]
             words += commands(str(named_data), tiny_model, unknown_user)["train"][1:]
-            found["unknown_user"] = NamespaceJob(stack.enter_context(launched(words, unknown_user, **own)), unknown)
+            found["unknown_user"] = NamespaceJob(
+                stack.enter_context(launched(words, unknown_user, **own)), unknown
+            )
         yield found
 
 
@@ -71,7 +84,9 @@ def found(jobs: dict[str, NamespaceJob]) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_all_commands_succeed_without_network(found, jobs):
-    assert found["codes"] == dict.fromkeys(("train", "resume", "val", "detect", "models", "metrics", "shapes"), 0)
+    assert found["codes"] == dict.fromkeys(
+        ("train", "resume", "val", "detect", "models", "metrics", "shapes"), 0
+    )
     assert "Traceback" not in jobs["offline"].job.err
 
 
@@ -100,7 +115,13 @@ def test_commands_without_network_write_all_outputs(found, jobs):
     pictures = {file.name for file in folder.glob("trained/*.png")} | {
         file.name for file in folder.glob("trained/*.jpg")
     }
-    assert {"results.png", "labels.png", "PR_curve.png", "confusion_matrix.png", "train_batch0.jpg"} <= pictures
+    assert {
+        "results.png",
+        "labels.png",
+        "PR_curve.png",
+        "confusion_matrix.png",
+        "train_batch0.jpg",
+    } <= pictures
     assert (folder / "validated" / "val_batch0_pred.jpg").exists()
     assert "pycocotools" in jobs["offline"].job.out
     assert len(list((folder / "detected").glob("*.png"))) == 8
@@ -109,7 +130,12 @@ def test_commands_without_network_write_all_outputs(found, jobs):
 
 @pytest.mark.slow
 def test_unwritable_home_only_disables_the_cache(found, jobs):
-    assert jobs["offline"].job.out.count(f"[not cached: {UNWRITABLE_HOME}/.cache/kestrel: Not a directory]") == 5
+    assert (
+        jobs["offline"].job.out.count(
+            f"[not cached: {UNWRITABLE_HOME}/.cache/kestrel: Not a directory]"
+        )
+        == 5
+    )
 
 
 @pytest.mark.slow

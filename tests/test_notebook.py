@@ -25,7 +25,9 @@ def test_notebook_has_text_and_code_that_python_can_read():
 
 @pytest.mark.slow
 def test_notebook_runs_from_top_to_bottom(tmp_path):
-    """In a copy of the project, because it writes runs/; the last line of a cell is shown, as in a notebook."""
+    """In a copy of the project, because it writes runs/; the last line of a cell is shown, as in a
+    notebook.
+    """
     copy = tmp_path / "kestrel"
     for name in ("data", "models", "utils", "docs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -35,7 +37,9 @@ def test_notebook_runs_from_top_to_bottom(tmp_path):
     assert "EPOCHS = 32\n" in code
     code = code.replace("EPOCHS = 32\n", "EPOCHS = 1\n").replace("confidence=0.5", "confidence=0.0")
     code = code.replace("results[0]\n\n", "print(len(results[0]._repr_png_()))\n", 1)
-    done = subprocess.run([sys.executable, "-c", code], cwd=copy / "docs", capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy / "docs", capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (copy / "runs/train/notebook/detected.jpg").stat().st_size > 1000
     assert '"detections": [{"box_xyxy"' in done.stdout

@@ -1,4 +1,6 @@
-"""benchmarks/steps/operations.py: what counts as an operation, and the claim for small models of each head."""
+"""benchmarks/steps/operations.py: what counts as an operation, and the claim for small models of
+each head.
+"""
 
 import doctest
 
@@ -34,8 +36,8 @@ def test_operations_are_counted_as_on_a_gpu():
     ]
 
 
-# Operations of the loss when each level was computed by itself: 641, 480, 391 and 757 for full models. Few of them
-# depend on the version of torch.
+# Operations of the loss when each level was computed by itself: 641, 480, 391 and 757 for full
+# models. Few of them depend on the version of torch.
 @pytest.mark.parametrize(
     ("table", "most_of_loss", "most_sorted"),
     [("tiny", 300, 6), ("decoupled", 340, 0), ("distance", 350, 0), ("dual", 620, 0)],

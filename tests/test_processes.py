@@ -1,7 +1,9 @@
-"""N processes train like one, and evaluate like one to the last digit: 1, 2, 3 and 4 gloo processes on the CPU.
+"""N processes train like one, and evaluate like one to the last digit: 1, 2, 3 and 4 gloo processes
+on the CPU.
 
-All runs start from the weights of a short training. From random weights even two runs of one process diverge: in a
-deep network with BatchNorm a difference in the last bit grows tenfold with each step (benchmarks/equivalence.py).
+All runs start from the weights of a short training. From random weights even two runs of one
+process diverge: in a deep network with BatchNorm a difference in the last bit grows tenfold with
+each step (benchmarks/equivalence.py).
 """
 
 import copy
@@ -58,7 +60,8 @@ RUNS = {
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
     "a step to each batch": SHORT.replace("--batch 6", "--batch 44") + " --data MANY",
-    "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1") + " --tile 40 --tile-overlap 0.3",
+    "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1")
+    + " --tile 40 --tile-overlap 0.3",
     "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
 }
 FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
@@ -94,10 +97,15 @@ def yaml(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]]:
-    """flags("--epochs 1 ...") adds the flags of all runs: data, trained weights, augmentation, small images."""
+    """flags("--epochs 1 ...") adds the flags of all runs: data, trained weights, augmentation,
+    small images.
+    """
     shared = f"--img 64 --workers 0 --device cpu --cache-dir {folder}/cache --data {yaml}".split()
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
-    learning = f"--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp fp32 --cfg {tiny_model}"
+    learning = (
+        "--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
+        f"fp32 --cfg {tiny_model}"
+    )
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
     train.main(train.parse_args([*shared, *learning.split(), *paths.split()])[0], SINGLE_PROCESS)
     many = str(draw_data(folder / "many", 45))
@@ -129,7 +137,9 @@ def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, Plain
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]) -> Results:
+def two(
+    folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]
+) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works |= {name: {"work": "trains", "flags": flags(own)} for name, own in RUNS.items()}
     for name, run in FAULTY_RUNS.items():
@@ -139,7 +149,10 @@ def two(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, 
     saving = flags(RUNS["sharded"].replace("--nosave", "--save-period 1"))
     works["sharded, saved"] = {"work": "trains", "flags": saving}
     resume = ["--resume", str(folder / "2" / "sharded, saved" / "weights" / "epoch1.pt")]
-    works["sharded, resumed"] = {"work": "trains", "flags": [*resume, "--cache-dir", f"{folder}/cache"]}
+    works["sharded, resumed"] = {
+        "work": "trains",
+        "flags": [*resume, "--cache-dir", f"{folder}/cache"],
+    }
     works["own norms"] = {"work": "averages", "flags": flags("--epochs 1 --batch 6 --noplots")}
     return launch(folder / "2", 2, works | {"accumulation": {"work": "accumulates"}})
 
@@ -149,14 +162,21 @@ def three(folder: Path, evaluations: dict[str, PlainDict]) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works |= {
         name: {"work": name}
-        for name in ("run_world_operations", "run_local_main_first", "run_require_same", "run_sync_buffers")
+        for name in (
+            "run_world_operations",
+            "run_local_main_first",
+            "run_require_same",
+            "run_sync_buffers",
+        )
     }
     twice = evaluations["7 images"] | {"work": "evaluates", "twice": True}
     return launch(folder / "3", 3, works | {"twice": twice})
 
 
 @pytest.fixture(scope="module")
-def four(folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]) -> Results:
+def four(
+    folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]
+) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works["fp64"] = {"work": "trains", "flags": flags(RUNS["fp64"])}
     return launch(folder / "4", 4, works)
@@ -182,7 +202,10 @@ def test_two_processes_match_single_process_in_every_training_mode(folder, alone
 def test_resumed_sharded_run_matches_single_process(folder, alone, two):
     """Its second epoch, from the full (unsharded) states in a checkpoint."""
     assert two["sharded, resumed"][0] == two["sharded, saved"][0]
-    assert max(state_differences(alone("sharded"), folder / "2" / "sharded, saved").values()) < TOLERANCE["fp64"]
+    assert (
+        max(state_differences(alone("sharded"), folder / "2" / "sharded, saved").values())
+        < TOLERANCE["fp64"]
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTY_RUNS)
@@ -199,7 +222,9 @@ def test_losses_of_two_processes_agree_in_results_csv(folder, alone, precision):
 
 @pytest.mark.usefixtures("two")
 def test_metrics_of_two_processes_agree_in_results_csv(folder, alone):
-    """In float64, and of a model that has learned: rounding then changes the order of no two detections."""
+    """In float64, and of a model that has learned: rounding then changes the order of no two
+    detections.
+    """
     rows, expected_rows = results(folder / "2" / "fp64"), results(alone("fp64"))
     assert len(rows) == len(expected_rows) == 20
     for row, expected in zip(rows, expected_rows, strict=True):
@@ -213,7 +238,9 @@ def test_all_processes_return_the_same_metrics(two, four):
             assert all(found == processes[name][0] for found in processes[name]), name
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
+)
 def test_data_parallel_on_cpu_equals_single_process_bitwise(alone):
     pair = World(torch.device("cpu"), devices=(torch.device("cpu"), torch.device("cpu")))
     found = state_differences(alone("accumulated"), alone("accumulated", pair, "DataParallel"))
@@ -233,27 +260,39 @@ def test_batchnorm_statistics_are_averaged_without_sync_bn(folder, two):
 
 
 def test_gradients_of_uneven_batch_parts_match_full_batch(flags):
-    """As in DataParallel: copies of the model get parts of the batch, the loss gets their concatenated maps."""
+    """As in DataParallel: copies of the model get parts of the batch, the loss gets their
+    concatenated maps.
+    """
     model, _ = load_detector(Path(flags("")[-1]))
     model.double().train()
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.eval()
-    images = torch.rand(5, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([[0, 1, 4, 4, 30, 40], [3, 0, 20, 8, 60, 50], [4, 2, 10, 10, 30, 30.0]]).double()
+    images = torch.rand(
+        5, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    targets = torch.tensor(
+        [[0, 1, 4, 4, 30, 40], [3, 0, 20, 8, 60, 50], [4, 2, 10, 10, 30, 30.0]]
+    ).double()
     criterion = build_loss(model.head, LossGains()).double()
     gradients = []
     for parts in ((5,), (3, 2)):
         copies = [copy.deepcopy(model) for _ in parts]
-        levels = zip(*(one(part) for one, part in zip(copies, images.split(parts), strict=True)), strict=True)
-        criterion.weighted_sum(criterion([torch.cat(level) for level in levels], targets)).backward()
+        levels = zip(
+            *(one(part) for one, part in zip(copies, images.split(parts), strict=True)), strict=True
+        )
+        criterion.weighted_sum(
+            criterion([torch.cat(level) for level in levels], targets)
+        ).backward()
         parameters = [dict(one.named_parameters()) for one in copies]
         gradients.append({key: sum(one[key].grad for one in parameters) for key in parameters[0]})
     assert difference(*gradients) < 1e-12
 
 
 def test_gradients_are_all_reduced_once_per_optimizer_step(two):
-    """With three batches per step there is one all-reduce, after the third; the sum equals that of one process."""
+    """With three batches per step there is one all-reduce, after the third; the sum equals that of
+    one process.
+    """
     model = SyncBatchNormModel()
     for batch in images_of_one_step().split(4):
         model(batch).square().sum().backward()
@@ -265,21 +304,35 @@ def test_gradients_are_all_reduced_once_per_optimizer_step(two):
 
 
 def test_slow_writes_of_rank_0_do_not_time_out_other_ranks(folder, flags):
-    """A rank that waited for rank 0 in a collective for longer than --dist-timeout would end the run."""
-    work = {"work": "trains", "flags": flags("--epochs 1 --batch 12 --nosave"), "fault": "slow writer"}
+    """A rank that waited for rank 0 in a collective for longer than --dist-timeout would end the
+    run.
+    """
+    work = {
+        "work": "trains",
+        "flags": flags("--epochs 1 --batch 12 --nosave"),
+        "fault": "slow writer",
+    }
     found = launch(folder / "slow", 2, {"slow": work}, dist_timeout=SLOW_S - 1)["slow"]
     assert found[0] == found[1]
     assert (folder / "slow" / "slow" / "metrics.json").exists()
 
 
 def test_two_processes_stop_early_at_the_same_epoch_as_one(folder, flags):
-    """Both leave the training loop there: a rank that trained on would wait for the other until the time is up."""
+    """Both leave the training loop there: a rank that trained on would wait for the other until the
+    time is up.
+    """
     words = flags("--epochs 20 --patience 1 --batch 6 --sync-bn --amp fp64 --noplots --nosave")
-    train.main(train.parse_args([*words, "--project", str(folder), "--name", "stopped early"])[0], SINGLE_PROCESS)
+    train.main(
+        train.parse_args([*words, "--project", str(folder), "--name", "stopped early"])[0],
+        SINGLE_PROCESS,
+    )
     work = {"stopped early": {"work": "trains", "flags": words}}
     found = launch(folder / "2 stop", 2, work, seconds=60, dist_timeout=30)["stopped early"]
     assert found[0] == found[1]
-    one, two = last_checkpoint(folder / "stopped early"), last_checkpoint(folder / "2 stop" / "stopped early")
+    one, two = (
+        last_checkpoint(folder / "stopped early"),
+        last_checkpoint(folder / "2 stop" / "stopped early"),
+    )
     assert one["epoch"] < 20
     assert (one["epoch"], one["best"]["epoch"]) == (two["epoch"], two["best"]["epoch"])
 
@@ -289,7 +342,9 @@ def test_two_processes_stop_early_at_the_same_epoch_as_one(folder, flags):
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_evaluation_in_every_process_matches_single_process(request, folder, evaluations, size, name):
+def test_evaluation_in_every_process_matches_single_process(
+    request, folder, evaluations, size, name
+):
     found = request.getfixturevalue({2: "two", 3: "three", 4: "four"}[size])[name]
     expected = evaluates(SINGLE_PROCESS, folder, name, **evaluations[name])
     assert sum(result.pop("batches") for result in found) == expected.pop("batches")
@@ -298,7 +353,10 @@ def test_evaluation_in_every_process_matches_single_process(request, folder, eva
 
 
 def test_evaluation_cases_match_their_names(folder, evaluations):
-    found = {name: evaluates(SINGLE_PROCESS, folder, name, **given) for name, given in evaluations.items()}
+    found = {
+        name: evaluates(SINGLE_PROCESS, folder, name, **given)
+        for name, given in evaluations.items()
+    }
     assert {name: result["batches"] for name, result in found.items()} == {
         "12 images in 6 batches": 6,
         "7 images": 7,
@@ -324,12 +382,23 @@ def test_val_under_torchrun_matches_single_process(folder, flags, yaml, monkeypa
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     words = (
-        f"--data {yaml} --img 64 --batch 2 --workers 0 --device cpu --cache-dir {folder}/cache --project {folder}/val"
+        f"--data {yaml} --img 64 --batch 2 --workers 0 --device cpu --cache-dir "
+        f"{folder}/cache --project {folder}/val"
     )
     arguments = [*flags("")[-2:], *words.split()]  # --weights and the file
     val.main(val.parse_args([*arguments, "--name", "one"])[0], SINGLE_PROCESS)
-    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "val.py"), *arguments, "--name", "two"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+    command = [
+        *TORCHRUN,
+        "--nproc_per_node",
+        "2",
+        str(ROOT / "val.py"),
+        *arguments,
+        "--name",
+        "two",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=folder, check=False
+    )
     assert done.returncode == 0, done.stderr
     one, two = ((folder / "val" / name / "metrics.json").read_text() for name in ("one", "two"))
     assert one == two
@@ -341,7 +410,9 @@ def test_val_under_torchrun_matches_single_process(folder, flags, yaml, monkeypa
 
 def test_world_operations_of_three_processes(three):
     found = three["run_world_operations"]
-    assert [result["place"] for result in found] == [[rank, rank, 3, 3, rank == 0] for rank in range(3)]
+    assert [result["place"] for result in found] == [
+        [rank, rank, 3, 3, rank == 0] for rank in range(3)
+    ]
     for rank, result in enumerate(found):
         assert result["sum"].tolist() == [3, 6]  # 0 + 1 + 2, 1 + 2 + 3
         assert result["untouched"].tolist() == [rank, rank + 1]
@@ -364,7 +435,9 @@ def test_local_rank_0_of_each_machine_runs_first(three):
     found = three["run_local_main_first"]
     assert [result["first"] for result in found] == [True, False, True]
     assert [result["found"] for result in found] == [False, True, False]
-    assert all(result["waited"] >= 0.5 for result in found if result["first"])  # the first ones sleep this long
+    assert all(
+        result["waited"] >= 0.5 for result in found if result["first"]
+    )  # the first ones sleep this long
 
 
 def test_differing_values_are_refused_by_all_processes(three):
@@ -376,7 +449,9 @@ def test_differing_values_are_refused_by_all_processes(three):
 
 
 def test_sync_buffers_makes_model_state_equal_on_all_ranks(three):
-    """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronised, the rest is rank 0's."""
+    """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronised, the
+    rest is rank 0's.
+    """
     for result in three["run_sync_buffers"]:
         averaged = {key for key, value in result["own"].items() if value != 0}
         assert averaged == {"layers.1.running_mean", "layers.1.running_var"}

@@ -1,4 +1,6 @@
-"""A run that is killed, stopped or changed can be resumed: to the bit where possible, and with every row once."""
+"""A run that is killed, stopped or changed can be resumed: to the bit where possible, and with
+every row once.
+"""
 
 import csv
 import json
@@ -42,28 +44,39 @@ from utils.training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, che
 from utils.training.checkpoints.resume import find_last, resumed_config
 from utils.training.config import TrainConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
+]
 
 # ---------------------------------------------------------------------- faults
 
 
 OF_EIGHT = {  # attributes of GlobalBatch with 8 images per optimizer step
     "batches_to_nominal": property(lambda batch: 8 / batch.size),
-    "weight_decay": lambda batch, of_nominal_batch: of_nominal_batch * batch.size * batch.accumulate / 8,
+    "weight_decay": lambda batch, of_nominal_batch: (
+        of_nominal_batch * batch.size * batch.accumulate / 8
+    ),
 }
 
 
 def many_steps() -> None:
-    """Have several optimizer steps per epoch with few images; draw less and wait for less time, to keep tests short."""
+    """Have several optimizer steps per epoch with few images; draw less and wait for less time, to
+    keep tests short.
+    """
     Pictures.labels = lambda *_: None
-    checkpoint_file.os.fsync = lambda *_: None  # only needed for a power cut: after a kill the system still writes data
+    checkpoint_file.os.fsync = lambda *_: (
+        None
+    )  # only needed for a power cut: after a kill the system still writes data
     for name, value in OF_EIGHT.items():
         setattr(GlobalBatch, name, value)
     session.PATIENCE_S = session.JOIN_S = 1.0
 
 
 def killed() -> None:
-    """Kill this process at KESTREL_INSTANT, "rank instant number": when the rank gets there for the number-th time."""
+    """Kill this process at KESTREL_INSTANT, "rank instant number": when the rank gets there for the
+    number-th time.
+    """
     many_steps()
     instant, _, number = os.environ["KESTREL_INSTANT"].rpartition(" ")
     rank, _, instant = instant.partition(" ")
@@ -105,7 +118,9 @@ def die_in_checkpoint_write(number: float) -> None:
 
 
 def die_after_delay(number: float) -> None:
-    """Die some time after the rendezvous: before it, the others would wait for a process that never connects."""
+    """Die some time after the rendezvous: before it, the others would wait for a process that never
+    connects.
+    """
     real = train.main
 
     def main(*arguments: Any) -> Any:
@@ -128,11 +143,19 @@ INSTANTS: dict[str, Callable[[float], None]] = {
     "some time": die_after_delay,
     "nowhere": lambda number: None,
 }
-WRITING = {"in the last pictures", "in a picture", "in a checkpoint", "before a file is there", "when a file is there"}
+WRITING = {
+    "in the last pictures",
+    "in a picture",
+    "in a checkpoint",
+    "before a file is there",
+    "when a file is there",
+}
 
 
 def instants(size: int, count: int) -> list[str]:
-    """Where each of `count` attempts of a run ends: "rank instant number". The last two end while drawing pictures."""
+    """Where each of `count` attempts of a run ends: "rank instant number". The last two end while
+    drawing pictures.
+    """
     chosen = random.Random(size)
     late = ("nowhere", "in the last pictures", "in a picture")
     possible = [instant for instant in INSTANTS if instant not in late]
@@ -141,7 +164,9 @@ def instants(size: int, count: int) -> list[str]:
     found = []
     for instant in [*early, "in the last pictures", "in a picture"]:
         rank = 0 if instant in WRITING else chosen.randrange(size)
-        found.append(f"{rank} {instant} {1 if instant == 'after validation' else chosen.randint(1, 3)}")
+        found.append(
+            f"{rank} {instant} {1 if instant == 'after validation' else chosen.randint(1, 3)}"
+        )
     return found
 
 
@@ -158,23 +183,52 @@ Attempt = Callable[..., list[int]]
 
 @pytest.fixture
 def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
-    """attempt(processes, name, flags, at=instant, by=signal): resumes the run if possible; returns the exit codes."""
+    """attempt(processes, name, flags, at=instant, by=signal): resumes the run if possible; returns
+    the exit codes.
+    """
 
     def one(
-        size: int, name: str, *flags: str, at: str = "0 nowhere 1", by: str = "SIGKILL", pictures: bool = False
+        size: int,
+        name: str,
+        *flags: str,
+        at: str = "0 nowhere 1",
+        by: str = "SIGKILL",
+        pictures: bool = False,
     ) -> list[int]:
-        # A rank that is killed outside a collective is missed after --dist-timeout only: no launcher ends the others.
-        own = ["--name", name, "--exist-ok", "--save-minutes", "1e-9", "--batch", "4", "--dist-timeout", "20", *flags]
+        # A rank that is killed outside a collective is missed after --dist-timeout only: no
+        # launcher ends the others.
+        own = [
+            "--name",
+            name,
+            "--exist-ok",
+            "--save-minutes",
+            "1e-9",
+            "--batch",
+            "4",
+            "--dist-timeout",
+            "20",
+            *flags,
+        ]
         words = [
-            word for word in small_run_flags(data, tiny_model, tmp_path, *own) if word != "--noplots" or not pictures
+            word
+            for word in small_run_flags(data, tiny_model, tmp_path, *own)
+            if word != "--noplots" or not pictures
         ]
         last = tmp_path / name / "weights" / "last.pt"
         if last.exists():
             words += ["--resume", str(last)]
-        faults = {"KESTREL_FAULT": "tests.test_resume:killed", "KESTREL_INSTANT": at, "KESTREL_SIGNAL": by}
+        faults = {
+            "KESTREL_FAULT": "tests.test_resume:killed",
+            "KESTREL_INSTANT": at,
+            "KESTREL_SIGNAL": by,
+        }
         port = free_port()
-        environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
-        with forked([environment | faults for environment in environments], words, tmp_path / "io") as ranks:
+        environments = [
+            rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)
+        ]
+        with forked(
+            [environment | faults for environment in environments], words, tmp_path / "io"
+        ) as ranks:
             return [rank.end(180) for rank in ranks]
 
     return one
@@ -183,7 +237,10 @@ def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
 def rows(run: Path) -> list[dict[str, str]]:
     """results.csv without the times."""
     with open(run / "results.csv") as file:
-        return [{name: value for name, value in row.items() if name != "time"} for row in csv.DictReader(file)]
+        return [
+            {name: value for name, value in row.items() if name != "time"}
+            for row in csv.DictReader(file)
+        ]
 
 
 def same(first: Any, second: Any) -> bool:
@@ -216,7 +273,9 @@ def test_run_killed_20_times_and_resumed_ends_with_same_bits(attempt, tmp_path, 
     drawn: dict[str, Any] = {"pictures": True}
     epochs = ("--epochs", "12")
     assert attempt(size, "straight", *epochs, **drawn) == [0] * size
-    attempts = [attempt(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)]
+    attempts = [
+        attempt(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)
+    ]
     assert [min(codes) for codes in attempts] == [-9] * 20
     assert attempt(size, "broken", *epochs, **drawn) == [0] * size
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
@@ -236,7 +295,9 @@ def test_tiled_run_killed_mid_epoch_and_resumed_ends_with_same_bits(attempt, tmp
 
 
 def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path):
-    """With lr0 0.001, rounding errors grow from 1e-16 to 3e-11; with 0.01 to 2e-6, which could hide a fault."""
+    """With lr0 0.001, rounding errors grow from 1e-16 to 3e-11; with 0.01 to 2e-6, which could hide
+    a fault.
+    """
     write_hyp(tmp_path / "slow.yaml", "hyp.scratch-low.yaml", lr0=0.001, warmup_bias_lr=0.001)
     exact = ("--epochs", "3", "--amp", "fp64", "--sync-bn", "--hyp", str(tmp_path / "slow.yaml"))
     assert attempt(1, "straight", *exact) == [0]
@@ -245,12 +306,19 @@ def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path)
     halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
     assert (halfway["epoch"], halfway["batch"], len(halfway["statistics"])) == (1, 1, 1)
     assert attempt(2, "broken", *exact) == [0, 0]
-    first, second = (checkpoint_file.load(tmp_path / run / "weights" / "last.pt") for run in ("straight", "broken"))
+    first, second = (
+        checkpoint_file.load(tmp_path / run / "weights" / "last.pt")
+        for run in ("straight", "broken")
+    )
     for part in ("model", "ema"):
         for key, weights in first[part].items():
-            assert torch.allclose(second[part][key], weights, rtol=1e-9, atol=1e-11), f"{part} {key}"
+            assert torch.allclose(second[part][key], weights, rtol=1e-9, atol=1e-11), (
+                f"{part} {key}"
+            )
     for row, other in zip(rows(tmp_path / "straight"), rows(tmp_path / "broken"), strict=True):
-        assert {k: float(v) for k, v in other.items()} == pytest.approx({k: float(v) for k, v in row.items()}, rel=1e-4)
+        assert {k: float(v) for k, v in other.items()} == pytest.approx(
+            {k: float(v) for k, v in row.items()}, rel=1e-4
+        )
 
 
 # ---------------------------------------------------------------------- ended by a signal
@@ -269,18 +337,25 @@ def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path)
     ],
 )
 def test_run_saves_and_exits_on_signal_and_resumes_with_same_bits(attempt, tmp_path, size, at, by):
-    """Only one process receives the signal. With --save-minutes 0 and --nosave there is no other checkpoint."""
+    """Only one process receives the signal. With --save-minutes 0 and --nosave there is no other
+    checkpoint.
+    """
     rare = ("--epochs", "3", "--save-minutes", "0", "--nosave")
     assert attempt(size, "straight", *rare) == [0] * size
     assert attempt(size, "broken", *rare, at=at, by=by) == [128 + getattr(signal, by)] * size
     run = tmp_path / "broken"
-    report, saved = json.loads((run / "preempted.json").read_text()), checkpoint_file.load(run / "weights" / "last.pt")
+    report, saved = (
+        json.loads((run / "preempted.json").read_text()),
+        checkpoint_file.load(run / "weights" / "last.pt"),
+    )
     assert (report["signal"], report["checkpoint"]) == (by, str(run / "weights" / "last.pt"))
     assert (report["epoch"], report["batch"]) == (saved["epoch"] + 1, saved["batch"])
     output = (tmp_path / "io" / "rank0" / "stdout").read_text().splitlines()[-1]
     where = f"saved in epoch {report['epoch']} after batch {report['batch']}"
     assert output == f"{by}: {where}; continue with --resume {report['checkpoint']}"
-    assert [(tmp_path / "io" / f"rank{rank}" / "stderr").read_text() for rank in range(size)] == [""] * size
+    assert [(tmp_path / "io" / f"rank{rank}" / "stderr").read_text() for rank in range(size)] == [
+        ""
+    ] * size
     assert attempt(size, "broken", *rare) == [0] * size
     assert not (run / "preempted.json").exists()
     assert_same_bits(tmp_path / "straight", run)
@@ -301,19 +376,45 @@ def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
 def test_signalled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model, tmp_path, number):
-    """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its processes notice."""
+    """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its
+    processes notice.
+    """
     flags = small_run_flags(
-        data, tiny_model, tmp_path, "--epochs", "1000", "--save-minutes", "0", "--workers", "2", "--noval"
+        data,
+        tiny_model,
+        tmp_path,
+        "--epochs",
+        "1000",
+        "--save-minutes",
+        "0",
+        "--workers",
+        "2",
+        "--noval",
     )
-    command = [*TORCHRUN, "--nproc_per_node", "2", str(ROOT / "tests" / "support" / "launching.py"), *flags, "--nosave"]
+    command = [
+        *TORCHRUN,
+        "--nproc_per_node",
+        "2",
+        str(ROOT / "tests" / "support" / "launching.py"),
+        *flags,
+        "--nosave",
+    ]
     with launched(command, tmp_path / "io", KESTREL_FAULT="tests.test_failures:many_cores") as job:
-        wait_until(lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch")
-        assert len(job.running_pids()) >= 7  # the launcher, two processes, two DataLoader workers for each
+        wait_until(
+            lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch"
+        )
+        assert (
+            len(job.running_pids()) >= 7
+        )  # the launcher, two processes, two DataLoader workers for each
         job.process.send_signal(number)
         assert job.end(30) != 0
     report = json.loads((tmp_path / "exp" / "preempted.json").read_text())
     saved = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
-    assert (report["signal"], report["epoch"], report["batch"]) == ("SIGTERM", saved["epoch"] + 1, saved["batch"])
+    assert (report["signal"], report["epoch"], report["batch"]) == (
+        "SIGTERM",
+        saved["epoch"] + 1,
+        saved["batch"],
+    )
     assert saved["epoch"] > 0
     assert not re.search("^error", job.err, re.MULTILINE), job.err
 
@@ -322,10 +423,14 @@ def test_signalled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model,
 
 
 def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) -> dict[str, Any]:
-    """The entries of a checkpoint of a run of 3 epochs; also creates the folder of a run that is done."""
+    """The entries of a checkpoint of a run of 3 epochs; also creates the folder of a run that is
+    done.
+    """
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text("{}") if done else None
-    made: dict[str, Any] = {name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor}
+    made: dict[str, Any] = {
+        name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor
+    }
     made |= {"format": FORMAT, "data": "/data/a.yaml", "epoch": 3, "results": [{}, {}, {}]}
     made |= {
         "losses": torch.zeros(1, 4),
@@ -346,13 +451,25 @@ def resume_flags(folder: Path, **given: Any) -> TrainConfig:
 def test_resume_without_flags_keeps_saved_settings(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=7, optimizer="AdamW", freeze=[1, 2], workers=3)
     cfg, lines = resumed_config(resume_flags(tmp_path), open_checkpoint(tmp_path, saved))
-    assert (cfg.epochs, cfg.optimizer, cfg.freeze, cfg.workers, cfg.data) == (7, "AdamW", (1, 2), 3, "/data/a.yaml")
+    assert (cfg.epochs, cfg.optimizer, cfg.freeze, cfg.workers, cfg.data) == (
+        7,
+        "AdamW",
+        (1, 2),
+        3,
+        "/data/a.yaml",
+    )
     assert lines == []
 
 
 def test_resume_applies_flags_that_may_change(tmp_path):
     saved = saved_run(tmp_path, done=False, epochs=300, patience=5)
-    given = {"epochs": 100, "patience": 100, "batch_size": 8, "workers": 0, "data": "/data/b.yaml"}  # some are defaults
+    given = {
+        "epochs": 100,
+        "patience": 100,
+        "batch_size": 8,
+        "workers": 0,
+        "data": "/data/b.yaml",
+    }  # some are defaults
     cfg, lines = resumed_config(resume_flags(tmp_path, **given), open_checkpoint(tmp_path, saved))
     assert {name: getattr(cfg, name) for name in given} == given
     assert lines == [
@@ -371,20 +488,33 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
         open_checkpoint(tmp_path, saved),
     )
     assert (cfg.imgsz, cfg.seed, cfg.batch_size) == (320, 0, 16)
-    assert lines == ["--resume keeps the run's own settings; these flags have no effect: --batch-size, --imgsz, --seed"]
+    assert lines == [
+        "--resume keeps the run's own settings; these flags have no effect: --batch-size, --imgsz, "
+        "--seed"
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "made", "sentence"),
     [
-        ({}, {}, "its run is done after 3 epochs; to continue it, raise --epochs or, if it stopped early, --patience"),
+        (
+            {},
+            {},
+            "its run is done after 3 epochs; to continue it, raise --epochs or, if it stopped "
+            "early, --patience",
+        ),
         ({"epochs": 2}, {}, "--epochs 2, but the run has trained 3 epochs"),
         ({"epochs": 9, "patience": 1}, {"best": 1}, "its run is done after 3 epochs"),
-        ({}, {"done": False, "config": {"bogus": 1}}, "its settings (bogus) are unknown to this version of Kestrel"),
+        (
+            {},
+            {"done": False, "config": {"bogus": 1}},
+            "its settings (bogus) are unknown to this version of Kestrel",
+        ),
         (
             {},
             {"format": 1},
-            "(format 1; this one reads 3 to 6): resume it with the version that wrote it, or start a",
+            "(format 1; this one reads 3 to 6): resume it with the version that wrote it, or start "
+            "a",
         ),
         ({}, {"format": None}, "written by another version of Kestrel (no format number"),
         ({}, {"open": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),
@@ -393,19 +523,33 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
             {"open": {"time": 1.0, "losses": {}, "lr": 0.1, "pace": ""}},
             "its counts contradict each other: epochs 3, batches 0, rows of results 3",
         ),
-        ({}, {"optimizer": None}, "contains no training state to resume; fine-tune from it with --weights"),
+        (
+            {},
+            {"optimizer": None},
+            "contains no training state to resume; fine-tune from it with --weights",
+        ),
     ],
 )
 def test_invalid_resume_is_refused(tmp_path, given, made, sentence):
-    own = made.pop("config", {}) | {name: made.pop(name) for name in ("best", "done") if name in made}
-    saved = {name: value for name, value in (saved_run(tmp_path, **own) | made).items() if value is not None}
+    own = made.pop("config", {}) | {
+        name: made.pop(name) for name in ("best", "done") if name in made
+    }
+    saved = {
+        name: value
+        for name, value in (saved_run(tmp_path, **own) | made).items()
+        if value is not None
+    }
     with pytest.raises(ValueError, match=re.escape(sentence)):
         resumed_config(resume_flags(tmp_path, **given), open_checkpoint(tmp_path, saved))
 
 
 def test_finished_run_without_metrics_json_can_be_resumed(tmp_path):
-    """Killed between its last checkpoint and metrics.json: it can be resumed to write what is missing."""
-    cfg, _ = resumed_config(resume_flags(tmp_path), open_checkpoint(tmp_path, saved_run(tmp_path, done=False)))
+    """Killed between its last checkpoint and metrics.json: it can be resumed to write what is
+    missing.
+    """
+    cfg, _ = resumed_config(
+        resume_flags(tmp_path), open_checkpoint(tmp_path, saved_run(tmp_path, done=False))
+    )
     assert cfg.epochs == 3
 
 
@@ -420,12 +564,21 @@ def test_find_last_accepts_newest_folder_or_file(tmp_path):
         last.touch()
         os.utime(last, (9 - number, 9 - number))
     (tmp_path / "empty").mkdir()
-    assert find_last("newest", tmp_path, refuse_to_speak) == str(tmp_path / "new" / "weights" / "last.pt")
-    assert find_last(str(tmp_path / "old"), tmp_path, refuse_to_speak) == str(tmp_path / "old" / "weights" / "last.pt")
+    assert find_last("newest", tmp_path, refuse_to_speak) == str(
+        tmp_path / "new" / "weights" / "last.pt"
+    )
+    assert find_last(str(tmp_path / "old"), tmp_path, refuse_to_speak) == str(
+        tmp_path / "old" / "weights" / "last.pt"
+    )
     assert find_last("any/file.pt", tmp_path, refuse_to_speak) == "any/file.pt"
-    with pytest.raises(ValueError, match=r"empty: there is no weights/last\.pt in it; its run has saved nothing yet"):
+    with pytest.raises(
+        ValueError,
+        match=r"empty: there is no weights/last\.pt in it; its run has saved nothing yet",
+    ):
         find_last(str(tmp_path / "empty"), tmp_path, refuse_to_speak)
-    with pytest.raises(ValueError, match=r"empty: there is no run with a weights/last\.pt; train first"):
+    with pytest.raises(
+        ValueError, match=r"empty: there is no run with a weights/last\.pt; train first"
+    ):
         find_last("newest", tmp_path / "empty", refuse_to_speak)
 
 
@@ -438,7 +591,8 @@ def test_resume_names_the_run_that_has_saved_nothing_if_there_is_no_other(tmp_pa
     with pytest.raises(ValueError) as caught:
         find_last("newest", tmp_path, refuse_to_speak)
     assert str(caught.value) == (
-        f"--resume finds nothing to continue under {tmp_path}: {tmp_path / 'exp2'} has saved nothing yet; "
+        f"--resume finds nothing to continue under {tmp_path}: {tmp_path / 'exp2'} has saved "
+        "nothing yet; "
         "train first, or name a checkpoint"
     )
 
@@ -457,7 +611,10 @@ def test_newer_run_that_has_saved_nothing_is_named(tmp_path):
     (tmp_path / "broken" / "args.yaml").symlink_to("nowhere")
     said = []
     assert find_last("newest", tmp_path, said.append) == str(last)
-    folders = f"{tmp_path / 'exp3'} is newer, but it has saved nothing: --resume continues {tmp_path / 'exp'}"
+    folders = (
+        f"{tmp_path / 'exp3'} is newer, but it has saved nothing: --resume continues "
+        f"{tmp_path / 'exp'}"
+    )
     assert said == [folders]
 
 
@@ -469,7 +626,8 @@ def test_finished_run_can_be_extended_with_more_epochs(attempt, tmp_path):
     four = rows(tmp_path / "exp")
     assert [row["epoch"] for row in four] == ["1", "2", "3", "4"]
     assert four[:2] == two
-    # 18 images in batches of 4 are 18 batches in 4 epochs; the last one of the third epoch is number 12, counted from 0
+    # 18 images in batches of 4 are 18 batches in 4 epochs; the last one of the third epoch is
+    # number 12, counted from 0
     assert float(four[2]["lr"]) == pytest.approx(0.01 * (1 - 0.95 * 12 / 18), rel=1e-5)
     assert (tmp_path / "exp" / "metrics.json").exists()
     assert attempt(1, "exp", "--epochs", "4") == [2]
@@ -484,7 +642,10 @@ def test_run_resumes_mid_epoch_with_other_batch_size(attempt, tmp_path):
     assert "--resume changes --batch-size from 4 to 2\n" in output
     assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
     after = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
-    decays = [{group["weight_decay"] for group in saved["optimizer"]["param_groups"]} for saved in (before, after)]
+    decays = [
+        {group["weight_decay"] for group in saved["optimizer"]["param_groups"]}
+        for saved in (before, after)
+    ]
     assert decays[0] == decays[1] == {0.0, 0.0005}  # 4 x 2 and 2 x 4 images per step
 
 
@@ -500,7 +661,10 @@ def test_search_for_best_epoch_restarts_if_best_checkpoint_is_unusable(attempt, 
         checkpoint_file.save(best, checkpoint_file.load(best) | {"epoch": 99})
     assert attempt(1, "exp", "--epochs", "4") == [0]
     output = (tmp_path / "io" / "rank0" / "stdout").read_text()
-    sentence = r"best\.pt is not from epoch \d, the best so far: the search for the best epoch starts again\n"
+    sentence = (
+        r"best\.pt is not from epoch \d, the best so far: the search for the best epoch "
+        r"starts again\n"
+    )
     assert re.search(sentence, output)
     assert 2 <= checkpoint_file.load(best)["epoch"] <= 4
     assert (tmp_path / "exp" / "metrics.json").exists()
@@ -540,7 +704,12 @@ def lock_in_other_process(folder: Path) -> Iterator[None]:
     """Lock a run's folder in another process."""
     imports = "import sys; from pathlib import Path; from utils.files.disk import lock_folder"
     words = f"{imports}; held = lock_folder(Path(sys.argv[1]))"
-    command = [sys.executable, "-c", f"{words}; print(1, flush=True); sys.stdin.read()", str(folder)]
+    command = [
+        sys.executable,
+        "-c",
+        f"{words}; print(1, flush=True); sys.stdin.read()",
+        str(folder),
+    ]
     with subprocess.Popen(command, stdin=-1, stdout=-1, cwd=ROOT) as other:
         assert other.stdout is not None
         other.stdout.readline()
@@ -557,24 +726,34 @@ def test_resume_reports_changed_training_data(attempt, data, tmp_path):
     assert attempt(1, "exp", *moved) == [0]
     output = (tmp_path / "io" / "rank0" / "stdout").read_text()
     assert (
-        f"{copy / data.name}: since {tmp_path}/exp/weights/last.pt was written the training images or their labels "
-        in output
+        f"{copy / data.name}: since {tmp_path}/exp/weights/last.pt was written the training images "
+        "or their labels " in output
     )
 
 
-# ---------------------------------------------------------------------- checkpoints with any content
+# --------------------------------------------------------------------- checkpoints with any content
 
 
 @pytest.fixture(scope="module")
 def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch."""
     folder = tmp_path_factory.mktemp("stopped_run")
-    words = [*small_run_flags(data, tiny_model, folder), "--epochs", "3", "--batch", "4", "--save-minutes", "1e-9"]
+    words = [
+        *small_run_flags(data, tiny_model, folder),
+        "--epochs",
+        "3",
+        "--batch",
+        "4",
+        "--save-minutes",
+        "1e-9",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         many_steps_here(patch)
         steps, real = iter(range(1, 99)), state.TrainState.step
         patch.setattr(
-            state.TrainState, "step", lambda self: real(self) if next(steps) < 5 else raise_keyboard_interrupt()
+            state.TrainState,
+            "step",
+            lambda self: real(self) if next(steps) < 5 else raise_keyboard_interrupt(),
         )
         with pytest.raises(KeyboardInterrupt):
             train.main(train.parse_args(words)[0], SINGLE_PROCESS)
@@ -610,12 +789,25 @@ INVALID_ENTRIES = [
     *((name, value) for name in ENTRIES for value in ("", torch.zeros(2))),
     *(("epoch", value) for value in (-3, 0, 2, 10**9, True)),
     *(("batch", value) for value in (-1, 1 << 50, 2.5)),
-    *((f"config.{name}", value) for name, value in (("epochs", "9"), ("patience", None), ("freeze", 3), ("lr", 1))),
-    *((f"config.{name}", value) for name, value in (("batch_size", 0), ("epochs", torch.zeros(1)), ("imgsz", 10**9))),
+    *(
+        (f"config.{name}", value)
+        for name, value in (("epochs", "9"), ("patience", None), ("freeze", 3), ("lr", 1))
+    ),
+    *(
+        (f"config.{name}", value)
+        for name, value in (("batch_size", 0), ("epochs", torch.zeros(1)), ("imgsz", 10**9))
+    ),
     *((f"hyp.{name}", value) for name, value in (("lr0", "x"), ("bogus", 1.0), ("box", NAN))),
     *((f"best.{name}", value) for name, value in (("epoch", ""), ("fitness", "x"), ("epoch", "x"))),
-    *((f"table.{name}", value) for name, value in (("nc", 3_000_000), ("width_multiple", 8.0), ("backbone", 3))),
-    *((f"{part}.layers.0.conv.weight", v) for part in ("model", "ema") for v in ("", torch.zeros(1), "x")),
+    *(
+        (f"table.{name}", value)
+        for name, value in (("nc", 3_000_000), ("width_multiple", 8.0), ("backbone", 3))
+    ),
+    *(
+        (f"{part}.layers.0.conv.weight", v)
+        for part in ("model", "ema")
+        for v in ("", torch.zeros(1), "x")
+    ),
     ("optimizer.state", {0: {"momentum_buffer": torch.zeros(99)}}),
     ("optimizer.state", {10**6: {"momentum_buffer": torch.zeros(1)}}),
     ("optimizer.param_groups", []),
@@ -638,9 +830,14 @@ INVALID_ENTRIES = [
     ("where", "value"), INVALID_ENTRIES, ids=lambda v: v if isinstance(v, str) else type(v).__name__
 )
 def test_invalid_checkpoint_entry_gives_one_line_error(stopped_run, monkeypatch, where, value):
-    """The error is one sentence with the checkpoint's path, and the run's folder does not change."""
+    """The error is one sentence with the checkpoint's path, and the run's folder does not
+    change.
+    """
     many_steps_here(monkeypatch)
-    last, kept = stopped_run / "weights" / "last.pt", (stopped_run / "weights" / "last.pt").read_bytes()
+    last, kept = (
+        stopped_run / "weights" / "last.pt",
+        (stopped_run / "weights" / "last.pt").read_bytes(),
+    )
     state = checkpoint_file.load(last)
     if "layers" in where:
         part, _, name = where.partition(".")
@@ -656,6 +853,8 @@ def test_invalid_checkpoint_entry_gives_one_line_error(stopped_run, monkeypatch,
         with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
             train.main(cfg, SINGLE_PROCESS)
         assert str(last) in str(refused.value)
-        assert {file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()} == before
+        assert {
+            file: file.read_bytes() for file in stopped_run.rglob("*") if file.is_file()
+        } == before
     finally:
         last.write_bytes(kept)

@@ -1,4 +1,6 @@
-"""benchmarks/scaling.py: its arithmetic checked by hand, its counts of collectives, and a run in one process."""
+"""benchmarks/scaling.py: its arithmetic checked by hand, its counts of collectives, and a run in
+one process.
+"""
 
 import doctest
 import json
@@ -16,7 +18,9 @@ from data.shapes.generate import generate
 from utils.distributed.sync_bn import SyncBatchNorm2d
 from utils.distributed.world import World
 
-ONE = Measured(1, device="CPU, 1 threads", precision="float32", step=[0.100] * 5, fed=[0.110] * 5, waiting=0.1)
+ONE = Measured(
+    1, device="CPU, 1 threads", precision="float32", step=[0.100] * 5, fed=[0.110] * 5, waiting=0.1
+)
 TWO = Measured(
     2,
     backend="gloo",
@@ -38,7 +42,8 @@ def test_scaling_doctests_pass():
 
 
 def test_time_losses_match_hand_computed_values():
-    # 130 - 100 ms lost by sharing, 150 - 130 by the exchange; 8 MB at 2 GB/s take 4 ms; 10 small messages take 10 ms
+    # 130 - 100 ms lost by sharing, 150 - 130 by the exchange; 8 MB at 2 GB/s take 4 ms; 10 small
+    # messages take 10 ms
     lost = Losses.of(ONE, TWO)
     assert (lost.sharing, lost.exchange) == (pytest.approx(0.030), pytest.approx(0.020))
     assert (lost.ring, lost.small) == (pytest.approx(0.004), pytest.approx(0.010))
@@ -65,7 +70,9 @@ def test_ledger_counts_collective_calls_and_bytes(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, *rest: tensor)
     monkeypatch.setattr(dist, "all_gather", lambda parts, tensor: parts)
     plain, ledger = dist.all_reduce, Ledger(size=4)
-    values = torch.zeros(10)  # 40 bytes; in a ring of 4, an all-reduce sends 1.5 times as much, an all-gather 3 times
+    values = torch.zeros(
+        10
+    )  # 40 bytes; in a ring of 4, an all-reduce sends 1.5 times as much, an all-gather 3 times
     with ledger.open():
         ledger.turn()
         assert dist.all_reduce(values) is values
@@ -85,7 +92,10 @@ def test_modules_that_call_collectives_are_listed():
     [
         (["--processes", "2", "4"], "--processes 2 4: the smallest must be 1"),
         (["--processes", "0", "1"], "--processes 0 1: the smallest must be 1"),
-        (["--processes", "1", "3", "--batch", "8"], r"--batch 8: must be a positive multiple of 3 \(--processes\)"),
+        (
+            ["--processes", "1", "3", "--batch", "8"],
+            r"--batch 8: must be a positive multiple of 3 \(--processes\)",
+        ),
         (["--batch", "0"], "--batch 0: must be a positive multiple of 1 "),
         (["--proceses", "1"], "did you mean --processes"),
     ],
@@ -99,7 +109,20 @@ def test_scaling_measures_one_process(monkeypatch, tmp_path, tiny_model):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     generate(tmp_path / "shapes", train=2, val=1, size=64)
-    flags = ["--cfg", tiny_model, "--img", "64", "--batch", "2", "--steps", "4", "--warmup", "1", "--amp", "fp32"]
+    flags = [
+        "--cfg",
+        tiny_model,
+        "--img",
+        "64",
+        "--batch",
+        "2",
+        "--steps",
+        "4",
+        "--warmup",
+        "1",
+        "--amp",
+        "fp32",
+    ]
     scaling.main([*flags, "--workers", "0", "--processes", "1", "--measure", str(tmp_path)])
     found = Measured(**json.loads((tmp_path / "1.json").read_text()))
     assert (found.processes, found.backend, found.workers) == (1, "", 0)
@@ -107,5 +130,7 @@ def test_scaling_measures_one_process(monkeypatch, tmp_path, tiny_model):
     assert min(found.step + found.fed) > 0
     assert 0 < found.waiting < 1
     assert found.silent == found.every_batch == found.alone == []
-    assert found.gradient_bytes == 4 * sum(p.numel() for p in scaling.build_model(tiny_model, 80).parameters())
+    assert found.gradient_bytes == 4 * sum(
+        p.numel() for p in scaling.build_model(tiny_model, 80).parameters()
+    )
     assert Path(tiny_model).stem in scaling_report.report([found], Setting(cfg=tiny_model))

@@ -1,4 +1,6 @@
-"""Heads without anchors, one from outside the project: they learn, resume, and 1, 2 and 4 processes agree."""
+"""Heads without anchors, one from outside the project: they learn, resume, and 1, 2 and 4 processes
+agree.
+"""
 
 import csv
 import sys
@@ -24,7 +26,10 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
 ]
 TABLES = Path(__file__).parent / "tables"
-EPOCHS = {"distance": "250", "dual": "150"}  # until boxes are found; with bins they begin at 15 strides, much too large
+EPOCHS = {
+    "distance": "250",
+    "dual": "150",
+}  # until boxes are found; with bins they begin at 15 strides, much too large
 REGISTERED = {"KESTREL_FAULT": "tests.support.anchor_free:register"}
 
 
@@ -35,7 +40,9 @@ def _registered():
         yield
 
 
-@pytest.fixture(scope="module", params=["anchor_free", "decoupled", "distance", "distance_plain", "dual"])
+@pytest.fixture(
+    scope="module", params=["anchor_free", "decoupled", "distance", "distance_plain", "dual"]
+)
 def table(request: pytest.FixtureRequest) -> str:
     return str(TABLES / f"{request.param}.yaml")
 
@@ -53,8 +60,17 @@ def data(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def start(folder: Path, data: Path, table: str) -> Path:
     """The folder of a run in this process that overfits twelve images."""
-    write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(table))
-    learning = ["--epochs", EPOCHS.get(Path(table).stem, "100"), "--batch", "12", "--optimizer", "AdamW"]
+    write_hyp(
+        folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(table)
+    )
+    learning = [
+        "--epochs",
+        EPOCHS.get(Path(table).stem, "100"),
+        "--batch",
+        "12",
+        "--optimizer",
+        "AdamW",
+    ]
     learning += ["--noval", "--nosave", "--name", "start"]
     train_here(folder, data, table, *learning, "--hyp", str(folder / "learn.yaml"))
     return folder / "start"
@@ -86,12 +102,21 @@ def test_head_learns_and_is_evaluated(start, data, folder, table):
     assert type(model.head) is not HEADS["Detect"].head
     columns = ["epoch", "time", *(f"train/{term}_loss" for term in family.loss.terms)]
     columns += [f"metrics/{name}" for name in ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")]
-    assert list(rows_of(start)[0]) == [*columns, *(f"val/{term}_loss" for term in family.loss.terms), "lr"]
+    assert list(rows_of(start)[0]) == [
+        *columns,
+        *(f"val/{term}_loss" for term in family.loss.terms),
+        "lr",
+    ]
     for term in {*family.loss.terms} - {"l1"}:
         values = [float(row[f"train/{term}_loss"]) for row in rows_of(start)]
-        assert values[-1] < 0.5 * max(values)  # the first is small where the wanted scores are still near 0
+        assert values[-1] < 0.5 * max(
+            values
+        )  # the first is small where the wanted scores are still near 0
     assert "anchors" not in saved["table"]
-    words = f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir {folder}/cache --batch 4"
+    words = (
+        f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir "
+        f"{folder}/cache --batch 4"
+    )
     found = val.main(val.parse_args(words.split())[0], SINGLE_PROCESS)
     assert found.coco.stats["AP50"] > 0.5
     assert found.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
@@ -107,11 +132,16 @@ def test_l1_is_trained_in_the_closing_epochs(tmp_path):
         train_here(tmp_path, data, table, *flags, "--hyp", str(tmp_path / "plain.yaml"))
     without, with_l1 = rows_of(tmp_path / "run0"), rows_of(tmp_path / "run1")
     assert all(float(row["val/l1_loss"]) > 0 for row in [*without, *with_l1])
-    same = [one["val/box_loss"] == other["val/box_loss"] for one, other in zip(without, with_l1, strict=True)]
+    same = [
+        one["val/box_loss"] == other["val/box_loss"]
+        for one, other in zip(without, with_l1, strict=True)
+    ]
     assert same == [True, True, False]
 
 
-@pytest.mark.parametrize("flags", ["--batch -1", "--multi-scale --image-weights", "--checkpoint-activations --rect"])
+@pytest.mark.parametrize(
+    "flags", ["--batch -1", "--multi-scale --image-weights", "--checkpoint-activations --rect"]
+)
 def test_head_trains_with_flags(data, tmp_path, table, flags):
     train_here(tmp_path, data, table, *flags.split(), "--name", "run")
     (row,) = rows_of(tmp_path / "run")
@@ -123,7 +153,9 @@ def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> l
     """Return the exit codes of a run of `size` processes."""
     port = free_port()
     environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
-    with forked([variables | REGISTERED | faults for variables in environments], words, folder / "io") as ranks:
+    with forked(
+        [variables | REGISTERED | faults for variables in environments], words, folder / "io"
+    ) as ranks:
         codes = [rank.end(120) for rank in ranks]
         assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
         return codes
@@ -149,11 +181,22 @@ def test_head_in_2_and_4_processes_matches_single_process(start, folder, data, t
 
 @pytest.fixture
 def attempt(data: Path, table: str, tmp_path: Path) -> Callable[..., list[int]]:
-    """attempt(name, at=instant): start a run, or resume it from its last checkpoint, and return its exit codes."""
+    """attempt(name, at=instant): start a run, or resume it from its last checkpoint, and return its
+    exit codes.
+    """
 
     def one(name: str, at: str = "0 nowhere 1") -> list[int]:
         words = small_run_flags(
-            data, table, tmp_path, "--epochs", "4", "--name", name, "--exist-ok", "--save-minutes", "1e-9"
+            data,
+            table,
+            tmp_path,
+            "--epochs",
+            "4",
+            "--name",
+            name,
+            "--exist-ok",
+            "--save-minutes",
+            "1e-9",
         )
         last = tmp_path / name / "weights" / "last.pt"
         resume = ["--resume", str(last)] if last.exists() else []

@@ -19,10 +19,20 @@ def test_help_imports_no_heavy_library(script, flag, rank, tmp_path):
     rank_variables = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank} if rank else {}
     environment = os.environ | rank_variables
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
     )
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    loaded = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+    }
     assert done.returncode == 0
     assert {"argparse", "utils"} <= loaded
     assert not loaded & HEAVY
-    assert done.stdout.count("--dist-url") == (0 if rank == "1" else 2)  # in the usage line and in the list of options
+    assert done.stdout.count("--dist-url") == (
+        0 if rank == "1" else 2
+    )  # in the usage line and in the list of options

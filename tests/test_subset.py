@@ -21,7 +21,8 @@ def data(tmp_path, tiny_data):
     images = find_images(tiny_data.parent / "images").images
     (tmp_path / "own.txt").write_text("\n".join(images))
     (tmp_path / "own.yaml").write_text(
-        f"train: own.txt\nval: {tiny_data.parent}/images\ntest: {tiny_data.parent}/images\nnames: [a, b, c]\n"
+        f"train: own.txt\nval: {tiny_data.parent}/images\ntest: {tiny_data.parent}/images\nnames: "
+        "[a, b, c]\n"
     )
     return tmp_path / "own.yaml"
 
@@ -36,12 +37,28 @@ def test_subset_has_fewer_training_images_and_the_other_splits(data, tmp_path, m
     assert set(drawn) < set(find_images(own.sources("train")[0]).images)
     assert drawn == find_images(second.sources("train")[0]).images  # the same for the same seed
     assert (first.val, first.test, first.names) == (own.val, own.test, own.names)
-    assert run(monkeypatch, "--data", data, "--images", 5, "--seed", 1, "--out", tmp_path / "new" / "c.yaml") == 0
+    assert (
+        run(
+            monkeypatch,
+            "--data",
+            data,
+            "--images",
+            5,
+            "--seed",
+            1,
+            "--out",
+            tmp_path / "new" / "c.yaml",
+        )
+        == 0
+    )
     assert find_images(tmp_path / "new" / "c.txt").images != drawn
 
 
 def test_overfitting_validates_on_the_training_images(data, tmp_path, monkeypatch):
-    assert run(monkeypatch, "--data", data, "--images", 3, "--overfit", "--out", tmp_path / "a.yml") == 0
+    assert (
+        run(monkeypatch, "--data", data, "--images", 3, "--overfit", "--out", tmp_path / "a.yml")
+        == 0
+    )
     spec = open_data(str(tmp_path / "a.yml"))
     assert (spec.val, spec.test) == (spec.train, None)
     assert len(find_images(spec.sources("val")[0]).images) == 3
@@ -57,7 +74,9 @@ def test_overfitting_validates_on_the_training_images(data, tmp_path, monkeypatc
         (1, "own.yml", "own.txt exists: choose another --out, or delete it"),
     ],
 )
-def test_wrong_arguments_leave_all_files_as_they_are(data, tmp_path, monkeypatch, capsys, images, out, sentence):
+def test_wrong_arguments_leave_all_files_as_they_are(
+    data, tmp_path, monkeypatch, capsys, images, out, sentence
+):
     before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
     assert run(monkeypatch, "--data", data, "--images", images, "--out", tmp_path / out) == 2
     assert sentence in capsys.readouterr().err

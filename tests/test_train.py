@@ -43,9 +43,35 @@ def start(tiny_data: Path, tiny_model: str, tmp_path: Path):
     """start("--epochs", "2", ...) trains with small settings; returns (evaluation, run folder)."""
 
     def run(*flags: str, name: str = "exp", pictures: bool = False) -> tuple[val.Evaluation, Path]:
-        small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--workers", "0"]
-        paths = ["--project", str(tmp_path / "runs"), "--name", name, "--cache-dir", str(tmp_path / "cache")]
-        defaults = ["--device", "cpu", "--amp", "fp32", *small, *paths, *([] if pictures else ["--noplots"])]
+        small = [
+            "--data",
+            str(tiny_data),
+            "--cfg",
+            tiny_model,
+            "--imgsz",
+            "96",
+            "--batch-size",
+            "4",
+            "--workers",
+            "0",
+        ]
+        paths = [
+            "--project",
+            str(tmp_path / "runs"),
+            "--name",
+            name,
+            "--cache-dir",
+            str(tmp_path / "cache"),
+        ]
+        defaults = [
+            "--device",
+            "cpu",
+            "--amp",
+            "fp32",
+            *small,
+            *paths,
+            *([] if pictures else ["--noplots"]),
+        ]
         return train.main(train.parse_args([*defaults, *flags])[0], CPU), tmp_path / "runs" / name
 
     return run
@@ -74,7 +100,16 @@ def same(first: object, second: object) -> bool:
 @pytest.mark.slow
 def test_training_overfits_eight_images(start, hyp):
     result, folder = start(
-        "--epochs", "120", "--imgsz", "64", "--optimizer", "AdamW", "--hyp", hyp, "--noval", "--nosave"
+        "--epochs",
+        "120",
+        "--imgsz",
+        "64",
+        "--optimizer",
+        "AdamW",
+        "--hyp",
+        hyp,
+        "--noval",
+        "--nosave",
     )
     assert result.coco.stats["AP50"] > 0.9
     assert len(rows_of(folder)) == 120
@@ -82,7 +117,13 @@ def test_training_overfits_eight_images(start, hyp):
 
 def test_run_folder_contains_documented_files(start):
     _, folder = start("--epochs", "2")
-    assert {p.name for p in folder.iterdir()} >= {"args.yaml", "hyp.yaml", "results.csv", "metrics.json", "weights"}
+    assert {p.name for p in folder.iterdir()} >= {
+        "args.yaml",
+        "hyp.yaml",
+        "results.csv",
+        "metrics.json",
+        "weights",
+    }
     header = (folder / "results.csv").read_text().splitlines()[0]
     assert header == (
         "epoch,time,train/box_loss,train/obj_loss,train/cls_loss,metrics/precision,metrics/recall,metrics/mAP_0.5,"
@@ -99,7 +140,12 @@ def test_run_folder_contains_documented_files(start):
 def test_plots_are_drawn_unless_disabled(start):
     _, folder = start("--epochs", "1", pictures=True)
     curves = [f"{name}_curve.png" for name in ("P", "R", "F1", "PR")]
-    batches = ["train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg", "val_batch1_pred.jpg"]
+    batches = [
+        "train_batch0.jpg",
+        "val_batch0_labels.jpg",
+        "val_batch0_pred.jpg",
+        "val_batch1_pred.jpg",
+    ]
     for name in ["labels.png", "results.png", "confusion_matrix.png", *curves, *batches]:
         picture = cv2.imread(str(folder / name))
         assert picture is not None, name
@@ -125,19 +171,36 @@ def test_number_of_workers_does_not_change_results(start):
     assert without_time(without_workers) == without_time(with_workers)
 
 
-@pytest.mark.parametrize("flags", [[], ["--tile", "64", "--tile-overlap", "0.3", "--imgsz", "64"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [[], ["--tile", "64", "--tile-overlap", "0.3", "--imgsz", "64"]], ids=" ".join
+)
 def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, flags):
     """With the image size and the tiles of the training.
 
-    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands crosses a threshold:
+    val.py folds BatchNorm into convolutions, so boxes differ by rounding, and one in thousands
+    crosses a threshold:
     on one processor AP50 differs by 2.5e-5.
     """
     result, folder = start("--epochs", "3", "--optimizer", "SGD", *flags)
     saved = checkpoint_file.load(folder / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]
     assert "optimizer" not in saved
-    arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0"]
-    arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
+    arguments = [
+        "--weights",
+        str(folder / "weights" / "best.pt"),
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+    ]
+    arguments += [
+        "--project",
+        str(tmp_path / "val"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--batch-size",
+        "4",
+    ]
     measured = val.main(val.parse_args(arguments)[0], CPU)
     assert measured.coco.stats == pytest.approx(result.coco.stats, abs=1e-4)
     assert measured.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-4)
@@ -145,13 +208,25 @@ def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, fla
 
 def test_fine_tuning_copies_weights(start, capsys):
     _, folder = start("--epochs", "1", name="first")
-    start("--epochs", "1", "--weights", str(folder / "weights" / "best.pt"), "--cfg", "", name="second")
-    assert re.search(r"(\d+) of (\d+) tensors and 3 of 3 classes copied from", capsys.readouterr().out)
+    start(
+        "--epochs",
+        "1",
+        "--weights",
+        str(folder / "weights" / "best.pt"),
+        "--cfg",
+        "",
+        name="second",
+    )
+    assert re.search(
+        r"(\d+) of (\d+) tensors and 3 of 3 classes copied from", capsys.readouterr().out
+    )
 
 
 def test_flags_that_the_recipe_names_give_the_same_bits(start, capsys):
     _, chosen = start("--epochs", "2", name="auto")
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe for "))
+    line = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe for ")
+    )
     assert line.startswith("recipe for 8 images x 2 epochs, 3 classes, random weights: ")
     flags = re.search(r"(--optimizer \w+) (--hyp \S+)", line)
     assert flags
@@ -165,7 +240,9 @@ def test_flags_that_the_recipe_names_give_the_same_bits(start, capsys):
 @pytest.mark.parametrize(("nominal", "steps"), [(64, 1), (8, 1), (4, 2), (1, 2)])
 def test_nominal_batch_sets_the_number_of_optimizer_steps(start, tmp_path, nominal, steps):
     write_hyp(tmp_path / "hyp.yaml", "hyp.scratch-low.yaml", nominal_batch=nominal, warmup_epochs=0)
-    _, folder = start("--epochs", "1", "--hyp", str(tmp_path / "hyp.yaml"))  # two batches of four images
+    _, folder = start(
+        "--epochs", "1", "--hyp", str(tmp_path / "hyp.yaml")
+    )  # two batches of four images
     assert checkpoint_file.load(folder / "weights" / "last.pt")["ema_updates"] == steps
 
 
@@ -188,7 +265,10 @@ def test_frozen_layers_keep_their_initial_bits(start, tiny_model):
         ["--image-weights"],
         ["--rect", "--image-weights"],
         ["--tile", "64", "--imgsz", "64", "--rect", "--image-weights", "--cache"],
-        pytest.param(["--tile", "64", "--imgsz", "64", "--multi-scale", "--batch-size", "-1"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--tile", "64", "--imgsz", "64", "--multi-scale", "--batch-size", "-1"],
+            marks=pytest.mark.slow,
+        ),
         ["--checkpoint-activations"],
         ["--amp", "fp64"],
         ["--multi-scale"],
@@ -219,7 +299,9 @@ def test_patience_stops_training_early(start):
 
 def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
     _, folder = start("--epochs", "3", "--nosave", "--exist-ok")
-    start("--epochs", "2", "--nosave", "--exist-ok")  # the folder has best.pt of the other run, from epoch 3
+    start(
+        "--epochs", "2", "--nosave", "--exist-ok"
+    )  # the folder has best.pt of the other run, from epoch 3
     assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 2
     assert "best.pt is from epoch 2:" in capsys.readouterr().out.splitlines()[-1]
     assert len(rows_of(folder)) == 2
@@ -233,7 +315,9 @@ class KilledError(Exception):
 
 
 def fail_when(monkeypatch, owner, name, when):
-    """Make `owner.name` raise KilledError, before its work, if `when(*arguments)` is true; return a call to undo it."""
+    """Make `owner.name` raise KilledError, before its work, if `when(*arguments)` is true; return a
+    call to undo it.
+    """
     real = getattr(owner, name)
 
     def work(*arguments, **keywords):
@@ -256,7 +340,9 @@ def test_run_resumes_from_other_working_folder(start, tiny_data, tmp_path, monke
     with pytest.raises(KilledError):
         start("--epochs", "2", "--data", tiny_data.name)
     undo()
-    (tmp_path / "runs" / "exp" / "weights" / "last.pt.tmp.1").touch()  # of a process that was killed while it wrote
+    (
+        tmp_path / "runs" / "exp" / "weights" / "last.pt.tmp.1"
+    ).touch()  # of a process that was killed while it wrote
     monkeypatch.chdir(tmp_path / "runs" / "exp" / "weights")
     train.main(train.parse_args(["--resume", "last.pt", "--workers", "0"])[0], CPU)
     assert len(rows_of(tmp_path / "runs" / "exp")) == 2
@@ -284,10 +370,39 @@ def test_resume_from_checkpoint_outside_its_run_is_refused(start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
 def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
-    small = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4", "--noplots"]
-    paths = ["--project", str(tmp_path), "--cache-dir", str(tmp_path / "cache"), "--device", "cpu", "--noval"]
-    command = [sys.executable, str(ROOT / "train.py"), *small, *paths, "--workers", "2", "--epochs", "100000"]
-    process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True, cwd=tmp_path)
+    small = [
+        "--data",
+        str(tiny_data),
+        "--cfg",
+        tiny_model,
+        "--imgsz",
+        "64",
+        "--batch-size",
+        "4",
+        "--noplots",
+    ]
+    paths = [
+        "--project",
+        str(tmp_path),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--device",
+        "cpu",
+        "--noval",
+    ]
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        *small,
+        *paths,
+        "--workers",
+        "2",
+        "--epochs",
+        "100000",
+    ]
+    process = subprocess.Popen(
+        command, stdout=-1, stderr=-1, text=True, start_new_session=True, cwd=tmp_path
+    )
     try:
         while not (tmp_path / "exp" / "weights" / "last.pt").exists() and process.poll() is None:
             time.sleep(0.05)
@@ -316,10 +431,18 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
     kept.clear()
     if taken_in == "after the epoch":
         monkeypatch.setattr(BackgroundTask, "busy", True)
-    real_step, real_evaluate, steps, passed = train.TrainState.step, val.Predictions.evaluate, [], []
+    real_step, real_evaluate, steps, passed = (
+        train.TrainState.step,
+        val.Predictions.evaluate,
+        [],
+        [],
+    )
 
     def evaluate(self: val.Predictions) -> val.Evaluation:
-        begun, deadline = len(steps), time.monotonic() + 3  # s: only after the last epoch no step follows
+        begun, deadline = (
+            len(steps),
+            time.monotonic() + 3,
+        )  # s: only after the last epoch no step follows
         while len(steps) == begun and time.monotonic() < deadline:
             time.sleep(0.002)
         passed.append(len(steps) - begun)
@@ -328,18 +451,26 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
     monkeypatch.setattr(train.TrainState, "step", lambda self: (steps.append(0), real_step(self)))
     monkeypatch.setattr(val.Predictions, "evaluate", evaluate)
     _, late = start("--epochs", "4", name="late")
-    assert [number > 0 for number in passed] == [True] * 3 + [False] * 2  # the last epoch, and best.pt
+    assert [number > 0 for number in passed] == [True] * 3 + [
+        False
+    ] * 2  # the last epoch, and best.pt
     assert without_time(late) == without_time(plain)
     assert kept == best_so_far
     assert kept[0] == 1  # the first epoch is always the best so far
-    for file, parts in (("best.pt", ("model", "epoch", "metrics")), ("last.pt", ("ema", "best", "metrics", "open"))):
+    for file, parts in (
+        ("best.pt", ("model", "epoch", "metrics")),
+        ("last.pt", ("ema", "best", "metrics", "open")),
+    ):
         ours, theirs = (checkpoint_file.load(folder / "weights" / file) for folder in (late, plain))
         assert all(same(ours[part], theirs[part]) for part in parts)
 
 
 def test_too_small_imgsz_is_rounded_up_with_explanation(start, tiny_model, capsys):
     start("--epochs", "1", "--imgsz", "32")
-    rule = "must be a multiple of the largest stride, 32, and at least twice it (BatchNorm needs 2 cells)"
+    rule = (
+        "must be a multiple of the largest stride, 32, and at least twice it (BatchNorm "
+        "needs 2 cells)"
+    )
     assert f"--imgsz 32 is rounded up to 64: {rule}\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="more than 1 value per channel"):  # as the sentence says
         build_model(tiny_model, 3).train()(torch.zeros(1, 3, 32, 32))
@@ -395,7 +526,10 @@ REFUSALS = [
     (["stray"], "unexpected argument 'stray'"),
     (["--evolve", "300"], "--evolve is not supported: "),
     (["--quad"], "--quad is not supported: "),
-    (["--local_rank", "1"], "--local-rank 1: RANK and WORLD_SIZE do not describe several processes"),
+    (
+        ["--local_rank", "1"],
+        "--local-rank 1: RANK and WORLD_SIZE do not describe several processes",
+    ),
     (["--rect", "--multi-scale"], "cannot be used together"),
     (["--data", "nowhere.yaml"], "nowhere.yaml"),
     (["--cfg", "yolov5q.yaml"], "yolov5q"),
@@ -416,7 +550,14 @@ each_refusal = pytest.mark.parametrize(
 def test_invalid_train_input_gives_one_line_error_and_no_folder(
     flags, sentence, tmp_path, tiny_data, tiny_model, capsys
 ):
-    paths = ["--data", str(tiny_data), "--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]
+    paths = [
+        "--data",
+        str(tiny_data),
+        "--project",
+        str(tmp_path / "runs"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
     arguments = ["--cfg", tiny_model, "--device", "cpu", *paths, *flags]
     assert exit_code_of(lambda: train.run(arguments)) == 2
     errors = capsys.readouterr().err
@@ -430,7 +571,9 @@ def test_invalid_train_input_gives_one_line_error_and_no_folder(
 @pytest.mark.parametrize(("flags", "sentence"), [REFUSALS[0], REFUSALS[10]], ids=["epochs", "data"])
 def test_train_script_exits_2_on_invalid_input(flags, sentence, tmp_path):
     command = [sys.executable, str(ROOT / "train.py"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+    )
     assert done.returncode == 2
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
@@ -438,11 +581,20 @@ def test_train_script_exits_2_on_invalid_input(flags, sentence, tmp_path):
 
 
 def test_yolov5_command_line_is_parsed():
-    words = "--img 320 --batch 8 --data d.yaml --cfg yolov5s.yaml --weights= --cache ram --sync-bn --freeze 10"
+    words = (
+        "--img 320 --batch 8 --data d.yaml --cfg yolov5s.yaml --weights= --cache ram "
+        "--sync-bn --freeze 10"
+    )
     cfg, launch = train.parse_args(words.split())
     assert cfg.sync_bn
     assert launch == train.Launch()
-    assert (cfg.imgsz, cfg.batch_size, cfg.weights, cfg.freeze, cfg.cache_dir) == (320, 8, "", (10,), "")
+    assert (cfg.imgsz, cfg.batch_size, cfg.weights, cfg.freeze, cfg.cache_dir) == (
+        320,
+        8,
+        "",
+        (10,),
+        "",
+    )
     assert cfg.cache == "ram"
     assert train.parse_args(["--cache"])[0].cache == "ram"
     assert train.parse_args([])[0].cache == "auto"

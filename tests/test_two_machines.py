@@ -1,4 +1,6 @@
-"""A run on two machines, and the SLURM job for such a run. More scenarios: python tests/support/two_machines.py."""
+"""A run on two machines, and the SLURM job for such a run. More scenarios: python
+tests/support/two_machines.py.
+"""
 
 import os
 import re
@@ -60,7 +62,9 @@ def test_killed_scenario_script_leaves_no_processes(tmp_path):
             time.sleep(0.05)
         if script.returncode == NOT_SUPPORTED:
             pytest.skip(script.communicate()[0].strip())
-        assert len(command_lines_with(tmp_path)) >= 4  # the script, its copy in the namespace, and the launchers
+        assert (
+            len(command_lines_with(tmp_path)) >= 4
+        )  # the script, its copy in the namespace, and the launchers
     deadline = time.monotonic() + 10
     while command_lines_with(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -90,7 +94,8 @@ def test_unknown_scenario_is_refused():
 
 STUBS = {
     "srun": 'printf "%s\\n" "$@" > srun.txt\necho $$ > srun.pid\nexec sleep "$NAP"\n',
-    "scontrol": 'echo "$@" > scontrol.txt\nkill $(cat srun.pid)\n',  # SLURM ends the processes of a requeued job
+    # SLURM ends the processes of a requeued job
+    "scontrol": 'echo "$@" > scontrol.txt\nkill $(cat srun.pid)\n',
 }
 
 
@@ -103,7 +108,9 @@ def directives() -> dict[str, str]:
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch):
-    """submit(nap) starts the job script with a stub of srun that writes its arguments to a file and sleeps."""
+    """submit(nap) starts the job script with a stub of srun that writes its arguments to a file and
+    sleeps.
+    """
     bash = shutil.which("bash")
     if not bash or sys.platform == "win32":
         pytest.skip("no bash")
@@ -157,7 +164,9 @@ def test_slurm_job_returns_exit_code_of_its_processes(submit):
 
 
 def test_slurm_job_processes_get_distinct_nodes_and_devices(monkeypatch):
-    """The variables that srun sets for each process of the job give each a different node and device."""
+    """The variables that srun sets for each process of the job give each a different node and
+    device.
+    """
     nodes, each = int(directives()["nodes"]), int(directives()["ntasks-per-node"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(directives()["gpus-per-node"]))
     job = {
@@ -169,8 +178,16 @@ def test_slurm_job_processes_get_distinct_nodes_and_devices(monkeypatch):
     found = set()
     for rank in range(nodes * each):
         task = {"PROCID": rank, "NODEID": rank // each, "LOCALID": rank % each}
-        rank_info = read_rank_info(job | {f"SLURM_{name}": str(value) for name, value in task.items()})
+        rank_info = read_rank_info(
+            job | {f"SLURM_{name}": str(value) for name, value in task.items()}
+        )
         assert (rank_info.rank, rank_info.size, rank_info.local_size) == (rank, 8, 4)
-        assert (rank_info.host, rank_info.port, rank_info.hosted) == ("gpu01", MASTER_PORTS[8 * 77], False)
+        assert (rank_info.host, rank_info.port, rank_info.hosted) == (
+            "gpu01",
+            MASTER_PORTS[8 * 77],
+            False,
+        )
         found.add((rank // each, rank_info.local_rank, pick_devices("0,1,2,3", rank_info)[0]))
-    assert found == {(node, local, torch.device("cuda", local)) for node in range(2) for local in range(4)}
+    assert found == {
+        (node, local, torch.device("cuda", local)) for node in range(2) for local in range(4)
+    }

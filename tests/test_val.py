@@ -53,8 +53,27 @@ def loader(tiny_data):
 def trained(tiny_data, tiny_model, tmp_path_factory):
     """The weights/best.pt of a short run."""
     folder = tmp_path_factory.mktemp("trained")
-    flags = ["--data", str(tiny_data), "--cfg", tiny_model, "--imgsz", "96", "--batch-size", "4", "--epochs", "3"]
-    paths = ["--project", str(folder), "--cache-dir", str(folder / "cache"), "--workers", "0", "--noplots"]
+    flags = [
+        "--data",
+        str(tiny_data),
+        "--cfg",
+        tiny_model,
+        "--imgsz",
+        "96",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "3",
+    ]
+    paths = [
+        "--project",
+        str(folder),
+        "--cache-dir",
+        str(folder / "cache"),
+        "--workers",
+        "0",
+        "--noplots",
+    ]
     train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *paths])[0], CPU)
     return folder / "exp" / "weights" / "best.pt"
 
@@ -64,8 +83,25 @@ def measure(trained, tmp_path):
     """measure("--augment", ...) runs val.py's main on the trained checkpoint."""
 
     def run(*flags, weights=(trained,)):
-        paths = ["--project", str(tmp_path), "--name", "v", "--exist-ok", "--cache-dir", str(tmp_path / "cache")]
-        given = ["--weights", *map(str, weights), "--device", "cpu", "--workers", "0", "--batch-size", "4"]
+        paths = [
+            "--project",
+            str(tmp_path),
+            "--name",
+            "v",
+            "--exist-ok",
+            "--cache-dir",
+            str(tmp_path / "cache"),
+        ]
+        given = [
+            "--weights",
+            *map(str, weights),
+            "--device",
+            "cpu",
+            "--workers",
+            "0",
+            "--batch-size",
+            "4",
+        ]
         return val.main(val.parse_args([*given, *paths, *flags])[0], CPU), tmp_path / "v"
 
     return run
@@ -110,7 +146,9 @@ def test_perfect_predictions_score_one(loader):
     assert found.fitness == pytest.approx(1.0)
     order = np.lexsort((found.truth.boxes_xywh[:, 0], found.truth.image_ids))
     again = np.lexsort((found.detections.boxes_xywh[:, 0], found.detections.image_ids))
-    np.testing.assert_allclose(found.detections.boxes_xywh[again], found.truth.boxes_xywh[order], atol=1e-3)
+    np.testing.assert_allclose(
+        found.detections.boxes_xywh[again], found.truth.boxes_xywh[order], atol=1e-3
+    )
 
 
 def test_evaluation_without_detections_scores_zero(loader):
@@ -138,7 +176,10 @@ def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     from pycocotools.cocoeval import COCOeval
 
     truth = COCO(str(folder / "ground_truth.json"))
-    assert (truth.getImgIds(), truth.getCatIds()) == ([*range(1, 9)], [1, 2, 3])  # as --help says of YOLO labels
+    assert (truth.getImgIds(), truth.getCatIds()) == (
+        [*range(1, 9)],
+        [1, 2, 3],
+    )  # as --help says of YOLO labels
     evaluator = COCOeval(truth, truth.loadRes(str(folder / "predictions.json")), "bbox")
     evaluator.evaluate()
     evaluator.accumulate()
@@ -146,7 +187,11 @@ def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     np.testing.assert_allclose(list(found.coco.stats.values()), evaluator.stats, atol=1e-9)
     written = json.loads((folder / "metrics.json").read_text())
     assert written["AP"] == found.coco.stats["AP"]
-    rows = [line.split() for file in (folder / "labels").glob("*.txt") for line in file.read_text().splitlines()]
+    rows = [
+        line.split()
+        for file in (folder / "labels").glob("*.txt")
+        for line in file.read_text().splitlines()
+    ]
     assert len(rows) == len(found.detections.scores)
     assert all(len(row) == 6 and 0 <= float(v) <= 1 for row in rows for v in row[1:])
 
@@ -158,7 +203,9 @@ def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
     assert twice.coco.stats["AP"] == pytest.approx(alone.coco.stats["AP"], abs=1e-6)
 
 
-@pytest.mark.parametrize("flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]])
+@pytest.mark.parametrize(
+    "flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]]
+)
 def test_val_runs_with_flags(measure, flags):
     found, folder = measure(*flags)
     assert set(found.milliseconds) == {"load", "model", "postprocess"}
@@ -188,7 +235,9 @@ def test_invalid_val_settings_are_refused(measure, flags, sentence):
 @pytest.mark.slow
 def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "val.py"), "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+    )
     assert done.returncode == 2
     assert "best.pt under runs: train first, or name a checkpoint" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -225,7 +274,11 @@ def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_pat
     small = build_evaluation_loader(labels, batch_size=4, image_size=64, stride=32)
     found = val.evaluate(build_model(tiny_model, 3), small, CPU, active=False)
     table = val.class_table(found, ["a", "b\tb", "c"], verbose=True)
-    assert table.splitlines()[1].split()[:3] == ["all", "8", "18"]  # 1 background; 20 boxes less the 2 of image 0
+    assert table.splitlines()[1].split()[:3] == [
+        "all",
+        "8",
+        "18",
+    ]  # 1 background; 20 boxes less the 2 of image 0
     assert "b\\tb" in table
 
 
@@ -248,7 +301,10 @@ def test_tiles_are_evaluated_over_whole_images(measure, capsys):
     assert found.detections.image_ids.max() <= 8
     assert (found.detections.boxes_xywh[:, :2] + found.detections.boxes_xywh[:, 2:]).max() > 64
     assert json.loads((folder / "metrics.json").read_text())["AP"] == found.coco.stats["AP"]
-    assert {file.name for file in folder.glob("val_batch*")} >= {"val_batch0_labels.jpg", "val_batch0_pred.jpg"}
+    assert {file.name for file in folder.glob("val_batch*")} >= {
+        "val_batch0_labels.jpg",
+        "val_batch0_pred.jpg",
+    }
 
 
 def test_tiles_larger_than_the_images_change_nothing(measure):
@@ -262,7 +318,10 @@ def test_tiles_larger_than_the_images_change_nothing(measure):
     [
         (["--tile-overlap", "0.5"], "need tiles: give --tile, their side in pixels, too"),
         (["--tile", "-1"], "tile -1: choose a side of 32 pixels or more, or 0 to use whole images"),
-        (["--tile", "64", "--tile-overlap", "1"], "tile overlap 1.0: choose a fraction of the side from 0 to 0.9"),
+        (
+            ["--tile", "64", "--tile-overlap", "1"],
+            "tile overlap 1.0: choose a fraction of the side from 0 to 0.9",
+        ),
     ],
 )
 def test_wrong_tile_flags_are_rejected(measure, flags, text):
@@ -275,7 +334,10 @@ def test_images_with_more_objects_than_detections_are_said(measure, flags, capsy
     """The eight images have 2 or 3 objects each, in turn."""
     measure("--max-det", "2", *flags)
     said = capsys.readouterr().out
-    assert "--max-det 2: 4 images with more objects than that, up to 3, so that some are missed in any case; " in said
+    assert (
+        "--max-det 2: 4 images with more objects than that, up to 3, so that some are missed in "
+        "any case; " in said
+    )
     measure("--max-det", "3", *flags)
     assert "--max-det" not in capsys.readouterr().out
 
@@ -320,7 +382,9 @@ class FakeGpuTensor:
 def test_batch_plots_accept_gpu_tensors(loader, tmp_path):
     pictures, batch = Pictures(tmp_path, ["a", "b", "c"]), next(iter(loader))
     batch = batch._replace(images=FakeGpuTensor(batch.images), targets=FakeGpuTensor(batch.targets))
-    nothing = Detections(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0))
+    nothing = Detections(
+        np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0)
+    )
     pictures.train_batch(0, batch.images, batch.targets)
     val.draw_batch(pictures, 0, batch, nothing, loader.labels)
     pictures._drawn[0].result(30)
@@ -335,29 +399,58 @@ def two_heads(tiny_data, tmp_path_factory):
     with torch.no_grad():  # o2o begins as a copy of o2m
         for values in detector.head.one_to_one.parameters():
             values.mul_(1.1)
-    return save_checkpoint(tmp_path_factory.mktemp("two_heads") / "m.pt", detector, data=str(tiny_data))
+    return save_checkpoint(
+        tmp_path_factory.mktemp("two_heads") / "m.pt", detector, data=str(tiny_data)
+    )
 
 
 def found_by(program, weights, tmp_path, *flags):
     """The detections of val.py or detect.py, as COCO's entries."""
-    words = ["--weights", str(weights), "--device", "cpu", "--project", str(tmp_path), "--name", "run", "--exist-ok"]
+    words = [
+        "--weights",
+        str(weights),
+        "--device",
+        "cpu",
+        "--project",
+        str(tmp_path),
+        "--name",
+        "run",
+        "--exist-ok",
+    ]
     program.run([*words, "--conf-thres", "0.001", "--max-det", "1000", *flags])
     return json.loads((tmp_path / "run" / "predictions.json").read_text())
 
 
 def test_head_flag_chooses_the_output(two_heads, tmp_path):
     """o2o, the default, is not suppressed: the IoU threshold changes nothing. That of o2m does."""
-    validation = ["--save-json", "--workers", "0", "--cache-dir", str(tmp_path / "cache"), "--batch", "4"]
+    validation = [
+        "--save-json",
+        "--workers",
+        "0",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--batch",
+        "4",
+    ]
     found = {}
     for head in ("", "o2o", "o2m"):
         for iou in ("0.1", "0.9"):
             flags = ["--head", head] if head else []
             found[head, iou] = found_by(val, two_heads, tmp_path, *validation, *flags, "--iou", iou)
-    assert found["", "0.1"] == found["", "0.9"] == found["o2o", "0.1"] == found["o2o", "0.9"] != found["o2m", "0.9"]
+    assert (
+        found["", "0.1"]
+        == found["", "0.9"]
+        == found["o2o", "0.1"]
+        == found["o2o", "0.9"]
+        != found["o2m", "0.9"]
+    )
     assert len(found["o2m", "0.1"]) < len(found["o2m", "0.9"])
 
 
 def test_unknown_head_is_refused(two_heads, trained, tmp_path):
-    for weights, sentence in ((two_heads, "choose o2o or o2m"), (trained, "this model's head has only one output")):
+    for weights, sentence in (
+        (two_heads, "choose o2o or o2m"),
+        (trained, "this model's head has only one output"),
+    ):
         with pytest.raises(ValueError, match=rf"\.pt: --head third: {sentence}$"):
             found_by(val, weights, tmp_path, "--head", "third")

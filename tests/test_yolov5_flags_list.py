@@ -1,4 +1,6 @@
-"""Every flag of YOLOv5's train, val, detect and export: it is accepted, or refused with what to use instead."""
+"""Every flag of YOLOv5's train, val, detect and export: it is accepted, or refused with what to use
+instead.
+"""
 
 import importlib
 import re
@@ -22,14 +24,14 @@ TRAIN = """
 --quad | --cos-lr | --label-smoothing 0.1 | --patience 7 | --freeze 10 | --freeze 0 1 2 | --save-period 5 | --seed 1
 --local_rank 0 | --entity e | --upload_dataset | --upload_dataset val | --bbox_interval -1 | --bbox_interval 5
 --artifact_alias latest
-"""
+"""  # noqa: E501
 VAL = """
 --data data/coco128.yaml | --weights yolov5s.pt | --weights a.pt b.pt | --batch-size 4 | --batch 4 | --imgsz 320
 --img 320 | --img-size 320 | --conf-thres 0.1 | --conf 0.1 | --iou-thres 0.7 | --iou 0.7 | --max-det 100
 --task train | --task test | --task speed | --task study | --task=study | --device cpu | --workers 2 | --single-cls
 --augment | --verbose | --save-txt | --save-hybrid | --save-conf --save-txt | --save-json | --project p | --name n
 --exist-ok | --half | --dnn
-"""
+"""  # noqa: E501
 DETECT = """
 --weights yolov5s.pt | --weights a.pt b.pt | --source data/images | --source 0 | --data data/coco128.yaml
 --imgsz 320 | --imgsz 320 640 | --img 320 | --img-size 320 | --conf-thres 0.1 | --conf 0.1 | --iou-thres 0.7
@@ -37,14 +39,14 @@ DETECT = """
 --save-conf --save-txt | --save-crop | --nosave | --classes 0 | --classes 0 2 3 | --agnostic-nms | --augment
 --visualize | --update | --project p | --name n | --exist-ok | --line-thickness 5 | --hide-labels | --hide-conf
 --half | --dnn | --vid-stride 2
-"""
+"""  # noqa: E501
 EXPORT = """
 --data data/coco128.yaml | --weights a.pt b.pt | --imgsz 320 | --imgsz 320 640 | --img 320 | --img-size 320
 --batch-size 4 | --device 0 | --half | --inplace | --keras | --optimize | --int8 | --per-tensor | --dynamic
 --cache t.cache | --simplify | --mlmodel | --opset 12 | --verbose | --workspace 8 | --nms | --agnostic-nms
 --topk-per-class 50 | --topk-all 50 | --iou-thres 0.5 | --conf-thres 0.3 | --include onnx
 --include torchscript onnx openvino
-"""
+"""  # noqa: E501
 LISTS = {"train": TRAIN, "val": VAL, "detect": DETECT, "export": EXPORT}
 REFUSED = {
     "train": yolov5_flags.NOT_IN_TRAIN,
@@ -54,7 +56,10 @@ REFUSED = {
 }
 OTHER_PROGRAMS = {"--timingCacheFile", "--memPoolSize"}  # of trtexec
 LINES = [
-    (script, line.strip()) for script, lines in LISTS.items() for line in re.split(r"[|\n]", lines.strip()) if line
+    (script, line.strip())
+    for script, lines in LISTS.items()
+    for line in re.split(r"[|\n]", lines.strip())
+    if line
 ]
 
 
@@ -68,7 +73,9 @@ def error_message(script: ModuleType, words: list[str]) -> str:
 
 
 def refused_name(script: str, line: str) -> str:
-    """Return the refused flag, or flag and value, that a command line begins with; "" if there is none."""
+    """Return the refused flag, or flag and value, that a command line begins with; "" if there is
+    none.
+    """
     plain = line.replace("=", " ")
     return next((name for name in REFUSED[script] if f"{plain} ".startswith(f"{name} ")), "")
 
@@ -86,13 +93,17 @@ def test_flag_changes_the_settings_or_is_refused_with_alternative(script: str, l
 
 @pytest.mark.parametrize("script", LISTS)
 def test_every_refused_flag_is_in_the_list(script: str) -> None:
-    assert {refused_name(script, line) for name, line in LINES if name == script} - {""} == set(REFUSED[script])
+    assert {refused_name(script, line) for name, line in LINES if name == script} - {""} == set(
+        REFUSED[script]
+    )
 
 
 @pytest.mark.parametrize("script", LISTS)
 def test_every_alternative_exists(script: str) -> None:
     for flag, sentence in REFUSED[script].items():
-        names = re.findall(r"--[a-zA-Z_-]+|\w+\.(?:json|csv|pt|md|py)|\w+\*\w+\.jpg|leave the flag out", sentence)
+        names = re.findall(
+            r"--[a-zA-Z_-]+|\w+\.(?:json|csv|pt|md|py)|\w+\*\w+\.jpg|leave the flag out", sentence
+        )
         assert names, f"{flag}: the sentence names nothing to use instead"
         assert ". " not in sentence
         assert not sentence.endswith(".")
@@ -107,7 +118,9 @@ def test_task_study_is_refused_in_any_spelling_but_not_as_a_name() -> None:
     import val
 
     for words in (["--task", "study"], ["--task=study"], ["--img", "64", "--task", "study"]):
-        with pytest.raises(ValueError, match=r"^--task study is not supported: no plot .* run --task speed once"):
+        with pytest.raises(
+            ValueError, match=r"^--task study is not supported: no plot .* run --task speed once"
+        ):
             val.parse_args(words)
     assert val.parse_args(["--name", "study"])[0].name == "study"
     with pytest.raises(ValueError, match=r"^--task: invalid choice: 'nothing'"):

@@ -1,1 +1,3 @@
-"""Building blocks that import nothing from the rest of Kestrel: configuration, devices, files, metrics, plots."""
+"""Building blocks that import nothing from the rest of Kestrel: configuration, devices, files,
+metrics, plots.
+"""

@@ -1,4 +1,6 @@
-"""Background threads: a function that starts one, and a task whose result the caller collects later."""
+"""Background threads: a function that starts one, and a task whose result the caller collects
+later.
+"""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +13,8 @@ T = TypeVar("T")
 
 
 def run_in_background(work: Callable[[], T], after: "Future[Any] | None" = None) -> "Future[T]":
-    """Run `work` in a new thread and return its future. after: `work` starts when this future has ended or failed.
+    """Run `work` in a new thread and return its future. after: `work` starts when this future has
+    ended or failed.
 
     The thread is a daemon, so an interrupted process can exit without waiting for it.
 
@@ -33,7 +36,9 @@ def run_in_background(work: Callable[[], T], after: "Future[Any] | None" = None)
 
 
 class BackgroundTask:
-    """One background job at a time, whose result is collected by `wait`. what: names the job in error messages."""
+    """One background job at a time, whose result is collected by `wait`. what: names the job in
+    error messages.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -41,7 +46,9 @@ class BackgroundTask:
         self._take: Callable[[Any], None] = lambda _: None
 
     def start(self, work: Callable[[], T], take: Callable[[T], None]) -> None:
-        """Start `work`, after waiting for the previous job. take: called by `wait` with the result of `work`."""
+        """Start `work`, after waiting for the previous job. take: called by `wait` with the result
+        of `work`.
+        """
         self.wait()
         self._future, self._take = run_in_background(work), take
 
@@ -51,7 +58,8 @@ class BackgroundTask:
         return self._future is not None and not self._future.done()
 
     def wait(self) -> None:
-        """Wait for the job and pass its result to `take`, unless that was done before. Raises what the job raised.
+        """Wait for the job and pass its result to `take`, unless that was done before. Raises what
+        the job raised.
 
         Raises FaultError if the job ran out of host memory (MemoryError never means GPU memory).
         """

@@ -1,4 +1,6 @@
-"""Box functions on tensors [..., 4], in any unit. boxes_xyxy: x1, y1, x2, y2; boxes_cxcywh: centre, width, height."""
+"""Box functions on tensors [..., 4], in any unit. boxes_xyxy: x1, y1, x2, y2; boxes_cxcywh: centre,
+width, height.
+"""
 
 import math
 
@@ -27,9 +29,11 @@ def to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
 
 
 def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
-    """IoU of box i with target i: [N], in [0, 1]; 0 if both are empty. Both inputs are [N, 4] in the same unit.
+    """IoU of box i with target i: [N], in [0, 1]; 0 if both are empty. Both inputs are [N, 4] in
+    the same unit.
 
-    >>> iou_of_pairs(torch.tensor([[0., 0., 2., 2.]]), torch.tensor([[0., 0., 1., 4.]])).item()  # 2 / (4 + 4 - 2)
+    >>> boxes, targets = torch.tensor([[0., 0., 2., 2.]]), torch.tensor([[0., 0., 1., 4.]])
+    >>> iou_of_pairs(boxes, targets).item()  # 2 / (4 + 4 - 2)
     0.3333333432674408
     """
     low = torch.maximum(boxes_xyxy[..., :2], targets_xyxy[..., :2])
@@ -42,7 +46,9 @@ def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
 
 
 def _area(size: Tensor) -> Tensor:
-    """Width times height [...] of sizes [..., 2]; not `prod`, whose gradient reads the number of zeros on the host."""
+    """Width times height [...] of sizes [..., 2]; not `prod`, whose gradient reads the number of
+    zeros on the host.
+    """
     width, height = size.unbind(-1)
     return width * height
 
@@ -50,22 +56,27 @@ def _area(size: Tensor) -> Tensor:
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU (CIoU) of box i with target i: [N], in (-1.5, 1], never above the IoU.
 
-    Both inputs are [N, 4] in the same unit, pixels or cells, or of shapes that broadcast. Widths and heights must not
-    be negative, and should be much larger than eps, which prevents a division by zero for empty boxes. No gradient
-    flows through the weight of the aspect-ratio term.
+    Both inputs are [N, 4] in the same unit, pixels or cells, or of shapes that broadcast. Widths
+    and heights must not be negative, and should be much larger than eps, which prevents a division
+    by zero for empty boxes. No gradient flows through the weight of the aspect-ratio term.
 
     Source: Zheng et al., Distance-IoU Loss (arXiv 1911.08287), equations 7 and 9 to 11.
 
-    >>> complete_iou(torch.tensor([[1., 1., 2., 2.]]), torch.tensor([[1., 1., 2., 2.]])).item() > 1 - 1e-5
+    >>> boxes, targets = torch.tensor([[1., 1., 2., 2.]]), torch.tensor([[1., 1., 2., 2.]])
+    >>> complete_iou(boxes, targets).item() > 1 - 1e-5
     True
     """
-    return complete_iou_of_terms(complete_iou_terms(boxes_cxcywh, eps), complete_iou_terms(targets_cxcywh, eps), eps)
+    return complete_iou_of_terms(
+        complete_iou_terms(boxes_cxcywh, eps), complete_iou_terms(targets_cxcywh, eps), eps
+    )
 
 
 def complete_iou_terms(boxes_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
-    """Return what `complete_iou_of_terms` takes of boxes [..., N, 4]: [..., 8, N], to compute it once for many pairs.
+    """Return what `complete_iou_of_terms` takes of boxes [..., N, 4]: [..., 8, N], to compute it
+    once for many pairs.
 
-    The terms are the centre x, y, the sides left, top, right, bottom, the area, and the angle atan(width / height).
+    The terms are the centre x, y, the sides left, top, right, bottom, the area, and the angle
+    atan(width / height).
     """
     center, size = boxes_cxcywh.split(2, -1)
     low, high = center - size / 2, center + size / 2
@@ -76,17 +87,27 @@ def complete_iou_terms(boxes_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
 
 
 def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> Tensor:
-    """Return `complete_iou` [..., N] of boxes and targets by their terms [..., 8, N], or of shapes that broadcast."""
+    """Return `complete_iou` [..., N] of boxes and targets by their terms [..., 8, N], or of shapes
+    that broadcast.
+    """
     # Pairs of x and y, [..., 2, N], are computed together: half as many kernels on a GPU.
     center, low, high, area, angle = boxes.split([2, 2, 2, 1, 1], -2)
-    target_center, target_low, target_high, target_area, target_angle = targets.split([2, 2, 2, 1, 1], -2)
-    area, angle, target_area, target_angle = (x.squeeze(-2) for x in (area, angle, target_area, target_angle))
+    target_center, target_low, target_high, target_area, target_angle = targets.split(
+        [2, 2, 2, 1, 1], -2
+    )
+    area, angle, target_area, target_angle = (
+        x.squeeze(-2) for x in (area, angle, target_area, target_angle)
+    )
 
-    width, height = (torch.minimum(high, target_high) - torch.maximum(low, target_low)).clamp(min=0).unbind(-2)
+    width, height = (
+        (torch.minimum(high, target_high) - torch.maximum(low, target_low)).clamp(min=0).unbind(-2)
+    )
     overlap = width * height
     iou = overlap / (area + target_area - overlap + eps)
 
-    hull_width, hull_height = (torch.maximum(high, target_high) - torch.minimum(low, target_low)).square().unbind(-2)
+    hull_width, hull_height = (
+        (torch.maximum(high, target_high) - torch.minimum(low, target_low)).square().unbind(-2)
+    )
     diagonal = hull_width + hull_height + eps  # c^2
     apart_x, apart_y = (center - target_center).square().unbind(-2)
     distance = (apart_x + apart_y) / diagonal  # rho^2 / c^2

@@ -11,17 +11,25 @@ from utils.printable import did_you_mean
 from utils.startup import has_launcher, is_first_process, require_address_space
 from utils.terminal import report
 
-NEAR = 0.8  # minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have 0.91
+# minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have
+# 0.91
+NEAR = 0.8
 
 
 class FlagParser(argparse.ArgumentParser):
-    """ArgumentParser that accepts no abbreviated flags and raises ValueError with one sentence on a mistake.
+    """ArgumentParser that accepts no abbreviated flags and raises ValueError with one sentence on a
+    mistake.
 
-    argparse itself would print its usage and exit. defaults: of flags that have none in the parser, for the help.
+    argparse itself would print its usage and exit. defaults: of flags that have none in the parser,
+    for the help.
     """
 
     def __init__(
-        self, description: str | None, *, argument_default: object = None, defaults: Mapping[str, Any] | None = None
+        self,
+        description: str | None,
+        *,
+        argument_default: object = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
             description=description,
@@ -31,7 +39,8 @@ class FlagParser(argparse.ArgumentParser):
         )
         self.defaults = defaults or {}
         self.refused_values: dict[str, str] = {}  # a flag and its value -> what to use instead
-        self.hints: dict[str, str] = {}  # an unknown flag, with _ instead of - -> what to use instead
+        # an unknown flag, with _ instead of - -> what to use instead
+        self.hints: dict[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
@@ -41,10 +50,14 @@ class FlagParser(argparse.ArgumentParser):
         for action in self._actions:
             default = self.defaults.get(action.dest, action.default)
             stated = isinstance(default, (int, float, str, list)) and not isinstance(default, bool)
-            silent = action.help not in (None, argparse.SUPPRESS) and "(default" not in str(action.help)
+            silent = action.help not in (None, argparse.SUPPRESS) and "(default" not in str(
+                action.help
+            )
             if silent and stated and default not in ("", [], argparse.SUPPRESS):
                 words = default if isinstance(default, list) else [default]
-                shown = " ".join(f"{word:g}" if isinstance(word, float) else str(word) for word in words)
+                shown = " ".join(
+                    f"{word:g}" if isinstance(word, float) else str(word) for word in words
+                )
                 action.help = f"{action.help} (default: {shown})"
         return super().format_help()
 
@@ -54,9 +67,14 @@ class FlagParser(argparse.ArgumentParser):
             super().print_help(file)
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """Parse `arguments`, or sys.argv if None. Raises ValueError for an unknown flag or a stray argument."""
+        """Parse `arguments`, or sys.argv if None. Raises ValueError for an unknown flag or a stray
+        argument.
+        """
         words = sys.argv[1:] if arguments is None else list(arguments)
-        for given in (*(word.replace("=", " ", 1) for word in words), *map(" ".join, pairwise(words))):
+        for given in (
+            *(word.replace("=", " ", 1) for word in words),
+            *map(" ".join, pairwise(words)),
+        ):
             if given in self.refused_values:
                 raise ValueError(f"{given} is not supported: {self.refused_values[given]}")
         values, unknown = self.parse_known_args(arguments)
@@ -70,27 +88,38 @@ class FlagParser(argparse.ArgumentParser):
         flag = word.partition("=")[0]
         if hint := self.hints.get(flag.lstrip("-").replace("-", "_")):
             return f"unknown flag {flag} ({hint})"
-        taken = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Refused)]
+        taken = [
+            name
+            for name, action in self._option_string_actions.items()
+            if not isinstance(action, _Refused)
+        ]
         return f"unknown flag {flag}{did_you_mean(flag, taken, NEAR)}"
 
     def hint(self, hints: Mapping[str, str]) -> None:
-        """End the error about these unknown flags, given without dashes and with _ instead of -, with a hint."""
+        """End the error about these unknown flags, given without dashes and with _ instead of -,
+        with a hint.
+        """
         self.hints |= hints
 
     def refuse(self, instead: Mapping[str, str]) -> None:
-        """Raise ValueError for each of these flags, with or without values. instead: flag -> what to use instead.
+        """Raise ValueError for each of these flags, with or without values. instead: flag -> what
+        to use instead.
 
         A flag with one value, such as `--task study`, is refused with this value only.
         """
         self.refused_values |= {flag: sentence for flag, sentence in instead.items() if " " in flag}
-        for flag, sentence in ((flag, sentence) for flag, sentence in instead.items() if " " not in flag):
+        for flag, sentence in (
+            (flag, sentence) for flag, sentence in instead.items() if " " not in flag
+        ):
             self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
 
 
 def check_command_line(parse: Callable[[], object]) -> None:
-    """Print the help, or the mistake in the command line, and exit. A script calls this before it imports torch.
+    """Print the help, or the mistake in the command line, and exit. A script calls this before it
+    imports torch.
 
-    Processes of a launcher report a mistake later, together. Exits too if `ulimit -v` leaves no room for torch.
+    Processes of a launcher report a mistake later, together. Exits too if `ulimit -v` leaves no
+    room for torch.
     """
     try:
         parse()
@@ -100,7 +129,11 @@ def check_command_line(parse: Callable[[], object]) -> None:
     require_address_space()
 
 
-_HIDDEN: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+_HIDDEN: dict[str, Any] = {
+    "dest": argparse.SUPPRESS,
+    "default": argparse.SUPPRESS,
+    "help": argparse.SUPPRESS,
+}
 
 
 class _Refused(argparse.Action):
@@ -108,5 +141,7 @@ class _Refused(argparse.Action):
         super().__init__(**settings)
         self.sentence = sentence
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         raise ValueError(f"{option_string} is not supported: {self.sentence}")

@@ -1,7 +1,8 @@
-"""Events of a run, and the sinks that receive them: the terminal, results.csv, and any logger that is added.
+"""Events of a run, and the sinks that receive them: the terminal, results.csv, and any logger that
+is added.
 
-To add a logger, write a class with a method `handle(event)` and pass it to RunLog together with the existing sinks. It
-receives events on rank 0 only.
+To add a logger, write a class with a method `handle(event)` and pass it to RunLog together with the
+existing sinks. It receives events on rank 0 only.
 """
 
 import shutil
@@ -22,7 +23,9 @@ Say = Callable[[str], None]  # prints one line for the user
 
 @dataclass(frozen=True)
 class Message:
-    """Text for the user. table: several formatted lines; else one line, in which control characters are escaped."""
+    """Text for the user. table: several formatted lines; else one line, in which control characters
+    are escaped.
+    """
 
     text: str
     table: bool = False
@@ -30,7 +33,9 @@ class Message:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Training is about to start or resume. rows: of results.csv; in a resumed run those of the previous epochs."""
+    """Training is about to start or resume. rows: of results.csv; in a resumed run those of the
+    previous epochs.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -42,7 +47,8 @@ class RunStarted:
 class EpochEnded:
     """An epoch of training, and its validation if one is due, has ended.
 
-    row: its losses, metrics and learning rate, nan for missing values; the last of `rows`. text: the same as one line.
+    row: its losses, metrics and learning rate, nan for missing values; the last of `rows`. text:
+    the same as one line.
     """
 
     folder: Path
@@ -84,11 +90,14 @@ class TerminalSink:
         elif isinstance(event, EpochEnded):
             text = printable(event.text)
             is_terminal = sys.stdout is not None and sys.stdout.isatty()
-            print_lines(wrap_groups(text, shutil.get_terminal_size().columns) if is_terminal else text)
+            print_lines(
+                wrap_groups(text, shutil.get_terminal_size().columns) if is_terminal else text
+            )
 
 
 def wrap_groups(text: str, width: int) -> str:
-    """The text as lines of at most `width` columns, if its groups allow that: they are separated by two spaces.
+    """The text as lines of at most `width` columns, if its groups allow that: they are separated by
+    two spaces.
 
     >>> wrap_groups("1/3  box 0.1  P 0.2", 12)
     '1/3  box 0.1\\n     P 0.2'
@@ -104,7 +113,9 @@ def wrap_groups(text: str, width: int) -> str:
 
 
 class CsvSink:
-    """Writes results.csv in the run folder, one row per epoch. Each update rewrites the whole file."""
+    """Writes results.csv in the run folder, one row per epoch. Each update rewrites the whole
+    file.
+    """
 
     def handle(self, event: Event) -> None:
         if isinstance(event, (RunStarted, EpochEnded)):
@@ -112,7 +123,8 @@ class CsvSink:
 
 
 class RunLog:
-    """Sends each event to all sinks in order, one event at a time. active: if False (not rank 0), drops all events.
+    """Sends each event to all sinks in order, one event at a time. active: if False (not rank 0),
+    drops all events.
 
     An exception in a sink ends the run, because its output would be incomplete.
     """
@@ -130,7 +142,9 @@ class RunLog:
                     sink.handle(event)
 
     def say(self, *lines: str) -> None:
-        """Print messages, each on one line: control characters, such as newlines in a path, are escaped."""
+        """Print messages, each on one line: control characters, such as newlines in a path, are
+        escaped.
+        """
         for line in lines:
             self.send(Message(line))
 

@@ -7,9 +7,11 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Iterate over all tensors in a nested list or tuple, in order; a tensor gives itself, other values are skipped.
+    """Iterate over all tensors in a nested list or tuple, in order; a tensor gives itself, other
+    values are skipped.
 
-    >>> [tensor.item() for tensor in tensors_in([torch.tensor(1), (torch.tensor(2), [torch.tensor(3)]), "text"])]
+    >>> nested = [torch.tensor(1), (torch.tensor(2), [torch.tensor(3)]), "text"]
+    >>> [tensor.item() for tensor in tensors_in(nested)]
     [1, 2, 3]
     """
     if isinstance(value, torch.Tensor):
@@ -20,7 +22,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate equally nested dicts, lists and tuples of tensors along the first axis of each tensor.
+    """Concatenate equally nested dicts, lists and tuples of tensors along the first axis of each
+    tensor.
 
     >>> concatenate([[torch.tensor([1])], [torch.tensor([2])]])
     [tensor([1, 2])]

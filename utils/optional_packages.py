@@ -19,7 +19,8 @@ def require(package: str, purpose: str) -> ModuleType:
 def require_all(packages: Iterable[str], purpose: str) -> list[ModuleType]:
     """Import and return optional packages, or modules of them.
 
-    Raises ValueError with one pip command for all that are not installed, or cannot be imported; then with the reason.
+    Raises ValueError with one pip command for all that are not installed, or cannot be imported;
+    then with the reason.
 
     >>> [module.__name__ for module in require_all(["json", "json.decoder"], "reading JSON")]
     ['json', 'json.decoder']

@@ -11,11 +11,15 @@ JOIN_S = 10.0  # the longest time to wait for the thread to end
 POLL_S = 0.1  # how often a waiting thread looks whether the other one has ended
 
 
-def prefetch(items: Iterable[T], ahead: int, stop: Callable[[], object] = lambda: None) -> Generator[T, None, None]:
-    """Iterate over the items, up to `ahead` of which a background thread has ready. Raises what `items` raises.
+def prefetch(
+    items: Iterable[T], ahead: int, stop: Callable[[], object] = lambda: None
+) -> Generator[T, None, None]:
+    """Iterate over the items, up to `ahead` of which a background thread has ready. Raises what
+    `items` raises.
 
-    The thread ends when the iterator is closed or no longer used; an item that it waits for meanwhile is dropped.
-    stop: called then, to end the waiting of `items` for a next item, if they can wait for long.
+    The thread ends when the iterator is closed or no longer used; an item that it waits for
+    meanwhile is dropped. stop: called then, to end the waiting of `items` for a next item, if they
+    can wait for long.
 
     >>> list(prefetch([1, 2, 3], ahead=2)), list(prefetch([], ahead=1))
     ([1, 2, 3], [])

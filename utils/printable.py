@@ -1,4 +1,6 @@
-"""Make text from files and paths safe to print in a message: one line, no control characters, limited length."""
+"""Make text from files and paths safe to print in a message: one line, no control characters,
+limited length.
+"""
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable
@@ -9,9 +11,11 @@ MAX_CHARS = 4096  # characters: the path length limit on most systems
 
 
 def printable(text: str | bytes | PathLike[str]) -> str:
-    r"""Return `text` as one printable line: newlines, control characters and undecodable bytes are escaped.
+    r"""Return `text` as one printable line: newlines, control characters and undecodable bytes are
+    escaped.
 
-    Text is cut after 4096 characters, because a "path" read from a list or a JSON file can have any length.
+    Text is cut after 4096 characters, because a "path" read from a list or a JSON file can have any
+    length.
 
     >>> printable("a\nb \u00e9")
     'a\\nb é'
@@ -21,16 +25,21 @@ def printable(text: str | bytes | PathLike[str]) -> str:
         plain = plain[:MAX_CHARS] + "..."
     if plain.isprintable():
         return plain
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain
+    )
 
 
 def utf_16_hint(data: bytes) -> str:
-    r"""Return an addition to the sentence "not UTF-8 text" if the data begin as UTF-16 does; "" if they do not.
+    r"""Return an addition to the sentence "not UTF-8 text" if the data begin as UTF-16 does; "" if
+    they do not.
 
     That is with the mark of UTF-16, or with an ASCII character, of which one of two bytes is zero.
 
-    >>> utf_16_hint("a".encode("utf-16")), utf_16_hint("a".encode("utf-16-le")), utf_16_hint(b"\xff")
-    (', but UTF-16: save the file as UTF-8', ', but UTF-16: save the file as UTF-8', '')
+    >>> utf_16_hint("a".encode("utf-16")), utf_16_hint("a".encode("utf-16-le"))
+    (', but UTF-16: save the file as UTF-8', ', but UTF-16: save the file as UTF-8')
+    >>> utf_16_hint(b"\xff")
+    ''
     """
     has_mark = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     is_ascii = len(data) > 1 and (data[0] == 0) != (data[1] == 0)
@@ -43,7 +52,9 @@ def counted(number: int, noun: str) -> str:
     >>> counted(1, "class"), counted(2, "box"), counted(0, "image")
     ('1 class', '2 boxes', '0 images')
     """
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("s", "x")) else "s")
+    return f"{number:,} {noun}" + (
+        "" if number == 1 else "es" if noun.endswith(("s", "x")) else "s"
+    )
 
 
 def excerpt(text: str | bytes, length: int = 40) -> str:
@@ -66,13 +77,16 @@ def one_line(error: object, length: int = 300) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
-    """A question with the known words that are nearest to `word`, to end an error's sentence; "" if none is near.
+    """A question with the known words that are nearest to `word`, to end an error's sentence; "" if
+    none is near.
 
-    similarity: difflib's ratio, 0 to 1, from which a word is near. Upper and lower case and leading dashes make no
-    difference.
+    similarity: difflib's ratio, 0 to 1, from which a word is near. Upper and lower case and leading
+    dashes make no difference.
 
-    >>> did_you_mean("adamw", ["Adam", "AdamW"]), did_you_mean("lr", ["lr0", "lrf", "box"]), did_you_mean("x", ["SGD"])
-    (' (did you mean AdamW?)', ' (did you mean lr0 or lrf?)', '')
+    >>> did_you_mean("adamw", ["Adam", "AdamW"]), did_you_mean("lr", ["lr0", "lrf", "box"])
+    (' (did you mean AdamW?)', ' (did you mean lr0 or lrf?)')
+    >>> did_you_mean("x", ["SGD"])
+    ''
     """
     matcher = SequenceMatcher()
     matcher.set_seq2(word[:100].lstrip("-").casefold())

@@ -9,13 +9,16 @@ from tqdm.utils import disp_len
 
 T = TypeVar("T")
 
-# Without the rate: the text after the bar says images per second, and 80 columns have no room for both.
+# Without the rate: the text after the bar says images per second, and 80 columns have no room for
+# both.
 LAYOUT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 SMALLEST_BAR = 4  # columns
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar that shows as many of its texts, from the first on, as fit in the width of the terminal."""
+    """A bar that shows as many of its texts, from the first on, as fit in the width of the
+    terminal.
+    """
 
     texts: Sequence[str] = ()
 
@@ -27,7 +30,9 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         width = settings["ncols"] or 80
         for count in range(len(self.texts), -1, -1):
             settings["postfix"] = ", ".join(self.texts[:count])
-            without_bar = self.format_meter(**settings | {"bar_format": LAYOUT.replace("{bar}", "")})
+            without_bar = self.format_meter(
+                **settings | {"bar_format": LAYOUT.replace("{bar}", "")}
+            )
             if disp_len(without_bar) + SMALLEST_BAR <= width:
                 break
         return str(self.format_meter(**settings))
@@ -39,9 +44,17 @@ class Progress(Iterable[T]):
     wait_share: the share, 0 to 1, of the time since the start that was spent waiting for batches.
     """
 
-    def __init__(self, batches: Iterable[T], *, total: int | None, title: str, active: bool) -> None:
+    def __init__(
+        self, batches: Iterable[T], *, total: int | None, title: str, active: bool
+    ) -> None:
         self.batches = batches
-        self.bar = _Bar(total=total, desc=title, disable=None if active else True, dynamic_ncols=True, leave=False)
+        self.bar = _Bar(
+            total=total,
+            desc=title,
+            disable=None if active else True,
+            dynamic_ncols=True,
+            leave=False,
+        )
         self.waited, self.started = 0.0, time.perf_counter()
 
     @property
@@ -53,7 +66,9 @@ class Progress(Iterable[T]):
         return self.waited / max(self.seconds, 1e-9)
 
     def pace(self, images: int, memory_gib: float) -> str:
-        """Text with images per second, the share of the time spent waiting for data, and the memory in GiB."""
+        """Text with images per second, the share of the time spent waiting for data, and the memory
+        in GiB.
+        """
         return ", ".join(self.pace_texts(images, memory_gib))
 
     def pace_texts(self, images: int, memory_gib: float) -> list[str]:
@@ -65,7 +80,9 @@ class Progress(Iterable[T]):
         ]
 
     def show(self, texts: Sequence[str]) -> None:
-        """Show the texts after the bar, the most important ones first: those that do not fit are left out."""
+        """Show the texts after the bar, the most important ones first: those that do not fit are
+        left out.
+        """
         self.bar.texts = texts
 
     def __iter__(self) -> Iterator[T]:

@@ -1,4 +1,6 @@
-"""Anonymous shared memory for several processes on one machine, freed when the last of them ends."""
+"""Anonymous shared memory for several processes on one machine, freed when the last of them
+ends.
+"""
 
 import mmap
 import os
@@ -18,11 +20,13 @@ def has_memfd() -> bool:
 
 
 class SharedBytes:
-    """`size` bytes of shared memory, initially zero. Forked processes share it, and so do processes it is pickled to.
+    """`size` bytes of shared memory, initially zero. Forked processes share it, and so do processes
+    it is pickled to.
 
-    On Linux it is an anonymous file in memory (memfd). Its size is limited by the machine's memory, not by /dev/shm,
-    which torch's shared tensors use and which has 64 MB in a container. A page takes memory once it is written to.
-    On other systems, and where memfd is not allowed, it is a shared torch tensor.
+    On Linux it is an anonymous file in memory (memfd). Its size is limited by the machine's memory,
+    not by /dev/shm, which torch's shared tensors use and which has 64 MB in a container. A page
+    takes memory once it is written to. On other systems, and where memfd is not allowed, it is a
+    shared torch tensor.
     """
 
     tensor: Tensor  # uint8 [size]
@@ -37,11 +41,14 @@ class SharedBytes:
 
     def _map(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "r+b")  # closed with the object
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"  # for processes of this user, while this process runs
+        # for processes of this user, while this process runs
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
         self.tensor = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_from_path, (self.path,)) if hasattr(self, "path") else (_from_tensor, (self.tensor,))
+        return (
+            (_from_path, (self.path,)) if hasattr(self, "path") else (_from_tensor, (self.tensor,))
+        )
 
 
 def _from_path(path: str) -> SharedBytes:

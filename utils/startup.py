@@ -1,4 +1,5 @@
-"""The first steps of a script, before its slow imports: closed standard streams, Ctrl-C, and a limit of address space.
+"""The first steps of a script, before its slow imports: closed standard streams, Ctrl-C, and a
+limit of address space.
 
 This module imports almost nothing, so that all of them work as early as possible.
 """
@@ -12,22 +13,27 @@ from types import FrameType
 from typing import NoReturn
 
 LARGE_PACKAGES = ("torch", "torchvision", "cv2")  # gigabytes of shared libraries
-SPAWNED = "KESTREL_SPAWNED"  # set in processes of --spawn, whose launcher reports Ctrl-C and killed processes
+# set in processes of --spawn, whose launcher reports Ctrl-C and killed processes
+SPAWNED = "KESTREL_SPAWNED"
 
 
 def prepare_script() -> None:
-    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of` takes over later."""
+    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of`
+    takes over later.
+    """
     open_closed_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as under nohup
+    # not if it is ignored, as under nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_interrupted)
 
 
 def require_address_space() -> None:
-    """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space to load the large packages.
+    """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space to load the
+    large packages.
 
-    Their C++ code aborts the process on a failed allocation ("std::bad_alloc"), or leaves out a library and fails later
-    with another error. So, if there is a limit, they are first loaded in a child process. Call it just before the
-    script loads them: it takes as long.
+    Their C++ code aborts the process on a failed allocation ("std::bad_alloc"), or leaves out a
+    library and fails later with another error. So, if there is a limit, they are first loaded in a
+    child process. Call it just before the script loads them: it takes as long.
     """
     try:
         import resource
@@ -36,7 +42,8 @@ def require_address_space() -> None:
         if limit == resource.RLIM_INFINITY:
             return
         child = os.fork()
-    except (ImportError, AttributeError, OSError):  # no such limits on this system, or no room for a process
+    except (ImportError, AttributeError, OSError):
+        # no such limits on this system, or no room for a process
         return
     if child == 0:
         _load_and_exit()
@@ -46,14 +53,17 @@ def require_address_space() -> None:
     if is_first_process(os.environ):
         names = ", ".join(LARGE_PACKAGES)
         sentence = (
-            f"{names} cannot be loaded in the {limit / 1e9:.2f} GB of address space that ulimit -v allows: raise it"
+            f"{names} cannot be loaded in the {limit / 1e9:.2f} GB of address space "
+            "that ulimit -v allows: raise it"
         )
         os.write(2, f"error: {sentence}\n".encode())
     sys.exit(1)
 
 
 def _load_and_exit() -> NoReturn:
-    """In a child process: load the large packages without output. It exits with 0 unless memory is what is missing."""
+    """In a child process: load the large packages without output. It exits with 0 unless memory is
+    what is missing.
+    """
     code = 0
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     silent = os.open(os.devnull, os.O_WRONLY)
@@ -72,13 +82,15 @@ def _load_and_exit() -> NoReturn:
 def open_closed_streams() -> None:
     """Open the null device in place of standard streams that are closed, for example by `2>&-`.
 
-    Otherwise the next opened file gets file descriptor 2, and what libraries write to stderr ends up in that file.
+    Otherwise the next opened file gets file descriptor 2, and what libraries write to stderr ends
+    up in that file.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free descriptor, this one
+            # it gets the lowest free descriptor, this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -96,12 +108,16 @@ def has_launcher(environment: Mapping[str, str]) -> bool:
 
 
 def is_first_process(environment: Mapping[str, str]) -> bool:
-    """Whether this process is rank 0 according to the launcher's environment variables, so that it prints for all."""
+    """Whether this process is rank 0 according to the launcher's environment variables, so that it
+    prints for all.
+    """
     return (environment.get("RANK") or environment.get("SLURM_PROCID") or "0") == "0"
 
 
 def _exit_interrupted(_: int, __: FrameType | None) -> None:
-    """Exit at once: an import can turn a KeyboardInterrupt into another error, and torch's C++ code aborts on it."""
+    """Exit at once: an import can turn a KeyboardInterrupt into another error, and torch's C++ code
+    aborts on it.
+    """
     try:
         if is_first_process(os.environ) and SPAWNED not in os.environ:
             os.write(2, b"interrupted\n")

@@ -33,4 +33,7 @@ class Stopwatch:
 
     def describe(self, count: int) -> str:
         """Return the milliseconds of each stage for each of `count` images, as text."""
-        return ", ".join(f"{1000 * seconds / max(count, 1):.1f} ms {stage}" for stage, seconds in self.seconds.items())
+        return ", ".join(
+            f"{1000 * seconds / max(count, 1):.1f} ms {stage}"
+            for stage, seconds in self.seconds.items()
+        )

@@ -1,4 +1,6 @@
-"""Terminal output and exit codes of a script: 0 success, 1 a fault, 2 invalid user input (one sentence)."""
+"""Terminal output and exit codes of a script: 0 success, 1 a fault, 2 invalid user input (one
+sentence).
+"""
 
 import errno
 import io
@@ -20,7 +22,19 @@ from utils.startup import SPAWNED, allow_interrupts, has_launcher, open_closed_s
 # Faults of the machine, not bugs: one sentence is shown instead of a traceback.
 OUTSIDE = {
     getattr(errno, name, None)
-    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EPIPE", "EMFILE", "ENFILE")
+    for name in (
+        "ENOSPC",
+        "EDQUOT",
+        "EFBIG",
+        "EROFS",
+        "EACCES",
+        "EPERM",
+        "EIO",
+        "ESTALE",
+        "EPIPE",
+        "EMFILE",
+        "ENFILE",
+    )
 }
 
 
@@ -29,7 +43,9 @@ class AgreedExit(SystemExit):  # no suffix Error, like SystemExit
 
 
 class EndedBySignalError(KeyboardInterrupt):
-    """A signal, such as SIGTERM, ends the program as Ctrl-C does; the exit code is 128 + its number."""
+    """A signal, such as SIGTERM, ends the program as Ctrl-C does; the exit code is 128 + its
+    number.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -45,7 +61,8 @@ class FaultError(Exception):
 def print_lines(text: str) -> None:
     """Print lines above a progress bar, if there is one, and flush at once, also into a file.
 
-    Control characters, for example in a file name, are escaped. If the terminal was closed, prints nothing.
+    Control characters, for example in a file name, are escaped. If the terminal was closed, prints
+    nothing.
     """
     with tqdm.external_write_mode(), discard_if_terminal_closed(sys.stdout):
         print("\n".join(map(printable, text.split("\n"))), flush=True)
@@ -53,9 +70,11 @@ def print_lines(text: str) -> None:
 
 @contextmanager
 def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
-    """The block writes to a standard stream. If its terminal was closed, replace it by the null device.
+    """The block writes to a standard stream. If its terminal was closed, replace it by the null
+    device.
 
-    A program that ignores SIGHUP, or saves because of it, must not fail because nobody reads its output.
+    A program that ignores SIGHUP, or saves because of it, must not fail because nobody reads its
+    output.
     """
     try:
         yield
@@ -63,17 +82,19 @@ def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
         if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
             raise
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())  # the stream keeps what it could not write, and would fail again at exit
+        # the stream keeps what it could not write, and would fail again at exit
+        os.dup2(null, stream.fileno())
         os.close(null)
 
 
 def exit_code_of(run: Callable[[], object]) -> int:
     """Call `run` and return the exit code of the script.
 
-    A ValueError means invalid user input: only its message is printed, and the code is 2. For a FaultError, too little
-    memory, or a disk that is full or not writable, only a sentence is printed, and the code is 1. Ctrl-C and signals
-    end with 128 plus the signal's number. Any other exception propagates, and `run_and_exit` ends with 1. Set
-    KESTREL_TRACEBACK=1 to see where an error was raised.
+    A ValueError means invalid user input: only its message is printed, and the code is 2. For a
+    FaultError, too little memory, or a disk that is full or not writable, only a sentence is
+    printed, and the code is 1. Ctrl-C and signals end with 128 plus the signal's number. Any other
+    exception propagates, and `run_and_exit` ends with 1. Set KESTREL_TRACEBACK=1 to see where an
+    error was raised.
     """
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # do not fail when the terminal cannot show a character
@@ -85,25 +106,34 @@ def exit_code_of(run: Callable[[], object]) -> int:
     except (ValueError, FaultError) as error:
         return report(f"error: {error}", exit_code(error))
     except MemoryError as error:
-        return report(f"error: out of memory (host RAM){': ' if str(error) else ''}{one_line(error)}", exit_code(error))
+        return report(
+            f"error: out of memory (host RAM){': ' if str(error) else ''}{one_line(error)}",
+            exit_code(error),
+        )
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
-        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        limit = " (over the limit of ulimit -f or of the disk)" if error.errno == errno.EFBIG else ""
+        where = (
+            f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        )
+        limit = (
+            " (over the limit of ulimit -f or of the disk)" if error.errno == errno.EFBIG else ""
+        )
         return report(f"error: {where}{error.strerror}{limit}", exit_code(error))
     except EndedBySignalError as error:
         return report(f"ended by {error}", exit_code(error))
     except KeyboardInterrupt as error:
-        return exit_code(error) if SPAWNED in os.environ else report("interrupted", exit_code(error))
+        return (
+            exit_code(error) if SPAWNED in os.environ else report("interrupted", exit_code(error))
+        )
     return 0
 
 
 def run_and_exit(run: Callable[[], object]) -> NoReturn:
     """Run a script and exit with the code of `exit_code_of`.
 
-    With several processes of a launcher it exits with os._exit: when the network hangs, C++ threads can block a normal
-    exit for ever.
+    With several processes of a launcher it exits with os._exit: when the network hangs, C++ threads
+    can block a normal exit for ever.
     """
     try:
         code = exit_code_of(run)
@@ -114,7 +144,8 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
     several = has_launcher(os.environ)
     for child in multiprocessing.active_children() if several else ():
         child.terminate()  # DataLoader workers, which only a normal exit would end
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # if this failed at exit, Python would end with code 120
+    # if this failed at exit, Python would end with code 120
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError), discard_if_terminal_closed(stream):
             stream.flush()
     if not several:
@@ -128,7 +159,9 @@ def exit_code(error: BaseException) -> int:
         return error.code or 0
     if isinstance(error, EndedBySignalError):
         return 128 + error.number
-    return 2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    return (
+        2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    )
 
 
 def report(sentence: str, code: int) -> int:

@@ -13,8 +13,11 @@ Result = TypeVar("Result")
 BLOCK = 64  # items per thread and block
 
 
-def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """Iterate over the results in the order of the items. Works in blocks, so that an early error is raised early.
+def map_in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """Iterate over the results in the order of the items. Works in blocks, so that an early error
+    is raised early.
 
     >>> list(map_in_threads(abs, [-3, 2, -1], threads=2)), list(map_in_threads(abs, [], threads=2))
     ([3, 2, 1], [])
@@ -26,12 +29,16 @@ def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], th
 
 
 def map_ahead(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int, start: Callable[[], None] = lambda: None
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    threads: int,
+    start: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """Iterate over the results in the order of the items, at most two per thread ahead, so few are in memory.
+    """Iterate over the results in the order of the items, at most two per thread ahead, so few are
+    in memory.
 
-    With one thread there is none ahead, and each item is asked for when its result is; `function` is then called in
-    the thread of the caller. start: called first in each other thread.
+    With one thread there is none ahead, and each item is asked for when its result is; `function`
+    is then called in the thread of the caller. start: called first in each other thread.
 
     >>> list(map_ahead(abs, [-3, 2, -1], threads=2)), list(map_ahead(abs, [], threads=2))
     ([3, 2, 1], [])
@@ -43,7 +50,10 @@ def map_ahead(
     with ThreadPoolExecutor(threads, initializer=start) as pool:
         try:
             while True:
-                started.extend(pool.submit(function, item) for item in islice(remaining, 2 * threads - len(started)))
+                started.extend(
+                    pool.submit(function, item)
+                    for item in islice(remaining, 2 * threads - len(started))
+                )
                 if not started:
                     return
                 yield started.popleft().result()
@@ -56,8 +66,9 @@ def map_ahead(
 def single_thread_after_fork() -> None:
     """Let torch use one thread in child processes that this process forks.
 
-    A child has none of its parent's threads, but OpenMP still waits for them: torch's first parallel step never ends.
-    With one thread it asks for no others. Does nothing on systems without fork.
+    A child has none of its parent's threads, but OpenMP still waits for them: torch's first
+    parallel step never ends. With one thread it asks for no others. Does nothing on systems without
+    fork.
     """
     if hasattr(os, "register_at_fork"):
         import torch

@@ -1,29 +1,50 @@
-"""Flags of YOLOv5 and of others that the scripts reject, and what the error message says to use instead."""
+"""Flags of YOLOv5 and of others that the scripts reject, and what the error message says to use
+instead.
+"""
 
 from collections.abc import Iterable
 
 _NOT_HERE = "made from an exported file by the command in docs/export.md"
 _NO_UPLOAD = "nothing is uploaded; copy the run folder (--project, --name) yourself"
-_NO_LOGGER = "there is no Weights & Biases logger; all numbers are in results.csv and metrics.json in the run folder"
+_NO_LOGGER = (
+    "there is no Weights & Biases logger; all numbers are in results.csv and "
+    "metrics.json in the run folder"
+)
 
 NOT_IN_TRAIN = {
-    "--evolve": "there is no hyper-parameter search; run once for each --hyp file and compare metrics.json",
-    "--evolve_population": "there is no hyper-parameter search; give one set of hyper-parameters with --hyp",
+    "--evolve": (
+        "there is no hyper-parameter search; run once for each --hyp file and compare metrics.json"
+    ),
+    "--evolve_population": (
+        "there is no hyper-parameter search; give one set of hyper-parameters with --hyp"
+    ),
     "--resume_evolve": "there is no hyper-parameter search; --resume continues a single run",
     "--bucket": _NO_UPLOAD,
-    "--quad": "batches are not tiled into larger images; train at a larger --imgsz, or with --multi-scale",
+    "--quad": (
+        "batches are not tiled into larger images; train at a larger --imgsz, or with --multi-scale"
+    ),
     "--entity": _NO_LOGGER,
     "--upload_dataset": _NO_UPLOAD,
-    "--bbox_interval": "boxes are drawn once, after training: val_batch*_pred.jpg in the run folder",
+    "--bbox_interval": (
+        "boxes are drawn once, after training: val_batch*_pred.jpg in the run folder"
+    ),
     "--artifact_alias": f"{_NO_LOGGER}; name the run with --name",
 }
 NOT_IN_VAL = {
-    "--save-hybrid": "mixing labels with predictions inflates the mAP; --save-txt writes only the predictions",
-    "--dnn": "OpenCV's DNN module is not used; run the checkpoint directly, with --device and --half",
-    "--task study": "no plot of speed over image sizes is made; run --task speed once for each --imgsz",
+    "--save-hybrid": (
+        "mixing labels with predictions inflates the mAP; --save-txt writes only the predictions"
+    ),
+    "--dnn": (
+        "OpenCV's DNN module is not used; run the checkpoint directly, with --device and --half"
+    ),
+    "--task study": (
+        "no plot of speed over image sizes is made; run --task speed once for each --imgsz"
+    ),
 }
 NOT_IN_DETECT = {
-    "--dnn": "OpenCV's DNN module is not used; give a checkpoint, or a file of export.py, as --weights",
+    "--dnn": (
+        "OpenCV's DNN module is not used; give a checkpoint, or a file of export.py, as --weights"
+    ),
     "--update": "checkpoints are never rewritten; best.pt holds only what detecting needs",
     "--visualize": "feature maps are not drawn; --save-crop and --view-img show the detections",
 }
@@ -32,16 +53,25 @@ NOT_IN_EXPORT = {
     "--keras": f"TensorFlow models are {_NOT_HERE}",
     "--optimize": "TorchScript is not rewritten for phones; give phones the file of --include onnx",
     "--per-tensor": f"it is a setting of TensorFlow Lite, whose models are {_NOT_HERE}",
-    "--cache": f"TensorRT engines are {_NOT_HERE}; its timing cache is --timingCacheFile of trtexec",
+    "--cache": (
+        f"TensorRT engines are {_NOT_HERE}; its timing cache is --timingCacheFile of trtexec"
+    ),
     "--workspace": f"TensorRT engines are {_NOT_HERE}; its workspace is --memPoolSize of trtexec",
     "--mlmodel": f"CoreML models are {_NOT_HERE}",
     "--verbose": f"TensorRT engines are {_NOT_HERE}, whose log level it was; leave the flag out",
-    "--topk-per-class": "it is a setting of TensorFlow's NMS; --topk-all limits the detections of an image",
+    "--topk-per-class": (
+        "it is a setting of TensorFlow's NMS; --topk-all limits the detections of an image"
+    ),
 }
 
 # Other names that people try, without dashes, and what to use instead.
 _WEIGHTS = "did you mean --weights?"
-HINTS = {"model": _WEIGHTS, "checkpoint": _WEIGHTS, "gpu": "did you mean --device?", "gpus": "did you mean --device?"}
+HINTS = {
+    "model": _WEIGHTS,
+    "checkpoint": _WEIGHTS,
+    "gpu": "did you mean --device?",
+    "gpus": "did you mean --device?",
+}
 _RATE = "the learning rate is lr0 in a --hyp file"
 HINTS_IN_TRAIN = HINTS | {
     "model": "--cfg names a model table, --weights a checkpoint",
@@ -52,5 +82,7 @@ HINTS_IN_TRAIN = HINTS | {
 
 def hints_for_train(hyper_parameters: Iterable[str]) -> dict[str, str]:
     """The hints of train.py, also for the names of hyper-parameters, which are given in a file."""
-    in_file = {name: f"{name} is a value in a --hyp file, see data/hyps/" for name in hyper_parameters}
+    in_file = {
+        name: f"{name} is a value in a --hyp file, see data/hyps/" for name in hyper_parameters
+    }
     return in_file | HINTS_IN_TRAIN

@@ -1,23 +1,27 @@
-"""Claim: small objects in large images are found tile by tile almost as well as in small images, in bounded memory.
+r"""Claim: small objects in large images are found tile by tile almost as well as in small images,
+in bounded memory.
 
-YOLOv5n trained on BCCD, at 320 px: AP 0.514 in 87 images of 640 x 480 px; pasted onto canvases of 3,000 px, 0.064
-without tiles, and 0.480 (0.486) in tiles of 640 px with an overlap of 0.2 (0.4).
+YOLOv5n trained on BCCD, at 320 px: AP 0.514 in 87 images of 640 x 480 px; pasted onto canvases of
+3,000 px, 0.064 without tiles, and 0.480 (0.486) in tiles of 640 px with an overlap of 0.2 (0.4).
 
     python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --imgsz 320 --tile 640
-    python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml --canvas 3000 --limit 48
+    python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml \
+        --canvas 3000 --limit 48
 
-The images of the data set's validation split are pasted, unscaled, in a grid onto grey canvases of 3,000 x 3,000
-pixels, with their boxes as YOLO labels, in a temporary folder. One checkpoint then detects
+The images of the data set's validation split are pasted, unscaled, in a grid onto grey canvases of
+3,000 x 3,000 pixels, with their boxes as YOLO labels, in a temporary folder. One checkpoint then
+detects
 
 - in the original images, one by one (the reference);
 - in the canvases, resized to `--imgsz` as a whole;
-- in the canvases, in tiles of `--tile` pixels that are resized to `--imgsz`: the scale of the originals, if `--tile` is
-  their long side;
+- in the canvases, in tiles of `--tile` pixels that are resized to `--imgsz`: the scale of the
+  originals, if `--tile` is their long side;
 - in the canvases at that scale, without tiles.
 
-AP is COCO's without its limit of 100 detections per image and class, because a canvas shows more objects than that. The
-peak memory is that of a process that detects in one image with the default thresholds, in batches of 4, less the peak
-of one that detects in an image resized to 64 pixels. Linux only.
+AP is COCO's without its limit of 100 detections per image and class, because a canvas shows more
+objects than that. The peak memory is that of a process that detects in one image with the default
+thresholds, in batches of 4, less the peak of one that detects in an image resized to 64 pixels.
+Linux only.
 """
 
 from __future__ import annotations
@@ -58,11 +62,15 @@ ALL = 10**6  # detections per image and class
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--weights", required=True, help="checkpoint")
     parser.add_argument("--data", required=True, help="data YAML")
     parser.add_argument("--split", default="val")
-    parser.add_argument("--imgsz", type=int, default=640, help="long side that originals and tiles are resized to")
+    parser.add_argument(
+        "--imgsz", type=int, default=640, help="long side that originals and tiles are resized to"
+    )
     parser.add_argument("--tile", type=int, default=640, help="side of a tile in pixels")
     parser.add_argument("--tile-overlap", type=float, default=0.2)
     parser.add_argument("--canvas", type=int, default=3000, help="side of the canvases in pixels")
@@ -73,19 +81,30 @@ def main() -> None:
     names = spec.names
     labels, _ = scan(spec.sources(options.split), names, cache_dir=None, threads=1, progress=False)
     labels = labels.subset(range(min(options.limit or len(labels), len(labels))))
-    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread(s), {options.device}")
+    print(
+        f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread(s), "
+        f"{options.device}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         count = write_canvases(labels, Path(folder), options.canvas)
-        canvases, _ = scan((str(Path(folder) / "images"),), names, cache_dir=None, threads=1, progress=False)
+        canvases, _ = scan(
+            (str(Path(folder) / "images"),), names, cache_dir=None, threads=1, progress=False
+        )
         boxes = (len(labels.classes), len(canvases.classes))
-        print(f"{len(labels)} images with {boxes[0]} boxes on {count} canvases with {boxes[1]} boxes")
+        print(
+            f"{len(labels)} images with {boxes[0]} boxes on {count} canvases with {boxes[1]} boxes"
+        )
         full_size = round(options.canvas * options.imgsz / options.tile)
         tiles = {"tile": options.tile, "tile_overlap": options.tile_overlap}
         rows: list[tuple[str, Labels, dict[str, Any]]] = [
             ("originals", labels, {"image_size": options.imgsz, "tile": 0}),
             ("canvases", canvases, {"image_size": options.imgsz, "tile": 0}),
             ("canvases in tiles", canvases, {"image_size": options.imgsz, **tiles}),
-            ("canvases in tiles and whole", canvases, {"image_size": options.imgsz, **tiles, "tile_whole": True}),
+            (
+                "canvases in tiles and whole",
+                canvases,
+                {"image_size": options.imgsz, **tiles, "tile_whole": True},
+            ),
             (f"canvases at {full_size} px", canvases, {"image_size": full_size, "tile": 0}),
         ]
         print("| images | AP | AP50 | APs | APm | APl | seconds per image | peak memory |")
@@ -102,7 +121,9 @@ def main() -> None:
 
 
 def write_canvases(labels: Labels, folder: Path, side: int) -> int:
-    """Write the canvases and their YOLO labels to images/ and labels/ in the folder; return their number."""
+    """Write the canvases and their YOLO labels to images/ and labels/ in the folder; return their
+    number.
+    """
     for name in ("images", "labels"):
         (folder / name).mkdir()
     pages = list(pages_of(labels.sizes, side))
@@ -114,20 +135,33 @@ def write_canvases(labels: Labels, folder: Path, side: int) -> int:
             canvas[y : y + height, x : x + width] = read_image(labels.path(index))
             for row in range(labels.rows(index).start, labels.rows(index).stop):
                 left, top, wide, high = labels.boxes_xywh[row].tolist()
-                values = ((x + left + wide / 2) / side, (y + top + high / 2) / side, wide / side, high / side)
-                lines.append(" ".join([str(labels.classes[row]), *(f"{value:.9f}" for value in values)]))
-        cv2.imwrite(str(folder / "images" / f"{number:04d}.png"), canvas, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+                values = (
+                    (x + left + wide / 2) / side,
+                    (y + top + high / 2) / side,
+                    wide / side,
+                    high / side,
+                )
+                lines.append(
+                    " ".join([str(labels.classes[row]), *(f"{value:.9f}" for value in values)])
+                )
+        cv2.imwrite(
+            str(folder / "images" / f"{number:04d}.png"), canvas, [cv2.IMWRITE_PNG_COMPRESSION, 1]
+        )
         (folder / "labels" / f"{number:04d}.txt").write_text("\n".join(lines) + "\n")
     return len(pages)
 
 
 def pages_of(sizes: np.ndarray, side: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Iterate over canvases: the (index, x, y) of the images on each. Raises ValueError for a larger image."""
+    """Iterate over canvases: the (index, x, y) of the images on each. Raises ValueError for a
+    larger image.
+    """
     page: list[tuple[int, int, int]] = []
     x = y = row_height = 0
     for index, (width, height) in enumerate(sizes.tolist()):
         if max(width, height) > side:
-            raise ValueError(f"image {index} has {width} x {height} pixels: choose a larger --canvas")
+            raise ValueError(
+                f"image {index} has {width} x {height} pixels: choose a larger --canvas"
+            )
         if x + width > side:
             x, y, row_height = 0, y + row_height + GAP, 0
         if y + height > side:
@@ -139,7 +173,9 @@ def pages_of(sizes: np.ndarray, side: int) -> Iterator[list[tuple[int, int, int]
 
 
 def average_precision(labels: Labels, settings: dict[str, Any]) -> dict[str, float]:
-    """COCO's numbers of a checkpoint on these images, without a limit on detections per image and class."""
+    """COCO's numbers of a checkpoint on these images, without a limit on detections per image and
+    class.
+    """
     detector = load(**settings, **SETTINGS)
     ids, classes, boxes, scores = [], [], [], []
     for index in range(len(labels)):
@@ -166,7 +202,9 @@ def _peak_memory_here(settings: dict[str, Any], path: str) -> int:
     detector.predictor(read_image(path), channel_order="bgr")
     if detector.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status").read_text()  # ru_maxrss would include the memory of the parent process
+    status = Path(
+        "/proc/self/status"
+    ).read_text()  # ru_maxrss would include the memory of the parent process
     return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
 
 

@@ -1,4 +1,6 @@
-"""The device against the CPU: tests/test_gpu.py; losses and gradients of every head in float64; detections."""
+"""The device against the CPU: tests/test_gpu.py; losses and gradients of every head in float64;
+detections.
+"""
 
 import copy
 import subprocess
@@ -20,14 +22,24 @@ from utils.distributed.host_copies import to_device
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 MAX_DIFFERENCE = 1e-6  # relative, of losses and gradients in float64
-NEGLIGIBLE = 1e-6  # of the largest gradient: smaller ones are differences of equal numbers, that is, rounding
+# of the largest gradient: smaller ones are differences of equal numbers, that is, rounding
+NEGLIGIBLE = 1e-6
 CANDIDATES = 8400  # predictions of an image at 640 px
 
 
 def run_gpu_tests(scope: Scope) -> Iterator[Finding]:
     """tests/test_gpu.py, with a line for each test that fails."""
     report = scope.folder / "test_gpu.xml"
-    command = [sys.executable, "-m", "pytest", "tests/test_gpu.py", "-p", "no:cacheprovider", "--tb=short", "-rs"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/test_gpu.py",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "-rs",
+    ]
     command += ["--durations=0", f"--junitxml={report}"]
     subprocess.run(command, cwd=ROOT, check=False)  # its output is the stage's
 
@@ -35,7 +47,10 @@ def run_gpu_tests(scope: Scope) -> Iterator[Finding]:
     problems = [(case, part) for case in cases for part in case if part.tag in ("failure", "error")]
     skipped = sum(part.tag == "skipped" for case in cases for part in case)
     passed = len(cases) - len(problems) - skipped
-    yield Finding(f"{passed} tests passed, {len(problems)} failed, {skipped} skipped", passed > 0 and not problems)
+    yield Finding(
+        f"{passed} tests passed, {len(problems)} failed, {skipped} skipped",
+        passed > 0 and not problems,
+    )
     for case, part in problems:
         reason = (part.get("message") or "").strip().split("\n")[0]
         yield Finding(f"{case.get('name')}: {reason[:300]}", False)
@@ -57,8 +72,12 @@ def compare_losses(scope: Scope) -> Iterator[Finding]:
             relative_difference(own, other, least=largest * NEGLIGIBLE)
             for own, other in zip(found_gradients, expected_gradients, strict=True)
         )
-        text = f"{cfg}: largest relative difference of a loss {loss:.1e}, of a gradient {gradient:.1e}"
-        yield Finding(text, max(loss, gradient) <= MAX_DIFFERENCE, {"loss": loss, "gradient": gradient})
+        text = (
+            f"{cfg}: largest relative difference of a loss {loss:.1e}, of a gradient {gradient:.1e}"
+        )
+        yield Finding(
+            text, max(loss, gradient) <= MAX_DIFFERENCE, {"loss": loss, "gradient": gradient}
+        )
 
 
 def losses_and_gradients(
@@ -68,20 +87,26 @@ def losses_and_gradients(
     setting = Setting(cfg=cfg, img=scope.sizes.check_img, batch=2)
     batch = made_up_batch(setting, 0, device)
     criterion = build_loss(model.head, LossGains()).double()
-    losses = criterion(model(to_device(batch.images, device, torch.float64)), pad_targets(batch.targets))
+    losses = criterion(
+        model(to_device(batch.images, device, torch.float64)), pad_targets(batch.targets)
+    )
     criterion.weighted_sum(losses).backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return losses, gradients
 
 
 def relative_difference(found: Tensor, expected: Tensor, least: float = 1e-12) -> float:
-    """The largest difference of two tensors, divided by the largest value of the second, but at least by `least`."""
+    """The largest difference of two tensors, divided by the largest value of the second, but at
+    least by `least`.
+    """
     difference = float((found.detach().cpu() - expected.detach().cpu()).abs().max())
     return difference / max(float(expected.detach().abs().max()), least)
 
 
 def compare_nms(scope: Scope) -> Iterator[Finding]:
-    """Non-maximum suppression of many candidates with equal scores: the same detections in the same order."""
+    """Non-maximum suppression of many candidates with equal scores: the same detections in the same
+    order.
+    """
     random = torch.Generator().manual_seed(0)
     corners = 600 * torch.rand(2, CANDIDATES, 2, generator=random)
     sizes = 20 + 80 * torch.rand(2, CANDIDATES, 2, generator=random)
@@ -93,4 +118,6 @@ def compare_nms(scope: Scope) -> Iterator[Finding]:
     found = non_max_suppression(boxes.to(device), scores.to(device))
     same = all(torch.equal(own.cpu(), other) for own, other in zip(found, expected, strict=True))
     counts = ", ".join(str(len(rows)) for rows in found)
-    yield Finding(f"NMS: {counts} detections, {'the same as' if same else 'not those'} on the CPU", same)
+    yield Finding(
+        f"NMS: {counts} detections, {'the same as' if same else 'not those'} on the CPU", same
+    )

@@ -1,4 +1,6 @@
-"""Run the project's scripts from a stage, as on the command line, in forked processes that need no imports."""
+"""Run the project's scripts from a stage, as on the command line, in forked processes that need no
+imports.
+"""
 
 import multiprocessing
 import os
@@ -20,7 +22,9 @@ TAIL = 8  # lines that are reported of the output of a script that failed
 
 @dataclass(frozen=True)
 class Done:
-    """A script that has ended. code: its exit code, negative for a signal. output: what it wrote to both streams."""
+    """A script that has ended. code: its exit code, negative for a signal. output: what it wrote to
+    both streams.
+    """
 
     code: int
     output: str
@@ -33,20 +37,28 @@ class Done:
         return [line for line in lines if line]
 
     def findings(self, what: str, lines: Sequence[str] = ()) -> Iterator[Finding]:
-        """The exit code, which must be 0, then these lines; of a failed script instead the end of its output."""
+        """The exit code, which must be 0, then these lines; of a failed script instead the end of
+        its output.
+        """
         yield Finding(f"{what}: exit code {self.code}, {self.seconds:.1f} s", self.code == 0)
         for line in self.lines[-TAIL:] if self.code else lines:
             yield Finding(line)
 
 
 class Command:
-    """A script that starts at once. Only for processes that have not used CUDA or several threads: it forks.
+    """A script that starts at once. Only for processes that have not used CUDA or several threads:
+    it forks.
 
-    entry: the function that the script calls; it reads sys.argv. words: the arguments. prepare: is called before.
+    entry: the function that the script calls; it reads sys.argv. words: the arguments. prepare: is
+    called before.
     """
 
     def __init__(
-        self, entry: Callable[[], object], words: Sequence[str], output: Path, prepare: Callable[[], None] | None = None
+        self,
+        entry: Callable[[], object],
+        words: Sequence[str],
+        output: Path,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         self._output = output
@@ -58,7 +70,9 @@ class Command:
         """Wait for the end, and print the script's output, so that the stage's log has it."""
         self.process.join()
         seconds = time.monotonic() - self._started
-        output = self._output.read_bytes().decode(errors="replace")  # read_text would turn \r into \n
+        output = self._output.read_bytes().decode(
+            errors="replace"
+        )  # read_text would turn \r into \n
         done = Done(self.process.exitcode or 0, output, seconds)
         print(f"--- {self._output.stem}: exit code {done.code} after {seconds:.1f} s", flush=True)
         print(*done.lines, sep="\n", flush=True)
@@ -76,11 +90,17 @@ def redirect_streams(file: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     # The objects that they replace may be closed, which must not close the new file.
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout = open(  # noqa: SIM115
+        1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
 
 
-def _run(entry: Callable[[], object], words: list[str], output: Path, prepare: Callable[[], None] | None) -> None:
+def _run(
+    entry: Callable[[], object], words: list[str], output: Path, prepare: Callable[[], None] | None
+) -> None:
     """The forked process: its streams are the file, its arguments the words."""
     redirect_streams(output)
     os.chdir(output.parent)

@@ -1,7 +1,7 @@
 """Places where the host waits for the GPU in a training step: CUDA itself reports them.
 
-Steps are those of train.py's `train_one_epoch`. A wait in the backward pass is reported at the call of backward();
-torch's profiler then names the operation that waits there.
+Steps are those of train.py's `train_one_epoch`. A wait in the backward pass is reported at the call
+of backward(); torch's profiler then names the operation that waits there.
 """
 
 import traceback
@@ -24,7 +24,12 @@ OPTIMIZERS = ("SGD", "Adam", "AdamW", "Muon")
 PRECISIONS = ("fp32", "bf16", "fp16")
 WARMUP, WATCHED = 3, 3  # steps
 WARNING = "called a synchronizing CUDA operation"
-WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "cudaStreamSynchronize")
+WAITING = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "cudaStreamSynchronize",
+)
 
 
 def look_for_waits(scope: Scope) -> Iterator[Finding]:
@@ -38,13 +43,17 @@ def look_for_waits(scope: Scope) -> Iterator[Finding]:
     for setting in settings(scope):
         name = f"{setting.cfg}, {setting.optimizer}, {setting.amp}"
         found = waits_of(setting, world)
-        yield Finding(f"{name}: {describe(found) or 'no wait'}", not found, {"waits": found.total()})
+        yield Finding(
+            f"{name}: {describe(found) or 'no wait'}", not found, {"waits": found.total()}
+        )
         if found:
             yield Finding(f"{name}: operations {describe(waiting_operations(setting, world))}")
 
 
 def settings(scope: Scope) -> Iterator[Setting]:
-    """A setting for each head and precision, each with another optimizer, so that all pairs of two are covered."""
+    """A setting for each head and precision, each with another optimizer, so that all pairs of two
+    are covered.
+    """
     sizes = scope.sizes
     for row, cfg in enumerate(sizes.check_models):
         for column, amp in enumerate(PRECISIONS):
@@ -60,7 +69,9 @@ def settings(scope: Scope) -> Iterator[Setting]:
 
 
 def waits_of(setting: Setting, world: World) -> Counter[str]:
-    """Waits in the steps after the warm-up, by place. The last step ends the epoch, which may wait: it is left out."""
+    """Waits in the steps after the warm-up, by place. The last step ends the epoch, which may wait:
+    it is left out.
+    """
     found: Counter[str] = Counter()
     last = setting.warmup + setting.steps
     with ExitStack() as recording:
@@ -99,7 +110,9 @@ def set_sync_debug_mode(device: torch.device, mode: str) -> None:
 
 
 def calling_place() -> str:
-    """The innermost line of the project, without benchmarks, that is being run, and the innermost line of all."""
+    """The innermost line of the project, without benchmarks, that is being run, and the innermost
+    line of all.
+    """
     shown = (str(ROOT / "benchmarks"), warnings.__file__)
     stack = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(shown)]
     ours = [frame for frame in stack if frame.filename.startswith(str(ROOT))]
@@ -114,14 +127,18 @@ def short_path(file: str) -> str:
 
 
 def waiting_operations(setting: Setting, world: World) -> Counter[str]:
-    """Operations that wait, each with the operation or backward node that called it, in all profiled steps."""
+    """Operations that wait, each with the operation or backward node that called it, in all
+    profiled steps.
+    """
     found: Counter[str] = Counter()
     for event in profiled(setting, world).events() or ():
         if event.name in WAITING:
             callers = [event]
             while callers[-1].cpu_parent is not None:
                 callers.append(callers[-1].cpu_parent)
-            nodes = [caller.name for caller in callers if caller.name.startswith("autograd::engine")]
+            nodes = [
+                caller.name for caller in callers if caller.name.startswith("autograd::engine")
+            ]
             found[f"{event.name} in {(nodes or [callers[-1].name])[0]}"] += 1
     return found
 

@@ -21,11 +21,15 @@ FILE = "machine.json"
 
 
 def describe_machine(scope: Scope) -> Iterator[Finding]:
-    """Hardware and versions, the bandwidth of the device's memory, and its speed of matrix products in bfloat16."""
+    """Hardware and versions, the bandwidth of the device's memory, and its speed of matrix products
+    in bfloat16.
+    """
     device = scope.world.device
     yield Finding(
-        f"{describe(device)}; {os.cpu_count()} cores {platform.machine()}; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, "
+        f"{describe(device)}; {os.cpu_count()} cores {platform.machine()}; Python "
+        f"{platform.python_version()}, "
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN "
+        f"{torch.backends.cudnn.version()}, "
         f"OpenCV {cv2.__version__}"
     )
     if driver := nvidia_driver():
@@ -37,7 +41,9 @@ def describe_machine(scope: Scope) -> Iterator[Finding]:
     (scope.folder / FILE).write_text(json.dumps({"bandwidth_tb_s": terabytes}))
 
     teraflops = matrix_speed(scope.sizes.matrix, device)
-    yield Finding(f"matrix product in bfloat16: {teraflops:.3g} TFLOP/s", values={"bf16_tflop_s": teraflops})
+    yield Finding(
+        f"matrix product in bfloat16: {teraflops:.3g} TFLOP/s", values={"bf16_tflop_s": teraflops}
+    )
 
 
 def copy_bandwidth(size: int, device: torch.device) -> float:

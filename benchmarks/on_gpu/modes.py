@@ -1,4 +1,6 @@
-"""Modes that only a GPU has: DataParallel's precision, and CUDA graphs of `--compile` with gradient accumulation."""
+"""Modes that only a GPU has: DataParallel's precision, and CUDA graphs of `--compile` with gradient
+accumulation.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,18 +22,30 @@ MAX_DIFFERENCE = 0.05  # relative, of training losses with and without compilati
 
 
 def check_data_parallel(scope: Scope) -> Iterator[Finding]:
-    """DataParallel with two replicas on one GPU, in each precision: the dtype that convolutions compute in."""
+    """DataParallel with two replicas on one GPU, in each precision: the dtype that convolutions
+    compute in.
+    """
     alone = scope.world
     world = replace(alone, devices=(alone.device, alone.device))
-    for amp, expected in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
-        setting = Setting(cfg=scope.sizes.model, img=scope.sizes.check_img, batch=4, steps=2, warmup=1, amp=amp)
+    for amp, expected in (
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("fp32", torch.float32),
+    ):
+        setting = Setting(
+            cfg=scope.sizes.model, img=scope.sizes.check_img, batch=4, steps=2, warmup=1, amp=amp
+        )
         computed = convolution_dtypes(setting, world)
         names = ", ".join(str(dtype) for dtype in computed)
-        yield Finding(f"DataParallel, --amp {amp}: convolutions compute in {names}", computed == {expected})
+        yield Finding(
+            f"DataParallel, --amp {amp}: convolutions compute in {names}", computed == {expected}
+        )
 
 
 def convolution_dtypes(setting: Setting, world: World) -> set[torch.dtype]:
-    """The dtypes that the convolutions of two training steps compute in, without those that always use float32."""
+    """The dtypes that the convolutions of two training steps compute in, without those that always
+    use float32.
+    """
     computed: set[torch.dtype] = set()
 
     def watch_convolutions(replica: Any) -> None:
@@ -45,9 +59,30 @@ def convolution_dtypes(setting: Setting, world: World) -> set[torch.dtype]:
 
 
 def check_graphs(scope: Scope) -> Iterator[Finding]:
-    """`--compile reduce-overhead` with several batches per optimizer step: the losses of the uncompiled training."""
-    common = ["--cfg", scope.sizes.graph_model, "--batch", "8", "--epochs", "2", "--amp", "fp32", "--cache", "ram"]
-    common += ["--hyp", "hyp.scratch-low.yaml", "--optimizer", "SGD", "--noval", "--img", str(scope.sizes.check_img)]
+    """`--compile reduce-overhead` with several batches per optimizer step: the losses of the
+    uncompiled training.
+    """
+    common = [
+        "--cfg",
+        scope.sizes.graph_model,
+        "--batch",
+        "8",
+        "--epochs",
+        "2",
+        "--amp",
+        "fp32",
+        "--cache",
+        "ram",
+    ]
+    common += [
+        "--hyp",
+        "hyp.scratch-low.yaml",
+        "--optimizer",
+        "SGD",
+        "--noval",
+        "--img",
+        str(scope.sizes.check_img),
+    ]
     commands = {}
     for mode in ("off", "reduce-overhead"):
         words = training_words(scope, f"graphs-{mode}", *common, "--compile", mode)
@@ -69,4 +104,6 @@ def check_graphs(scope: Scope) -> Iterator[Finding]:
 def training_losses(scope: Scope, name: str) -> Tensor:
     """The training losses in a run's results.csv, a row for each epoch."""
     rows = read_rows(scope.folder / "runs" / name)
-    return torch.tensor([[float(row[key]) for key in row if key.startswith("train/")] for row in rows])
+    return torch.tensor(
+        [[float(row[key]) for key in row if key.startswith("train/")] for row in rows]
+    )

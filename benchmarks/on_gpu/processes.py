@@ -1,6 +1,8 @@
-"""Two processes over gloo on one device against one process: the same weights after some steps, in float64.
+"""Two processes over gloo on one device against one process: the same weights after some steps, in
+float64.
 
-DDP with synchronised BatchNorm. NCCL takes only one process per GPU: tests/test_gpu.py has DDP over NCCL with one.
+DDP with synchronised BatchNorm. NCCL takes only one process per GPU: tests/test_gpu.py has DDP over
+NCCL with one.
 """
 
 import tempfile
@@ -30,10 +32,20 @@ def compare_processes(scope: Scope) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for size in (1, 2):
-                start_processes(train_rank, (size, scope, cfg, folder), nprocs=size, start_method="fork")
-            expected, *found = (torch.load(folder / f"{rank}-of-{size}.pt", weights_only=True) for rank, size in RANKS)
-        worst = max(relative_difference(rank[key], expected[key]) for rank in found for key in expected)
-        text = f"{cfg}: weights of two processes after {STEPS} steps, largest relative difference {worst:.1e}"
+                start_processes(
+                    train_rank, (size, scope, cfg, folder), nprocs=size, start_method="fork"
+                )
+            expected, *found = (
+                torch.load(folder / f"{rank}-of-{size}.pt", weights_only=True)
+                for rank, size in RANKS
+            )
+        worst = max(
+            relative_difference(rank[key], expected[key]) for rank in found for key in expected
+        )
+        text = (
+            f"{cfg}: weights of two processes after {STEPS} steps, largest relative "
+            f"difference {worst:.1e}"
+        )
         yield Finding(text, worst <= MAX_DIFFERENCE, {"difference": worst})
 
 
@@ -46,7 +58,9 @@ def train_rank(rank: int, size: int, scope: Scope, cfg: str, folder: Path) -> No
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=size
+        )
 
     whole = Setting(cfg=cfg, img=scope.sizes.check_img, batch=4, amp="fp64", sync_bn=True)
     setting = replace(whole, batch=whole.batch // size)
@@ -56,7 +70,9 @@ def train_rank(rank: int, size: int, scope: Scope, cfg: str, folder: Path) -> No
     train_through(repeated(batch, setting, world, STEPS), setting, world, change=replicas.append)
 
     wait_for(device)
-    weights: dict[str, Tensor] = {name: value.cpu() for name, value in replicas[0].model.named_parameters()}
+    weights: dict[str, Tensor] = {
+        name: value.cpu() for name, value in replicas[0].model.named_parameters()
+    }
     torch.save(weights, folder / f"{rank}-of-{size}.pt")
     if size > 1:
         dist.destroy_process_group()
@@ -69,4 +85,6 @@ def part_of(batch: Batch, rank: int, size: int) -> Batch:
     image = batch.targets[:, 0]
     targets = batch.targets[(image >= first) & (image < end)].clone()
     targets[:, 0] -= first
-    return Batch(batch.images[first:end], targets, batch.indices[first:end], batch.placement[first:end])
+    return Batch(
+        batch.images[first:end], targets, batch.indices[first:end], batch.placement[first:end]
+    )

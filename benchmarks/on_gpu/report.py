@@ -1,4 +1,6 @@
-"""The results of benchmarks/gpu.py: a Markdown file, a JSON file, the whole output, and a short text."""
+"""The results of benchmarks/gpu.py: a Markdown file, a JSON file, the whole output, and a short
+text.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +14,9 @@ NAMES = ("gpu.md", "gpu.json", "gpu.log")
 
 
 def write_results(folder: Path, outcomes: Sequence[Outcome], logs: Path, about: str) -> None:
-    """Write the three files. logs: folder with the output of each stage. about: the command and the total time."""
+    """Write the three files. logs: folder with the output of each stage. about: the command and the
+    total time.
+    """
     write_text(folder / "gpu.md", "\n".join(markdown(outcomes, about)))
     stages = [asdict(outcome) for outcome in outcomes]
     write_json(folder / "gpu.json", {"date": str(date.today()), "about": about, "stages": stages})
@@ -27,9 +31,20 @@ def section(log: Path) -> str:
 
 def markdown(outcomes: Sequence[Outcome], about: str) -> list[str]:
     """A table of all stages, then the findings of each."""
-    first = next((outcome.findings[0].text for outcome in outcomes if outcome.findings), "no stage has run")
-    lines = [f"# {first}", "", f"{about}, {date.today()}", "", "| stage | result | seconds |", "| --- | --- | --- |"]
-    lines += [f"| {outcome.stage} | {result(outcome)} | {seconds(outcome)} |" for outcome in outcomes]
+    first = next(
+        (outcome.findings[0].text for outcome in outcomes if outcome.findings), "no stage has run"
+    )
+    lines = [
+        f"# {first}",
+        "",
+        f"{about}, {date.today()}",
+        "",
+        "| stage | result | seconds |",
+        "| --- | --- | --- |",
+    ]
+    lines += [
+        f"| {outcome.stage} | {result(outcome)} | {seconds(outcome)} |" for outcome in outcomes
+    ]
     for outcome in outcomes:
         if outcome.ran:
             lines += ["", f"## {outcome.stage}: {result(outcome)}", ""]
@@ -40,16 +55,22 @@ def markdown(outcomes: Sequence[Outcome], about: str) -> list[str]:
 
 
 def summary(outcomes: Sequence[Outcome], folder: Path) -> list[str]:
-    """What is printed at the end: a line for each stage, with what is wrong, what was left out, and the files."""
+    """What is printed at the end: a line for each stage, with what is wrong, what was left out, and
+    the files.
+    """
     lines = []
     for outcome in outcomes:
         lines.append(f"{outcome.stage:18} {seconds(outcome):>6}  {result(outcome)}")
         if outcome.is_bad:
-            lines += [f"    {finding.text[:200]}" for finding in outcome.findings if finding.good is False][:6]
+            lines += [
+                f"    {finding.text[:200]}" for finding in outcome.findings if finding.good is False
+            ][:6]
     bad = sum(outcome.is_bad for outcome in outcomes)
     passed = sum(outcome.status == PASSED for outcome in outcomes)
     rest = len(outcomes) - passed - bad
-    lines.append(f"stages: {passed} passed, {bad} did not, {rest} did not run or had too little time")
+    lines.append(
+        f"stages: {passed} passed, {bad} did not, {rest} did not run or had too little time"
+    )
     late = [outcome.stage for outcome in outcomes if outcome.status in (LEFT_OUT, CUT_SHORT)]
     if late:
         lines.append(f"too little time for {', '.join(late)}")

@@ -1,10 +1,12 @@
-"""A training that is killed and resumed, against an uninterrupted one: to the bit if the device allows it.
+"""A training that is killed and resumed, against an uninterrupted one: to the bit if the device
+allows it.
 
-Some operations of a GPU have no fixed order of summation. So two uninterrupted runs are compared first: if they are
-equal, the resumed run must be equal to them, otherwise its losses may differ no more than theirs, times ten.
+Some operations of a GPU have no fixed order of summation. So two uninterrupted runs are compared
+first: if they are equal, the resumed run must be equal to them, otherwise its losses may differ no
+more than theirs, times ten.
 
-A checkpoint of a `--shard` run holds the optimizer's state as contiguous tensors, while weights are channels-last; the
-killed run's checkpoint is resumed in that form too.
+A checkpoint of a `--shard` run holds the optimizer's state as contiguous tensors, while weights are
+channels-last; the killed run's checkpoint is resumed in that form too.
 """
 
 import csv
@@ -30,7 +32,9 @@ IGNORED = {"config", "seconds", "time"}  # entries of a checkpoint that differ b
 
 
 def kill_and_resume(scope: Scope) -> Iterator[Finding]:
-    """Two uninterrupted runs, one that is killed and resumed, and one resumed from contiguous optimizer state."""
+    """Two uninterrupted runs, one that is killed and resumed, and one resumed from contiguous
+    optimizer state.
+    """
     runs = scope.folder / "runs"
     straight, again, killed = (start(scope, name) for name in ("straight", "again", "killed"))
     saved = wait_for_second_epoch(killed, runs / "killed")
@@ -45,9 +49,15 @@ def kill_and_resume(scope: Scope) -> Iterator[Finding]:
     resumed = start(scope, "killed", "--resume", str(runs / "killed"))
     sharded = start(scope, "contiguous", "--resume", str(runs / "contiguous"))
 
-    for command, what in ((straight, "uninterrupted"), (again, "uninterrupted, again"), (resumed, "resumed")):
+    for command, what in (
+        (straight, "uninterrupted"),
+        (again, "uninterrupted, again"),
+        (resumed, "resumed"),
+    ):
         yield from command.end().findings(what)
-    yield from sharded.end().findings(f"resumed from contiguous optimizer state ({changed} tensors were not)")
+    yield from sharded.end().findings(
+        f"resumed from contiguous optimizer state ({changed} tensors were not)"
+    )
 
     differing = differences(runs / "straight", runs / "again")
     spread = largest_loss_difference(runs / "straight", runs / "again")
@@ -56,14 +66,26 @@ def kill_and_resume(scope: Scope) -> Iterator[Finding]:
         own = differences(runs / "straight", runs / name)
         largest = largest_loss_difference(runs / "straight", runs / name)
         good = not own if not differing else largest <= max(10 * spread, LEAST_TOLERANCE)
-        yield Finding(f"the uninterrupted and the resumed run ({name}) {verdict(own, largest)}", good)
+        yield Finding(
+            f"the uninterrupted and the resumed run ({name}) {verdict(own, largest)}", good
+        )
 
 
 def start(scope: Scope, name: str, *flags: str) -> Command:
-    """Start or resume a run that saves often. Image sizes vary, so that cuDNN does not choose by timing."""
+    """Start or resume a run that saves often. Image sizes vary, so that cuDNN does not choose by
+    timing.
+    """
     sizes = scope.sizes
-    words = training_words(scope, name, "--img", str(sizes.check_img), "--batch", str(sizes.check_batch))
-    words += ["--epochs", str(sizes.resume_epochs), "--workers", str(min(sizes.workers, 2)), "--multi-scale"]
+    words = training_words(
+        scope, name, "--img", str(sizes.check_img), "--batch", str(sizes.check_batch)
+    )
+    words += [
+        "--epochs",
+        str(sizes.resume_epochs),
+        "--workers",
+        str(min(sizes.workers, 2)),
+        "--multi-scale",
+    ]
     output = scope.folder / "output" / f"resume-{name}{len(flags)}.txt"
     words += ["--save-minutes", str(sizes.save_minutes), "--cache", "ram", *flags]
     return Command(train.run, words, output, use_fixed_order)
@@ -91,7 +113,9 @@ def wait_for_second_epoch(command: Command, run: Path) -> bool:
 
 
 def make_state_contiguous(last: Path) -> int:
-    """Rewrite a checkpoint with contiguous optimizer state, as a `--shard` run saves it; how many tensors changed."""
+    """Rewrite a checkpoint with contiguous optimizer state, as a `--shard` run saves it; how many
+    tensors changed.
+    """
     saved = checkpoint_file.load(last)
     changed = 0
     for state in saved["optimizer"]["state"].values():
@@ -120,14 +144,18 @@ def same(one: Any, other: Any) -> bool:
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
         names = one.keys() - IGNORED
-        return names == other.keys() - IGNORED and all(same(one[name], other[name]) for name in names)
+        return names == other.keys() - IGNORED and all(
+            same(one[name], other[name]) for name in names
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other or (one != one and other != other)
 
 
 def largest_loss_difference(one: Path, other: Path) -> float:
-    """The largest relative difference of a loss in the two results.csv; infinite if one has more rows."""
+    """The largest relative difference of a loss in the two results.csv; infinite if one has more
+    rows.
+    """
     rows, others = read_rows(one), read_rows(other)
     if len(rows) != len(others):
         return float("inf")
@@ -149,4 +177,7 @@ def verdict(differing: list[str], largest: float) -> str:
 def read_rows(run: Path) -> list[dict[str, str]]:
     """results.csv without times."""
     with open(run / "results.csv") as file:
-        return [{name: value for name, value in row.items() if name != "time"} for row in csv.DictReader(file)]
+        return [
+            {name: value for name, value in row.items() if name != "time"}
+            for row in csv.DictReader(file)
+        ]

@@ -1,7 +1,8 @@
 """Run stages in processes of their own: each with a time limit, and all together with one.
 
-A stage that hangs, crashes or fails costs only itself. Its process is forked from this one, which has the imports done
-and must not use CUDA, and leads a process group; the processes that it starts are ended with it.
+A stage that hangs, crashes or fails costs only itself. Its process is forked from this one, which
+has the imports done and must not use CUDA, and leads a process group; the processes that it starts
+are ended with it.
 """
 
 import importlib.util
@@ -35,9 +36,9 @@ CUT_SHORT, SKIPPED, LEFT_OUT = "cut short", "skipped", "left out"
 class Outcome:
     """What became of a stage.
 
-    status: passed; failed (a finding is not good); error (an exception or a crash); stopped (at its own limit); cut
-    short (at the limit of all stages); skipped (it cannot run here); left out (no time). reason: of the last five.
-    output: its last lines if it did not pass.
+    status: passed; failed (a finding is not good); error (an exception or a crash); stopped (at its
+    own limit); cut short (at the limit of all stages); skipped (it cannot run here); left out (no
+    time). reason: of the last five. output: its last lines if it did not pass.
     """
 
     stage: str
@@ -86,8 +87,19 @@ class Running:
         lines = self.findings.read_text(encoding="utf-8").splitlines()
         found = [Finding(**json.loads(line)) for line in lines if line.endswith("}")]
         status, reason = self._status(code, found)
-        output = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        return Outcome(self.stage.name, status, reason, seconds, found, output[-TAIL:] if status != PASSED else [])
+        output = (
+            self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            if self.log.exists()
+            else []
+        )
+        return Outcome(
+            self.stage.name,
+            status,
+            reason,
+            seconds,
+            found,
+            output[-TAIL:] if status != PASSED else [],
+        )
 
     def _status(self, code: int | None, found: Sequence[Finding]) -> tuple[str, str]:
         if any(finding.good is False for finding in found):
@@ -101,7 +113,9 @@ class Running:
         return PASSED, ""
 
     def end(self) -> None:
-        """Kill the stage's process group and all processes that it started, and wait for the stage."""
+        """Kill the stage's process group and all processes that it started, and wait for the
+        stage.
+        """
         if self.process.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -113,10 +127,14 @@ class Running:
 
 
 def work(stage: Stage, scope: Scope, log: Path, findings: Path, mark: str) -> None:
-    """The process of a stage: its streams go to `log`, its findings to a file, a line of JSON for each."""
+    """The process of a stage: its streams go to `log`, its findings to a file, a line of JSON for
+    each.
+    """
     os.setsid()
     os.environ[MARK] = mark
-    torch.set_num_threads(1)  # a process that has computed in several threads must not fork: its children hang
+    torch.set_num_threads(
+        1
+    )  # a process that has computed in several threads must not fork: its children hang
     if not scope.on_gpu:  # several processes with several threads each are slow on few cores
         os.environ["OMP_NUM_THREADS"] = "1"
     redirect_streams(log)
@@ -137,8 +155,9 @@ def run_stages(
 ) -> list[Outcome]:
     """Run the stages in their order, as far as the time allows; return what became of each.
 
-    logs: folder for their output. deadline: of time.monotonic(), when all must have ended. jobs: how many stages run
-    at the same time, unless one of them measures time. report: is called with all outcomes so far when a stage ends.
+    logs: folder for their output. deadline: of time.monotonic(), when all must have ended. jobs:
+    how many stages run at the same time, unless one of them measures time. report: is called with
+    all outcomes so far when a stage ends.
     """
     waiting = list(stages)
     running: list[Running] = []
@@ -192,12 +211,20 @@ def refusal(
     if absent:
         return Outcome(stage.name, SKIPPED, f"needs {', '.join(absent)}, which did not pass")
     if left_s < stage.least_s:
-        return Outcome(stage.name, LEFT_OUT, f"{max(left_s, 0):.0f} s remained, it takes {stage.least_s:.0f} or more")
+        return Outcome(
+            stage.name,
+            LEFT_OUT,
+            f"{max(left_s, 0):.0f} s remained, it takes {stage.least_s:.0f} or more",
+        )
     return None
 
 
-def can_start(stage: Stage, waiting: Sequence[Stage], running: Sequence[Running], jobs: int) -> bool:
-    """Whether a stage may start now: what it needs has ended, and it disturbs no other stage's measurement."""
+def can_start(
+    stage: Stage, waiting: Sequence[Stage], running: Sequence[Running], jobs: int
+) -> bool:
+    """Whether a stage may start now: what it needs has ended, and it disturbs no other stage's
+    measurement.
+    """
     pending = {other.name for other in waiting} | {each.stage.name for each in running}
     if pending & set(stage.after):
         return False

@@ -25,7 +25,12 @@ class Sizes:
     autobatch_model: str = "yolov5s.yaml"
 
     # Checks of correctness
-    check_models: tuple[str, ...] = ("yolov5n.yaml", "yolox_nano.yaml", "yolo11n.yaml", "yolo26n.yaml")  # of each head
+    check_models: tuple[str, ...] = (
+        "yolov5n.yaml",
+        "yolox_nano.yaml",
+        "yolo11n.yaml",
+        "yolo26n.yaml",
+    )  # of each head
     check_img: int = 320
     check_batch: int = 8
     graph_model: str = "yolov5n.yaml"  # compiled with CUDA graphs
@@ -81,7 +86,9 @@ class Scope:
 
     @property
     def world(self) -> World:
-        """This process alone, on the device. A stage that starts other processes first must not use it before."""
+        """This process alone, on the device. A stage that starts other processes first must not use
+        it before.
+        """
         return World(pick_devices(self.device, RankInfo())[0])
 
     @property
@@ -108,7 +115,8 @@ class Scope:
 class Finding:
     """A line of a stage's result.
 
-    good: whether what was checked holds; None for a measurement. values: the numbers in the text, for the JSON file.
+    good: whether what was checked holds; None for a measurement. values: the numbers in the text,
+    for the JSON file.
     """
 
     text: str

@@ -1,19 +1,21 @@
-"""Operations of a training step, and those that would make the host wait for a GPU.
+r"""Operations of a training step, and those that would make the host wait for a GPU.
 
-Claim: with SGD a step of yolov5n takes at most 900 operations, of yolo11n and yolox_nano 1,210, of yolo26n 1,860; none
-of them makes the host wait for the device. benchmarks/results/operations_* has the numbers before and after the losses
-were written for few operations.
+Claim: with SGD a step of yolov5n takes at most 900 operations, of yolo11n and yolox_nano 1,210, of
+yolo26n 1,860; none of them makes the host wait for the device. benchmarks/results/operations_* has
+the numbers before and after the losses were written for few operations.
 
-    python benchmarks/steps/operations.py --cfg yolov5n.yaml yolo11n.yaml yolo26n.yaml yolox_nano.yaml
+    python benchmarks/steps/operations.py \
+        --cfg yolov5n.yaml yolo11n.yaml yolo26n.yaml yolox_nano.yaml
 
-On a GPU each operation starts a kernel, which costs the host some 5 to 10 microseconds: with small models and batches
-this, and not arithmetic, is what bounds the speed. The number of operations can be counted on any machine. This runs
-train.py's `train_one_epoch` on the CPU as it would run on a GPU (fused optimizers, values fetched later), and counts by
-torch's profiler. Views, which compute nothing, and allocations do not count, and an operation on a list of tensors
-counts once. Dispatch modes cannot be used: some formulas of torch take another way when one is active.
+On a GPU each operation starts a kernel, which costs the host some 5 to 10 microseconds: with small
+models and batches this, and not arithmetic, is what bounds the speed. The number of operations can
+be counted on any machine. This runs train.py's `train_one_epoch` on the CPU as it would run on a
+GPU (fused optimizers, values fetched later), and counts by torch's profiler. Views, which compute
+nothing, and allocations do not count, and an operation on a list of tensors counts once. Dispatch
+modes cannot be used: some formulas of torch take another way when one is active.
 
-Sorted writes are counted separately: an assignment to places that may repeat, which is also the gradient of `x[index]`.
-A GPU sorts the places first, which takes some thirty kernels.
+Sorted writes are counted separately: an assignment to places that may repeat, which is also the
+gradient of `x[index]`. A GPU sorts the places first, which takes some thirty kernels.
 """
 
 import argparse
@@ -76,7 +78,9 @@ PARTS: list[tuple[str, type, str]] = [
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Context manager: fused optimizers, a GPU's indexing, and copies to the host that are not ready at once."""
+    """Context manager: fused optimizers, a GPU's indexing, and copies to the host that are not
+    ready at once.
+    """
     with ExitStack() as patches:
         patches.enter_context(patch.object(anchor_based, "_rows_at", operator.getitem))
         for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
@@ -102,12 +106,16 @@ def labelled_parts() -> Iterator[None]:
 
     with ExitStack() as patches:
         for name, owner, method in PARTS:
-            patches.enter_context(patch.object(owner, method, labelled(name, getattr(owner, method))))
+            patches.enter_context(
+                patch.object(owner, method, labelled(name, getattr(owner, method)))
+            )
         yield
 
 
 def profiled_step(setting: Setting) -> list[FunctionEvent]:
-    """The events without a parent of one step of train.py's `train_one_epoch`, after some others."""
+    """The events without a parent of one step of train.py's `train_one_epoch`, after some
+    others.
+    """
     recorder = profile(activities=[ProfilerActivity.CPU])
 
     def watch(number: int) -> None:
@@ -118,7 +126,9 @@ def profiled_step(setting: Setting) -> list[FunctionEvent]:
 
     world = World(torch.device("cpu"))
     with as_on_a_gpu(), labelled_parts():
-        train_through(fixed_batches(setting, world, WARMUP + 2, seed=0), setting, world, watch=watch)
+        train_through(
+            fixed_batches(setting, world, WARMUP + 2, seed=0), setting, world, watch=watch
+        )
     return roots(recorder)
 
 
@@ -130,8 +140,9 @@ def roots(recorder: profile) -> list[FunctionEvent]:
 def operations(events: Iterable[FunctionEvent], part: str = REST) -> Iterator[tuple[str, str]]:
     """Yield part and name of each operation below `events` that would start a kernel on a GPU.
 
-    Of nested operations the outermost one with a kernel is counted: what its kernel for the CPU calls, such as the
-    conversion of a number or one operation for each tensor of a list, has no counterpart on a GPU.
+    Of nested operations the outermost one with a kernel is counted: what its kernel for the CPU
+    calls, such as the conversion of a number or one operation for each tensor of a list, has no
+    counterpart on a GPU.
     """
     for event in events:
         name = event.name.removeprefix("aten::")
@@ -146,7 +157,8 @@ def operations(events: Iterable[FunctionEvent], part: str = REST) -> Iterator[tu
 
 @cache
 def is_kernel(name: str, *, innermost: bool = True) -> bool:
-    """Whether an operation of torch computes something itself: not a view, an allocation, or made of other operations.
+    """Whether an operation of torch computes something itself: not a view, an allocation, or made
+    of other operations.
 
     innermost: whether it calls no others, so that a function for all devices counts too.
 
@@ -154,12 +166,23 @@ def is_kernel(name: str, *, innermost: bool = True) -> bool:
     [True, True, True, False, False, False]
     """
     if name.startswith(
-        ("empty", "new_empty", "_unsafe_view", "as_strided_", "detach", "resize_", "lift_fresh", "set_")
+        (
+            "empty",
+            "new_empty",
+            "_unsafe_view",
+            "as_strided_",
+            "detach",
+            "resize_",
+            "lift_fresh",
+            "set_",
+        )
     ):
         return False
     packet = getattr(torch.ops.aten, name)
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    overloads = [overload for overload in overloads if torch._C._dispatch_has_kernel(overload.name())]
+    overloads = [
+        overload for overload in overloads if torch._C._dispatch_has_kernel(overload.name())
+    ]
     if any(overload.is_view for overload in overloads):
         return False
 
@@ -172,10 +195,11 @@ def is_kernel(name: str, *, innermost: bool = True) -> bool:
 
 
 def host_waits(events: Iterable[FunctionEvent], where: str = "") -> Iterator[str]:
-    """Yield name and place of each operation below `events` that needs a value or a size on the host.
+    """Yield name and place of each operation below `events` that needs a value or a size on the
+    host.
 
-    Only the outermost one is named: `item` calls `_local_scalar_dense`. Fused optimizers are left out: their kernels
-    for a CPU read values, those for a GPU do not.
+    Only the outermost one is named: `item` calls `_local_scalar_dense`. Fused optimizers are left
+    out: their kernels for a CPU read values, those for a GPU do not.
     """
     for event in events:
         name = event.name.removeprefix("aten::")
@@ -191,12 +215,16 @@ def host_waits(events: Iterable[FunctionEvent], where: str = "") -> Iterator[str
 
 
 def indexed_by_mask(event: FunctionEvent) -> bool:
-    """Whether an indexing operation turns a mask into places, which needs their number on the host."""
+    """Whether an indexing operation turns a mask into places, which needs their number on the
+    host.
+    """
     return any(child.name == "aten::nonzero" for child in event.cpu_children)
 
 
 def counted(setting: Setting) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Operations of each part of a step, sorted writes of each part, and what makes the host wait."""
+    """Operations of each part of a step, sorted writes of each part, and what makes the host
+    wait.
+    """
     events = profiled_step(setting)
     each: Counter[str] = Counter()
     sorted_writes: Counter[str] = Counter()
@@ -207,9 +235,15 @@ def counted(setting: Setting) -> tuple[Counter[str], Counter[str], list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--cfg", nargs="+", default=["yolov5n.yaml", "yolo11n.yaml", "yolo26n.yaml", "yolox_nano.yaml"])
+    add(
+        "--cfg",
+        nargs="+",
+        default=["yolov5n.yaml", "yolo11n.yaml", "yolo26n.yaml", "yolox_nano.yaml"],
+    )
     add("--img", type=int, default=128)
     add("--batch", type=int, default=2)
     add("--amp", default="fp32", help="fp32 or bf16")
@@ -218,15 +252,29 @@ def main() -> None:
     options = parser.parse_args()
 
     parts = list(dict.fromkeys(name for name, _, _ in PARTS)) + [REST]
-    print(f"torch {torch.__version__}, {options.amp}, {options.optimizer}; operations, of them sorted writes\n")
+    print(
+        f"torch {torch.__version__}, {options.amp}, {options.optimizer}; operations, of them "
+        "sorted writes\n"
+    )
     print("| model |", " | ".join(parts), "| whole step | host waits |")
     print("| --- " * (len(parts) + 3) + "|")
     for cfg in options.cfg:
-        setting = Setting(cfg=cfg, img=options.img, batch=options.batch, amp=options.amp, optimizer=options.optimizer)
+        setting = Setting(
+            cfg=cfg,
+            img=options.img,
+            batch=options.batch,
+            amp=options.amp,
+            optimizer=options.optimizer,
+        )
         each, sorted_writes, waits = counted(setting)
         cells = [f"{each[part]}, {sorted_writes[part]}" for part in parts]
         total = f"{each.total()}, {sorted_writes.total()}"
-        print(f"| {cfg} |", " | ".join(cells), f"| {total} | {', '.join(waits) or 'none'} |", flush=True)
+        print(
+            f"| {cfg} |",
+            " | ".join(cells),
+            f"| {total} | {', '.join(waits) or 'none'} |",
+            flush=True,
+        )
         if options.names:
             events = profiled_step(setting)
             names = Counter(name for part, name in operations(events) if part == options.names)

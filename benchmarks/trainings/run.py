@@ -1,4 +1,6 @@
-"""One training by any program: started, watched by the rows of its results.csv, measured by val.py, and stored."""
+"""One training by any program: started, watched by the rows of its results.csv, measured by val.py,
+and stored.
+"""
 
 import csv
 import hashlib
@@ -33,7 +35,9 @@ AP50_COLUMNS = ("metrics/mAP_0.5", "metrics/mAP50(B)")
 
 @dataclass(frozen=True)
 class Training:
-    """One program on one data set with one seed. command: with the placeholders {data}, {seed} and {out}."""
+    """One program on one data set with one seed. command: with the placeholders {data}, {seed} and
+    {out}.
+    """
 
     program: str
     data: str
@@ -43,13 +47,20 @@ class Training:
     @property
     def key(self) -> str:
         """A file name, which differs for other data and for another command."""
-        name = "_".join([self.program, name_of(self.data), str(self.seed)]).replace("/", "-").replace(" ", "-")
-        return f"{name}_{hashlib.sha256(shlex.join([self.data, *self.command]).encode()).hexdigest()[:8]}"
+        name = (
+            "_".join([self.program, name_of(self.data), str(self.seed)])
+            .replace("/", "-")
+            .replace(" ", "-")
+        )
+        digest = hashlib.sha256(shlex.join([self.data, *self.command]).encode()).hexdigest()
+        return f"{name}_{digest[:8]}"
 
 
 @dataclass
 class Outcome:
-    """AP and AP50 of best.pt; curve: seconds since the start and mAP50-95, of each validated epoch."""
+    """AP and AP50 of best.pt; curve: seconds since the start and mAP50-95, of each validated
+    epoch.
+    """
 
     ap: float
     ap50: float
@@ -63,15 +74,20 @@ class Outcome:
         return self.curve[-1][0] if self.curve else float("nan")
 
     def reached(self, seconds: float) -> float:
-        """The highest mAP50-95 of the curve until then; 0 before the first validation, NaN without a curve.
+        """The highest mAP50-95 of the curve until then; 0 before the first validation, NaN without
+        a curve.
 
         >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).reached(25)
         0.4
         """
-        return max((value for at, value in self.curve if at <= seconds), default=0.0 if self.curve else float("nan"))
+        return max(
+            (value for at, value in self.curve if at <= seconds),
+            default=0.0 if self.curve else float("nan"),
+        )
 
     def seconds_to(self, share: float) -> float:
-        """Seconds until the mAP first reached a share of its highest value; NaN without a curve or if that is 0.
+        """Seconds until the mAP first reached a share of its highest value; NaN without a curve or
+        if that is 0.
 
         >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).seconds_to(0.8)
         20
@@ -82,7 +98,9 @@ class Outcome:
         return next((at for at, value in self.curve if value >= share * highest > 0), float("nan"))
 
 
-def train(training: Training, out: Path, threads: int, stop: threading.Event | None = None) -> Outcome:
+def train(
+    training: Training, out: Path, threads: int, stop: threading.Event | None = None
+) -> Outcome:
     """Run a training, or read what it gave before; end it when `stop` is set.
 
     Raises FaultError with the last line of its log if it fails.
@@ -91,9 +109,13 @@ def train(training: Training, out: Path, threads: int, stop: threading.Event | N
     if stored.exists():
         try:
             values = json.loads(stored.read_text())
-            return Outcome(**{name: float("nan") if value is None else value for name, value in values.items()})
+            return Outcome(
+                **{name: float("nan") if value is None else value for name, value in values.items()}
+            )
         except (ValueError, TypeError, AttributeError):
-            raise FaultError(f"{stored}: not the result of a training; delete it to train again") from None
+            raise FaultError(
+                f"{stored}: not the result of a training; delete it to train again"
+            ) from None
     folder, log = out / training.key, out / f"{training.key}.log"
     shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
     stop = stop or threading.Event()
@@ -103,7 +125,9 @@ def train(training: Training, out: Path, threads: int, stop: threading.Event | N
         process = start(command, output, threads)
         rows = list(watch_results(process, folder, stop))
         if process.returncode and not stop.is_set():
-            raise FaultError(f"{training.key} ended with {process.returncode}: {last_line(log)} (see {log})")
+            raise FaultError(
+                f"{training.key} ended with {process.returncode}: {last_line(log)} (see {log})"
+            )
         outcome = None if stop.is_set() else measure(training, folder, rows)
         weights = sorted(folder.rglob("best.pt"))
         if outcome and weights:
@@ -113,7 +137,11 @@ def train(training: Training, out: Path, threads: int, stop: threading.Event | N
                     end(process)
             if process.returncode:
                 own = "the program's own figures are used, marked *"
-                print(f"{training.key}: val.py ended with {process.returncode}: {last_line(log)}; {own}", flush=True)
+                print(
+                    f"{training.key}: val.py ended with {process.returncode}: {last_line(log)}; "
+                    f"{own}",
+                    flush=True,
+                )
             else:
                 stats = json.loads((folder / "val" / "metrics.json").read_text())
                 outcome = replace(outcome, ap=stats["AP"], ap50=stats["AP50"], same_evaluator=True)
@@ -126,7 +154,9 @@ def train(training: Training, out: Path, threads: int, stop: threading.Event | N
 def start(command: Sequence[str], output: IO[str], threads: int) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, so that Ctrl-C does not reach it."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=output, stderr=output, env=environment, start_new_session=True
+    )
 
 
 def last_line(log: Path) -> str:
@@ -137,7 +167,11 @@ def last_line(log: Path) -> str:
 
 def filled(word: str, training: Training, out: Path) -> str:
     """Return a word of a command with its placeholders replaced; other braces stay."""
-    for name, value in (("{data}", training.data), ("{seed}", str(training.seed)), ("{out}", str(out))):
+    for name, value in (
+        ("{data}", training.data),
+        ("{seed}", str(training.seed)),
+        ("{out}", str(out)),
+    ):
         word = word.replace(name, value)
     return word
 
@@ -145,7 +179,8 @@ def filled(word: str, training: Training, out: Path) -> str:
 def watch_results(
     process: subprocess.Popen[bytes], folder: Path, stop: threading.Event | None = None
 ) -> Iterator[tuple[float, dict[str, str]]]:
-    """Yield the rows of the results.csv under `folder`, each with the seconds from now until it was there.
+    """Yield the rows of the results.csv under `folder`, each with the seconds from now until it was
+    there.
 
     stop: ends the process, and what it has started, when it is set.
     """
@@ -180,14 +215,20 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name and value} for row in rows]
 
 
-def measure(training: Training, folder: Path, rows: Sequence[tuple[float, dict[str, str]]]) -> Outcome:
-    """Return the figures of a finished training by its own evaluator. rows: of results.csv, with their times."""
+def measure(
+    training: Training, folder: Path, rows: Sequence[tuple[float, dict[str, str]]]
+) -> Outcome:
+    """Return the figures of a finished training by its own evaluator. rows: of results.csv, with
+    their times.
+    """
     if not rows:
         raise FaultError(f"{training.key}: there is no results.csv with rows under {folder}")
     column = next((name for name in MAP_COLUMNS if any(name in row for _, row in rows)), "")
     rated = [(at, row) for at, row in rows if math.isfinite(float(row.get(column, "nan")))]
     if not rated:
-        raise FaultError(f"{training.key}: the results.csv under {folder} has no {' or '.join(MAP_COLUMNS)}")
+        raise FaultError(
+            f"{training.key}: the results.csv under {folder} has no {' or '.join(MAP_COLUMNS)}"
+        )
     curve = [(round(at, 1), float(row[column])) for at, row in rated]
     spec = open_data(training.data, splits=("train",))
     images = len(read_split(spec, "train", single=False, cache_dir="", progress=False)[0])
@@ -199,8 +240,17 @@ def measure(training: Training, folder: Path, rows: Sequence[tuple[float, dict[s
 
 
 def validation(training: Training, weights: Path, folder: Path) -> list[str]:
-    """Return the command that writes COCO's figures of a checkpoint to val/metrics.json under `folder`."""
-    command = [sys.executable, str(ROOT / "val.py"), "--weights", str(weights), "--data", training.data]
+    """Return the command that writes COCO's figures of a checkpoint to val/metrics.json under
+    `folder`.
+    """
+    command = [
+        sys.executable,
+        str(ROOT / "val.py"),
+        "--weights",
+        str(weights),
+        "--data",
+        training.data,
+    ]
     command += ["--batch", "16", "--project", str(folder), "--name", "val", "--exist-ok"]
     size = read_size(training.command)
     return [*command, "--img", size] if size else command
@@ -209,10 +259,19 @@ def validation(training: Training, weights: Path, folder: Path) -> list[str]:
 def read_size(command: Sequence[str]) -> str:
     """Return the last image size in a command, which is the one that counts; "" for none.
 
-    >>> read_size(["--img", "64", "--img=320"]), read_size(["sh", "-c", "a imgsz=416; true"]), read_size(["train.py"])
-    ('320', '416', '')
+    >>> read_size(["--img", "64", "--img=320"]), read_size(["sh", "-c", "a imgsz=416; true"])
+    ('320', '416')
+    >>> read_size(["train.py"])
+    ''
     """
-    size, words = "", [part for word in " ".join(command).replace(";", " ").split() for part in word.split("=", 1)]
+    size, words = (
+        "",
+        [
+            part
+            for word in " ".join(command).replace(";", " ").split()
+            for part in word.split("=", 1)
+        ],
+    )
     for word, following in pairwise(words):
         if word in ("--img", "--imgsz", "--img-size", "imgsz"):
             size = following

@@ -2,9 +2,10 @@
 
     python benchmarks/trainings/subset.py --data bccd/dataset.yaml --images 50 --out bccd50.yaml
 
-Draws the images at random, the same for the same seed, and writes a list of them beside the YAML, with absolute paths.
-The other splits stay whole. YOLOv5 and Ultralytics read the YAML too. With --overfit the only other split is val, of
-the same images. The data set must have image folders or .txt lists, with the labels in YOLO's format.
+Draws the images at random, the same for the same seed, and writes a list of them beside the YAML,
+with absolute paths. The other splits stay whole. YOLOv5 and Ultralytics read the YAML too. With
+--overfit the only other split is val, of the same images. The data set must have image folders or
+.txt lists, with the labels in YOLO's format.
 """
 
 import argparse
@@ -35,7 +36,9 @@ def draw(images: list[str], number: int, seed: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--data", required=True, help="data YAML")
     add("--images", type=int, required=True, help="number of training images")
@@ -58,7 +61,9 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(drawn, "".join(f"{path}\n" for path in chosen))
     paths = {split: list(map(str, sources)) for split, sources in splits.items()}
-    write_text(out, yaml.safe_dump({**paths, "names": dict(enumerate(spec.names))}, sort_keys=False))
+    write_text(
+        out, yaml.safe_dump({**paths, "names": dict(enumerate(spec.names))}, sort_keys=False)
+    )
     print(f"{options.images} of {len(images)} training images: {options.out}")
 
 

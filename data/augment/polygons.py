@@ -1,10 +1,13 @@
-"""Clip polygons to convex windows. A polygon is a list of its corners in order, float [P, 2], in either direction."""
+"""Clip polygons to convex windows. A polygon is a list of its corners in order, float [P, 2], in
+either direction.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
-TOUCHING = 1e-6  # px; objects often end exactly at the image's edge, and rounding must not move them outside
+# px; objects often end exactly at the image's edge, and rounding must not move them outside
+TOUCHING = 1e-6
 
 
 def rectangle(x1: float, y1: float, x2: float, y2: float) -> Points:
@@ -13,10 +16,11 @@ def rectangle(x1: float, y1: float, x2: float, y2: float) -> Points:
 
 
 def clip_convex(points: Points, width: float, height: float) -> Points:
-    """Return the part of a convex polygon inside the rectangle (0, 0, width, height); empty [0, 2] if there is none.
+    """Return the part of a convex polygon inside the rectangle (0, 0, width, height); empty [0, 2]
+    if there is none.
 
-    The polygon must be convex: the pieces of a concave one would be joined along the rectangle's border.
-    Source: Sutherland and Hodgman, Reentrant Polygon Clipping (1974).
+    The polygon must be convex: the pieces of a concave one would be joined along the rectangle's
+    border. Source: Sutherland and Hodgman, Reentrant Polygon Clipping (1974).
 
     >>> clip_convex(np.array([[-2., -2.], [2., -2.], [2., 2.], [-2., 2.]]), 9, 9).tolist()
     [[2.0, 0.0], [2.0, 2.0], [0.0, 2.0], [0.0, 0.0]]
@@ -28,34 +32,42 @@ def clip_convex(points: Points, width: float, height: float) -> Points:
 
 
 def _half_plane(points: Points, distance: NDArray[np.float64]) -> Points:
-    """Return the part of the polygon where the signed distance of its corners, [P], is not negative."""
+    """Return the part of the polygon where the signed distance of its corners, [P], is not
+    negative.
+    """
     next_distance = _next_rows(distance)
     inside = distance >= 0
     crosses = inside != (next_distance >= 0)
     fraction = distance / np.where(crosses, distance - next_distance, 1)
     crossing = points + fraction[:, None] * (_next_rows(points) - points)
-    both = np.stack([points, crossing], 1).reshape(-1, 2)  # each corner, then the crossing on the edge to the next one
+    # each corner, then the crossing on the edge to the next one
+    both = np.stack([points, crossing], 1).reshape(-1, 2)
     return both[np.stack([inside, crosses], 1).reshape(-1)]
 
 
 def signed_distances(points: Points, window: Points) -> NDArray[np.float64]:
-    """Return the signed distance of each point to each side of the window, [P, sides] in pixels; negative is outside.
+    """Return the signed distance of each point to each side of the window, [P, sides] in pixels;
+    negative is outside.
 
-    >>> signed_distances(np.array([[1., 3.]]), rectangle(0, 0, 1, 4)).tolist()  # from the top, right, bottom, left
+    >>> # from the top, right, bottom, left
+    >>> signed_distances(np.array([[1., 3.]]), rectangle(0, 0, 1, 4)).tolist()
     [[3.0, 0.0, 1.0, 1.0]]
     """
     along = _next_rows(window) - window
     inward = np.stack([-along[:, 1], along[:, 0]], 1)
-    inward /= np.maximum(np.hypot(*along.T), TOUCHING)[:, None] * (1 if _signed_area(window) > 0 else -1)
+    inward /= np.maximum(np.hypot(*along.T), TOUCHING)[:, None] * (
+        1 if _signed_area(window) > 0 else -1
+    )
     measured: NDArray[np.float64] = points @ inward.T - (window * inward).sum(1)
     return np.where(np.abs(measured) < TOUCHING, 0, measured)
 
 
 def visible_box(points: Points, window: Points) -> NDArray[np.float64]:
-    """Return the box x1, y1, x2, y2 of the part of a polygon inside a convex window; zeros if there is none.
+    """Return the box x1, y1, x2, y2 of the part of a polygon inside a convex window; zeros if there
+    is none.
 
-    Exact for concave polygons too: the extremes of that part are ends of the polygon's edges, clipped to the window, or
-    corners of the window inside the polygon.
+    Exact for concave polygons too: the extremes of that part are ends of the polygon's edges,
+    clipped to the window, or corners of the window inside the polygon.
 
     >>> visible_box(np.array([[-5., 5.], [5., -5.], [5., 5.]]), rectangle(0, 0, 10, 10)).tolist()
     [0.0, 0.0, 5.0, 5.0]
@@ -74,24 +86,30 @@ def visible_box(points: Points, window: Points) -> NDArray[np.float64]:
 
 
 def _next_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each row the next one, for the last the first: np.roll(values, -1, 0) in a sixth of its time."""
+    """Return for each row the next one, for the last the first: np.roll(values, -1, 0) in a sixth
+    of its time.
+    """
     return np.concatenate([values[1:], values[:1]])
 
 
 def _signed_area(points: Points) -> float:
-    """Return the area, positive if the corners go from the x axis towards the y axis. Source: the shoelace formula."""
+    """Return the area, positive if the corners go from the x axis towards the y axis. Source: the
+    shoelace formula.
+    """
     x, y = (points - points[0]).T
     return float(x @ _next_rows(y) - y @ _next_rows(x)) / 2
 
 
 def _cut_edges(points: Points, inside: NDArray[np.float64]) -> Points:
-    """Return both ends of the part of every edge that is inside all sides. Source: Cyrus and Beck (1978).
+    """Return both ends of the part of every edge that is inside all sides. Source: Cyrus and Beck
+    (1978).
 
     inside: the signed_distances of the points, [P, sides].
     """
     next_inside = _next_rows(inside)
     starts, ends = inside >= 0, next_inside >= 0
-    crossing = inside / np.where(starts == ends, 1, inside - next_inside)  # fraction of the edge before the side
+    # fraction of the edge before the side
+    crossing = inside / np.where(starts == ends, 1, inside - next_inside)
     enter = np.where(ends & ~starts, crossing, 0).max(1)
     leave = np.where(starts & ~ends, crossing, 1).min(1)
     kept = (starts | ends).all(1) & (enter <= leave)

@@ -12,7 +12,9 @@ Matrix = NDArray[np.float64]  # [3, 3]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Strengths and probabilities, named as in the hyper-parameter files; with all at 0 the image is not augmented."""
+    """Strengths and probabilities, named as in the hyper-parameter files; with all at 0 the image
+    is not augmented.
+    """
 
     hsv_h: float = 0.0
     hsv_s: float = 0.0
@@ -30,7 +32,9 @@ class Augmentation:
 
     @property
     def axis_aligned(self) -> bool:
-        """Whether every tile stays an upright rectangle, so that a crop and a resize can draw it."""
+        """Whether every tile stays an upright rectangle, so that a crop and a resize can draw
+        it.
+        """
         return self.degrees == self.shear == self.perspective == 0
 
 
@@ -41,12 +45,15 @@ class Tile:
     index: int
     region: Region
     matrix: Matrix
-    target: Region | None = None  # canvas rectangle that a crop and a resize fill; None: draw with a warp
+    # canvas rectangle that a crop and a resize fill; None: draw with a warp
+    target: Region | None = None
 
 
 @dataclass(frozen=True)
 class Paste:
-    """The pixels of image `index` inside both `region` and `outline` (base pixels, [P, 2]), mapped by `matrix`."""
+    """The pixels of image `index` inside both `region` and `outline` (base pixels, [P, 2]), mapped
+    by `matrix`.
+    """
 
     index: int
     region: Region
@@ -64,7 +71,9 @@ class CanvasLayer:
 
 @dataclass(frozen=True)
 class Plan:
-    """A complete description of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in px."""
+    """A complete description of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1,
+    y1, x2, y2 in px.
+    """
 
     size: tuple[int, int]  # canvas height, width
     layers: tuple[CanvasLayer, ...]  # two with mixup

@@ -9,7 +9,9 @@ from data.report import Problem
 
 
 class UnreadableLabelsError(ValueError):
-    """An image has labels, but they cannot be read, so the image is left out. The message names the label file."""
+    """An image has labels, but they cannot be read, so the image is left out. The message names the
+    label file.
+    """
 
 
 class ListedImage(NamedTuple):
@@ -18,7 +20,8 @@ class ListedImage(NamedTuple):
     path: str
     label_file: str  # its own label file, or the file that lists the image
     image_id: int = 0  # from the file, if the format has ids
-    declared_size: tuple[int, int] | None = None  # (width, height) in the list, if the format has it
+    # (width, height) in the list, if the format has it
+    declared_size: tuple[int, int] | None = None
     rows: Sequence[LabelRow] = ()  # if the format reads them together with the list of images
     dropped_rows: int = 0  # unusable rows of the image that were found and reported then
 
@@ -28,7 +31,8 @@ class SourceImages(NamedTuple):
 
     images: list[ListedImage]
     problems: list[Problem]
-    category_ids: list[int] | None = None  # the id of each class in the file, None if the format has no ids
+    # the id of each class in the file, None if the format has no ids
+    category_ids: list[int] | None = None
 
 
 class ImageRows(NamedTuple):
@@ -37,16 +41,19 @@ class ImageRows(NamedTuple):
     rows: list[LabelRow]
     problems: list[Problem]
     has_labels: bool = True  # False: there is no label file, so the image counts as background
-    declared_size: tuple[int, int] | None = None  # (width, height) in the image's label file, if the format has it
+    # (width, height) in the image's label file, if the format has it
+    declared_size: tuple[int, int] | None = None
 
 
 class LabelFormat(Protocol):
-    """A reader of one format. It has no state between calls; several threads call `rows` at the same time.
+    """A reader of one format. It has no state between calls; several threads call `rows` at the
+    same time.
 
-    lists_images: whether a source is one file that lists its images and contains their labels. Such a file takes
-    seconds to read, so the cache stores the paths in it, and it is read again only after a change. The images of other
-    sources are found by listing their folder on every run. suffixes: of its label files, and of its lists of images,
-    in lower case; downloads keep no other files than these and images.
+    lists_images: whether a source is one file that lists its images and contains their labels. Such
+    a file takes seconds to read, so the cache stores the paths in it, and it is read again only
+    after a change. The images of other sources are found by listing their folder on every run.
+    suffixes: of its label files, and of its lists of images, in lower case; downloads keep no other
+    files than these and images.
     """
 
     lists_images: bool
@@ -59,8 +66,9 @@ class LabelFormat(Protocol):
         """Return the images of a source. Raises ValueError with its path if it cannot be used."""
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
-        """Return the rows of an image of `size` (width, height), with classes numbered as in `names`.
+        """Return the rows of an image of `size` (width, height), with classes numbered as in
+        `names`.
 
-        Raises UnreadableLabelsError if the labels cannot be read, and ValueError if the whole data set cannot be used,
-        for example because a class is not in `names`.
+        Raises UnreadableLabelsError if the labels cannot be read, and ValueError if the whole data
+        set cannot be used, for example because a class is not in `names`.
         """

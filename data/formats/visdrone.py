@@ -1,4 +1,6 @@
-"""VisDrone-DET: a text file for each image, `left,top,width,height,score,category,truncation,occlusion` in pixels."""
+"""VisDrone-DET: a text file for each image,
+`left,top,width,height,score,category,truncation,occlusion` in pixels.
+"""
 
 import os
 import re
@@ -19,7 +21,9 @@ START_BYTES = 4096  # of a label file, to see whether it has such rows
 
 
 class VisDrone:
-    """Reads folders `images` beside a folder `annotations` of such files, unless an image has YOLO's .txt file."""
+    """Reads folders `images` beside a folder `annotations` of such files, unless an image has
+    YOLO's .txt file.
+    """
 
     lists_images = False
     suffixes = frozenset({".txt"})
@@ -32,16 +36,22 @@ class VisDrone:
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         if len(names) != CLASSES:
             where = f"{printable(source)} has labels of VisDrone, which number {CLASSES} classes"
-            raise ValueError(f"{where}, but names has {len(names)}: use the names in data/VisDrone.yaml")
+            raise ValueError(
+                f"{where}, but names has {len(names)}: use the names in data/VisDrone.yaml"
+            )
         found = find_images(source)
-        return SourceImages([ListedImage(image, annotation_path(image)) for image in found.images], found.problems)
+        return SourceImages(
+            [ListedImage(image, annotation_path(image)) for image in found.images], found.problems
+        )
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
         try:
             data = label_bytes(image.label_file)
         except ValueError as error:
             raise UnreadableLabelsError(str(error)) from None
-        return parse_visdrone(data or b"", image.label_file, size)._replace(has_labels=data is not None)
+        return parse_visdrone(data or b"", image.label_file, size)._replace(
+            has_labels=data is not None
+        )
 
 
 def annotation_path(image: str) -> str:
@@ -56,11 +66,12 @@ def annotation_path(image: str) -> str:
 
 
 def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
-    """Return the rows of one label file in pixels of an image of `size` (width, height), and the problems.
+    """Return the rows of one label file in pixels of an image of `size` (width, height), and the
+    problems.
 
-    Category k is class k - 1. A row with score 0 is an ignore region of its class; an ignored region (category 0) and
-    another object (11) is one of every class. What is outside the image is clipped and reported.
-    Raises ValueError with file and line if a category is not in 0 to 11.
+    Category k is class k - 1. A row with score 0 is an ignore region of its class; an ignored
+    region (category 0) and another object (11) is one of every class. What is outside the image is
+    clipped and reported. Raises ValueError with file and line if a category is not in 0 to 11.
     """
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
@@ -89,7 +100,9 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
         crowd = region or score == 0
         rows.extend(LabelRow(each, box, box[2] * box[3], crowd, None, number) for each in classes)
         if outside:
-            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside} pixels"))
+            problems.append(
+                Problem(ROW_CLIPPED, where, f"was outside the image by {outside} pixels")
+            )
     return ImageRows(rows, problems)
 
 
@@ -115,12 +128,18 @@ def _values(line: bytes) -> list[int]:
 def _clipped(
     left: int, top: int, width: int, height: int, size: tuple[int, int]
 ) -> tuple[tuple[float, float, float, float], int]:
-    """Return the box as left, top, width, height inside the image, and by how many pixels it was outside."""
+    """Return the box as left, top, width, height inside the image, and by how many pixels it was
+    outside.
+    """
     if min(width, height) < 1:
         raise BadRowError(f"box has width {width} and height {height}, must be positive")
     right, bottom = left + width, top + height
     x, y = max(left, 0), max(top, 0)
     w, h = min(right, size[0]) - x, min(bottom, size[1]) - y
     if min(w, h) < MIN_BOX_SIDE:
-        raise BadRowError(f"box {left},{top},{width},{height} is outside its image of {size[0]}x{size[1]}")
-    return (float(x), float(y), float(w), float(h)), max(-left, -top, right - size[0], bottom - size[1], 0)
+        raise BadRowError(
+            f"box {left},{top},{width},{height} is outside its image of {size[0]}x{size[1]}"
+        )
+    return (float(x), float(y), float(w), float(h)), max(
+        -left, -top, right - size[0], bottom - size[1], 0
+    )

@@ -1,4 +1,6 @@
-"""One annotation file of Pascal VOC as plain fields. The XML is data: no DTD, no entity, nothing outside the file."""
+"""One annotation file of Pascal VOC as plain fields. The XML is data: no DTD, no entity, nothing
+outside the file.
+"""
 
 from typing import Any, NamedTuple, NoReturn
 from xml.parsers import expat
@@ -7,13 +9,19 @@ MAX_BYTES = 4 * 1024 * 1024  # some 10,000 objects
 MAX_DEPTH = 32  # elements inside each other; Pascal VOC has 5
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 OBJECT = ("annotation", "object")
-OBJECT_FIELDS: dict[tuple[str, ...], str] = {(*OBJECT, name): name for name in ("name", "difficult")}
+OBJECT_FIELDS: dict[tuple[str, ...], str] = {
+    (*OBJECT, name): name for name in ("name", "difficult")
+}
 OBJECT_FIELDS |= {(*OBJECT, "bndbox", corner): corner for corner in CORNERS}
-SIZE_FIELDS: dict[tuple[str, ...], str] = {("annotation", "size", side): side for side in ("width", "height")}
+SIZE_FIELDS: dict[tuple[str, ...], str] = {
+    ("annotation", "size", side): side for side in ("width", "height")
+}
 
 
 class AnnotationError(ValueError):
-    """The file is refused. The message is the reason, after the line (0: unknown) where it was found."""
+    """The file is refused. The message is the reason, after the line (0: unknown) where it was
+    found.
+    """
 
     def __init__(self, reason: str, line: int = 0) -> None:
         super().__init__(reason)
@@ -21,7 +29,9 @@ class AnnotationError(ValueError):
 
 
 class VocObject(NamedTuple):
-    """The texts of one <object>, by name of the element, without those that are absent; `line` is where it begins."""
+    """The texts of one <object>, by name of the element, without those that are absent; `line` is
+    where it begins.
+    """
 
     line: int
     fields: dict[str, str]
@@ -36,11 +46,13 @@ class VocAnnotation(NamedTuple):
 
 
 def parse_annotation(data: bytes) -> VocAnnotation:
-    """Return the fields of an annotation file. UTF-8, or as marked at its start UTF-16 or ISO-8859-1.
+    """Return the fields of an annotation file. UTF-8, or as marked at its start UTF-16 or
+    ISO-8859-1.
 
-    The objects of a <part> and all other elements are ignored. XML's five own entities (&amp; ...) and characters by
-    number are text; a file with a DTD is refused, so no others can be defined.
-    Raises AnnotationError if the file is not such an annotation, or is larger or nested deeper than the limits.
+    The objects of a <part> and all other elements are ignored. XML's five own entities (&amp; ...)
+    and characters by number are text; a file with a DTD is refused, so no others can be defined.
+    Raises AnnotationError if the file is not such an annotation, or is larger or nested deeper than
+    the limits.
     """
     if len(data) > MAX_BYTES:
         raise AnnotationError(f"has more than {MAX_BYTES // 2**20} MiB")
@@ -53,7 +65,9 @@ def parse_annotation(data: bytes) -> VocAnnotation:
 
 
 def _encoding(data: bytes) -> str:
-    """Return an encoding that expat itself knows: others would be looked up among Python's codecs."""
+    """Return an encoding that expat itself knows: others would be looked up among Python's
+    codecs.
+    """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     declaration = data[:200].partition(b"?>")[0].lower() if data.startswith(b"<?xml") else b""
@@ -80,7 +94,9 @@ class _Collector:
     def start(self, name: str, _: Any) -> None:
         self.path = (*self.path, name)
         if self.path[0] != "annotation":
-            raise AnnotationError("not a Pascal VOC annotation: the root element is not <annotation>", self.line)
+            raise AnnotationError(
+                "not a Pascal VOC annotation: the root element is not <annotation>", self.line
+            )
         if len(self.path) > MAX_DEPTH:
             raise AnnotationError(f"nested more than {MAX_DEPTH} elements deep", self.line)
         if self.path == OBJECT:
@@ -104,7 +120,9 @@ class _Collector:
         self.path = self.path[:-1]
 
     def refuse_dtd(self, *_: Any) -> NoReturn:
-        raise AnnotationError("has a DTD, which is not read because it can define entities", self.line)
+        raise AnnotationError(
+            "has a DTD, which is not read because it can define entities", self.line
+        )
 
     @property
     def line(self) -> int:

@@ -11,16 +11,22 @@ from utils.printable import excerpt, printable
 
 IMAGES, LISTS, ANNOTATIONS = "JPEGImages", "ImageSets", ("Annotations", "annotations")
 IMAGE_FOLDERS = ("images", IMAGES)
-COLUMN = ("-1", "0", "1")  # the second column of a list for one class: absent, only difficult objects, present
+# the second column of a list for one class: absent, only difficult objects, present
+COLUMN = ("-1", "0", "1")
 START_BYTES = 4096  # of a list, to see whether it has ids
 
 
 def is_image_set(file: Path) -> bool:
-    """Whether `file` is a list of image ids, ROOT/ImageSets/Main/*.txt with the images in ROOT/JPEGImages.
+    """Whether `file` is a list of image ids, ROOT/ImageSets/Main/*.txt with the images in
+    ROOT/JPEGImages.
 
     A list of image paths in such a folder is none: it can be read as any other list.
     """
-    if file.suffix.lower() != ".txt" or file.parent.parent.name != LISTS or not _images_folder(file).is_dir():
+    if (
+        file.suffix.lower() != ".txt"
+        or file.parent.parent.name != LISTS
+        or not _images_folder(file).is_dir()
+    ):
         return False
     try:
         if not file.is_file():
@@ -33,13 +39,17 @@ def is_image_set(file: Path) -> bool:
 
 
 def images_of_set(file: Path) -> Listing:
-    """Return the images of a list of ids, sorted by path. A column of -1, 0 or 1 after the ids is ignored.
+    """Return the images of a list of ids, sorted by path. A column of -1, 0 or 1 after the ids is
+    ignored.
 
-    Lines whose image is missing or was listed before are reported. Raises ValueError if the list cannot be read.
+    Lines whose image is missing or was listed before are reported. Raises ValueError if the list
+    cannot be read.
     """
     folder = _images_folder(file)
     names = {
-        os.path.splitext(name)[0]: name for name in sorted(os.listdir(folder), reverse=True) if is_image_name(name)
+        os.path.splitext(name)[0]: name
+        for name in sorted(os.listdir(folder), reverse=True)
+        if is_image_name(name)
     }
     found: dict[str, int] = {}
     problems: list[Problem] = []
@@ -50,7 +60,9 @@ def images_of_set(file: Path) -> Listing:
         if image_id not in names:
             reason = f"no image '{excerpt(image_id, 100)}' with any suffix in {printable(folder)}"
         elif image_id in found:
-            reason = f"image '{excerpt(image_id, 100)}' was already listed in line {found[image_id]}"
+            reason = (
+                f"image '{excerpt(image_id, 100)}' was already listed in line {found[image_id]}"
+            )
         else:
             found[image_id] = number
             continue
@@ -64,7 +76,9 @@ def xml_of_set(file: Path, image: str) -> str:
 
 
 def xml_of_image(folder: str, image: str) -> str:
-    """Return the XML file of an image in `folder`: the first of `_xml_paths` that exists, else the first of all."""
+    """Return the XML file of an image in `folder`: the first of `_xml_paths` that exists, else the
+    first of all.
+    """
     paths = _xml_paths(folder, image)
     return next(filter(os.path.lexists, paths), paths[0])
 
@@ -79,10 +93,13 @@ def _images_folder(file: Path) -> Path:
 
 
 def _image_id(line: str, names: dict[str, str]) -> str:
-    """Return the id in a line, without the second column. An id may contain spaces, so the whole line is tried first.
+    """Return the id in a line, without the second column. An id may contain spaces, so the whole
+    line is tried first.
 
-    >>> _image_id("000005 -1", {"000005": "000005.jpg"}), _image_id("photo 1", {"photo 1": "photo 1.jpg"})
-    ('000005', 'photo 1')
+    >>> _image_id("000005 -1", {"000005": "000005.jpg"})
+    '000005'
+    >>> _image_id("photo 1", {"photo 1": "photo 1.jpg"})
+    'photo 1'
     """
     before, _, last = line.replace("\t", " ").rpartition(" ")
     return before.strip() if line not in names and last in COLUMN and before else line
@@ -91,8 +108,8 @@ def _image_id(line: str, names: dict[str, str]) -> str:
 def _xml_paths(folder: str, image: str) -> list[str]:
     """Return the places where the XML file of an image in `folder` may be, the preferred one first.
 
-    Beside the image, in Annotations or annotations beside `folder`, and in these in place of the last folder `images`
-    or `JPEGImages` of the image's path.
+    Beside the image, in Annotations or annotations beside `folder`, and in these in place of the
+    last folder `images` or `JPEGImages` of the image's path.
 
     >>> _xml_paths("/a/photos", "/a/photos/b/1.jpg")
     ['/a/photos/b/1.xml', '/a/Annotations/b/1.xml', '/a/annotations/b/1.xml']
@@ -103,7 +120,9 @@ def _xml_paths(folder: str, image: str) -> list[str]:
     parent, parts = os.path.dirname(folder), stem.split(os.sep)
     inside = os.path.relpath(stem, folder)
     paths = [f"{stem}.xml", *(os.path.join(parent, name, f"{inside}.xml") for name in ANNOTATIONS)]
-    last = max((index for index, part in enumerate(parts[:-1]) if part in IMAGE_FOLDERS), default=None)
+    last = max(
+        (index for index, part in enumerate(parts[:-1]) if part in IMAGE_FOLDERS), default=None
+    )
     if last is not None:
         replaced = (os.sep.join([*parts[:last], name, *parts[last + 1 :]]) for name in ANNOTATIONS)
         paths += [path for path in (f"{each}.xml" for each in replaced) if path not in paths]

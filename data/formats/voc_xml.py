@@ -1,4 +1,6 @@
-"""Pascal VOC: an XML file for each image, `xmin ymin xmax ymax` in pixels, counted from 1, the last ones included."""
+"""Pascal VOC: an XML file for each image, `xmin ymin xmax ymax` in pixels, counted from 1, the last
+ones included.
+"""
 
 import os
 import re
@@ -6,8 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
-from data.formats.voc_annotation import CORNERS, MAX_BYTES, AnnotationError, VocObject, parse_annotation
-from data.formats.voc_folders import first_xml, images_of_set, is_image_set, xml_of_image, xml_of_set
+from data.formats.voc_annotation import (
+    CORNERS,
+    MAX_BYTES,
+    AnnotationError,
+    VocObject,
+    parse_annotation,
+)
+from data.formats.voc_folders import (
+    first_xml,
+    images_of_set,
+    is_image_set,
+    xml_of_image,
+    xml_of_set,
+)
 from data.formats.yolo_txt import has_yolo_labels, label_bytes
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
@@ -22,8 +36,8 @@ SHOWN_NAMES = 300  # characters
 class VocXml:
     """Reads lists of image ids in ImageSets/, and folders of images whose labels are XML files.
 
-    A folder is read by this format if an image in it has an XML file (data/formats/voc_folders.py: where) and none has
-    YOLO's .txt file.
+    A folder is read by this format if an image in it has an XML file (data/formats/voc_folders.py:
+    where) and none has YOLO's .txt file.
     """
 
     lists_images = False
@@ -38,10 +52,14 @@ class VocXml:
         if os.path.isdir(source):
             found = find_images(source, labels=frozenset({".xml"}))
             return SourceImages(
-                [ListedImage(image, xml_of_image(str(source), image)) for image in found.images], found.problems
+                [ListedImage(image, xml_of_image(str(source), image)) for image in found.images],
+                found.problems,
             )
         found = images_of_set(source)
-        return SourceImages([ListedImage(image, xml_of_set(source, image)) for image in found.images], found.problems)
+        return SourceImages(
+            [ListedImage(image, xml_of_set(source, image)) for image in found.images],
+            found.problems,
+        )
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:
@@ -53,13 +71,16 @@ class VocXml:
         return parse_xml_file(data, image.label_file, size, names)
 
 
-def parse_xml_file(data: bytes, file: str, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
-    """Return the rows of one XML file in pixels of an image of `size` (width, height), and the problems.
+def parse_xml_file(
+    data: bytes, file: str, size: tuple[int, int], names: Sequence[str]
+) -> ImageRows:
+    """Return the rows of one XML file in pixels of an image of `size` (width, height), and the
+    problems.
 
-    Pixels are counted from 1 and xmax, ymax are inside the box: left = xmin - 1, width = xmax - xmin + 1. What is
-    outside the image is clipped and reported. An object with `difficult` = 1 is an ignore region, as COCO's crowds are.
-    Raises UnreadableLabelsError if the file is not an annotation of Pascal VOC, and ValueError with file and line if a
-    class is not in `names`.
+    Pixels are counted from 1 and xmax, ymax are inside the box: left = xmin - 1, width = xmax -
+    xmin + 1. What is outside the image is clipped and reported. An object with `difficult` = 1 is
+    an ignore region, as COCO's crowds are. Raises UnreadableLabelsError if the file is not an
+    annotation of Pascal VOC, and ValueError with file and line if a class is not in `names`.
     """
     try:
         annotation = parse_annotation(data)
@@ -75,8 +96,12 @@ def parse_xml_file(data: bytes, file: str, size: tuple[int, int], names: Sequenc
             class_index = _class_index(found, names, where)
             corners = _corners(found)
             difficult = _is_difficult(found)
-            if (first := first_line.setdefault((class_index, corners, difficult), found.line)) != found.line:
-                problems.append(Problem(ROW_DUPLICATE, where, f"the same as the object in line {first}"))
+            if (
+                first := first_line.setdefault((class_index, corners, difficult), found.line)
+            ) != found.line:
+                problems.append(
+                    Problem(ROW_DUPLICATE, where, f"the same as the object in line {first}")
+                )
                 continue
             row, outside = _row(class_index, corners, difficult, size, found.line)
         except BadRowError as error:
@@ -84,19 +109,25 @@ def parse_xml_file(data: bytes, file: str, size: tuple[int, int], names: Sequenc
             continue
         rows.append(row)
         if outside:
-            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {outside:g} pixels"))
+            problems.append(
+                Problem(ROW_CLIPPED, where, f"was outside the image by {outside:g} pixels")
+            )
     return ImageRows(rows, problems, declared_size=_declared_size(annotation.size))
 
 
 def _xml_bytes(file: str) -> bytes | None:
-    """Return the contents of an XML file, None if it does not exist. Raises ValueError if it cannot be read."""
+    """Return the contents of an XML file, None if it does not exist. Raises ValueError if it cannot
+    be read.
+    """
     if os.path.exists(file) and os.path.getsize(file) > MAX_BYTES:
         raise ValueError(f"{printable(file)} has more than {MAX_BYTES // 2**20} MiB")
     return label_bytes(file)
 
 
 def _declared_size(fields: dict[str, str]) -> tuple[int, int] | None:
-    """Return (width, height) of the image as <size> says, None if it does not: some programs write 0."""
+    """Return (width, height) of the image as <size> says, None if it does not: some programs write
+    0.
+    """
     sides = [fields.get(side, "") for side in ("width", "height")]
     width, height = (int(side) if re.fullmatch(r"[0-9]{1,9}", side) else 0 for side in sides)
     return (width, height) if width and height else None
@@ -110,7 +141,9 @@ def _class_index(found: VocObject, names: Sequence[str], where: str) -> int:
         raise BadRowError("the object has no <name>")
     if name not in names:
         allowed = excerpt(", ".join(names), SHOWN_NAMES)
-        raise ValueError(f"{where}: class '{excerpt(name)}' is not in 'names' of the data YAML: {allowed}")
+        raise ValueError(
+            f"{where}: class '{excerpt(name)}' is not in 'names' of the data YAML: {allowed}"
+        )
     return names.index(name)
 
 

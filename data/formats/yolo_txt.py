@@ -1,4 +1,6 @@
-"""YOLO label files: a row per object, `class cx cy w h` or `class x1 y1 x2 y2 x3 y3 ...`, in fractions of the image."""
+"""YOLO label files: a row per object, `class cx cy w h` or `class x1 y1 x2 y2 x3 y3 ...`, in
+fractions of the image.
+"""
 
 import codecs
 import os
@@ -18,14 +20,17 @@ from utils.images.decode import read_bytes
 from utils.printable import counted, excerpt, printable
 
 TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped
-ROUNDING = 1e-5  # fraction of the image side by which rounding to six digits may overshoot; not clipped
+# fraction of the image side by which rounding to six digits may overshoot; not clipped
+ROUNDING = 1e-5
 SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 
 
 class YoloText:
-    """Reads folders, .txt lists and single images as sources of a data set; each image has its own label file."""
+    """Reads folders, .txt lists and single images as sources of a data set; each image has its own
+    label file.
+    """
 
     lists_images = False
     suffixes = frozenset({".txt"})
@@ -55,7 +60,8 @@ def _unused_xml(source: Path, images: Sequence[str]) -> list[Problem]:
 
 
 def label_path(image_path: str | Path) -> str:
-    """Return the label file of an image: in `labels` instead of the last folder `images`, or else beside the image.
+    """Return the label file of an image: in `labels` instead of the last folder `images`, or else
+    beside the image.
 
     >>> label_path("/a/images/images/train/1.jpg")
     '/a/images/labels/train/1.txt'
@@ -73,12 +79,15 @@ def has_yolo_labels(folder: Path) -> bool:
 
 
 def label_bytes(file: str) -> bytes | None:
-    """Return the contents of a label file, or None if it does not exist. Raises ValueError if it cannot be read."""
+    """Return the contents of a label file, or None if it does not exist. Raises ValueError if it
+    cannot be read.
+    """
     try:
         os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:  # it may exist in a folder without read permission: the image must not count as background
+    except OSError:
+        # it may exist in a folder without read permission: the image must not count as background
         pass
     return read_bytes(file)
 
@@ -86,11 +95,13 @@ def label_bytes(file: str) -> bytes | None:
 def parse_label_file(
     data: bytes, file: str, size: tuple[int, int], num_classes: int
 ) -> tuple[list[LabelRow], list[Problem]]:
-    """Return the rows of one label file in pixels of an image of `size` (width, height), and the problems.
+    """Return the rows of one label file in pixels of an image of `size` (width, height), and the
+    problems.
 
-    Five values are a class and a box, an odd number of at least 7 values is a class and a polygon. Coordinates up to
-    1 % outside the image and boxes that extend past its edge are clipped; both are reported if they move by more than
-    rounding. Raises ValueError with file and line if a class is not in 0..num_classes-1.
+    Five values are a class and a box, an odd number of at least 7 values is a class and a polygon.
+    Coordinates up to 1 % outside the image and boxes that extend past its edge are clipped; both
+    are reported if they move by more than rounding. Raises ValueError with file and line if a class
+    is not in 0..num_classes-1.
     """
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
@@ -115,12 +126,16 @@ def parse_label_file(
             continue
         rows.append(row)
         if moved > ROUNDING:
-            problems.append(Problem(ROW_CLIPPED, where, f"was outside the image by {moved:.2%} of its side"))
+            problems.append(
+                Problem(ROW_CLIPPED, where, f"was outside the image by {moved:.2%} of its side")
+            )
     return rows, problems
 
 
 def _utf_16(data: bytes) -> str | None:
-    """Return the text of a file that is in UTF-16, with or without the mark at its start; None for any other file."""
+    """Return the text of a file that is in UTF-16, with or without the mark at its start; None for
+    any other file.
+    """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif data[1:2] == b"\0":
@@ -137,13 +152,19 @@ def _utf_16(data: bytes) -> str | None:
 
 
 def rows_in_utf_16(data: bytes, file: str) -> list[Problem] | None:
-    """Return one problem for each row of a label file that is in UTF-16; None for any other file."""
+    """Return one problem for each row of a label file that is in UTF-16; None for any other
+    file.
+    """
     text = _utf_16(data)
     if text is None:
         return None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [
-        Problem(ROW_DROPPED, f"{printable(file)} line {number}", f"'{excerpt(line)}' is UTF-16 text, must be UTF-8")
+        Problem(
+            ROW_DROPPED,
+            f"{printable(file)} line {number}",
+            f"'{excerpt(line)}' is UTF-16 text, must be UTF-8",
+        )
         for number, line in lines
         if line
     ]
@@ -152,13 +173,17 @@ def rows_in_utf_16(data: bytes, file: str) -> list[Problem] | None:
 def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
     if len(tokens) < 5 or len(tokens) % 2 == 0:
         _require_spaces(tokens)
-        reason = f"number of values is {len(tokens)}; a row is class cx cy w h, or class and at least 3 points x y"
+        reason = (
+            f"number of values is {len(tokens)}; a row is class cx cy w h, or class and "
+            "at least 3 points x y"
+        )
         raise BadRowError(f"{reason}; this one is '{_excerpt(tokens)}'")
     try:
         values = tuple(map(float, tokens))
     except ValueError:
         values = ()
-    if not values or any(b"_" in token for token in tokens):  # Python reads 1_0 as 10, no other reader does
+    # Python reads 1_0 as 10, no other reader does
+    if not values or any(b"_" in token for token in tokens):
         _require_spaces(tokens)
         bad = next(token for token in tokens if not _is_number(token))
         raise BadRowError(f"'{excerpt(bad)}' is not a number")
@@ -168,13 +193,17 @@ def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
 
 
 def _require_spaces(tokens: list[bytes]) -> None:
-    """Raise BadRowError if the values cannot be read because of commas or semicolons between or inside them."""
+    """Raise BadRowError if the values cannot be read because of commas or semicolons between or
+    inside them.
+    """
     row = b" ".join(tokens)
     if len(tokens) >= 5 and all(DECIMAL_COMMA.fullmatch(token) for token in tokens[1:]):
         raise BadRowError(f"'{_excerpt(tokens)}' has decimal commas, must have points, as in 0.5")
     for sign, name in ((b",", "commas"), (b";", "semicolons")):
         if sign in row:
-            raise BadRowError(f"'{_excerpt(tokens)}' has {name} between the values, must have spaces")
+            raise BadRowError(
+                f"'{_excerpt(tokens)}' has {name} between the values, must have spaces"
+            )
 
 
 def _excerpt(tokens: list[bytes]) -> str:
@@ -219,7 +248,9 @@ def _row(
     return LabelRow(class_index, (x, y, w, h), w * h, False, points, number), moved
 
 
-def _box_corners(cx: float, cy: float, w: float, h: float) -> tuple[tuple[float, float, float, float], float]:
+def _box_corners(
+    cx: float, cy: float, w: float, h: float
+) -> tuple[tuple[float, float, float, float], float]:
     if w <= 0 or h <= 0:
         raise BadRowError(f"box has width {w:g} and height {h:g}, must be positive")
     corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)

@@ -1,4 +1,6 @@
-"""Draw the planned shapes on a textured background. S: side of the image in pixels; colours are BGR in [0, 255]."""
+"""Draw the planned shapes on a textured background. S: side of the image in pixels; colours are BGR
+in [0, 255].
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def draw_image(seed: int, split: str, index: int, size: int) -> Drawing:
     shapes = plan_shapes(random, size)
     image = draw_background(random, size)
     owner = np.full((size, size), -1, np.int16)  # the topmost shape at each pixel, -1 for none
-    areas = [_draw_shape(image, owner, number, shape, random) for number, shape in enumerate(shapes)]
+    areas = [
+        _draw_shape(image, owner, number, shape, random) for number, shape in enumerate(shapes)
+    ]
     image = _add_noise(image, random)
 
     labels, outlines = [], []
@@ -51,7 +55,9 @@ def draw_image(seed: int, split: str, index: int, size: int) -> Drawing:
 
 
 def draw_background(random: np.random.Generator, size: int) -> np.ndarray:
-    """Return a textured image, uint8 [S, S, 3]: clouds, bands or a gradient in three colours, with lines and blobs."""
+    """Return a textured image, uint8 [S, S, 3]: clouds, bands or a gradient in three colours, with
+    lines and blobs.
+    """
     values = _clouds(random, size)
     kind = random.choice(["clouds", "bands", "slope"])
     if kind != "clouds":
@@ -65,7 +71,9 @@ def draw_background(random: np.random.Generator, size: int) -> np.ndarray:
     base = random.uniform(40, 215, 3)
     stops = np.clip(base + random.normal(0, 32, (3, 3)), 0, 255)  # [3, BGR]
     steps = np.arange(256)
-    table = np.stack([np.interp(steps, [0, 128, 255], stops[:, channel]) for channel in range(3)], 1)
+    table = np.stack(
+        [np.interp(steps, [0, 128, 255], stops[:, channel]) for channel in range(3)], 1
+    )
     image = table.astype(np.uint8)[np.clip(values * 255, 0, 255).astype(np.uint8)]
     _scatter(image, random)
     return image
@@ -102,10 +110,13 @@ def _add_blob(image: np.ndarray, centre: list[int], radius: int, change: np.ndar
     part[:] = np.clip(part + bell[..., None] * change.astype(np.float32), 0, 255).astype(np.uint8)
 
 
-def _colour(random: np.random.Generator, unlike: np.ndarray | None = None, hue: float | None = None) -> list[float]:
+def _colour(
+    random: np.random.Generator, unlike: np.ndarray | None = None, hue: float | None = None
+) -> list[float]:
     """Return a random colour, near a hue in [0, 6) if given.
 
-    Of twelve random colours, it is the first one at least MIN_CONTRAST away from `unlike`, or the farthest.
+    Of twelve random colours, it is the first one at least MIN_CONTRAST away from `unlike`, or the
+    farthest.
     """
     candidates = random.uniform(0, 255, (12, 3)) if hue is None else _tints(random, hue)
     if unlike is None:
@@ -123,8 +134,12 @@ def _tints(random: np.random.Generator, hue: float) -> np.ndarray:
     return 255 * value * (1 - saturation * np.clip(np.minimum(sixths, 4 - sixths), 0, 1))
 
 
-def _draw_shape(image: np.ndarray, owner: np.ndarray, number: int, shape: Shape, random: np.random.Generator) -> int:
-    """Draw a shape onto `image`, write its number to `owner`; return its area in pixels, also outside the image."""
+def _draw_shape(
+    image: np.ndarray, owner: np.ndarray, number: int, shape: Shape, random: np.random.Generator
+) -> int:
+    """Draw a shape onto `image`, write its number to `owner`; return its area in pixels, also
+    outside the image.
+    """
     size = len(image)
     points = np.concatenate(shape.loops)
     low = np.floor(points.min(0)).astype(int) - shape.stroke - 2
@@ -143,21 +158,33 @@ def _draw_shape(image: np.ndarray, owner: np.ndarray, number: int, shape: Shape,
 
 
 def _mask(shape: Shape, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return how much of each pixel of the tile from `low` to `high` the shape covers, uint8, 255 for all of it."""
-    # Drawn larger and downscaled, because OpenCV's antialiased edges make a filled shape half a pixel larger all round.
+    """Return how much of each pixel of the tile from `low` to `high` the shape covers, uint8, 255
+    for all of it.
+    """
+    # Drawn larger and downscaled, because OpenCV's antialiased edges make a filled shape half a
+    # pixel larger all round.
     width, height = ((high - low) * SUPERSAMPLING).tolist()
     mask = np.zeros((height, width), np.uint8)
     loops = _fixed_point(shape, low, SUPERSAMPLING)
     if shape.stroke:
-        cv2.polylines(mask, loops, True, 255, shape.stroke * SUPERSAMPLING, cv2.LINE_8, SUBPIXEL_BITS)
+        cv2.polylines(
+            mask, loops, True, 255, shape.stroke * SUPERSAMPLING, cv2.LINE_8, SUBPIXEL_BITS
+        )
     else:
         cv2.fillPoly(mask, loops, 255, cv2.LINE_8, SUBPIXEL_BITS)
-    return cv2.resize(mask, (width // SUPERSAMPLING, height // SUPERSAMPLING), interpolation=cv2.INTER_AREA)
+    return cv2.resize(
+        mask, (width // SUPERSAMPLING, height // SUPERSAMPLING), interpolation=cv2.INTER_AREA
+    )
 
 
 def _fixed_point(shape: Shape, origin: np.ndarray, finer: int = 1) -> list[np.ndarray]:
-    """Return the loops for OpenCV: in 1/16 pixels, with integers at pixel centres, in an image `finer` times larger."""
-    return [np.round(((loop - origin) * finer - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32) for loop in shape.loops]
+    """Return the loops for OpenCV: in 1/16 pixels, with integers at pixel centres, in an image
+    `finer` times larger.
+    """
+    return [
+        np.round(((loop - origin) * finer - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
+        for loop in shape.loops
+    ]
 
 
 def _texture(
@@ -171,10 +198,13 @@ def _texture(
     first = np.array(_colour(random, under, hue), np.float32)
     checker = NAMES[shape.label] == "checker"
     strength = 1.0 if checker else random.uniform(0.15, 0.4)
-    second = first + np.float32(strength) * (np.array(_colour(random, unlike=first), np.float32) - first)
+    second = first + np.float32(strength) * (
+        np.array(_colour(random, unlike=first), np.float32) - first
+    )
     along, across = _own_frame(shape, tile)
     if checker:
-        weight = ((np.floor(along * 2.8284) + np.floor(across * 2.8284)) % 2).astype(np.float32)  # 4 x 4 fields
+        # 4 x 4 fields
+        weight = ((np.floor(along * 2.8284) + np.floor(across * 2.8284)) % 2).astype(np.float32)
     elif shape.fill == "gradient":
         weight = np.clip(along / 2 + 0.5, 0, 1)
     elif shape.fill == "striped":
@@ -185,15 +215,27 @@ def _texture(
     if shape.edged and not shape.stroke:
         dark = (0.35 * first).tolist()
         width = max(1, round(0.06 * shape.diameter))
-        cv2.polylines(texture, _fixed_point(shape, np.array(tile[:2])), True, dark, width, cv2.LINE_8, SUBPIXEL_BITS)
+        cv2.polylines(
+            texture,
+            _fixed_point(shape, np.array(tile[:2])),
+            True,
+            dark,
+            width,
+            cv2.LINE_8,
+            SUBPIXEL_BITS,
+        )
     return texture
 
 
 def _own_frame(shape: Shape, tile: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return each pixel's position along and across the shape, in units of its radius, float32 [height, width] each."""
+    """Return each pixel's position along and across the shape, in units of its radius, float32
+    [height, width] each.
+    """
     x1, y1, x2, y2 = tile
     x = (np.arange(x1, x2, dtype=np.float32) + 0.5 - shape.centre[0]) * (2 / shape.diameter)
-    y = (np.arange(y1, y2, dtype=np.float32)[:, None] + 0.5 - shape.centre[1]) * (2 / shape.diameter)
+    y = (np.arange(y1, y2, dtype=np.float32)[:, None] + 0.5 - shape.centre[1]) * (
+        2 / shape.diameter
+    )
     cos, sin = np.float32(np.cos(shape.angle)), np.float32(np.sin(shape.angle))
     return x * cos + y * sin, y * cos - x * sin
 
@@ -201,5 +243,7 @@ def _own_frame(shape: Shape, tile: tuple[int, int, int, int]) -> tuple[np.ndarra
 def _add_noise(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     if random.random() < 0.25:
         image = cv2.GaussianBlur(image, (0, 0), random.uniform(0.4, 0.8))
-    noise = random.standard_normal(image.shape[:2], dtype=np.float32) * np.float32(random.uniform(1, 7))
+    noise = random.standard_normal(image.shape[:2], dtype=np.float32) * np.float32(
+        random.uniform(1, 7)
+    )
     return np.clip(image + noise[..., None], 0, 255).astype(np.uint8)

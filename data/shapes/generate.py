@@ -1,4 +1,6 @@
-"""Write the files of the generated data set: drawn once into a temporary folder, which is then renamed."""
+"""Write the files of the generated data set: drawn once into a temporary folder, which is then
+renamed.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ RECIPE = 2  # increase it with every change of the code that changes a pixel or 
 
 
 def generate(
-    root: str | Path = DEFAULT_ROOT, *, train: int = 1000, val: int = 200, size: int = 320, seed: int = 0
+    root: str | Path = DEFAULT_ROOT,
+    *,
+    train: int = 1000,
+    val: int = 200,
+    size: int = 320,
+    seed: int = 0,
 ) -> Path:
-    """Draw the data set unless it exists; return its folder with images/, labels/, shapes.yaml and the marker.
+    """Draw the data set unless it exists; return its folder with images/, labels/, shapes.yaml and
+    the marker.
 
-    The data set is drawn into a temporary folder beside `root`, which is renamed once complete, so no process sees an
-    incomplete data set. If several processes start at once, one of their data sets is kept.
+    The data set is drawn into a temporary folder beside `root`, which is renamed once complete, so
+    no process sees an incomplete data set. If several processes start at once, one of their data
+    sets is kept.
 
-    Raises ValueError for settings out of range, and if the folder contains anything except this data set.
+    Raises ValueError for settings out of range, and if the folder contains anything except this
+    data set.
     """
     settings = {"recipe": RECIPE, "train": train, "val": val, "size": size, "seed": seed}
     _check(settings)
@@ -43,31 +53,47 @@ def generate(
 
 
 def label_rows(drawing: Drawing) -> str:
-    """Return the label file of a drawing: one row per shape, its class and outline points as fractions of the side."""
+    """Return the label file of a drawing: one row per shape, its class and outline points as
+    fractions of the side.
+    """
     size = len(drawing.image)
     rows = []
     for label, outline in zip(drawing.labels, drawing.outlines, strict=True):
-        rows.append(" ".join([str(label), *(f"{value:.6g}" for value in (outline / size).ravel())]) + "\n")
+        rows.append(
+            " ".join([str(label), *(f"{value:.6g}" for value in (outline / size).ravel())]) + "\n"
+        )
     return "".join(rows)
 
 
 def _check(settings: dict[str, int]) -> None:
-    allowed = {"train": (1, 999_999), "val": (1, 999_999), "size": (64, 4096), "seed": (0, 2**63 - 1)}
+    allowed = {
+        "train": (1, 999_999),
+        "val": (1, 999_999),
+        "size": (64, 4096),
+        "seed": (0, 2**63 - 1),
+    }
     for name, (low, high) in allowed.items():
         if not low <= settings[name] <= high:
             raise ValueError(f"shapes: {name} is {settings[name]}, but must be {low} to {high}.")
 
 
 def _exists(root: Path, settings: dict[str, int]) -> bool:
-    """Whether `root` contains the data set with these settings. Raises ValueError if it contains something else."""
+    """Whether `root` contains the data set with these settings. Raises ValueError if it contains
+    something else.
+    """
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     try:
         found = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ValueError(f"{root} exists but is not a generated data set of shapes: choose another folder.") from None
+        raise ValueError(
+            f"{root} exists but is not a generated data set of shapes: choose another folder."
+        ) from None
     if found != settings:
-        raise ValueError(f"{root} was generated with {found}, not with {settings}: delete it or choose another folder.")
+        raise ValueError(
+            f"{root} was generated with {found}, not with {settings}: delete it or choose another "
+            "folder."
+        )
     return True
 
 
@@ -75,7 +101,8 @@ def _move_into_place(draft: Path, root: Path, settings: dict[str, int]) -> None:
     try:
         draft.rename(root)
     except OSError:
-        if not _exists(root, settings):  # otherwise another process was faster: its data set has the same bytes
+        # otherwise another process was faster: its data set has the same bytes
+        if not _exists(root, settings):
             raise
 
 
@@ -88,7 +115,11 @@ def _write_set(folder: Path, settings: dict[str, int]) -> None:
             drawing = draw_image(settings["seed"], split, index, settings["size"])
             _, encoded = cv2.imencode(".jpg", drawing.image, [cv2.IMWRITE_JPEG_QUALITY, 92])
             (images / f"{index:06}.jpg").write_bytes(encoded.tobytes())
-            (labels / f"{index:06}.txt").write_text(label_rows(drawing), encoding="ascii", newline="\n")
+            (labels / f"{index:06}.txt").write_text(
+                label_rows(drawing), encoding="ascii", newline="\n"
+            )
     names = ", ".join(NAMES)
-    (folder / "shapes.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n")
+    (folder / "shapes.yaml").write_text(
+        f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"
+    )
     (folder / MARKER).write_text(json.dumps(settings) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Plan the shapes of an image and their positions, as numbers. Points are (x, y) pixels; pixel i covers [i, i + 1]."""
+"""Plan the shapes of an image and their positions, as numbers. Points are (x, y) pixels; pixel i
+covers [i, i + 1].
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NAMES = ("circle", "square", "triangle", "star", "cross", "ring", "crescent", "arrow", "heart", "checker")
+NAMES = (
+    "circle",
+    "square",
+    "triangle",
+    "star",
+    "cross",
+    "ring",
+    "crescent",
+    "arrow",
+    "heart",
+    "checker",
+)
 
 # The difficulty: smaller or more shapes, more occlusion and less contrast make the data set harder.
 MIN_DIAMETER, MAX_DIAMETER = 0.04, 0.8  # diameter as a fraction of the image's side
@@ -15,7 +28,8 @@ MEAN_EXTRA_SHAPES, MAX_SHAPES = 2.3, 7  # min(1 + Poisson(mean), most) shapes pe
 EMPTY_SHARE = 0.05  # fraction of images without shapes
 OUTLINED_SHARE = 0.1  # fraction of outlined shapes, among the classes and sizes that allow it
 LARGEST_TURN = 0.4  # max rotation in radians
-POSITIONS_TRIED = 8  # random positions, of which the one farthest from other shapes is used; 1 gives the most occlusion
+# random positions, of which the one farthest from other shapes is used; 1 gives the most occlusion
+POSITIONS_TRIED = 8
 POINTS_PER_CURVE = 72
 
 
@@ -34,7 +48,9 @@ class Shape:
 
 
 def plan_shapes(random: np.random.Generator, size: int) -> list[Shape]:
-    """Return the shapes of one image from back to front, mostly larger ones behind; none in EMPTY_SHARE of images."""
+    """Return the shapes of one image from back to front, mostly larger ones behind; none in
+    EMPTY_SHARE of images.
+    """
     if random.random() < EMPTY_SHARE:
         return []
     count = min(1 + random.poisson(MEAN_EXTRA_SHAPES), MAX_SHAPES)
@@ -47,7 +63,9 @@ def plan_shapes(random: np.random.Generator, size: int) -> list[Shape]:
 
 def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> Shape:
     label = int(random.integers(len(NAMES)))
-    diameter = size * MIN_DIAMETER * (MAX_DIAMETER / MIN_DIAMETER) ** (random.random() ** SMALL_ARE_RARE)
+    diameter = (
+        size * MIN_DIAMETER * (MAX_DIAMETER / MIN_DIAMETER) ** (random.random() ** SMALL_ARE_RARE)
+    )
     margin = 0.3 * diameter  # up to a fifth of the diameter may be outside the image on a side
     positions = random.uniform(margin, size - margin, (POSITIONS_TRIED, 2))
     centre = max(positions.tolist(), key=lambda position: _clearance(position, diameter, others))
@@ -58,24 +76,42 @@ def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> 
     scale = diameter / 2 * np.array([stretch**0.5, stretch**-0.5])
     loops = tuple(loop * scale @ turn + centre for loop in unit_loops(NAMES[label]))
 
-    may_be_outlined = diameter > 16 and NAMES[label] not in ("circle", "ring", "crescent", "checker")
+    may_be_outlined = diameter > 16 and NAMES[label] not in (
+        "circle",
+        "ring",
+        "crescent",
+        "checker",
+    )
     outlined = random.random() < OUTLINED_SHARE and may_be_outlined
     stroke = max(2, round(diameter * random.uniform(0.06, 0.11))) if outlined else 0
     fill = str(random.choice(["plain", "gradient", "striped"], p=[0.4, 0.45, 0.15]))
-    return Shape(label, (centre[0], centre[1]), diameter, angle, loops, stroke, bool(random.random() < 0.35), fill)
+    return Shape(
+        label,
+        (centre[0], centre[1]),
+        diameter,
+        angle,
+        loops,
+        stroke,
+        bool(random.random() < 0.35),
+        fill,
+    )
 
 
 def _clearance(position: list[float], diameter: float, others: list[Shape]) -> float:
-    """Return the pixels between a shape's circle at a position and the nearest other circle, negative on overlap."""
+    """Return the pixels between a shape's circle at a position and the nearest other circle,
+    negative on overlap.
+    """
     gaps = [
-        float(np.hypot(position[0] - other.centre[0], position[1] - other.centre[1])) - (diameter + other.diameter) / 2
+        float(np.hypot(position[0] - other.centre[0], position[1] - other.centre[1]))
+        - (diameter + other.diameter) / 2
         for other in others
     ]
     return min(gaps, default=0.0)
 
 
 def unit_loops(name: str) -> list[np.ndarray]:
-    """Return the closed loops [P, 2] of a shape of radius 1 around the origin, y down; a second loop is a hole.
+    """Return the closed loops [P, 2] of a shape of radius 1 around the origin, y down; a second
+    loop is a hole.
 
     >>> unit_loops("square")[0].round(3).tolist()
     [[0.707, 0.707], [-0.707, 0.707], [-0.707, -0.707], [0.707, -0.707]]
@@ -85,7 +121,9 @@ def unit_loops(name: str) -> list[np.ndarray]:
     if name == "triangle":
         return [_on_circle([-90, 30, 150])]
     if name == "star":
-        return [_on_circle(np.arange(10) * 36 - 90) * np.where(np.arange(10) % 2, 0.45, 1.0)[:, None]]
+        return [
+            _on_circle(np.arange(10) * 36 - 90) * np.where(np.arange(10) % 2, 0.45, 1.0)[:, None]
+        ]
     if name == "cross":
         return [_cross(arm=0.32)]
     if name == "crescent":

@@ -1,4 +1,6 @@
-"""The frames that `detect.py --source` gives: images, videos, folders, lists, patterns, cameras and streams."""
+"""The frames that `detect.py --source` gives: images, videos, folders, lists, patterns, cameras and
+streams.
+"""
 
 import glob
 import os
@@ -17,11 +19,16 @@ from utils.printable import printable
 
 __all__ = ["VIDEO_SUFFIXES", "FrameSource", "is_live", "open_source"]
 
-KINDS = f"an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt list, a .streams file, -, {ALLOWED}"
+KINDS = (
+    "an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt list, a "
+    f".streams file, -, {ALLOWED}"
+)
 
 
 def is_live(text: str) -> bool:
-    """Whether a --source is a camera or an address, or a file of them, whose frames do not wait for the reader."""
+    """Whether a --source is a camera or an address, or a file of them, whose frames do not wait for
+    the reader.
+    """
     return is_address(text) or (text.lower().endswith(".streams") and os.path.isfile(text))
 
 
@@ -39,13 +46,14 @@ def open_source(
 ) -> FrameSource:
     """Return the frames of what the user gave as --source.
 
-    say: called with each problem, one sentence, in the thread that iterates. frame_step: use every n-th frame of a
-    video or stream, from the first on. stdin: what `-` stands for, sys.stdin by default. The other arguments are for
-    streams: seconds to open one and to wait for a frame, the number of attempts in a row to reach a lost stream, the
-    seconds before the first of them, doubled for each further one, and the seconds that a connection has to hold so as
-    not to count as a failed attempt. An existing file or folder is preferred to a
-    pattern of the same text; the network is used only for an address. Raises ValueError, in one sentence, if `text` is
-    none of the allowed kinds or has no image or video.
+    say: called with each problem, one sentence, in the thread that iterates. frame_step: use every
+    n-th frame of a video or stream, from the first on. stdin: what `-` stands for, sys.stdin by
+    default. The other arguments are for streams: seconds to open one and to wait for a frame, the
+    number of attempts in a row to reach a lost stream, the seconds before the first of them,
+    doubled for each further one, and the seconds that a connection has to hold so as not to count
+    as a failed attempt. An existing file or folder is preferred to a pattern of the same text; the
+    network is used only for an address. Raises ValueError, in one sentence, if `text` is none of
+    the allowed kinds or has no image or video.
     """
     if frame_step < 1:
         raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")
@@ -69,7 +77,8 @@ def _unknown(text: str) -> str:
     """Why `text` is no source, in one sentence."""
     if text.lower() == "screen":
         return (
-            "--source screen is not supported; record the screen to a video file, or give the address of a stream of it"
+            "--source screen is not supported; record the screen to a video file, or give "
+            "the address of a stream of it"
         )
     given = f"'{printable(text)}' does not exist" if text else "--source is empty"
     return f"{given}; allowed are {KINDS}"

@@ -1,4 +1,6 @@
-"""Cameras and network addresses: what is allowed, how they are shown without passwords, and their names."""
+"""Cameras and network addresses: what is allowed, how they are shown without passwords, and their
+names.
+"""
 
 import os
 import re
@@ -13,7 +15,10 @@ from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
 
 SCHEMES = ("rtsp", "rtmp", "http", "https", "tcp")
-ALLOWED = f"a camera number such as 0, or an address that starts with {', '.join(f'{name}://' for name in SCHEMES)}"
+ALLOWED = (
+    "a camera number such as 0, or an address that starts with "
+    f"{', '.join(f'{name}://' for name in SCHEMES)}"
+)
 MAX_CAMERA, MAX_NAME = 999, 100
 SECRET = re.compile(r"((?:pass|pwd|token|key|secret|auth|sig)[^=&]*=)[^&#]*", re.IGNORECASE)
 MASK = r"\1***"
@@ -21,7 +26,9 @@ MASK = r"\1***"
 
 @dataclass(frozen=True)
 class Address:
-    """A camera or network address. text: what OpenCV opens. shown: the same without passwords. name: of its outputs."""
+    """A camera or network address. text: what OpenCV opens. shown: the same without passwords.
+    name: of its outputs.
+    """
 
     text: str
     shown: str
@@ -44,7 +51,9 @@ class Address:
 
     @property
     def is_video_file(self) -> bool:
-        """Whether it is an address that has the suffix of a video file. It may be a stream that never ends."""
+        """Whether it is an address that has the suffix of a video file. It may be a stream that
+        never ends.
+        """
         return self.is_web and self._suffix in VIDEO_SUFFIXES
 
     @property
@@ -94,7 +103,9 @@ def parse_address(text: str) -> Address:
     """
     if is_camera(text):
         if len(text) > 9 or int(text) > MAX_CAMERA:
-            raise ValueError(f"there is no camera {excerpt(text)}, the largest number is {MAX_CAMERA}")
+            raise ValueError(
+                f"there is no camera {excerpt(text)}, the largest number is {MAX_CAMERA}"
+            )
         return Address(str(int(text)), f"camera {int(text)}", f"camera{int(text)}")
     scheme = text.partition("://")[0].lower()
     if not has_scheme(text) or scheme not in SCHEMES:
@@ -102,7 +113,8 @@ def parse_address(text: str) -> Address:
         raise ValueError(f"'{excerpt(_masked_text(text), 200)}' is not {ALLOWED}{hint}")
     if not re.fullmatch(r"[!-~]+", text):
         raise ValueError(
-            f"'{excerpt(_masked_text(text), 200)}' has spaces or other characters that an address cannot have"
+            f"'{excerpt(_masked_text(text), 200)}' has spaces or other characters that an address "
+            "cannot have"
         )
     try:
         parts = urlsplit(text)
@@ -111,12 +123,15 @@ def parse_address(text: str) -> Address:
         is_valid = False
     if not is_valid:
         port = ", and tcp:// its port," if scheme == "tcp" else ""
-        raise ValueError(f"'{excerpt(_masked_text(text), 200)}' has no valid host{port} after {scheme}://")
+        raise ValueError(
+            f"'{excerpt(_masked_text(text), 200)}' has no valid host{port} after {scheme}://"
+        )
     return Address(scheme + text[len(scheme) :], _masked_text(text), _name(parts))
 
 
 def addresses_in(file: str) -> list[Address]:
-    """Return the cameras and addresses in a .streams file: one per line, without empty lines and `#` comments.
+    """Return the cameras and addresses in a .streams file: one per line, without empty lines and
+    `#` comments.
 
     Raises ValueError with file and line.
     """
@@ -131,17 +146,22 @@ def addresses_in(file: str) -> list[Address]:
             raise ValueError(f"{printable(file)} line {number}: {error}") from None
         if address.text in found:
             raise ValueError(f"{printable(file)} line {number}: {address.shown} is listed twice")
-        found[address.text] = Address(address.text, address.shown, names.name(address.text, address.name))
+        found[address.text] = Address(
+            address.text, address.shown, names.name(address.text, address.name)
+        )
     if not found:
         raise ValueError(f"{printable(file)} is empty; a line is {ALLOWED}")
     return list(found.values())
 
 
 def _masked_text(text: str) -> str:
-    """Return an address with *** instead of its password, and of the values of parameters such as `token=`."""
+    """Return an address with *** instead of its password, and of the values of parameters such as
+    `token=`.
+    """
     before, slashes, after = text.partition("://")
     end = len(re.split(r"[/?#]", after, maxsplit=1)[0])
-    if "@" in after[end:] and re.search(r":[0-9]*[^0-9\]:]", after[:end]):  # a password with a slash: no valid port
+    # a password with a slash: no valid port
+    if "@" in after[end:] and re.search(r":[0-9]*[^0-9\]:]", after[:end]):
         end = after.rindex("@") + 1
     authority, rest = after[:end], after[end:]
     user, at, host = authority.rpartition("@")
@@ -152,6 +172,8 @@ def _masked_text(text: str) -> str:
 
 
 def _name(parts: SplitResult) -> str:
-    """Return a file name for an address, from its host, port and path: the query may hold a password."""
+    """Return a file name for an address, from its host, port and path: the query may hold a
+    password.
+    """
     host = parts.netloc.rpartition("@")[2]
     return re.sub(r"[^A-Za-z0-9_]+", "-", f"{host}{parts.path}").strip("-")[:MAX_NAME] or "stream"

@@ -1,7 +1,9 @@
-"""Open video files, streams and cameras with OpenCV: which formats and protocols FFmpeg may use, and its silence.
+"""Open video files, streams and cameras with OpenCV: which formats and protocols FFmpeg may use,
+and its silence.
 
-OpenCV reads FFmpeg's options from an environment variable, each time it opens a video. They are set for that moment.
-The user's own options are added at the end, so that they win, as for `rtsp_transport;udp`.
+OpenCV reads FFmpeg's options from an environment variable, each time it opens a video. They are set
+for that moment. The user's own options are added at the end, so that they win, as for
+`rtsp_transport;udp`.
 """
 
 import os
@@ -15,15 +17,22 @@ from utils.images.opencv import cv2
 OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
 QUIET = "-8"  # FFmpeg's AV_LOG_QUIET; OpenCV reads it once, before the first video of a process
 # All but file and those that wrap others: a stream must not name files of this machine.
-STREAM_PROTOCOLS = "crypto,data,http,httpproxy,https,rtmp,rtmpe,rtmps,rtmpt,rtmpte,rtmpts,rtp,rtsp,srtp,tcp,tls,udp"
+STREAM_PROTOCOLS = (
+    "crypto,data,http,httpproxy,https,"
+    "rtmp,rtmpe,rtmps,rtmpt,rtmpte,rtmpts,rtp,rtsp,srtp,tcp,tls,udp"
+)
 MAX_FPS, USUAL_FPS = 1000, 30.0
-PICTURE_FPS = 90000  # FFmpeg's frame rate of a picture that is attached to a recording: the ticks of its clock
-PICTURE_CODECS = ("MJPG", "MPNG", "PNG", "BMP", "GIF", "TIFF")  # codes of what an attached picture can be
+# FFmpeg's frame rate of a picture that is attached to a recording: the ticks of its clock
+PICTURE_FPS = 90000
+# codes of what an attached picture can be
+PICTURE_CODECS = ("MJPG", "MPNG", "PNG", "BMP", "GIF", "TIFF")
 MAX_FRAMES = 10**9  # a larger count in a header is a wrong one
 
 
 class _Environment:
-    """The environment variables while videos open; those with the same options may open at the same time."""
+    """The environment variables while videos open; those with the same options may open at the same
+    time.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,8 +76,9 @@ _ENVIRONMENT = _Environment()  # one, because a process has one environment
 def open_file(path: str, container: str) -> cv2.VideoCapture:
     """Return a capture of a video file, which may have failed to open.
 
-    FFmpeg may use this container's demuxer and local files only, and does not follow the references of a .mov file to
-    other files. path: of an existing file; made absolute, so that no part of it can be taken for a protocol.
+    FFmpeg may use this container's demuxer and local files only, and does not follow the references
+    of a .mov file to other files. path: of an existing file; made absolute, so that no part of it
+    can be taken for a protocol.
     """
     only = f"input_format;{container}|format_whitelist;{container}|protocol_whitelist;file"
     with _ENVIRONMENT.options(f"{only}|enable_drefs;0|use_absolute_path;0"):
@@ -95,7 +105,8 @@ def frames_per_second(capture: cv2.VideoCapture) -> float:
 
 
 def stated_frames(capture: cv2.VideoCapture) -> int:
-    """Return the number of frames that an open capture states, 0 if it states none. It may be wrong.
+    """Return the number of frames that an open capture states, 0 if it states none. It may be
+    wrong.
 
     A count is not used beside an impossible frame rate: it is the duration times this rate.
     """
@@ -105,14 +116,18 @@ def stated_frames(capture: cv2.VideoCapture) -> int:
 
 
 def codec_of(capture: cv2.VideoCapture) -> str:
-    """Return the four-character code of an open capture's codec, such as "AV01"; "" if it has none."""
+    """Return the four-character code of an open capture's codec, such as "AV01"; "" if it has
+    none.
+    """
     code = int(capture.get(cv2.CAP_PROP_FOURCC)) & 0xFFFFFFFF
     text = code.to_bytes(4, "little").decode("ascii", "replace").strip(" \0")
     return text if text.isprintable() else ""
 
 
 def is_cover_picture(capture: cv2.VideoCapture) -> bool:
-    """Whether what an open capture shows is the cover picture of a sound recording, which has no video."""
+    """Whether what an open capture shows is the cover picture of a sound recording, which has no
+    video.
+    """
     has_picture_rate = float(capture.get(cv2.CAP_PROP_FPS)) == PICTURE_FPS
     return has_picture_rate and codec_of(capture).upper() in PICTURE_CODECS
 

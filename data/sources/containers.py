@@ -1,8 +1,9 @@
-"""Video containers, recognised by the first bytes of a file: FFmpeg is told which one it reads and never guesses.
+"""Video containers, recognised by the first bytes of a file: FFmpeg is told which one it reads and
+never guesses.
 
-Left to guess, FFmpeg takes a playlist, a concat script or a session description for a video, whatever the suffix of the
-file is, and opens the files and addresses written in it.
-Source: ISO/IEC 14496-12 4.2 (boxes), RIFF (Multimedia Programming Interface 1.0, 1991), RFC 8794 (EBML), ISO/IEC
+Left to guess, FFmpeg takes a playlist, a concat script or a session description for a video,
+whatever the suffix of the file is, and opens the files and addresses written in it. Source: ISO/IEC
+14496-12 4.2 (boxes), RIFF (Multimedia Programming Interface 1.0, 1991), RFC 8794 (EBML), ISO/IEC
 13818-1 2.4.3 and 2.5.3 (transport and program streams).
 """
 
@@ -11,7 +12,21 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 VIDEO_SUFFIXES = frozenset(
-    (".3gp", ".asf", ".avi", ".flv", ".gif", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts")
+    (
+        ".3gp",
+        ".asf",
+        ".avi",
+        ".flv",
+        ".gif",
+        ".m2ts",
+        ".m4v",
+        ".mkv",
+        ".mov",
+        ".mp4",
+        ".mpeg",
+        ".mpg",
+        ".mts",
+    )
     + (".ogv", ".ts", ".vob", ".webm", ".wmv")
 )
 HEAD_BYTES = 4 + 5 * 192  # five packets of an .m2ts file
@@ -32,7 +47,8 @@ MAX_BOXES = 1000  # a hostile file can have a box for each 8 bytes
 
 
 def container_of(head: bytes) -> str | None:
-    """Return FFmpeg's name of the container that starts with these bytes (HEAD_BYTES suffice), or None.
+    """Return FFmpeg's name of the container that starts with these bytes (HEAD_BYTES suffice), or
+    None.
 
     >>> container_of(b"RIFF\\x00\\x00\\x00\\x00AVI LIST"), container_of(b"#EXTM3U")
     ('avi', None)
@@ -41,13 +57,18 @@ def container_of(head: bytes) -> str | None:
         return "mov"
     if head[:4] == b"RIFF" and head[8:11] == b"AVI":
         return "avi"
-    if any(len(head) > offset + size and set(head[offset::size]) == {0x47} for offset, size in ((0, 188), (4, 192))):
+    if any(
+        len(head) > offset + size and set(head[offset::size]) == {0x47}
+        for offset, size in ((0, 188), (4, 192))
+    ):
         return "mpegts"
     return next((name for name, start in STARTS.items() if head.startswith(start)), None)
 
 
 def is_cut_off(path: str | os.PathLike[str], container: str) -> bool:
-    """Whether a video file is shorter than its own headers say; False if its container does not say."""
+    """Whether a video file is shorter than its own headers say; False if its container does not
+    say.
+    """
     ends = {"mov": _end_of_boxes, "avi": _end_of_riff, "matroska": _end_of_segment}
     if container not in ends:
         return False
@@ -57,7 +78,8 @@ def is_cut_off(path: str | os.PathLike[str], container: str) -> bool:
 
 
 def presented_ms(path: str | os.PathLike[str], container: str) -> float | None:
-    """Return how long a video file of the MP4 family plays, in milliseconds, after the cuts of its edit lists.
+    """Return how long a video file of the MP4 family plays, in milliseconds, after the cuts of its
+    edit lists.
 
     None if the file does not say, and for other containers. Source: ISO/IEC 14496-12, 8.2.2 (mvhd).
     """
@@ -68,7 +90,9 @@ def presented_ms(path: str | os.PathLike[str], container: str) -> float | None:
         movie = next((start for kind, start, _ in _boxes(stream, 0, size) if kind == b"moov"), None)
         if movie is None:
             return None
-        header = next((start for kind, start, _ in _boxes(stream, movie, size) if kind == b"mvhd"), None)
+        header = next(
+            (start for kind, start, _ in _boxes(stream, movie, size) if kind == b"mvhd"), None
+        )
         if header is None:
             return None
         stream.seek(header)
@@ -83,9 +107,11 @@ def presented_ms(path: str | os.PathLike[str], container: str) -> float | None:
 
 
 def _boxes(stream: BinaryIO, start: int, size: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the type of each box from an offset on, and where its content begins and where it says it ends.
+    """Yield the type of each box from an offset on, and where its content begins and where it says
+    it ends.
 
-    A length of 0 means up to the end of the file, and ends the boxes, as a length that cannot be does.
+    A length of 0 means up to the end of the file, and ends the boxes, as a length that cannot be
+    does.
     """
     position = start
     for _ in range(MAX_BOXES):
@@ -107,7 +133,9 @@ def _boxes(stream: BinaryIO, start: int, size: int) -> Iterator[tuple[bytes, int
 
 
 def _end_of_boxes(stream: BinaryIO, size: int) -> int:
-    """Return the offset at which the last top-level box ends; a length of 0 means up to the end of the file."""
+    """Return the offset at which the last top-level box ends; a length of 0 means up to the end of
+    the file.
+    """
     return max((end for _, _, end in _boxes(stream, 0, size)), default=0)
 
 
@@ -128,7 +156,9 @@ def _end_of_segment(stream: BinaryIO, _: int) -> int:
 
 
 def _ebml_number(stream: BinaryIO) -> int | None:
-    """Read a length: as many further bytes as there are zero bits before the first 1. None if unknown (all ones)."""
+    """Read a length: as many further bytes as there are zero bits before the first 1. None if
+    unknown (all ones).
+    """
     first = stream.read(1)
     if not first or not first[0]:
         return None

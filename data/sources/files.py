@@ -15,7 +15,9 @@ from utils.threads import map_ahead
 
 @dataclass(frozen=True)
 class InputFile:
-    """An image or video file: its path, and the name of its outputs. problem: why it is to be reported and left out."""
+    """An image or video file: its path, and the name of its outputs. problem: why it is to be
+    reported and left out.
+    """
 
     path: str
     name: str
@@ -28,15 +30,17 @@ class InputFile:
 
 
 def decoding_threads() -> int:
-    """Return the number of threads that decode images: the model needs the other cores, unless it runs on a GPU."""
+    """Return the number of threads that decode images: the model needs the other cores, unless it
+    runs on a GPU.
+    """
     return max(1, (os.cpu_count() or 1) // 4)
 
 
 class FileSource:
     """The frames of files, in the order given; a file that cannot be read is reported and left out.
 
-    files: a list, or an iterator that may wait for the next file. what: the source, as text for the user. skipped: the
-    files that were left out before.
+    files: a list, or an iterator that may wait for the next file. what: the source, as text for the
+    user. skipped: the files that were left out before.
     """
 
     def __init__(
@@ -59,7 +63,10 @@ class FileSource:
         """As in FrameSource. Opens each video once, one at a time, to read its header."""
         if self._total is None and isinstance(self._files, list):
             with quiet_decoder():
-                lengths = [video_length(file.path, self._frame_step) if file.is_video else 1 for file in self._files]
+                lengths = [
+                    video_length(file.path, self._frame_step) if file.is_video else 1
+                    for file in self._files
+                ]
             self._total = None if None in lengths else sum(length or 0 for length in lengths)
         return self._total
 
@@ -73,7 +80,8 @@ class FileSource:
     def __iter__(self) -> Iterator[Frame]:
         empty = True
         with quiet_decoder():
-            threads = decoding_threads() if isinstance(self._files, list) else 1  # other files may come late
+            # other files may come late
+            threads = decoding_threads() if isinstance(self._files, list) else 1
             for file, read in map_ahead(self._read, self._files, threads):
                 if self._closed:
                     return
@@ -93,7 +101,10 @@ class FileSource:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -108,7 +119,9 @@ class FileSource:
         except ValueError as error:
             return file, error
 
-    def _frames(self, file: InputFile, read: Frame | ValueError | None) -> Generator[Frame, None, None]:
+    def _frames(
+        self, file: InputFile, read: Frame | ValueError | None
+    ) -> Generator[Frame, None, None]:
         """Yield the frames of one file; report what cannot be read."""
         try:
             if isinstance(read, ValueError):

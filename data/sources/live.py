@@ -14,7 +14,9 @@ CLOSE_S = 1.0  # a thread that FFmpeg keeps longer ends with its read timeout; i
 
 
 class LiveSource:
-    """The frames of streams that are read at the same time; what: the source, as text for the user."""
+    """The frames of streams that are read at the same time; what: the source, as text for the
+    user.
+    """
 
     total = None
     inputs = None
@@ -32,7 +34,8 @@ class LiveSource:
         self._what, self._say = what, say
         self._changed, self._stop = threading.Condition(), threading.Event()
         self._readers = [
-            StreamReader(address, connection, frame_step, self._changed, self._stop) for address in addresses
+            StreamReader(address, connection, frame_step, self._changed, self._stop)
+            for address in addresses
         ]
 
     def __iter__(self) -> Iterator[Frame]:
@@ -48,7 +51,11 @@ class LiveSource:
                     yield frame
                 if empty and not self._stop.is_set():
                     alone = len(self._readers) == 1
-                    raise ValueError(self._readers[0].failure if alone else f"{self._what}: no stream gave a picture")
+                    raise ValueError(
+                        self._readers[0].failure
+                        if alone
+                        else f"{self._what}: no stream gave a picture"
+                    )
             finally:
                 self.close()
 
@@ -64,16 +71,23 @@ class LiveSource:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def _next_frame(self) -> Frame | None:
-        """Wait for a frame of any stream; None if all have ended. Streams that have a frame take turns."""
+        """Wait for a frame of any stream; None if all have ended. Streams that have a frame take
+        turns.
+        """
         while not self._stop.is_set():
             with self._changed:
                 has_ended = all(reader.ended for reader in self._readers)
-                waiting = next((reader for reader in self._readers if reader.frame is not None), None)
+                waiting = next(
+                    (reader for reader in self._readers if reader.frame is not None), None
+                )
                 frame = waiting.take() if waiting else None
                 messages = [text for reader in self._readers for text in reader.take_messages()]
                 if frame is None and not has_ended and not messages:

@@ -7,7 +7,8 @@ from utils.files.safe_names import safe_name
 
 
 class FrameNames:
-    """Gives each input a name that no other one has, such as `street/a.jpg`; the same input keeps its name.
+    """Gives each input a name that no other one has, such as `street/a.jpg`; the same input keeps
+    its name.
 
     Two names differ in more than case, because some file systems do not tell `A.jpg` from `a.jpg`.
     """
@@ -15,14 +16,16 @@ class FrameNames:
     def __init__(self) -> None:
         self._name_of: dict[str, str] = {}
         self._used: set[str] = set()
-        self._last_number: dict[str, int] = {}  # by wanted name, so that many equal names take no quadratic time
+        # by wanted name, so that many equal names take no quadratic time
+        self._last_number: dict[str, int] = {}
 
     def name(self, path: str, wanted: str) -> str:
-        """Return the name for the input at `path`: `wanted` made safe, with -2, -3, ... if another input has it.
+        """Return the name for the input at `path`: `wanted` made safe, with -2, -3, ... if another
+        input has it.
 
         >>> names = FrameNames()
-        >>> names.name("/x/a.jpg", "a.jpg"), names.name("/y/a.jpg", "a.jpg"), names.name("/x/a.jpg", "a.jpg")
-        ('a.jpg', 'a-2.jpg', 'a.jpg')
+        >>> [names.name(path, "a.jpg") for path in ("/x/a.jpg", "/y/a.jpg", "/x/a.jpg")]
+        ['a.jpg', 'a-2.jpg', 'a.jpg']
         """
         if path not in self._name_of:
             self._name_of[path] = self._unused(safe_name(wanted))
@@ -32,7 +35,9 @@ class FrameNames:
         stem, suffix = os.path.splitext(wanted)
         key = wanted.casefold()
         number = self._last_number.get(key, 0) + 1
-        while (candidate := wanted if number == 1 else f"{stem}-{number}{suffix}").casefold() in self._used:
+        while (
+            candidate := wanted if number == 1 else f"{stem}-{number}{suffix}"
+        ).casefold() in self._used:
             number += 1
         self._last_number[key] = number
         self._used.add(candidate.casefold())

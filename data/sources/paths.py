@@ -1,4 +1,6 @@
-"""Find the files of a source: a folder, a list, a pattern such as `photos/*.jpg`, or a single file."""
+"""Find the files of a source: a folder, a list, a pattern such as `photos/*.jpg`, or a single
+file.
+"""
 
 import glob
 import os
@@ -26,33 +28,48 @@ def suffixes_text() -> str:
 
 
 def single_file(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of one image or video file, which exists. Raises ValueError if it has another suffix."""
+    """The frames of one image or video file, which exists. Raises ValueError if it has another
+    suffix.
+    """
     if os.path.splitext(text)[1].lower() not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
         raise ValueError(
-            f"{printable(text)} is not an image, a video, a .txt list or a .streams file ({suffixes_text()})"
+            f"{printable(text)} is not an image, a video, a .txt list or a .streams file "
+            f"({suffixes_text()})"
         )
     files = [InputFile(text, FrameNames().name(text, os.path.basename(text)))]
     return FileSource(files, printable(text), frame_step=frame_step, say=say)
 
 
 def folder_or_list(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of a folder and its subfolders, or of a .txt list; sorted by path, problems are reported."""
+    """The frames of a folder and its subfolders, or of a .txt list; sorted by path, problems are
+    reported.
+    """
     listing = find_images(text, videos=VIDEO_SUFFIXES)
     for problem in listing.problems:
         say(str(problem))
     skipped = sum(problem.kind not in (NOTE, RUN_FOLDERS) for problem in listing.problems)
     if not listing.images:
-        runs = "".join(f"; {problem.reason}" for problem in listing.problems if problem.kind == RUN_FOLDERS)
+        runs = "".join(
+            f"; {problem.reason}" for problem in listing.problems if problem.kind == RUN_FOLDERS
+        )
         raise ValueError(f"{printable(text)} contains no image or video ({suffixes_text()}){runs}")
     folder = os.path.abspath(text) if os.path.isdir(text) else ""
-    return FileSource(_named(listing.images, folder), printable(text), frame_step=frame_step, say=say, skipped=skipped)
+    return FileSource(
+        _named(listing.images, folder),
+        printable(text),
+        frame_step=frame_step,
+        say=say,
+        skipped=skipped,
+    )
 
 
 def pattern(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of the files that match a pattern; sorted by path. `**` stands for any number of folders.
+    """The frames of the files that match a pattern; sorted by path. `**` stands for any number of
+    folders.
 
-    Files in run folders are left out, unless the folders before the first wildcard lead into one. A folder that exists
-    is meant by its name: in `[examples]/*.jpg` too, if there is a folder `[examples]`.
+    Files in run folders are left out, unless the folders before the first wildcard lead into one. A
+    folder that exists is meant by its name: in `[examples]/*.jpg` too, if there is a folder
+    `[examples]`.
     """
     folder, rest = _split_pattern(text)
     inside = InRunFolders(folder)
@@ -71,11 +88,15 @@ def pattern(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSo
         raise ValueError(f"no image or video matches {printable(text)} ({suffixes_text()}){reason}")
     if runs:
         say(f"{printable(text)}: {runs}")
-    return FileSource(_named(list(found.values()), ""), printable(text), frame_step=frame_step, say=say)
+    return FileSource(
+        _named(list(found.values()), ""), printable(text), frame_step=frame_step, say=say
+    )
 
 
 def _split_pattern(text: str) -> tuple[str, str]:
-    """Return the first folders of a pattern, as far as they exist under their very names, and the rest of it."""
+    """Return the first folders of a pattern, as far as they exist under their very names, and the
+    rest of it.
+    """
     separators = re.escape(os.sep + (os.altsep or ""))
     parts = re.split(f"([{separators}])", text)  # folders and the separators between them
     literal = ""
@@ -87,7 +108,9 @@ def _split_pattern(text: str) -> tuple[str, str]:
 
 
 class InRunFolders:
-    """Tells which folders below `top` are run folders, or inside one. found: those that were seen."""
+    """Tells which folders below `top` are run folders, or inside one. found: those that were
+    seen.
+    """
 
     def __init__(self, top: str) -> None:
         self.found: list[str] = []
@@ -120,4 +143,6 @@ def _named(paths: list[str], folder: str) -> list[InputFile]:
     """Name each file by its path below `folder`, or by its own name if that is ""."""
     names = FrameNames()
     wanted = (path_below(path, folder) if folder else os.path.basename(path) for path in paths)
-    return [InputFile(path, names.name(path, name)) for path, name in zip(paths, wanted, strict=True)]
+    return [
+        InputFile(path, names.name(path, name)) for path, name in zip(paths, wanted, strict=True)
+    ]

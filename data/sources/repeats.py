@@ -1,4 +1,6 @@
-"""Notice that a stream which was connected again gives the same frames as before: it is a recording."""
+"""Notice that a stream which was connected again gives the same frames as before: it is a
+recording.
+"""
 
 import zlib
 
@@ -11,14 +13,15 @@ MAX_FRAMES = 250  # pictures that do not change for so long say nothing
 class Beginning:
     """The first frames of the first connection, with which those of later connections are compared.
 
-    Frames of a camera are never equal to the bit, because of its noise; those of a recording always are. Pictures
-    without any change, such as black ones, are no evidence.
+    Frames of a camera are never equal to the bit, because of its noise; those of a recording always
+    are. Pictures without any change, such as black ones, are no evidence.
     """
 
     def __init__(self) -> None:
         self._known: list[int] = []  # checksums
         self._is_first = True
-        self._matched: int | None = None  # frames of this connection so far; None once one of them differs
+        # frames of this connection so far; None once one of them differs
+        self._matched: int | None = None
 
     def connect(self) -> None:
         """Go on with the frames of another connection."""
@@ -40,12 +43,16 @@ class Beginning:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether a later connection has given all known frames again, and they are enough to be sure."""
+        """Whether a later connection has given all known frames again, and they are enough to be
+        sure.
+        """
         return self.matched >= MIN_FRAMES and self.has_ended_alike
 
     @property
     def has_ended_alike(self) -> bool:
-        """Whether a later connection has given the known frames and no others so far: a recording, if it has ended."""
+        """Whether a later connection has given the known frames and no others so far: a recording,
+        if it has ended.
+        """
         return self._has_change and self.matched == len(self._known)
 
     def add(self, image: np.ndarray | None) -> None:

@@ -17,7 +17,9 @@ STANDARD_INPUT = "standard input"
 
 
 class PathsOnInput:
-    """The image and video files whose paths arrive on a text stream; iterates until its end or `close`."""
+    """The image and video files whose paths arrive on a text stream; iterates until its end or
+    `close`.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -39,9 +41,13 @@ class PathsOnInput:
             elif not os.path.isfile(path):
                 problem = "does not exist"
             if problem:
-                yield InputFile(path, "", f"{STANDARD_INPUT} line {number}: '{excerpt(path, 200)}' {problem}")
+                yield InputFile(
+                    path, "", f"{STANDARD_INPUT} line {number}: '{excerpt(path, 200)}' {problem}"
+                )
             else:
-                yield InputFile(path, self._names.name(os.path.abspath(path), os.path.basename(path)))
+                yield InputFile(
+                    path, self._names.name(os.path.abspath(path), os.path.basename(path))
+                )
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines without their ends."""
@@ -57,7 +63,8 @@ class PathsOnInput:
     def _blocks(self) -> Iterator[bytes]:
         """Yield what has arrived.
 
-        A pipe is read without Python's buffer: a thread blocked in it would stop the interpreter from exiting.
+        A pipe is read without Python's buffer: a thread blocked in it would stop the interpreter
+        from exiting.
         """
         descriptor = _pollable(self._stream)
         if descriptor is None:
@@ -74,8 +81,11 @@ class PathsOnInput:
                 yield block
 
 
-def paths_on_input(stream: TextIO | None, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of the files whose paths arrive on `stream`, of which nothing has been read before.
+def paths_on_input(
+    stream: TextIO | None, *, frame_step: int, say: Callable[[str], None]
+) -> FileSource:
+    """The frames of the files whose paths arrive on `stream`, of which nothing has been read
+    before.
 
     Raises ValueError if it is closed.
     """

@@ -5,7 +5,13 @@ import time
 from dataclasses import dataclass
 
 from data.sources.addresses import Address
-from data.sources.capture import frames_per_second, is_cover_picture, open_camera, open_stream, stated_frames
+from data.sources.capture import (
+    frames_per_second,
+    is_cover_picture,
+    open_camera,
+    open_stream,
+    stated_frames,
+)
 from data.sources.repeats import Beginning
 from data.sources.video import Reading, capture_frames, known_codec_hint, retrieved
 from utils.files.remote import open_remote
@@ -23,8 +29,9 @@ MAX_PAUSE_S = 30.0
 class Connection:
     """How patient a stream is read. Times in seconds.
 
-    reconnects: attempts in a row to reach a lost stream. pause_s: before the first of them; doubled for each further
-    one, up to 30 seconds. settled_s: a connection that is lost sooner counts as a failed attempt, too.
+    reconnects: attempts in a row to reach a lost stream. pause_s: before the first of them; doubled
+    for each further one, up to 30 seconds. settled_s: a connection that is lost sooner counts as a
+    failed attempt, too.
     """
 
     open_timeout_s: float = 10.0
@@ -35,7 +42,8 @@ class Connection:
 
 
 class StreamReader:
-    """Reads one address in a thread. All attributes are guarded by `changed`, which is notified of each change.
+    """Reads one address in a thread. All attributes are guarded by `changed`, which is notified of
+    each change.
 
     A live stream is read as fast as it comes, and a new frame replaces the one that was not taken.
     A recording, whose header states a number of frames or whose server states a number of bytes,
@@ -62,8 +70,11 @@ class StreamReader:
         self._messages: list[tuple[str, int]] = []
         self._received = 0
         self._beginning = Beginning()
-        self._is_file: bool | None = None  # whether the server states its length; None if it was not asked
-        self._thread = threading.Thread(target=self._run, name=f"stream {address.name}", daemon=True)
+        # whether the server states its length; None if it was not asked
+        self._is_file: bool | None = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"stream {address.name}", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -80,7 +91,9 @@ class StreamReader:
         return frame
 
     def take_messages(self) -> list[tuple[str, int]]:
-        """Return new messages, each with the number of streams and frames that it reports as left out."""
+        """Return new messages, each with the number of streams and frames that it reports as left
+        out.
+        """
         messages, self._messages = self._messages, []
         return messages
 
@@ -117,12 +130,21 @@ class StreamReader:
             else:
                 unreached += 1
             if unreached >= most:
-                attempts = f", and was not reached again in {unreached} attempts" if unreached else ""
-                self._add_message(f"{shown}: the stream ended after {self._received} frames{attempts}")
+                attempts = (
+                    f", and was not reached again in {unreached} attempts" if unreached else ""
+                )
+                self._add_message(
+                    f"{shown}: the stream ended after {self._received} frames{attempts}"
+                )
                 return
             if brief > most:
-                often = f"it was lost {brief} times in a row, each time within {self._connection.settled_s:g} s"
-                self._add_message(f"{shown}: the stream ended after {self._received} frames; {often}")
+                often = (
+                    f"it was lost {brief} times in a row, each time within "
+                    f"{self._connection.settled_s:g} s"
+                )
+                self._add_message(
+                    f"{shown}: the stream ended after {self._received} frames; {often}"
+                )
                 return
 
             if was_connected:
@@ -132,7 +154,9 @@ class StreamReader:
                 return
 
     def _connect_and_read(self) -> bool:
-        """Open the address and read it until it is lost or complete; return whether it is complete."""
+        """Open the address and read it until it is lost or complete; return whether it is
+        complete.
+        """
         is_new = not self._received
         if is_new and self._address.is_image:
             is_read = self._read_image_file()
@@ -152,7 +176,9 @@ class StreamReader:
         return is_read is True
 
     def _read_with_ffmpeg(self) -> tuple[bool, str]:
-        """Read until the address is lost or complete; return whether it is complete, and why there was no picture."""
+        """Read until the address is lost or complete; return whether it is complete, and why there
+        was no picture.
+        """
         shown = self._address.shown
         capture = self._open()
         try:
@@ -177,10 +203,14 @@ class StreamReader:
         camera = self._address.camera
         if camera is not None:
             return open_camera(camera)
-        return open_stream(self._address.text, self._connection.open_timeout_s, self._connection.read_timeout_s)
+        return open_stream(
+            self._address.text, self._connection.open_timeout_s, self._connection.read_timeout_s
+        )
 
     def _has_end(self) -> bool:
-        """Whether the address is that of a video file that has an end: its server says how many bytes it has."""
+        """Whether the address is that of a video file that has an end: its server says how many
+        bytes it has.
+        """
         if self._address.is_gif:
             return True
         if not self._address.is_video_file:
@@ -194,8 +224,8 @@ class StreamReader:
     def _read_image_file(self, only_if_stated: bool = False) -> bool | None:
         """Read the image file at the address as one on disk is read; return whether it was read.
 
-        None if the server says that it sends a stream, or, with only_if_stated, if it does not say that it sends an
-        image. Why an image was not read becomes `failure`.
+        None if the server says that it sends a stream, or, with only_if_stated, if it does not say
+        that it sends an image. Why an image was not read becomes `failure`.
         """
         if not self._address.is_web:
             return None
@@ -222,7 +252,9 @@ class StreamReader:
 
     def _read_recording(self, capture: cv2.VideoCapture, stated: int) -> bool:
         reading = Reading(stated, frames_per_second(capture))
-        for frame in capture_frames(capture, reading, self._address.shown, self._address.name, self._frame_step):
+        for frame in capture_frames(
+            capture, reading, self._address.shown, self._address.name, self._frame_step
+        ):
             self._received += 1
             self._put(frame, wait=True)
             if self._stop.is_set():
@@ -236,8 +268,8 @@ class StreamReader:
     def _read_live(self, capture: cv2.VideoCapture) -> bool:
         """Read until the stream is lost, or begins again, which a recording does.
 
-        A connection that ends after one frame is the address of an image, which is then read as an image file. So the
-        first frame waits for the second one.
+        A connection that ends after one frame is the address of an image, which is then read as an
+        image file. So the first frame waits for the second one.
         """
         fps, before = frames_per_second(capture) / self._frame_step, self._received
         first: Frame | None = None
@@ -274,13 +306,23 @@ class StreamReader:
 
         if self._beginning.is_repeated or (self._beginning.has_ended_alike and not has_timed_out):
             self._received -= self._beginning.matched
-            ended = f"it began again after {self._received} frames, so it is a recording that has ended"
-            self._add_message(f"{self._address.shown}: {ended}; it was read as a stream, which leaves frames out")
+            ended = (
+                f"it began again after {self._received} frames, so it is a recording that has ended"
+            )
+            self._add_message(
+                f"{self._address.shown}: {ended}; it was read as a stream, which leaves frames out"
+            )
             return True
-        return self._ends_as_image(first, has_timed_out) if before == 0 and self._received == 1 else False
+        return (
+            self._ends_as_image(first, has_timed_out)
+            if before == 0 and self._received == 1
+            else False
+        )
 
     def _ends_as_image(self, frame: Frame | None, has_timed_out: bool) -> bool:
-        """Whether a first connection that has ended after one frame was an image; `frame` if it was not given yet."""
+        """Whether a first connection that has ended after one frame was an image; `frame` if it was
+        not given yet.
+        """
         if frame is None:
             return self._address.camera is None and not has_timed_out
         if not has_timed_out and not self._stop.is_set():
@@ -293,7 +335,9 @@ class StreamReader:
         return not has_timed_out
 
     def _put(self, frame: Frame, wait: bool = False) -> None:
-        """Make `frame` the newest one. wait: until the one before is taken, or reading is stopped."""
+        """Make `frame` the newest one. wait: until the one before is taken, or reading is
+        stopped.
+        """
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self.frame is None or self._stop.is_set())

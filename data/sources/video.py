@@ -7,30 +7,47 @@ from stat import S_ISREG
 
 import numpy as np
 
-from data.sources.capture import codec_of, frames_per_second, is_cover_picture, open_file, stated_frames
+from data.sources.capture import (
+    codec_of,
+    frames_per_second,
+    is_cover_picture,
+    open_file,
+    stated_frames,
+)
 from data.sources.containers import HEAD_BYTES, container_of, is_cut_off, presented_ms
 from utils.images.detections import Frame
 from utils.images.opencv import cv2
 from utils.printable import printable
 
-MIN_TRIES, MAX_TRIES = 8, 1000  # grabs that fail in a row at the end of a video, or where it is damaged
+# grabs that fail in a row at the end of a video, or where it is damaged
+MIN_TRIES, MAX_TRIES = 8, 1000
 FEW_FRAMES, FEW_SHARE = 3, 0.02  # headers of intact files are wrong by this many frames
 SHORT_S, SHORT_SHARE = 0.5, 0.05  # or end this much later than the last frame, because of the sound
-DRIFT_S, DRIFT_SHARE, DRIFT_FRAMES = 0.25, 0.01, 4  # frames may be this far from an even rate: see Reading.timing
-CODEC_NAMES = {"AV01": "AV1", "VVC1": "H.266", "VVI1": "H.266", "HEV1": "H.265", "HVC1": "H.265", "HEVC": "H.265"}
+# frames may be this far from an even rate: see Reading.timing
+DRIFT_S, DRIFT_SHARE, DRIFT_FRAMES = 0.25, 0.01, 4
+CODEC_NAMES = {
+    "AV01": "AV1",
+    "VVC1": "H.266",
+    "VVI1": "H.266",
+    "HEV1": "H.265",
+    "HVC1": "H.265",
+    "HEVC": "H.265",
+}
 MAX_PIXELS = 2**28  # of a frame: 800 MB
 
 
 @dataclass
 class Reading:
-    """How far a video was read. A video without a damaged frame has `failed` 0, but may have a wrong `stated`.
+    """How far a video was read. A video without a damaged frame has `failed` 0, but may have a
+    wrong `stated`.
 
-    stated: number of frames by the header, 0 if unknown. read: frames decoded, including those left out by the frame
-    step. failed: frames that could not be decoded, but were followed by one that could. last_ms: time of the last frame
-    in milliseconds. presented_ms: how long the video plays, None if the file does not say; less than its frames take if
-    an edit list leaves some of them out. drift_ms: how far a frame is from the time that an even frame rate would give
-    it; 0 if that is never much. start_ms: the time of frame 1, at an even rate; it changes where times start anew, as
-    in a file that was joined from several. before_ms: time of the frame before.
+    stated: number of frames by the header, 0 if unknown. read: frames decoded, including those left
+    out by the frame step. failed: frames that could not be decoded, but were followed by one that
+    could. last_ms: time of the last frame in milliseconds. presented_ms: how long the video plays,
+    None if the file does not say; less than its frames take if an edit list leaves some of them
+    out. drift_ms: how far a frame is from the time that an even frame rate would give it; 0 if that
+    is never much. start_ms: the time of frame 1, at an even rate; it changes where times start
+    anew, as in a file that was joined from several. before_ms: time of the frame before.
     """
 
     stated: int
@@ -51,8 +68,8 @@ class Reading:
     def shortfall(self, is_cut: bool) -> str:
         """Return what is missing, as half a sentence, or "" if the video was read to its end.
 
-        is_cut: the file is known to be shorter than it was. A wrong frame count alone is no damage: if the last frame
-        is close to the end of the stated duration, nothing is missing.
+        is_cut: the file is known to be shorter than it was. A wrong frame count alone is no damage:
+        if the last frame is close to the end of the stated duration, nothing is missing.
         """
         lost = self.total - self.read
         counts = f"{self.read} of {self.total} frames were read"
@@ -69,7 +86,9 @@ class Reading:
         return ""
 
     def timing(self) -> str:
-        """Return what an even frame rate would lose, as half a sentence, or "" if that is little."""
+        """Return what an even frame rate would lose, as half a sentence, or "" if that is
+        little.
+        """
         if not self.drift_ms:
             return ""
         return (
@@ -97,19 +116,24 @@ class Reading:
 
 
 def video_frames(path: str, name: str, frame_step: int) -> Generator[Frame, None, tuple[int, str]]:
-    """Yield every `frame_step`-th frame of a video file; return the number of lost frames, and what is to be reported.
+    """Yield every `frame_step`-th frame of a video file; return the number of lost frames, and what
+    is to be reported.
 
-    That is what is missing, or else what is uneven in its timing, or "". Raises ValueError, with the path, if no frame
-    can be read.
+    That is what is missing, or else what is uneven in its timing, or "". Raises ValueError, with
+    the path, if no frame can be read.
     """
     capture, container = _opened(path)
     try:
         reading = Reading(
-            stated_frames(capture), frames_per_second(capture), presented_ms=presented_ms(path, container)
+            stated_frames(capture),
+            frames_per_second(capture),
+            presented_ms=presented_ms(path, container),
         )
         yield from capture_frames(capture, reading, path, name, frame_step)
         if not reading.read:
-            raise ValueError(f"{printable(path)} has no frame that OpenCV can decode{codec_hint(capture)}")
+            raise ValueError(
+                f"{printable(path)} has no frame that OpenCV can decode{codec_hint(capture)}"
+            )
         missing = reading.shortfall(is_cut_off(path, container))
         if missing:
             return reading.total - reading.read, missing
@@ -119,7 +143,9 @@ def video_frames(path: str, name: str, frame_step: int) -> Generator[Frame, None
 
 
 def video_length(path: str, frame_step: int) -> int | None:
-    """Return how many frames `video_frames` is expected to yield; 0 if it cannot be opened, None if unknown."""
+    """Return how many frames `video_frames` is expected to yield; 0 if it cannot be opened, None if
+    unknown.
+    """
     try:
         capture, _ = _opened(path)
     except ValueError:
@@ -144,7 +170,9 @@ def capture_frames(
 
 
 def retrieved(capture: cv2.VideoCapture) -> np.ndarray | None:
-    """Return the pixels of the frame that was grabbed last, uint8 [H, W, 3], or None if it has none."""
+    """Return the pixels of the frame that was grabbed last, uint8 [H, W, 3], or None if it has
+    none.
+    """
     try:
         found, image = capture.retrieve()
     except cv2.error:  # a frame larger than the memory
@@ -153,7 +181,9 @@ def retrieved(capture: cv2.VideoCapture) -> np.ndarray | None:
 
 
 def codec_hint(capture: cv2.VideoCapture) -> str:
-    """Return the codec of a capture whose frames cannot be decoded, as the end of a sentence, or ""."""
+    """Return the codec of a capture whose frames cannot be decoded, as the end of a sentence, or
+    "".
+    """
     code = codec_of(capture)
     if not code:
         return ""
@@ -163,12 +193,16 @@ def codec_hint(capture: cv2.VideoCapture) -> str:
 
 
 def known_codec_hint(capture: cv2.VideoCapture) -> str:
-    """Return `codec_hint` for the codecs that some versions of OpenCV have no decoder for, "" for others."""
+    """Return `codec_hint` for the codecs that some versions of OpenCV have no decoder for, "" for
+    others.
+    """
     return codec_hint(capture) if codec_of(capture).upper() in CODEC_NAMES else ""
 
 
 def _grabbed(capture: cv2.VideoCapture, reading: Reading) -> Iterator[int]:
-    """Yield the number of each frame once it is grabbed. A grab fails at a damaged frame as at the end of the video."""
+    """Yield the number of each frame once it is grabbed. A grab fails at a damaged frame as at the
+    end of the video.
+    """
     failures = 0
     while failures < max(MIN_TRIES, min(MAX_TRIES, reading.stated - reading.read - reading.failed)):
         if not capture.grab():
@@ -186,10 +220,15 @@ def _opened(path: str) -> tuple[cv2.VideoCapture, str]:
     try:
         path.encode()
     except UnicodeEncodeError:  # OpenCV would crash
-        raise ValueError(f"{shown} cannot be opened as a video: its name is not UTF-8; rename it") from None
+        raise ValueError(
+            f"{shown} cannot be opened as a video: its name is not UTF-8; rename it"
+        ) from None
     container = container_of(_head(path))
     if container is None:
-        raise ValueError(f"{shown} is not a video: it starts like none of the known containers (mp4, avi, mkv ...)")
+        raise ValueError(
+            f"{shown} is not a video: it starts like none of the known containers (mp4, avi, mkv "
+            "...)"
+        )
     capture = open_file(path, container)
     if not capture.isOpened():
         capture.release()
@@ -197,10 +236,14 @@ def _opened(path: str) -> tuple[cv2.VideoCapture, str]:
     if is_cover_picture(capture):
         capture.release()
         raise ValueError(f"{shown} has no video, only a cover picture")
-    width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+    width, height = (
+        int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+    )
     if not 0 < width * height <= MAX_PIXELS:
         capture.release()
-        raise ValueError(f"{shown} has frames of {width} x {height} pixels, allowed are 1 to {MAX_PIXELS}")
+        raise ValueError(
+            f"{shown} has frames of {width} x {height} pixels, allowed are 1 to {MAX_PIXELS}"
+        )
     return capture, container
 
 
@@ -212,7 +255,9 @@ def _head(path: str) -> bytes:
         with open(path, "rb") as stream:
             head = stream.read(HEAD_BYTES)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ValueError(
+            f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if not head:
         raise ValueError(f"{printable(path)} is empty")
     return head

@@ -1,9 +1,11 @@
-"""Labels of tiles: each tile of an image counts as an image of its own, with the boxes that can be seen in it.
+"""Labels of tiles: each tile of an image counts as an image of its own, with the boxes that can be
+seen in it.
 
-A box that a tile's border cuts is a target if at least MIN_VISIBLE of its area is visible. At an overlap of 0.2, some
-tile shows at least 0.6 of each side, so 0.36 of the area, of every object that is not larger than a tile: each is a
-target somewhere. A smaller part is an ignore region, since neither "an object" nor "no object" would be a fair answer.
-Below MIN_AREA_BOX it is left out, as in a mosaic.
+A box that a tile's border cuts is a target if at least MIN_VISIBLE of its area is visible. At an
+overlap of 0.2, some tile shows at least 0.6 of each side, so 0.36 of the area, of every object that
+is not larger than a tile: each is a target somewhere. A smaller part is an ignore region, since
+neither "an object" nor "no object" would be a fair answer. Below MIN_AREA_BOX it is left out, as in
+a mosaic.
 """
 
 import os
@@ -24,10 +26,11 @@ MIN_VISIBLE = 0.3  # fraction of its area
 
 @dataclass(frozen=True, eq=False)
 class TiledLabels(Labels):
-    """Labels whose M images are tiles; boxes are clipped to the tile, in its pixels, without polygons.
+    """Labels whose M images are tiles; boxes are clipped to the tile, in its pixels, without
+    polygons.
 
-    images: the labels of the images that were cut. tiling: how. regions: int64 [M, 4], each tile in pixels of its
-    image. owners: int64 [M], the image of each tile, ascending.
+    images: the labels of the images that were cut. tiling: how. regions: int64 [M, 4], each tile in
+    pixels of its image. owners: int64 [M], the image of each tile, ascending.
     """
 
     images: Labels
@@ -77,15 +80,17 @@ def tile_labels(labels: Labels, tiling: Tiling) -> TiledLabels:
 
 
 def _offsets(counts: Sequence[int]) -> np.ndarray:
-    """Return the start of each of the consecutive ranges, and the end of the last: int64 [len(counts) + 1]."""
+    """Return the start of each of the consecutive ranges, and the end of the last: int64
+    [len(counts) + 1].
+    """
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def _visible_rows(
     labels: Labels, by_image: Sequence[Sequence[Region]]
 ) -> tuple[np.ndarray, list[int], np.ndarray, np.ndarray]:
-    """Return the rows that the tiles show, tile after tile, [N], their number in each tile, the visible part of each
-    box, [N, 4] in pixels of the tile, and its share of the box's area, [N].
+    """Return the rows that the tiles show, tile after tile, [N], their number in each tile, the
+    visible part of each box, [N, 4] in pixels of the tile, and its share of the box's area, [N].
     """
     rows, counts = [np.zeros(0, np.int64)], []
     boxes, shares = [np.zeros((0, 4))], [np.zeros(0)]

@@ -1,4 +1,6 @@
-"""Plan training samples that are tiles: crops of base images, at the positions of the grid plus a random shift."""
+"""Plan training samples that are tiles: crops of base images, at the positions of the grid plus a
+random shift.
+"""
 
 import numpy as np
 
@@ -9,19 +11,25 @@ from utils.images.letterbox import Region
 
 
 class TilePlanner(Planner):
-    """Plans samples of the tiles of a data set: sample k is tile k, moved by up to half the distance to its neighbours.
+    """Plans samples of the tiles of a data set: sample k is tile k, moved by up to half the
+    distance to its neighbours.
 
-    So each object is seen at every position of a tile, and over many epochs every crop of an image is equally likely,
-    except that more end at its borders. The images of its plans and of `labels` are the whole ones.
+    So each object is seen at every position of a tile, and over many epochs every crop of an image
+    is equally likely, except that more end at its borders. The images of its plans and of `labels`
+    are the whole ones.
     """
 
     min_visible = MIN_VISIBLE
 
-    def __init__(self, tiles: TiledLabels, image_size: int, augmentation: Augmentation, seed: int) -> None:
+    def __init__(
+        self, tiles: TiledLabels, image_size: int, augmentation: Augmentation, seed: int
+    ) -> None:
         self.tile = tiles.tiling.side
         super().__init__(tiles.images, image_size, augmentation, seed)
         self._owners, self._starts = tiles.owners, tiles.regions[:, :2]
-        self._steps = np.array([[tiles.tiling.step(side) for side in size] for size in self.labels.sizes.tolist()])
+        self._steps = np.array(
+            [[tiles.tiling.step(side) for side in size] for size in self.labels.sizes.tolist()]
+        )
 
     def __len__(self) -> int:
         return len(self._owners)

@@ -2,10 +2,11 @@
 
 Pure functions of the targets: they use no prediction, and no gradient flows through them.
 
-Shapes: B images, L levels, T targets, A anchors per level, M = T * A * 3 candidate matches of a level, H W cells of a
-level. A level's B * H * W * A predictions are numbered in this order, which is the memory order of a channels_last
-tensor. All candidates are kept, with a mask, so that shapes depend only on T and the host need not wait for a count.
-All levels are matched together, because a GPU is bound by the number of kernels here.
+Shapes: B images, L levels, T targets, A anchors per level, M = T * A * 3 candidate matches of a
+level, H W cells of a level. A level's B * H * W * A predictions are numbered in this order, which
+is the memory order of a channels_last tensor. All candidates are kept, with a mask, so that shapes
+depend only on T and the host need not wait for a count. All levels are matched together, because a
+GPU is bound by the number of kernels here.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,16 @@ from utils.boxes import to_cxcywh
 
 @dataclass(frozen=True)
 class Matches:
-    """Candidate matches of all levels, each array [L, M]; entries where `valid` is False must not count."""
+    """Candidate matches of all levels, each array [L, M]; entries where `valid` is False must not
+    count.
+    """
 
-    prediction: Tensor  # int64, number of the matched prediction within its level; arbitrary where not valid
+    # int64, number of the matched prediction within its level; arbitrary where not valid
+    prediction: Tensor
     class_id: Tensor  # int64
-    boxes: Tensor  # [L, M, 4] in the targets' dtype (float32): centre relative to the cell's corner, size; in cells
+    # [L, M, 4] in the targets' dtype (float32): centre relative to the cell's corner, size; in
+    # cells
+    boxes: Tensor
     anchor_size: Tensor  # [L, M, 2] in the targets' dtype (float32), in cells
     valid: Tensor  # bool
 
@@ -40,20 +46,22 @@ def match_anchors(
 ) -> Matches:
     """Return the candidate matches of `targets` with the anchors of all levels.
 
-    A target matches every anchor whose width and height both differ from its own by a factor below `ratio_limit`. For
-    each such anchor it is assigned to the cell of its centre, the nearer cell to the left or right, and the nearer cell
-    above or below, if they are inside the grid. Computed in the targets' precision, so that a model in float64 gets the
-    same matches as in float32.
+    A target matches every anchor whose width and height both differ from its own by a factor below
+    `ratio_limit`. For each such anchor it is assigned to the cell of its centre, the nearer cell to
+    the left or right, and the nearer cell above or below, if they are inside the grid. Computed in
+    the targets' precision, so that a model in float64 gets the same matches as in float32.
 
     Args:
-        targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class or an empty box never matches.
+        targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; a negative class or an empty box
+            never matches.
         anchors_px: [L, A, 2].
         strides: pixels per cell of each level.
         images: B.
         grids: (H, W) cells of each level.
         ratio_limit: above 1.
 
-    Source: facts of YOLOv5's behaviour; the neighbour cells follow from the decode range (-0.5, 1.5) of a centre.
+    Source: facts of YOLOv5's behaviour; the neighbour cells follow from the decode range (-0.5,
+    1.5) of a centre.
     """
     levels, anchors_per_level, _ = anchors_px.shape
     stride = per_level(strides, targets)[:, None, None]
@@ -80,7 +88,9 @@ def match_anchors(
     cell = (targets[:, :1].long() * height + rows) * width + columns
     anchor = torch.arange(anchors_per_level, device=targets.device)[:, None]
     number = spread(cell[:, :, None] * anchors_per_level + anchor)
-    per_image = per_level([height * width * anchors_per_level for height, width in grids], targets, torch.int64)
+    per_image = per_level(
+        [height * width * anchors_per_level for height, width in grids], targets, torch.int64
+    )
 
     centers = spread((boxes[:, :, None, :2] - cells)[:, :, None], (2,))
     sizes = spread(boxes[:, :, None, None, 2:], (2,))
@@ -94,12 +104,14 @@ def match_anchors(
 
 
 def _claimed_cells(centers: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cell of each centre, its nearer horizontal neighbour and its nearer vertical neighbour.
+    """Return the cell of each centre, its nearer horizontal neighbour and its nearer vertical
+    neighbour.
 
     centers: [L, T, 2] in cells. sides: columns and rows of the grid, [L, 1, 1, 2].
 
-    They are [L, T, 3, 2] (column, row), with a mask [L, T, 3] of those inside the grid. Cells outside are moved to the
-    border so that their indices are valid. A centre in the middle of a cell counts as nearer to the next column or row.
+    They are [L, T, 3, 2] (column, row), with a mask [L, T, 3] of those inside the grid. Cells
+    outside are moved to the border so that their indices are valid. A centre in the middle of a
+    cell counts as nearer to the next column or row.
     """
     own = centers.floor()
     near = torch.where(centers - own < 0.5, own - 1, own + 1)

@@ -15,17 +15,19 @@ from models.assign.targets import IGNORE_CLASS
 def ignored_cells(
     targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
 ) -> list[Tensor]:
-    """Return for each level a mask, bool [B, H, W], of the cells whose centre is inside an ignore region.
+    """Return for each level a mask, bool [B, H, W], of the cells whose centre is inside an ignore
+    region.
 
     An ignore region is a target of class -1. grids: rows and columns of each level.
 
-    Each region adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative sums over rows and
-    columns then give the number of regions at each cell. All levels are computed together, each on a map as large as
-    the largest one, because most batches have few or no such regions and a GPU is then bound by the number of kernels.
-    No value is read on the host.
+    Each region adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative
+    sums over rows and columns then give the number of regions at each cell. All levels are computed
+    together, each on a map as large as the largest one, because most batches have few or no such
+    regions and a GPU is then bound by the number of kernels. No value is read on the host.
     """
     levels = len(strides)
-    rows = 1 + max(height for height, _ in grids)  # one more than cells: a region may end at the border
+    # one more than cells: a region may end at the border
+    rows = 1 + max(height for height, _ in grids)
     columns = 1 + max(width for _, width in grids)
 
     # The first cell inside each region and the first one after it, in x and in y.
@@ -38,16 +40,24 @@ def ignored_cells(
 
     # The places of the four corners in the maps of all levels and images, one after another.
     image = targets[:, 0].long()
-    number = torch.arange(levels, device=targets.device) * images + image[:, None]  # [T, L], of the map
+    number = (
+        torch.arange(levels, device=targets.device) * images + image[:, None]
+    )  # [T, L], of the map
     column, row = torch.stack([first, end], -1).unbind(2)  # [T, L, 2] each: first, end
-    place = (number[:, :, None, None] * rows + row[..., None]) * columns + column[:, :, None]  # [T, L, 2, 2]
+    place = (number[:, :, None, None] * rows + row[..., None]) * columns + column[
+        :, :, None
+    ]  # [T, L, 2, 2]
 
     one = (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
     minus_one = -one
-    values = torch.stack([one, minus_one, minus_one, one], 1)[:, None].expand(-1, levels, -1)  # [T, L, 4]
+    values = torch.stack([one, minus_one, minus_one, one], 1)[:, None].expand(
+        -1, levels, -1
+    )  # [T, L, 4]
 
     # scatter_add_ instead of an indexed assignment, for which a GPU would first sort the places.
-    corners = torch.zeros(levels * images * rows * columns, dtype=torch.int32, device=targets.device)
+    corners = torch.zeros(
+        levels * images * rows * columns, dtype=torch.int32, device=targets.device
+    )
     corners.scatter_add_(0, place.flatten(), values.flatten())
     maps = corners.view(levels, images, rows, columns)
     inside = maps.cumsum(2, dtype=torch.int32).cumsum(3, dtype=torch.int32) > 0
@@ -58,11 +68,14 @@ def ignored_predictions(
     targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Return `ignored_cells` of all levels, bool [B, N], for heads with one prediction per cell."""
-    return torch.cat([cells.flatten(1) for cells in ignored_cells(targets, images, strides, grids)], 1)
+    return torch.cat(
+        [cells.flatten(1) for cells in ignored_cells(targets, images, strides, grids)], 1
+    )
 
 
 def _covered(low: Tensor, high: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (first, end), int64, of the cells whose centres are between two edges, in cells; equal if none is.
+    """Return (first, end), int64, of the cells whose centres are between two edges, in cells; equal
+    if none is.
 
     cells: how many there are. All three broadcast.
 

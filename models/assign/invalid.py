@@ -1,13 +1,17 @@
-"""Entries of fixed-size arrays that hold no assignment: they are masked, but must name some prediction."""
+"""Entries of fixed-size arrays that hold no assignment: they are masked, but must name some
+prediction.
+"""
 
 import torch
 from torch import Tensor
 
 
 def assigned_predictions(prediction: Tensor, valid: Tensor, reference: Tensor) -> Tensor:
-    """Return 1 for the predictions that valid entries [M] name, else 0; of the shape and dtype of `reference` [B, N].
+    """Return 1 for the predictions that valid entries [M] name, else 0; of the shape and dtype of
+    `reference` [B, N].
 
-    >>> assigned_predictions(torch.tensor([2, 0]), torch.tensor([True, False]), torch.zeros(1, 3)).tolist()
+    >>> prediction, valid = torch.tensor([2, 0]), torch.tensor([True, False])
+    >>> assigned_predictions(prediction, valid, torch.zeros(1, 3)).tolist()
     [[0.0, 0.0, 1.0]]
     """
     flat = torch.zeros_like(reference).flatten()
@@ -15,12 +19,14 @@ def assigned_predictions(prediction: Tensor, valid: Tensor, reference: Tensor) -
 
 
 def distribute_invalid(prediction: Tensor, valid: Tensor, predictions: int | Tensor) -> Tensor:
-    """Return `prediction` [..., M] with its invalid entries spread evenly over all predictions, 0 to `predictions` - 1.
+    """Return `prediction` [..., M] with its invalid entries spread evenly over all predictions, 0
+    to `predictions` - 1.
 
-    A GPU adds the gradients of one prediction one by one, so they must not all name the same one. predictions: a tensor
-    [..., 1] if it differs between the rows.
+    A GPU adds the gradients of one prediction one by one, so they must not all name the same one.
+    predictions: a tensor [..., 1] if it differs between the rows.
 
-    >>> distribute_invalid(torch.tensor([7, 7, 7, 7]), torch.tensor([True, False, False, False]), 2).tolist()
+    >>> valid = torch.tensor([True, False, False, False])
+    >>> distribute_invalid(torch.tensor([7, 7, 7, 7]), valid, 2).tolist()
     [7, 1, 0, 1]
     """
     number = predictions if isinstance(predictions, Tensor) else max(predictions, 1)

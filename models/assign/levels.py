@@ -6,14 +6,18 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-SHAPES_KEPT = 512  # tuples of numbers: a few for each image size of multi-scale or rectangular training
+# tuples of numbers: a few for each image size of multi-scale or rectangular training
+SHAPES_KEPT = 512
 
 
-def per_level(values: Sequence[float], reference: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return one number for each level, [L], on the device of `reference`; do not change it in place.
+def per_level(
+    values: Sequence[float], reference: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return one number for each level, [L], on the device of `reference`; do not change it in
+    place.
 
-    It is created once, and on the device: a copy from the host would make the host wait. dtype: that of `reference` if
-    None.
+    It is created once, and on the device: a copy from the host would make the host wait. dtype:
+    that of `reference` if None.
 
     >>> per_level((8, 16), torch.zeros(1)).tolist()
     [8.0, 16.0]

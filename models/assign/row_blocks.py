@@ -8,7 +8,9 @@ from torch import Tensor
 COMPILED_FACTOR = 16  # in compiled functions, which store few intermediate results
 
 
-def in_row_blocks(function: Callable[..., tuple[Tensor, ...]], rows: int, *tables: Tensor) -> tuple[Tensor, ...]:
+def in_row_blocks(
+    function: Callable[..., tuple[Tensor, ...]], rows: int, *tables: Tensor
+) -> tuple[Tensor, ...]:
     """Return the results of `function` for all rows of `tables`, computed `rows` of them at a time.
 
     function: takes a block of rows of each table, and returns tensors with as many rows. In a

@@ -1,7 +1,9 @@
-"""SimOTA: assignment by a cost of the predictions, as many predictions per box as its best IoUs suggest.
+"""SimOTA: assignment by a cost of the predictions, as many predictions per box as its best IoUs
+suggest.
 
-B images, L levels, T targets, N predictions per image over all levels, C classes, S = 9 L slots per target: the cells
-around its centre. Shapes depend only on T, N and L, and no value is read on the host.
+B images, L levels, T targets, N predictions per image over all levels, C classes, S = 9 L slots per
+target: the cells around its centre. Shapes depend only on T, N and L, and no value is read on the
+host.
 """
 
 from collections.abc import Sequence
@@ -25,9 +27,11 @@ MAX_LOG = 100.0  # of a probability, as torch's binary cross entropy
 
 @dataclass(frozen=True)
 class Assigned:
-    """Assigned predictions, each array [M]; entries where `valid` is False must not count. No prediction occurs twice.
+    """Assigned predictions, each array [M]; entries where `valid` is False must not count. No
+    prediction occurs twice.
 
-    prediction: its number among B * N; arbitrary where not valid. target: its row among the targets.
+    prediction: its number among B * N; arbitrary where not valid. target: its row among the
+    targets.
     """
 
     prediction: Tensor
@@ -46,18 +50,19 @@ def simota(
 ) -> Assigned:
     """Return the predictions that are assigned to targets.
 
-    boxes_xyxy: [B, N, 4] in pixels. objectness: logits [B, N]. classes: logits [B, N, C]. grids: rows and columns of
-    each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class, and empty ones, are
-    not assigned.
+    boxes_xyxy: [B, N, 4] in pixels. objectness: logits [B, N]. classes: logits [B, N, C]. grids:
+    rows and columns of each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of
+    a negative class, and empty ones, are not assigned.
 
-    Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the centre of one of its
-    boxes, in x and in y. Each box gets the k cheapest ones around its own centre; k is the sum of its 10 largest IoUs
-    with candidates of its image, rounded down, at least 1. A prediction that several boxes get is given to the cheapest
-    box near it, even if that box did not get it. Cost: cross entropy of the classes, of sqrt(objectness * class), minus
-    3 log IoU.
+    Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the
+    centre of one of its boxes, in x and in y. Each box gets the k cheapest ones around its own
+    centre; k is the sum of its 10 largest IoUs with candidates of its image, rounded down, at least
+    1. A prediction that several boxes get is given to the cheapest box near it, even if that box
+    did not get it. Cost: cross entropy of the classes, of sqrt(objectness * class), minus 3 log
+    IoU.
 
-    Its authors let a box that has fewer than k cells around its centre take other candidates. With three levels it has
-    at least 12, or 9 if the coarsest level is a single cell.
+    Its authors let a box that has fewer than k cells around its centre take other candidates. With
+    three levels it has at least 12, or 9 if the coarsest level is a single cell.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1; OTA, arXiv 2103.14259.
     """
@@ -72,15 +77,23 @@ def simota(
     candidates.scatter_reduce_(0, prediction.flatten(), near.flatten().int(), "amax")
     number = _number_of_each(boxes_xyxy, candidates.view(images, predictions), owner, targets)
 
-    cost = _costs(boxes_xyxy.flatten(0, 1), objectness.flatten(), classes.flatten(0, 1), prediction, targets)
+    cost = _costs(
+        boxes_xyxy.flatten(0, 1), objectness.flatten(), classes.flatten(0, 1), prediction, targets
+    )
     cost.masked_fill_(~near, torch.inf)
     lowest, slot = cost.topk(min(MAX_PER_BOX, cost.shape[1]), 1, largest=False)  # [T, 10]
-    taken = (torch.arange(lowest.shape[1], device=lowest.device) < number[:, None]) & lowest.isfinite()
+    taken = (
+        torch.arange(lowest.shape[1], device=lowest.device) < number[:, None]
+    ) & lowest.isfinite()
     return _each_once(prediction, cost, slot, taken, images * predictions)
 
 
-def _cells_around(targets: Tensor, grids: Sequence[tuple[int, int]], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the 3 x 3 cells around the centre of each target on each level, [T, S], and whether each is near it."""
+def _cells_around(
+    targets: Tensor, grids: Sequence[tuple[int, int]], strides: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the 3 x 3 cells around the centre of each target on each level, [T, S], and whether
+    each is near it.
+    """
     levels = len(strides)
     stride = per_level(strides, targets)[:, None, None]  # [L, 1, 1]
     sides = [side for height, width in grids for side in (width, height)]
@@ -97,17 +110,23 @@ def _cells_around(targets: Tensor, grids: Sequence[tuple[int, int]], strides: Se
 
     # Their numbers among the predictions of an image, [T, L, 3, 3].
     sizes = [height * width for height, width in grids]
-    first = per_level([sum(sizes[:level]) for level in range(levels)], targets, torch.int64)[:, None, None]
+    first = per_level([sum(sizes[:level]) for level in range(levels)], targets, torch.int64)[
+        :, None, None
+    ]
     number = first + row[..., None] * count[:, :1] + column[:, :, None]
     near = inside_row[..., None] & inside_column[:, :, None]
     return number.flatten(1), near.flatten(1)
 
 
-def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targets: Tensor) -> Tensor:
-    """Return how many predictions each target gets: the sum of its 10 largest IoUs, rounded down, at least 1; [T].
+def _number_of_each(
+    boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targets: Tensor
+) -> Tensor:
+    """Return how many predictions each target gets: the sum of its 10 largest IoUs, rounded down,
+    at least 1; [T].
 
-    A few targets at a time are compared with all predictions of their images, so that images with hundreds of boxes
-    need no more memory than others. candidates: [B, N], 1 for a candidate, else 0.
+    A few targets at a time are compared with all predictions of their images, so that images with
+    hundreds of boxes need no more memory than others. candidates: [B, N], 1 for a candidate, else
+    0.
     """
     sides = [side.contiguous() for side in boxes_xyxy.unbind(-1)]  # [B, N] each
     left, top, right, bottom = sides
@@ -134,13 +153,16 @@ def _number_of_each(boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targe
     return total.long().clamp(min=1)
 
 
-def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: Tensor, targets: Tensor) -> Tensor:
+def _costs(
+    boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: Tensor, targets: Tensor
+) -> Tensor:
     """Return the cost of each slot, [T, S]. prediction: [T, S], numbers among B * N."""
     at = prediction
     if at.numel() < len(classes):  # only the rows that are needed
         objectness, classes = objectness[at.flatten()], classes[at.flatten()]
         at = torch.arange(at.numel(), device=at.device).view_as(at)
-    log_p = (F.logsigmoid(classes) + F.logsigmoid(objectness)[:, None]) / 2  # of sqrt(p_objectness * p_class)
+    # the logarithm of sqrt(p_objectness * p_class)
+    log_p = (F.logsigmoid(classes) + F.logsigmoid(objectness)[:, None]) / 2
     log_not = torch.log1p(-log_p.exp()).clamp(min=-MAX_LOG)
     class_id = targets[:, 1].long().clamp(min=0)[:, None]
     right, wrong = log_p[at, class_id].clamp(min=-MAX_LOG), log_not[at, class_id]
@@ -149,15 +171,24 @@ def _costs(boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: 
     return entropy - IOU_WEIGHT * (iou + 1e-8).log()
 
 
-def _each_once(prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, predictions: int) -> Assigned:
-    """Return the taken slots, each prediction once: if several took it, it is given to the cheapest target near it.
+def _each_once(
+    prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, predictions: int
+) -> Assigned:
+    """Return the taken slots, each prediction once: if several took it, it is given to the cheapest
+    target near it.
 
-    prediction, cost: [T, S]. slot: [T, 10], numbers of slots; taken: [T, 10], whether the target takes them.
+    prediction, cost: [T, S]. slot: [T, 10], numbers of slots; taken: [T, 10], whether the target
+    takes them.
     """
     rows = torch.arange(len(cost), device=cost.device)[:, None]
-    cheapest = cost.new_full((predictions,), torch.inf).scatter_reduce_(0, prediction.flatten(), cost.flatten(), "amin")
-    winner = torch.where(cost == cheapest[prediction], rows, len(cost))  # the first target, if costs are equal
-    winner = rows.new_full((predictions,), len(cost)).scatter_reduce_(0, prediction.flatten(), winner.flatten(), "amin")
+    cheapest = cost.new_full((predictions,), torch.inf).scatter_reduce_(
+        0, prediction.flatten(), cost.flatten(), "amin"
+    )
+    # the first target, if costs are equal
+    winner = torch.where(cost == cheapest[prediction], rows, len(cost))
+    winner = rows.new_full((predictions,), len(cost)).scatter_reduce_(
+        0, prediction.flatten(), winner.flatten(), "amin"
+    )
 
     chosen, taken = prediction.gather(1, slot).flatten(), taken.flatten()  # [M]
     order = torch.arange(len(chosen), device=chosen.device)
@@ -167,6 +198,8 @@ def _each_once(prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, pr
     valid = taken & (first[chosen] == order)
     return Assigned(
         prediction=distribute_invalid(chosen, valid, predictions),
-        target=torch.where(takers[chosen] > 1, winner[chosen], rows.expand_as(slot).flatten()).clamp(max=len(cost) - 1),
+        target=torch.where(
+            takers[chosen] > 1, winner[chosen], rows.expand_as(slot).flatten()
+        ).clamp(max=len(cost) - 1),
         valid=valid,
     )

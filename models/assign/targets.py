@@ -12,7 +12,8 @@ MIN_ROWS = 16  # rows after padding
 
 
 def pad_targets(targets: Tensor) -> Tensor:
-    """Return targets [T, 6] padded with rows of class -2 to one of few lengths: four per power of two, at least 16.
+    """Return targets [T, 6] padded with rows of class -2 to one of few lengths: four per power of
+    two, at least 16.
 
     >>> [len(pad_targets(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
     [16, 16, 20, 20, 24, 112, 512, 640]

@@ -1,4 +1,5 @@
-"""Backends: a detector that is ready to predict, run by torch or by another runtime, alone or combined with others.
+"""Backends: a detector that is ready to predict, run by torch or by another runtime, alone or
+combined with others.
 
 B images of H x W pixels, N predictions per image, C classes.
 """
@@ -21,15 +22,16 @@ class Prediction(NamedTuple):
 class Backend(ABC):
     """A detector that is ready to predict. Several threads may call `predict` at the same time.
 
-    num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes. canvas: the only
-    (H, W) it takes, or None for any. precision: that it computes in.
+    num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes.
+    canvas: the only (H, W) it takes, or None for any. precision: that it computes in.
 
-    min_confidence: it returns no scores at or below this, because it has filtered its predictions itself.
-    max_detections: it returns at most this many for an image, for the same reason; None if it returns all. needs_nms:
-    whether several predictions find the same object.
+    min_confidence: it returns no scores at or below this, because it has filtered its predictions
+    itself. max_detections: it returns at most this many for an image, for the same reason; None if
+    it returns all. needs_nms: whether several predictions find the same object.
 
-    works_after_fork: whether a forked child process can use it, with one thread. threads: how many threads should call
-    `predict` at the same time, each with an equal share of the CPU's cores; one that uses all cores is slower.
+    works_after_fork: whether a forked child process can use it, with one thread. threads: how many
+    threads should call `predict` at the same time, each with an equal share of the CPU's cores; one
+    that uses all cores is slower.
     """
 
     num_classes: int
@@ -45,12 +47,15 @@ class Backend(ABC):
     threads: int = 1
 
     def nms_iou(self, wanted: float) -> float:
-        """Return the IoU threshold for non-maximum suppression: 1, which suppresses nothing, if it is not needed."""
+        """Return the IoU threshold for non-maximum suppression: 1, which suppresses nothing, if it
+        is not needed.
+        """
         return wanted if self.needs_nms else 1.0
 
     @abstractmethod
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         """Return boxes and scores for images [B, 3, H, W], RGB in [0, 1], B of at least 1.
 
-        Predictions without a score above `confidence` may be left out: the caller does not want them.
+        Predictions without a score above `confidence` may be left out: the caller does not want
+        them.
         """

@@ -18,8 +18,8 @@ MAX_FILE = (1 << 31) - 1  # bytes, protobuf's limit
 def read_onnx(path: Path) -> tuple[bytes, ExportedModel]:
     """Return the bytes of a file that Kestrel exported, and its metadata.
 
-    Raises ValueError that names the file if it is damaged, changed, comes from another program, or has external data,
-    functions, operators of other domains, or nested graphs, as loops have.
+    Raises ValueError that names the file if it is damaged, changed, comes from another program, or
+    has external data, functions, operators of other domains, or nested graphs, as loops have.
     """
     try:
         return _read(path)
@@ -30,23 +30,35 @@ def read_onnx(path: Path) -> tuple[bytes, ExportedModel]:
 def _read(path: Path) -> tuple[bytes, ExportedModel]:
     onnx = require("onnx", "an ONNX file")
     if not path.is_file():
-        raise ValueError(f"{printable(path)}: {'is not a regular file' if path.exists() else 'no such file'}")
+        raise ValueError(
+            f"{printable(path)}: {'is not a regular file' if path.exists() else 'no such file'}"
+        )
     if path.stat().st_size > MAX_FILE:
         raise ValueError(f"{printable(path)}: an ONNX file has at most {MAX_FILE} bytes")
     content = path.read_bytes()
     try:
         proto = onnx.ModelProto.FromString(content)
     except Exception as error:  # protobuf's DecodeError, which has no name that is public
-        raise ValueError(f"{printable(path)}: is not an ONNX file or is damaged ({excerpt(str(error))})") from None
+        raise ValueError(
+            f"{printable(path)}: is not an ONNX file or is damaged ({excerpt(str(error))})"
+        ) from None
     text = [entry.value for entry in proto.metadata_props if entry.key == KEY]
     if len(text) != 1:
-        raise ValueError(f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py")
+        raise ValueError(
+            f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py"
+        )
     if len(proto.metadata_props) > 1:
-        raise ValueError(f"{printable(path)}: has metadata that Kestrel did not write: it was changed after the export")
+        raise ValueError(
+            f"{printable(path)}: has metadata that Kestrel did not write: it was changed after the "
+            "export"
+        )
     model = read_metadata(text[0], path)
     reason = next(objections(proto), "")
     if not reason and model.sealed(onnx_digest(proto)) != model:
-        reason = "its content does not match its checksum: it is damaged, or was changed after the export"
+        reason = (
+            "its content does not match its checksum: it is damaged, or was changed after "
+            "the export"
+        )
     if reason:
         raise ValueError(f"{printable(path)}: {reason}")
     return content, model
@@ -58,17 +70,32 @@ def objections(proto: Any) -> Iterator[str]:
         yield "it has functions or training graphs, which are not supported"
     for entry in proto.opset_import:
         if entry.domain not in ("", "ai.onnx"):
-            yield f"it uses operators of the domain '{excerpt(entry.domain)}', only ONNX's own are supported"
+            yield (
+                f"it uses operators of the domain '{excerpt(entry.domain)}', only ONNX's own "
+                "are supported"
+            )
     tensors = list(proto.graph.initializer)
-    tensors += [part for sparse in proto.graph.sparse_initializer for part in (sparse.values, sparse.indices)]
+    tensors += [
+        part
+        for sparse in proto.graph.sparse_initializer
+        for part in (sparse.values, sparse.indices)
+    ]
     for node in proto.graph.node:
         if node.domain not in ("", "ai.onnx"):
-            yield f"it uses operators of the domain '{excerpt(node.domain)}', only ONNX's own are supported"
+            yield (
+                f"it uses operators of the domain '{excerpt(node.domain)}', only ONNX's own "
+                "are supported"
+            )
         for attribute in node.attribute:
             if attribute.HasField("g") or attribute.graphs:
-                yield f"its operator {excerpt(node.op_type)} has a nested graph, which is not supported"
+                yield (
+                    f"its operator {excerpt(node.op_type)} has a nested graph, which is not "
+                    "supported"
+                )
             tensors += [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
-            sparse_tensors = [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])]
+            sparse_tensors = [
+                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])
+            ]
             for sparse in (*sparse_tensors, *attribute.sparse_tensors):
                 tensors += [sparse.values, sparse.indices]
     if any(tensor.external_data or tensor.data_location for tensor in tensors):

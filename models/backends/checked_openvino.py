@@ -32,8 +32,9 @@ class OpenVinoFiles(NamedTuple):
 def read_openvino(path: Path) -> OpenVinoFiles:
     """Return the files of a folder that Kestrel exported. path: the folder, or the .xml file in it.
 
-    Raises ValueError that names a file if one is missing, damaged or changed, or the graph has a DTD, entities,
-    operators that are not OpenVINO's own, nested graphs, or constants outside the weights.
+    Raises ValueError that names a file if one is missing, damaged or changed, or the graph has a
+    DTD, entities, operators that are not OpenVINO's own, nested graphs, or constants outside the
+    weights.
     """
     graph_file = _graph_file(path)
     read = [
@@ -46,10 +47,13 @@ def read_openvino(path: Path) -> OpenVinoFiles:
     try:
         GraphChecker(len(weights)).check(graph)
     except (ValueError, expat.ExpatError) as error:
-        raise ValueError(f"{printable(graph_file)}: is refused or damaged: {one_line(error)}") from None
+        raise ValueError(
+            f"{printable(graph_file)}: is refused or damaged: {one_line(error)}"
+        ) from None
     if model.sealed(openvino_digest(graph, weights)) != model:
         raise ValueError(
-            f"{printable(graph_file)}: its content and its .bin do not match the checksum in {METADATA}: they are "
+            f"{printable(graph_file)}: its content and its .bin do not match the checksum in "
+            f"{METADATA}: they are "
             "damaged, or were changed after the export"
         )
     return OpenVinoFiles(graph, weights, model)
@@ -62,7 +66,10 @@ def _graph_file(path: Path) -> Path:
         raise ValueError(f"{printable(path)}: no such folder")
     found = sorted(path.glob("*.xml"))
     if len(found) != 1:
-        raise ValueError(f"{printable(path)}: is a folder that has {len(found)} .xml files; an OpenVINO export has one")
+        raise ValueError(
+            f"{printable(path)}: is a folder that has {len(found)} .xml files; an OpenVINO export "
+            "has one"
+        )
     return found[0]
 
 
@@ -78,7 +85,9 @@ def _bytes(file: Path, most: int) -> bytes:
 
 
 class GraphChecker:
-    """Checks an OpenVINO graph while it is parsed. weights: the number of bytes of the .bin file."""
+    """Checks an OpenVINO graph while it is parsed. weights: the number of bytes of the .bin
+    file.
+    """
 
     def __init__(self, weights: int) -> None:
         self.weights = weights
@@ -119,7 +128,10 @@ class GraphChecker:
     def _start_layer(self, attributes: dict[str, str]) -> None:
         self._layer, version = attributes.get("type", ""), attributes.get("version", "")
         if not (version.startswith("opset") and version[5:].isdecimal()):
-            raise ValueError(f"its layer {excerpt(self._layer)} is of {excerpt(version)}, not one of OpenVINO's own")
+            raise ValueError(
+                f"its layer {excerpt(self._layer)} is of {excerpt(version)}, not one of OpenVINO's "
+                "own"
+            )
         if self._layer in NESTED_GRAPHS | STATE:
             raise ValueError(f"it has a layer {self._layer}, which is not supported")
 

@@ -1,7 +1,8 @@
 """Read a TorchScript file as data, and refuse whatever Kestrel's own export does not need.
 
-TorchScript is a program: torchscript_code.py checks its code. The tensors of its pickles must lie within their
-storages. A checksum covers all entries, and torch loads a new archive of the entries that were checked.
+TorchScript is a program: torchscript_code.py checks its code. The tensors of its pickles must lie
+within their storages. A checksum covers all entries, and torch loads a new archive of the entries
+that were checked.
 """
 
 import re
@@ -13,7 +14,15 @@ from typing import Any
 from models.backends.torchscript_code import check_code
 from models.export.metadata import ExportedModel, read_metadata
 from models.export.to_torchscript import METADATA, packed, torchscript_digest
-from utils.files.pickled import CHUNK, ClassName, PickleReader, Record, Stored, is_view, open_limited
+from utils.files.pickled import (
+    CHUNK,
+    ClassName,
+    PickleReader,
+    Record,
+    Stored,
+    is_view,
+    open_limited,
+)
 from utils.printable import excerpt, one_line, printable
 
 MAX_CODE = 1 << 24  # bytes: 20 times that of a large model
@@ -22,14 +31,17 @@ ENTRY = re.compile(
     r"version|byteorder|data\.pkl|constants\.pkl|(data|constants)/\d+|"
     rf"code/__torch__(/\w+)*\.py|{re.escape(METADATA)}"
 )
-# Of files from before there was a checksum. Their content is not read; they are refused by a sentence of their own.
+# Of files from before there was a checksum. Their content is not read; they are refused by a
+# sentence of their own.
 FORMER_ENTRY = re.compile(r"\.data/serialization_id|code/__torch__(/\w+)*\.py\.debug_pkl")
 
 
 def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
-    """Return an archive for torch.jit.load of the checked entries of a file that Kestrel exported, and its metadata.
+    """Return an archive for torch.jit.load of the checked entries of a file that Kestrel exported,
+    and its metadata.
 
-    Raises ValueError that names the file if it is damaged or changed, comes from another program, or is refused.
+    Raises ValueError that names the file if it is damaged or changed, comes from another program,
+    or is refused.
     """
     shown = printable(path)
     try:
@@ -37,13 +49,20 @@ def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
         text = entries[METADATA].decode() if METADATA in entries else None
     except OSError as error:
         raise ValueError(f"{shown}: cannot be read as TorchScript: {error.strerror}") from None
-    except Exception as error:  # zipfile and the decoders raise errors of many types for a damaged file
-        raise ValueError(f"{shown}: is not a TorchScript file of Kestrel, or is damaged ({one_line(error)})") from None
+    except Exception as error:
+        # zipfile and the decoders raise errors of many types for a damaged file
+        raise ValueError(
+            f"{shown}: is not a TorchScript file of Kestrel, or is damaged ({one_line(error)})"
+        ) from None
     if text is None:
-        raise ValueError(f"{shown}: has no metadata of Kestrel: export the checkpoint with export.py")
+        raise ValueError(
+            f"{shown}: has no metadata of Kestrel: export the checkpoint with export.py"
+        )
     model = read_metadata(text, path)
     if not model.payload:
-        raise ValueError(f"{shown}: has no checksum, an older Kestrel exported it: export the checkpoint again")
+        raise ValueError(
+            f"{shown}: has no checksum, an older Kestrel exported it: export the checkpoint again"
+        )
     try:
         check_entries(entries)
     except Exception as error:  # the same, of pickles and of Python's parser
@@ -52,7 +71,8 @@ def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
         ) from None
     if model.sealed(torchscript_digest(entries)) != model:
         raise ValueError(
-            f"{shown}: its content does not match its checksum: it is damaged, or was changed after the export"
+            f"{shown}: its content does not match its checksum: it is damaged, or was changed "
+            "after the export"
         )
     return packed(entries), model
 
@@ -79,7 +99,9 @@ def read_entries(path: Path) -> dict[str, bytes]:
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes:
-    """The bytes of an entry. torch compresses code, which older files still have; nothing else is compressed."""
+    """The bytes of an entry. torch compresses code, which older files still have; nothing else is
+    compressed.
+    """
     is_code = name.startswith("code/")
     stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
     if not stored and not (is_code and info.compress_type == zipfile.ZIP_DEFLATED):
@@ -96,7 +118,9 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> byte
 
 
 def check_entries(entries: Mapping[str, bytes]) -> None:
-    """Raise ValueError unless the code is one function of allowed operations and the tensors fit their storages."""
+    """Raise ValueError unless the code is one function of allowed operations and the tensors fit
+    their storages.
+    """
     if entries.get("byteorder", b"little") != b"little":
         raise ValueError("its numbers are not little-endian")
     former = next((name for name in entries if FORMER_ENTRY.fullmatch(name)), None)
@@ -111,7 +135,9 @@ def check_entries(entries: Mapping[str, bytes]) -> None:
 
 
 def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
-    """Raise ValueError unless a pickle holds only tensors within their storages, and an object of the code's class."""
+    """Raise ValueError unless a pickle holds only tensors within their storages, and an object of
+    the code's class.
+    """
     left = sum(map(len, entries.values()))
     root = PickleReader().run(entries[f"{folder}.pkl"])
     for value in values_of(root):
@@ -122,8 +148,13 @@ def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
             if name != "torch._utils._rebuild_tensor_v2":
                 raise ValueError(f"it builds a {excerpt(name)}")
             stored, offset, size, strides = args[:4]
-            content = entries.get(f"{folder}/{stored.key}", b"") if isinstance(stored, Stored) else b""
-            if not isinstance(stored, Stored) or len(content) != stored.count * stored.dtype.itemsize:
+            content = (
+                entries.get(f"{folder}/{stored.key}", b"") if isinstance(stored, Stored) else b""
+            )
+            if (
+                not isinstance(stored, Stored)
+                or len(content) != stored.count * stored.dtype.itemsize
+            ):
                 raise ValueError("one of its tensors has another size than its storage")
             if not is_view(stored.count, offset, size, strides):
                 raise ValueError("one of its tensors reaches outside its storage")
@@ -133,7 +164,9 @@ def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
 
 
 def values_of(root: Any) -> Iterator[Any]:
-    """Yield the values nested in an unpickled value. Raises ValueError for types that the export does not write."""
+    """Yield the values nested in an unpickled value. Raises ValueError for types that the export
+    does not write.
+    """
     pending = [root]
     for _ in range(1_000_000):
         if not pending:

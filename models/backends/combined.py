@@ -34,9 +34,11 @@ class Combined(Backend):
 
 
 class AugmentedViews(Combined):
-    """Test-time augmentation: joins the predictions at scales 1, 0.83 (mirrored) and 0.67, in pixels of the input.
+    """Test-time augmentation: joins the predictions at scales 1, 0.83 (mirrored) and 0.67, in
+    pixels of the input.
 
-    Raises ValueError if the member takes images of one size only. Source: facts of YOLOv5's behaviour.
+    Raises ValueError if the member takes images of one size only. Source: facts of YOLOv5's
+    behaviour.
     """
 
     def __init__(self, member: Backend) -> None:
@@ -46,7 +48,8 @@ class AugmentedViews(Combined):
         if member.canvas:
             height, width = member.canvas
             raise ValueError(
-                f"test-time augmentation needs a model for images of any size, this one is for {width} x {height} only"
+                "test-time augmentation needs a model for images of any size, this one is for "
+                f"{width} x {height} only"
             )
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
@@ -57,11 +60,17 @@ class AugmentedViews(Combined):
             view = images.flip(3) if mirrored else images
             if scale != 1:
                 view = F.interpolate(view, small, mode="bilinear", align_corners=False)
-            view = F.pad(view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GREY / 255)
+            view = F.pad(
+                view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GREY / 255
+            )
             found = self.members[0].predict(view, confidence)
-            # Python numbers, not a tensor: the host would wait for the copy of the tensor to the GPU.
+            # Python numbers, not a tensor: the host would wait for the copy of the tensor to the
+            # GPU.
             scales = [width / small[1], height / small[0]] * 2
-            x1, y1, x2, y2 = (edge * factor for edge, factor in zip(found.boxes_xyxy.unbind(-1), scales, strict=True))
+            x1, y1, x2, y2 = (
+                edge * factor
+                for edge, factor in zip(found.boxes_xyxy.unbind(-1), scales, strict=True)
+            )
             if mirrored:
                 x1, x2 = width - x2, width - x1
             boxes.append(torch.stack([x1, y1, x2, y2], -1))
@@ -80,18 +89,22 @@ class Ensemble(Combined):
         sizes = {member.canvas for member in members if member.canvas}
         if len(sizes) > 1:
             shown = " and ".join(f"{width} x {height}" for height, width in sorted(sizes))
-            raise ValueError(f"models of an ensemble must take the same image size, these take {shown}")
+            raise ValueError(
+                f"models of an ensemble must take the same image size, these take {shown}"
+            )
         self.canvas = next(iter(sizes), None)
         if self.canvas and any(side % self.stride for side in self.canvas):
             height, width = self.canvas
             raise ValueError(
-                f"one model takes images of {width} x {height} only, another one multiples of {self.stride}"
+                f"one model takes images of {width} x {height} only, another one multiples of "
+                f"{self.stride}"
             )
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         parts = [member.predict(images, confidence) for member in self.members]
         return Prediction(
-            torch.cat([part.boxes_xyxy for part in parts], 1), torch.cat([part.scores for part in parts], 1)
+            torch.cat([part.boxes_xyxy for part in parts], 1),
+            torch.cat([part.scores for part in parts], 1),
         )
 
 
@@ -108,7 +121,9 @@ class MergedClasses(Combined):
 
 
 class ReorderedClasses(Combined):
-    """Predicts the same boxes with the classes in another order: class k is the member's class order[k]."""
+    """Predicts the same boxes with the classes in another order: class k is the member's class
+    order[k].
+    """
 
     def __init__(self, member: Backend, order: Sequence[int]) -> None:
         super().__init__([member])

@@ -28,26 +28,40 @@ class ExportedBackend(Backend):
 
     @abstractmethod
     def run(self, images: Tensor) -> Sequence[Tensor]:
-        """Return the file's outputs for images [B, 3, H, W], float32. Several threads may call this."""
+        """Return the file's outputs for images [B, 3, H, W], float32. Several threads may call
+        this.
+        """
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         self._check(images)
         size = self.model.batch_size or len(images)
         parts = [self._run_padded(part, size) for part in images.split(size)]
-        outputs = parts[0] if len(parts) == 1 else [torch.cat(values) for values in zip(*parts, strict=True)]
+        outputs = (
+            parts[0]
+            if len(parts) == 1
+            else [torch.cat(values) for values in zip(*parts, strict=True)]
+        )
         if self.model.nms:
             return self._from_detections(outputs[0])
         boxes, scores = outputs
-        if boxes.shape != (*scores.shape[:2], 4) or scores.shape[::2] != (len(images), self.num_classes):
+        if boxes.shape != (*scores.shape[:2], 4) or scores.shape[::2] != (
+            len(images),
+            self.num_classes,
+        ):
             raise self._unexpected(outputs)
         return Prediction(boxes, scores)
 
     def _check(self, images: Tensor) -> None:
         height, width = images.shape[2:]
         if self.canvas not in (None, (height, width)):
-            raise ValueError(f"images are {width} x {height}, the file is for {self.canvas[1]} x {self.canvas[0]} only")
+            raise ValueError(
+                f"images are {width} x {height}, the file is for {self.canvas[1]} x "
+                f"{self.canvas[0]} only"
+            )
         if height % self.stride or width % self.stride:
-            raise ValueError(f"images are {width} x {height}, both sides must be multiples of {self.stride}")
+            raise ValueError(
+                f"images are {width} x {height}, both sides must be multiples of {self.stride}"
+            )
 
     def _run_padded(self, images: Tensor, size: int) -> list[Tensor]:
         missing = size - len(images)
@@ -55,7 +69,9 @@ class ExportedBackend(Backend):
         try:
             outputs = self.run(padded)
         except Exception as error:  # each runtime has its own types of error
-            raise FaultError(f"the exported file fails on images {list(padded.shape)}: {one_line(error)}") from error
+            raise FaultError(
+                f"the exported file fails on images {list(padded.shape)}: {one_line(error)}"
+            ) from error
         return [values[: len(images)] for values in outputs]
 
     def _from_detections(self, rows: Tensor) -> Prediction:
@@ -68,4 +84,6 @@ class ExportedBackend(Backend):
 
     def _unexpected(self, outputs: Sequence[Tensor]) -> ValueError:
         shapes = ", ".join(str(list(values.shape)) for values in outputs)
-        return ValueError(f"the outputs of the file do not fit its metadata: their shapes are {shapes}")
+        return ValueError(
+            f"the outputs of the file do not fit its metadata: their shapes are {shapes}"
+        )

@@ -14,22 +14,33 @@ from models.detector import Detector
 from utils.distributed.precision import autocast_for, exact_float32
 from utils.nested import concatenate
 
-PASS_PIXELS = 1_250_000  # of all images in a forward pass on a CPU; the maps of yolov5n then stay in its caches
+# of all images in a forward pass on a CPU; the maps of yolov5n then stay in its caches
+PASS_PIXELS = 1_250_000
 
 
 class TorchBackend(Backend):
     """Runs a detector, which is put in eval mode, where it is.
 
-    precision: of the forward pass, by autocast; float32 is computed without TF32. packed: the detector takes images in
-    `precision`, without autocast (models/backends/packed.py). Boxes and scores are always computed in float32. threads:
-    as in `Backend`; each of them calls torch.set_num_threads.
+    precision: of the forward pass, by autocast; float32 is computed without TF32. packed: the
+    detector takes images in `precision`, without autocast (models/backends/packed.py). Boxes and
+    scores are always computed in float32. threads: as in `Backend`; each of them calls
+    torch.set_num_threads.
     """
 
     def __init__(
-        self, detector: Detector, *, precision: torch.dtype = torch.float32, packed: bool = False, threads: int = 1
+        self,
+        detector: Detector,
+        *,
+        precision: torch.dtype = torch.float32,
+        packed: bool = False,
+        threads: int = 1,
     ) -> None:
         self.detector = detector.eval()
-        self.num_classes, self.stride, self.dtype = detector.num_classes, max(detector.strides), detector.dtype
+        self.num_classes, self.stride, self.dtype = (
+            detector.num_classes,
+            max(detector.strides),
+            detector.dtype,
+        )
         self.needs_nms = detector.needs_nms
         self.device = next(detector.parameters()).device
         self.precision, self.packed = precision, packed
@@ -48,7 +59,8 @@ class TorchBackend(Backend):
         return exact_float32()
 
     def _raw(self, images: Tensor) -> Any:
-        """Return the head's raw predictions for images [B, 3, H, W], on a CPU in passes of PASS_PIXELS.
+        """Return the head's raw predictions for images [B, 3, H, W], on a CPU in passes of
+        PASS_PIXELS.
 
         With 16 images of 640 x 480 that takes 0.80 of the time of one pass.
         """

@@ -26,9 +26,10 @@ from utils.printable import excerpt, printable
 class LoadedModel:
     """A backend and what its file says of it.
 
-    names: of the classes. image_size: long side in pixels that it was trained or exported for. data: the data YAML it
-    was trained on, "" if the file does not say. single_class: it was trained with all classes as one. digest: differs
-    between files with different weights. tile, tile_overlap: the tiles that it was trained on; a side of 0 for none.
+    names: of the classes. image_size: long side in pixels that it was trained or exported for.
+    data: the data YAML it was trained on, "" if the file does not say. single_class: it was trained
+    with all classes as one. digest: differs between files with different weights. tile,
+    tile_overlap: the tiles that it was trained on; a side of 0 for none.
     """
 
     backend: Backend
@@ -40,26 +41,35 @@ class LoadedModel:
     tile: int = 0
     tile_overlap: float = DEFAULT_OVERLAP
 
-    def tiles(self, tile: int | None, tile_overlap: float | None, tile_whole: bool) -> dict[str, Any]:
-        """Return the arguments of `open_tiling`: those given, and as it was trained where None is given.
+    def tiles(
+        self, tile: int | None, tile_overlap: float | None, tile_whole: bool
+    ) -> dict[str, Any]:
+        """Return the arguments of `open_tiling`: those given, and as it was trained where None is
+        given.
 
         Raises ValueError for settings of tiles without tiles.
         """
         tile = self.tile if tile is None else tile
         if tile == 0 and (tile_overlap is not None or tile_whole):
-            raise ValueError("--tile-overlap and --tile-whole need tiles: give --tile, their side in pixels, too")
+            raise ValueError(
+                "--tile-overlap and --tile-whole need tiles: give --tile, their side in pixels, too"
+            )
         tile_overlap = self.tile_overlap if tile_overlap is None else tile_overlap
         return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
     def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.
 
-        Raises ValueError if they have other names, or the order is ambiguous because two have the same name.
+        Raises ValueError if they have other names, or the order is ambiguous because two have the
+        same name.
         """
         if self.names == tuple(wanted):
             return self
         if sorted(self.names) != sorted(wanted) or len(set(self.names)) < len(self.names):
-            raise ValueError(f"the model's classes are {join_names(self.names)}, but {join_names(wanted)} are wanted")
+            raise ValueError(
+                f"the model's classes are {join_names(self.names)}, but {join_names(wanted)} are "
+                "wanted"
+            )
         order = [self.names.index(name) for name in wanted]
         return replace(self, backend=ReorderedClasses(self.backend, order), names=tuple(wanted))
 
@@ -69,10 +79,11 @@ def load_backend(
 ) -> LoadedModel:
     """Return the model in a file, on `device`: a checkpoint, or what export.py made of one.
 
-    An exported file is recognised by its name: *.torchscript, *.onnx, *.xml, or a folder. half: compute in 16 bits
-    where the device supports it; exported files have a precision of their own. threads: the number that will detect at
-    the same time, for backends on the CPU. head: the output of a checkpoint with several, o2o or o2m; "" for its first.
-    Raises ValueError as `load_detector`, `load_torchscript`, `load_onnx` and `load_openvino` do.
+    An exported file is recognised by its name: *.torchscript, *.onnx, *.xml, or a folder. half:
+    compute in 16 bits where the device supports it; exported files have a precision of their own.
+    threads: the number that will detect at the same time, for backends on the CPU. head: the output
+    of a checkpoint with several, o2o or o2m; "" for its first. Raises ValueError as
+    `load_detector`, `load_torchscript`, `load_onnx` and `load_openvino` do.
     """
     threads = threads if device.type == "cpu" else 1
     if path.suffix == ".torchscript":
@@ -90,7 +101,9 @@ def load_backend(
     return loaded_from_metadata(backend)
 
 
-def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int, head: str) -> LoadedModel:
+def _load_checkpoint(
+    path: Path, device: torch.device, half: bool, threads: int, head: str
+) -> LoadedModel:
     """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path, head)
     weights = digest(detector)
@@ -102,7 +115,9 @@ def _load_checkpoint(path: Path, device: torch.device, half: bool, threads: int,
 
 
 def description(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `LoadedModel` that a checkpoint states, in the form that `ExportedModel` takes, too."""
+    """Return the entries of `LoadedModel` that a checkpoint states, in the form that
+    `ExportedModel` takes, too.
+    """
     config = saved.get("config", {})
     return {
         "names": tuple(saved["names"]),
@@ -121,12 +136,18 @@ def loaded_from_metadata(backend: ExportedBackend) -> LoadedModel:
 
 
 def combine(
-    paths: Sequence[str | Path], loaded: Sequence[LoadedModel], names: Sequence[str] | None, what: str, *, augment: bool
+    paths: Sequence[str | Path],
+    loaded: Sequence[LoadedModel],
+    names: Sequence[str] | None,
+    what: str,
+    *,
+    augment: bool,
 ) -> Backend:
-    """Return one backend of all models, with their classes in the order of `names`; None leaves the classes alone.
+    """Return one backend of all models, with their classes in the order of `names`; None leaves the
+    classes alone.
 
-    augment: with test-time augmentation. Raises ValueError, with the file's path, if a model has other classes than
-    `what`, the text for where the names come from.
+    augment: with test-time augmentation. Raises ValueError, with the file's path, if a model has
+    other classes than `what`, the text for where the names come from.
     """
     members: list[Backend] = []
     for path, model in zip(paths, loaded, strict=True):
@@ -139,7 +160,8 @@ def combine(
 
 
 def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: bool) -> str:
-    """Return a sentence if the backend has non-maximum suppression inside, which some settings cannot change, else "".
+    """Return a sentence if the backend has non-maximum suppression inside, which some settings
+    cannot change, else "".
 
     That is the case for a lower confidence than that of the file, and for several classes per box.
     """
@@ -147,24 +169,32 @@ def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: boo
         return ""
     return (
         f"the model has non-maximum suppression inside, with one class per box and scores above "
-        f"{backend.min_confidence:g}; lower thresholds or several classes per box find no more: export it without --nms"
+        f"{backend.min_confidence:g}; lower thresholds or several classes per box find no more: "
+        "export it without --nms"
     )
 
 
-def canvas_for(backend: Backend, wanted: Sequence[int], default: int) -> tuple[int, tuple[int, int] | None]:
+def canvas_for(
+    backend: Backend, wanted: Sequence[int], default: int
+) -> tuple[int, tuple[int, int] | None]:
     """Return the long side of the canvases, and their (height, width) if all have the same.
 
-    wanted: nothing, a long side, or height and width in pixels; rounded up to multiples of the stride. default: the
-    long side if nothing is wanted. Raises ValueError if the backend takes images of one size only, and another one is
-    wanted, or more than two numbers are given.
+    wanted: nothing, a long side, or height and width in pixels; rounded up to multiples of the
+    stride. default: the long side if nothing is wanted. Raises ValueError if the backend takes
+    images of one size only, and another one is wanted, or more than two numbers are given.
     """
     if len(wanted) > 2:
-        raise ValueError(f"image size {' '.join(map(str, wanted))}: give a long side, or a height and a width")
+        raise ValueError(
+            f"image size {' '.join(map(str, wanted))}: give a long side, or a height and a width"
+        )
     if backend.canvas:
         height, width = backend.canvas
         if list(wanted) not in ([], [max(height, width)], [height, width]):
             shown = " x ".join(map(str, reversed(wanted)))
-            raise ValueError(f"image size {shown}: the model was exported for images of {width} x {height} pixels only")
+            raise ValueError(
+                f"image size {shown}: the model was exported for images of {width} x {height} "
+                "pixels only"
+            )
         return max(height, width), backend.canvas
     sides = [round_up_to_stride(side, backend.stride) for side in wanted or [default]]
     return max(sides), (sides[0], sides[1]) if len(sides) == 2 else None

@@ -17,23 +17,31 @@ from utils.printable import one_line, printable
 class OnnxBackend(ExportedBackend):
     """Runs the bytes of an ONNX file in a session, which threads may share.
 
-    threads: as in `Backend`; all together use as many cores as torch does. Raises ValueError if the session cannot be
-    created.
+    threads: as in `Backend`; all together use as many cores as torch does. Raises ValueError if the
+    session cannot be created.
     """
 
-    def __init__(self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1) -> None:
+    def __init__(
+        self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1
+    ) -> None:
         super().__init__(model, device, threads=threads)
         runtime = require("onnxruntime", "an ONNX file")
         options = runtime.SessionOptions()
-        # A session has one pool of threads, which all callers share and which works beside each of them.
+        # A session has one pool of threads, which all callers share and which works beside each of
+        # them.
         options.intra_op_num_threads = max(1, torch.get_num_threads() - threads + 1)
-        # Threads that spin while they wait take the cores from letterboxing, NMS and other sessions.
+        # Threads that spin while they wait take the cores from letterboxing, NMS and other
+        # sessions.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors only, which are raised as well
         wanted = providers(runtime, device)
-        self._session = runtime.InferenceSession(content, options, providers=wanted, enable_fallback=0)
+        self._session = runtime.InferenceSession(
+            content, options, providers=wanted, enable_fallback=0
+        )
         if device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
-            raise ValueError(f"onnxruntime cannot use the device {device}, its CUDA libraries do not load")
+            raise ValueError(
+                f"onnxruntime cannot use the device {device}, its CUDA libraries do not load"
+            )
         self._outputs = list(model.outputs)
 
     def run(self, images: Tensor) -> Sequence[Tensor]:
@@ -43,17 +51,21 @@ class OnnxBackend(ExportedBackend):
 
 
 def providers(runtime: Any, device: torch.device) -> list[Any]:
-    """Return the execution providers for a device. Raises ValueError if this onnxruntime does not support it."""
+    """Return the execution providers for a device. Raises ValueError if this onnxruntime does not
+    support it.
+    """
     if device.type == "cpu":
         return ["CPUExecutionProvider"]
     if device.type != "cuda" or "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise ValueError(
-            f"this onnxruntime cannot use the device {device}: use --device cpu, or for an NVIDIA GPU "
+            f"this onnxruntime cannot use the device {device}: use --device cpu, or for an NVIDIA "
+            "GPU "
             "pip install onnxruntime-gpu"
         )
     options = {
         "device_id": device.index or 0,
-        # The default, EXHAUSTIVE, times all algorithms of each convolution for each new size of images.
+        # The default, EXHAUSTIVE, times all algorithms of each convolution for each new size of
+        # images.
         "cudnn_conv_algo_search": "HEURISTIC",
         "use_tf32": 0,  # float32 is float32, as in the other backends
     }
@@ -72,4 +84,6 @@ def load_onnx(path: Path, device: torch.device, *, threads: int = 1) -> OnnxBack
     except ValueError:
         raise
     except Exception as error:  # onnxruntime's own errors are many, and derive from Exception
-        raise ValueError(f"{printable(path)}: onnxruntime cannot load it: {one_line(error)}") from None
+        raise ValueError(
+            f"{printable(path)}: onnxruntime cannot load it: {one_line(error)}"
+        ) from None

@@ -23,10 +23,13 @@ class OpenVinoBackend(ExportedBackend):
 
     works_after_fork = False  # with several streams it waits for threads that only the parent has
 
-    def __init__(self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1) -> None:
+    def __init__(
+        self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1
+    ) -> None:
         super().__init__(files.model, device, threads=threads)
         runtime = require("openvino", "an OpenVINO model")
-        # OpenVINO's first conversion of an array deadlocks if two threads make it at once, so this thread makes it.
+        # OpenVINO's first conversion of an array deadlocks if two threads make it at once, so this
+        # thread makes it.
         _ = runtime.Tensor(np.zeros(1, np.float32), shared_memory=True).data
         core = runtime.Core()
         graph = core.read_model(model=files.graph, weights=files.weights)
@@ -41,7 +44,10 @@ class OpenVinoBackend(ExportedBackend):
         # The copy to NCHW takes 6 % of yolov5n's time; a graph that takes NHWC was slower by 29 %.
         given = images.contiguous().cpu().numpy()
         request.infer([given], share_inputs=True, share_outputs=True)
-        outputs = [torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(len(self.model.outputs))]
+        outputs = [
+            torch.from_numpy(request.get_output_tensor(i).data.copy())
+            for i in range(len(self.model.outputs))
+        ]
         self._idle.append(request)
         return outputs
 
@@ -53,10 +59,14 @@ def settings(threads: int, *, half: bool) -> dict[str, Any]:
     return cores if half else {**cores, "INFERENCE_PRECISION_HINT": "f32"}
 
 
-def load_openvino(path: Path, device: torch.device, *, half: bool = False, threads: int = 1) -> OpenVinoBackend:
-    """Return the backend of an OpenVINO folder that Kestrel exported. path: the folder, or the .xml file in it.
+def load_openvino(
+    path: Path, device: torch.device, *, half: bool = False, threads: int = 1
+) -> OpenVinoBackend:
+    """Return the backend of an OpenVINO folder that Kestrel exported. path: the folder, or the .xml
+    file in it.
 
-    Raises ValueError if a file is damaged, refused (`read_openvino`), does not run, or the device is not a CPU.
+    Raises ValueError if a file is damaged, refused (`read_openvino`), does not run, or the device
+    is not a CPU.
     """
     if device.type != "cpu":
         raise ValueError(f"{printable(path)}: OpenVINO runs on the CPU here: use --device cpu")

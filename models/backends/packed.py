@@ -1,7 +1,9 @@
-"""Faster inference on CPUs: each convolution and its SiLU in one call of oneDNN, with weights in oneDNN's own layout.
+"""Faster inference on CPUs: each convolution and its SiLU in one call of oneDNN, with weights in
+oneDNN's own layout.
 
-In yolov5n on two cores, float32, this takes 0.76 to 0.92 of the time: SiLU no longer reads and writes each map again,
-and the weights are not reordered for every call. torch.compile uses the same operators.
+In yolov5n on two cores, float32, this takes 0.76 to 0.92 of the time: SiLU no longer reads and
+writes each map again, and the weights are not reordered for every call. torch.compile uses the same
+operators.
 """
 
 from collections.abc import Callable
@@ -16,13 +18,17 @@ from models.blocks.convolutions import Conv
 from models.detector import Detector
 from utils.nested import tensors_in
 
-TYPICAL_SIDE = 320  # of the map for which oneDNN chooses the layout of the weights; any other map works, too
+# of the map for which oneDNN chooses the layout of the weights; any other map works, too
+TYPICAL_SIDE = 320
 TRIAL_CELLS = 2  # cells of the coarsest level in the trial image
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}  # relative to the largest raw value of the trial
+# relative to the largest raw value of the trial
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
 
 class PackedConv(nn.Module):
-    """A fused `Conv`, convolution and SiLU if it has one, run by oneDNN in `dtype`. For inference only."""
+    """A fused `Conv`, convolution and SiLU if it has one, run by oneDNN in `dtype`. For inference
+    only.
+    """
 
     def __init__(self, layer: Conv, dtype: torch.dtype) -> None:
         super().__init__()
@@ -37,11 +43,12 @@ class PackedConv(nn.Module):
         self._act = "swish" if isinstance(layer.act, nn.SiLU) else "none"
         reach = conv.dilation[1] * (conv.kernel_size[1] - 1) - 2 * conv.padding[1]  # type: ignore[operator]
         self._stride = conv.stride[1]
-        self._width = reach + self._stride + 1 if dtype is torch.bfloat16 else 0  # for two columns of output
+        # for two columns of output
+        self._width = reach + self._stride + 1 if dtype is torch.bfloat16 else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a bfloat16 map of one column. A second one,
-        # from zeros as in the padding, does not change the first.
+        # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a bfloat16 map of one
+        # column. A second one, from zeros as in the padding, does not change the first.
         if x.shape[3] < self._width:
             return self(pad(x, (0, self._stride)))[..., :1]
         return self._run(x, self._weight, self._bias, *self._how, self._act, [], "")
@@ -49,10 +56,11 @@ class PackedConv(nn.Module):
 
 @torch.inference_mode()
 def pack_convolutions(detector: Detector, dtype: torch.dtype) -> bool:
-    """Replace the fused convolutions of a detector on the CPU by packed ones; return whether that works here.
+    """Replace the fused convolutions of a detector on the CPU by packed ones; return whether that
+    works here.
 
-    dtype: float32 or bfloat16, of all layers but the head's last convolutions. The detector stays as it is if this
-    torch has no oneDNN, or if a trial gives other values than before.
+    dtype: float32 or bfloat16, of all layers but the head's last convolutions. The detector stays
+    as it is if this torch has no oneDNN, or if a trial gives other values than before.
     """
     layers = [
         (parent, name, layer)
@@ -63,7 +71,11 @@ def pack_convolutions(detector: Detector, dtype: torch.dtype) -> bool:
         and isinstance(layer.act, nn.SiLU | nn.Identity)
     ]
     side = TRIAL_CELLS * max(detector.strides)
-    image = torch.linspace(0, 1, 3 * side * side).view(1, 3, side, side).contiguous(memory_format=torch.channels_last)
+    image = (
+        torch.linspace(0, 1, 3 * side * side)
+        .view(1, 3, side, side)
+        .contiguous(memory_format=torch.channels_last)
+    )
     expected = list(tensors_in(detector(image)))
     with suppress(RuntimeError, AttributeError, TypeError):
         for parent, name, layer in layers:

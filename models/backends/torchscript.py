@@ -19,7 +19,9 @@ from utils.printable import one_line, printable
 class TorchScriptBackend(ExportedBackend):
     """Runs the bytes of a TorchScript file that was checked. threads: as in `TorchBackend`."""
 
-    def __init__(self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1) -> None:
+    def __init__(
+        self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1
+    ) -> None:
         super().__init__(model, device, threads=threads)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit is deprecated; its files still exist
@@ -39,8 +41,11 @@ def load_torchscript(path: Path, device: torch.device, *, threads: int = 1) -> T
     """
     content, model = read_torchscript(path)
     if model.precision == "fp16" and device.type == "cpu":
-        raise ValueError(f"{printable(path)}: was exported with --half and needs a GPU: give --device 0")
+        raise ValueError(
+            f"{printable(path)}: was exported with --half and needs a GPU: give --device 0"
+        )
     try:
         return TorchScriptBackend(content, model, device, threads=threads)
-    except Exception as error:  # torch raises RuntimeError and others for a file that does not fit its code
+    except Exception as error:
+        # torch raises RuntimeError and others for a file that does not fit its code
         raise ValueError(f"{printable(path)}: torch cannot load it: {one_line(error)}") from None

@@ -1,7 +1,7 @@
 """Check the code of a TorchScript file as text: one flat function of allowed operations.
 
-Kestrel's export writes such a function. Every call in it must be in a list of operations that compute values and do
-nothing else; torch has others, which read and write files.
+Kestrel's export writes such a function. Every call in it must be in a list of operations that
+compute values and do nothing else; torch has others, which read and write files.
 """
 
 import ast
@@ -33,18 +33,51 @@ TORCH_CALLS = re.compile(
     "|zeros_like"
 )
 OTHER_CALLS = frozenset(
-    [f"ops.prim.{name}" for name in ("device", "dtype", "NumToTensor", "min", "max", "RaiseException", "data")]
+    [
+        f"ops.prim.{name}"
+        for name in ("device", "dtype", "NumToTensor", "min", "max", "RaiseException", "data")
+    ]
     + ["ops.torchvision.nms", "annotate", "int", "float", "bool", "unchecked_cast", "torch.device"]
 )
 NODES = (
-    *(ast.Module, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AnnAssign, ast.Return),
-    *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.keyword, ast.Constant, ast.List, ast.Tuple),
-    *(ast.UnaryOp, ast.USub, ast.Not, ast.BinOp, ast.operator, ast.Compare, ast.cmpop, ast.Load, ast.Store, ast.Pass),
+    *(
+        ast.Module,
+        ast.ClassDef,
+        ast.FunctionDef,
+        ast.arguments,
+        ast.arg,
+        ast.Assign,
+        ast.AnnAssign,
+        ast.Return,
+    ),
+    *(
+        ast.Name,
+        ast.Attribute,
+        ast.Subscript,
+        ast.Call,
+        ast.keyword,
+        ast.Constant,
+        ast.List,
+        ast.Tuple,
+    ),
+    *(
+        ast.UnaryOp,
+        ast.USub,
+        ast.Not,
+        ast.BinOp,
+        ast.operator,
+        ast.Compare,
+        ast.cmpop,
+        ast.Load,
+        ast.Store,
+        ast.Pass,
+    ),
 )
 
 
 def check_code(text: str) -> str:
-    """Return the name of the class, after checking that it has one method, `forward`, of allowed operations.
+    """Return the name of the class, after checking that it has one method, `forward`, of allowed
+    operations.
 
     Raises ValueError or SyntaxError otherwise.
     """
@@ -76,6 +109,8 @@ def _check_node(node: ast.AST) -> None:
         raise ValueError(f"its code has a {type(node).__name__}")
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func)
-        allowed = name in OTHER_CALLS or (name.startswith("torch.") and TORCH_CALLS.fullmatch(name[6:]))
+        allowed = name in OTHER_CALLS or (
+            name.startswith("torch.") and TORCH_CALLS.fullmatch(name[6:])
+        )
         if not allowed:
             raise ValueError(f"its code calls {excerpt(name)}")

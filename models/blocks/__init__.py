@@ -1,7 +1,8 @@
-"""The base class of all layers of the model tables: maps [B, C, H, W] -> maps. registry.py lists the layers.
+"""The base class of all layers of the model tables: maps [B, C, H, W] -> maps. registry.py lists
+the layers.
 
-B images, C channels, H W cells. The short attribute names of layers (cv1, cv2, cv3, m, conv, bn) are the file format of
-YOLOv5's checkpoints.
+B images, C channels, H W cells. The short attribute names of layers (cv1, cv2, cv3, m, conv, bn)
+are the file format of YOLOv5's checkpoints.
 """
 
 from fractions import Fraction
@@ -12,14 +13,19 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """Base class of what a table row builds: the constructor takes the input's channels, then the row's args."""
+    """Base class of what a table row builds: the constructor takes the input's channels, then the
+    row's args.
+    """
 
     out_channels: int
     reduction: Fraction = Fraction(1)  # input side / output side
 
-    multi_input: ClassVar[bool] = False  # takes a list of maps; the constructor takes a list of channels and `strides=`
-    scales_width: ClassVar[bool] = True  # the first arg is a number of channels, which the table's width scales
-    repeats_inside: ClassVar[bool] = False  # takes the row's number as `repeats=`, instead of being stacked
+    # takes a list of maps; the constructor takes a list of channels and `strides=`
+    multi_input: ClassVar[bool] = False
+    # the first arg is a number of channels, which the table's width scales
+    scales_width: ClassVar[bool] = True
+    # takes the row's number as `repeats=`, instead of being stacked
+    repeats_inside: ClassVar[bool] = False
 
 
 def whole_stride(stride: int) -> Fraction:

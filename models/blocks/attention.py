@@ -10,7 +10,8 @@ HEAD_CHANNELS = 64  # of a head's values; its queries and keys have half of them
 
 
 class Attention(Layer):
-    """Multi-head self-attention of C channels, whose position encoding is a depthwise 3x3 convolution of the values.
+    """Multi-head self-attention of C channels, whose position encoding is a depthwise 3x3
+    convolution of the values.
 
     Raises ValueError for fewer than 64 channels, or a number that the heads do not divide.
 
@@ -23,7 +24,9 @@ class Attention(Layer):
         super().__init__()
         self.out_channels, self.heads = channels, channels // HEAD_CHANNELS
         if self.heads < 1 or channels % self.heads:
-            raise ValueError(f"self-attention needs {HEAD_CHANNELS} channels per head, got {channels} channels")
+            raise ValueError(
+                f"self-attention needs {HEAD_CHANNELS} channels per head, got {channels} channels"
+            )
         self.values = channels // self.heads
         self.keys = self.values // 2
         self.qkv = LinearConv(channels, self.heads * (2 * self.keys + self.values), 1)
@@ -32,15 +35,23 @@ class Attention(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        parts = self.qkv(x).unflatten(1, (self.heads, -1)).flatten(3)  # [B, heads, 2 * keys + values, H * W]
+        parts = (
+            self.qkv(x).unflatten(1, (self.heads, -1)).flatten(3)
+        )  # [B, heads, 2 * keys + values, H * W]
         queries, keys, values = parts.split([self.keys, self.keys, self.values], 2)
-        attended = scaled_dot_product_attention(queries.mT, keys.mT, values.mT).mT  # [B, heads, values, H * W]
-        attended, values = (part.flatten(1, 2).unflatten(2, (height, width)) for part in (attended, values))
+        attended = scaled_dot_product_attention(
+            queries.mT, keys.mT, values.mT
+        ).mT  # [B, heads, values, H * W]
+        attended, values = (
+            part.flatten(1, 2).unflatten(2, (height, width)) for part in (attended, values)
+        )
         return self.proj(attended + self.pe(values))
 
 
 class AttentionBlock(Layer):
-    """Self-attention, then two 1x1 convolutions through twice the channels; the input of both is added."""
+    """Self-attention, then two 1x1 convolutions through twice the channels; the input of both is
+    added.
+    """
 
     scales_width = False
 
@@ -48,7 +59,9 @@ class AttentionBlock(Layer):
         super().__init__()
         self.out_channels = channels
         self.attn = Attention(channels)
-        self.ffn = nn.Sequential(Conv(channels, 2 * channels, 1), LinearConv(2 * channels, channels, 1))
+        self.ffn = nn.Sequential(
+            Conv(channels, 2 * channels, 1), LinearConv(2 * channels, channels, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(x)

@@ -20,11 +20,14 @@ class Conv(Layer):
         groups: int = 1,
     ) -> None:
         super().__init__()
-        if out_channels < 1:  # e.g. of a block's inner convolution, whose channels are a fraction of the row's
+        # e.g. of a block's inner convolution, whose channels are a fraction of the row's
+        if out_channels < 1:
             raise ValueError(f"a convolution needs 1 or more output channels, got {out_channels}")
         self.out_channels, self.reduction = out_channels, whole_stride(stride)
         padding = kernel // 2 if padding is None else padding
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
+        self.conv = nn.Conv2d(
+            in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False
+        )
         self.bn: nn.Module = nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.03)
         self.act: nn.Module = nn.SiLU()
 
@@ -32,7 +35,9 @@ class Conv(Layer):
         return self.act(self.bn(self.conv(x)))
 
     def fuse(self) -> None:
-        """Fold the running statistics into the convolution, for inference; a second call changes nothing."""
+        """Fold the running statistics into the convolution, for inference; a second call changes
+        nothing.
+        """
         if isinstance(self.bn, _BatchNorm):
             self.conv = fuse_conv_bn_eval(self.conv.eval(), self.bn.eval())
             self.bn = nn.Identity()
@@ -41,18 +46,24 @@ class Conv(Layer):
 class LinearConv(Conv):
     """Convolution and batch normalisation, without activation."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, *, groups: int = 1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int = 1, *, groups: int = 1
+    ) -> None:
         super().__init__(in_channels, out_channels, kernel, groups=groups)
         self.act = nn.Identity()
 
 
 class SeparableConv(Layer):
-    """Depthwise separable convolution: a convolution of each channel by itself, then a 1x1 convolution.
+    """Depthwise separable convolution: a convolution of each channel by itself, then a 1x1
+    convolution.
 
-    Source: MobileNets, arXiv 1704.04861, section 3.1; with SiLU, and with the attribute names of YOLOX's checkpoints.
+    Source: MobileNets, arXiv 1704.04861, section 3.1; with SiLU, and with the attribute names of
+    YOLOX's checkpoints.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1
+    ) -> None:
         super().__init__()
         self.dconv = Conv(in_channels, in_channels, kernel, stride, groups=in_channels)
         self.pconv = Conv(in_channels, out_channels, 1)

@@ -1,4 +1,6 @@
-"""Residual bottlenecks, and cross-stage blocks that pass only a part of the channels through them."""
+"""Residual bottlenecks, and cross-stage blocks that pass only a part of the channels through
+them.
+"""
 
 from typing import Any, ClassVar
 
@@ -11,11 +13,13 @@ from models.blocks.joining import halves, join
 
 
 class Bottleneck(Layer):
-    """1x1 convolution to fewer channels, 3x3 convolution back, and the input added if its number of channels is equal.
+    """1x1 convolution to fewer channels, 3x3 convolution back, and the input added if its number of
+    channels is equal.
 
     kernel: of the first convolution.
 
-    Source: ResNet, arXiv 1512.03385, figure 5, with two convolutions as Darknet-53 (YOLOv3, arXiv 1804.02767, table 1).
+    Source: ResNet, arXiv 1512.03385, figure 5, with two convolutions as Darknet-53 (YOLOv3, arXiv
+    1804.02767, table 1).
     """
 
     kernel: ClassVar[int] = 1
@@ -55,7 +59,8 @@ class WideBottleneck(Bottleneck):
 
 
 class C3(Layer):
-    """Two branches of 1x1 convolutions to half the channels, one with bottlenecks after it, merged by a third 1x1.
+    """Two branches of 1x1 convolutions to half the channels, one with bottlenecks after it, merged
+    by a third 1x1.
 
     Source: CSPNet, arXiv 1911.11929, section 3.
     """
@@ -79,7 +84,9 @@ class C3(Layer):
         self.cv1 = Conv(in_channels, hidden, 1)
         self.cv2 = Conv(in_channels, hidden, 1)
         self.cv3 = Conv(2 * hidden, out_channels, 1)
-        self.m = nn.Sequential(*(self.bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(repeats)))
+        self.m = nn.Sequential(
+            *(self.bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(repeats))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cv3(join((self.m(self.cv1(x)), self.cv2(x))))
@@ -98,12 +105,13 @@ class C3k(C3):
 
 
 class C2f(Layer):
-    """A 1x1 convolution, whose second half passes a chain of blocks; the outputs of all are merged by another 1x1.
+    """A 1x1 convolution, whose second half passes a chain of blocks; the outputs of all are merged
+    by another 1x1.
 
     shortcut: whether each block adds its input. expansion: hidden channels per output channel.
 
-    Source: CSPNet, arXiv 1911.11929, with the outputs of all blocks as in ELAN, arXiv 2211.04800, figure 1; facts of
-    YOLOv8's layout.
+    Source: CSPNet, arXiv 1911.11929, with the outputs of all blocks as in ELAN, arXiv 2211.04800,
+    figure 1; facts of YOLOv8's layout.
     """
 
     repeats_inside = True
@@ -135,9 +143,11 @@ class C2f(Layer):
 
 
 class C3k2(C2f):
-    """C2f whose blocks are a bottleneck of two 3x3 convolutions to half the channels and back, or a C3k of two.
+    """C2f whose blocks are a bottleneck of two 3x3 convolutions to half the channels and back, or a
+    C3k of two.
 
-    nested: whether the blocks are C3k. attention: whether each is the bottleneck and a block of self-attention instead.
+    nested: whether the blocks are C3k. attention: whether each is the bottleneck and a block of
+    self-attention instead.
 
     Source: facts of YOLO11's and YOLO26's layout.
     """
@@ -153,17 +163,22 @@ class C3k2(C2f):
         repeats: int = 1,
     ) -> None:
         self.nested, self.attention = nested, attention
-        super().__init__(in_channels, out_channels, shortcut=True, expansion=expansion, repeats=repeats)
+        super().__init__(
+            in_channels, out_channels, shortcut=True, expansion=expansion, repeats=repeats
+        )
 
     def _block(self, shortcut: bool, groups: int) -> nn.Module:
         if self.nested and not self.attention:
             return C3k(self.hidden, self.hidden, shortcut, groups, repeats=2)
         bottleneck = WideBottleneck(self.hidden, self.hidden, shortcut, groups)
-        return nn.Sequential(bottleneck, AttentionBlock(self.hidden)) if self.attention else bottleneck
+        return (
+            nn.Sequential(bottleneck, AttentionBlock(self.hidden)) if self.attention else bottleneck
+        )
 
 
 class C2PSA(Layer):
-    """A 1x1 convolution, one half of whose output passes blocks of self-attention, merged by another 1x1.
+    """A 1x1 convolution, one half of whose output passes blocks of self-attention, merged by
+    another 1x1.
 
     Source: PSA of YOLOv10, arXiv 2405.14458, section 3.2 and figure 3 (c).
     """

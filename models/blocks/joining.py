@@ -18,15 +18,18 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return tuple(part.contiguous(memory_format=torch.channels_last) for part in gradient.split(ctx.channels, 1))
+        return tuple(
+            part.contiguous(memory_format=torch.channels_last)
+            for part in gradient.split(ctx.channels, 1)
+        )
 
 
 def join(maps: Sequence[Tensor]) -> Tensor:
     """Return maps of one size, concatenated along their channels.
 
-    On a CPU each map gets a dense gradient: torch.cat returns strided views of it, on which the backward pass of the
-    preceding SiLU is three times slower (6 % of a bfloat16 step of yolov5n). Without gradients it is torch.cat alone,
-    which an exported graph can hold.
+    On a CPU each map gets a dense gradient: torch.cat returns strided views of it, on which the
+    backward pass of the preceding SiLU is three times slower (6 % of a bfloat16 step of yolov5n).
+    Without gradients it is torch.cat alone, which an exported graph can hold.
     """
     own = maps[0].device.type == "cpu" and torch.is_grad_enabled()
     return _Join.apply(*maps) if own else torch.cat(list(maps), dim=1)
@@ -35,7 +38,8 @@ def join(maps: Sequence[Tensor]) -> Tensor:
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two halves of a map's channels.
 
-    By their sizes: torch writes a split into equal parts to ONNX with an attribute that opset 17 does not have.
+    By their sizes: torch writes a split into equal parts to ONNX with an attribute that opset 17
+    does not have.
     """
     half = x.shape[1] // 2
     first, second = x.split((half, half), 1)
@@ -48,13 +52,18 @@ class Concat(Layer):
     multi_input = True
     scales_width = False
 
-    def __init__(self, in_channels: Sequence[int], dim: int = 1, *, strides: Sequence[Fraction]) -> None:
+    def __init__(
+        self, in_channels: Sequence[int], dim: int = 1, *, strides: Sequence[Fraction]
+    ) -> None:
         super().__init__()
         if dim != 1:
-            raise ValueError(f"maps can only be concatenated along dimension 1 (channels), got dimension {dim}")
+            raise ValueError(
+                f"maps can only be concatenated along dimension 1 (channels), got dimension {dim}"
+            )
         if len(set(strides)) > 1:
             raise ValueError(
-                f"maps of strides {', '.join(map(str, strides))} differ in size and cannot be concatenated"
+                f"maps of strides {', '.join(map(str, strides))} differ in size and cannot be "
+                "concatenated"
             )
         self.out_channels = sum(in_channels)
 

@@ -19,7 +19,9 @@ class SPP(Layer):
     Source: SPP-net, arXiv 1406.4729, with stride 1 as in YOLOv3-SPP.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernels: Sequence[int] = (5, 9, 13)) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernels: Sequence[int] = (5, 9, 13)
+    ) -> None:
         super().__init__()
         self.out_channels = out_channels
         hidden = in_channels // 2
@@ -33,14 +35,20 @@ class SPP(Layer):
 
 
 class SPPF(Layer):
-    """SPP by one pool applied repeatedly: two of kernel 5 equal one of kernel 9, and three equal one of kernel 13.
+    """SPP by one pool applied repeatedly: two of kernel 5 equal one of kernel 9, and three equal
+    one of kernel 13.
 
-    shortcut: no activation after the first convolution, and the input added if its number of channels is equal. Raises
-    ValueError for repeats outside 1 to MAX_REPEATS.
+    shortcut: no activation after the first convolution, and the input added if its number of
+    channels is equal. Raises ValueError for repeats outside 1 to MAX_REPEATS.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel: int = 5, repeats: int = 3, shortcut: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int = 5,
+        repeats: int = 3,
+        shortcut: bool = False,
     ) -> None:
         super().__init__()
         if not 1 <= repeats <= MAX_REPEATS:
@@ -61,13 +69,20 @@ class SPPF(Layer):
 
 
 class Upsample(Layer):
-    """The map enlarged by a whole factor. The args are those of nn.Upsample; `size` must be None."""
+    """The map enlarged by a whole factor. The args are those of nn.Upsample; `size` must be
+    None.
+    """
 
     scales_width = False
 
     def __init__(self, in_channels: int, size: None, factor: float, mode: str = "nearest") -> None:
         super().__init__()
-        if size is not None or factor != int(factor) or factor < 1 or mode not in {"nearest", "bilinear"}:
+        if (
+            size is not None
+            or factor != int(factor)
+            or factor < 1
+            or mode not in {"nearest", "bilinear"}
+        ):
             raise ValueError("args must be None, a whole factor, and nearest or bilinear")
         self.out_channels, self.reduction = in_channels, Fraction(1, int(factor))
         self.factor, self.mode = float(factor), mode
@@ -81,7 +96,9 @@ class MaxPool(Layer):
 
     scales_width = False
 
-    def __init__(self, in_channels: int, kernel: int, stride: int | None = None, padding: int = 0) -> None:
+    def __init__(
+        self, in_channels: int, kernel: int, stride: int | None = None, padding: int = 0
+    ) -> None:
         super().__init__()
         stride = kernel if stride is None else stride
         self.out_channels, self.reduction = in_channels, whole_stride(stride)

@@ -13,14 +13,18 @@ from models.export.metadata import ExportedModel
 
 @dataclass(frozen=True)
 class Export:
-    """A detector in eval mode, with its BatchNorm folded, and the metadata of the file that is to hold it."""
+    """A detector in eval mode, with its BatchNorm folded, and the metadata of the file that is to
+    hold it.
+    """
 
     detector: Detector
     model: ExportedModel
 
     @property
     def example(self) -> torch.Tensor:
-        """Images [B, 3, H, W] of a size that the file takes; no side is 1, which torch.export would treat as fixed."""
+        """Images [B, 3, H, W] of a size that the file takes; no side is 1, which torch.export would
+        treat as fixed.
+        """
         stride = self.model.stride
         height, width = self.model.canvas or (2 * stride, 3 * stride)
         device = next(self.detector.parameters()).device

@@ -22,9 +22,10 @@ from utils.printable import counted
 class Tolerance:
     """How much an exported file may differ from torch.
 
-    A coordinate may differ by pixels + of_coordinate * coordinate + of_side * side, the larger one of its box: YOLOX's
-    sides are exponentials, so that rounding grows with them. Scores may differ by `scores`. unmatched: the share of
-    detections that only one of both may have, beside one. above: only boxes of higher scores are compared; 0: all.
+    A coordinate may differ by pixels + of_coordinate * coordinate + of_side * side, the larger one
+    of its box: YOLOX's sides are exponentials, so that rounding grows with them. Scores may differ
+    by `scores`. unmatched: the share of detections that only one of both may have, beside one.
+    above: only boxes of higher scores are compared; 0: all.
     """
 
     pixels: float
@@ -40,8 +41,9 @@ class Tolerance:
         return self.of_coordinate * boxes.abs() + self.of_side * sides
 
 
-# fp32: float32 has 7 digits, sums in another order change the last two; OpenVINO on a CPU with AVX2: 0.00104 px for
-# yolov3-tiny. fp16, yolox_nano: up to 2.4 % of the side above a score of 0.01, 13 % where the score is 1e-5.
+# fp32: float32 has 7 digits, sums in another order change the last two; OpenVINO on a CPU with
+# AVX2: 0.00104 px for yolov3-tiny. fp16, yolox_nano: up to 2.4 % of the side above a score of 0.01,
+# 13 % where the score is 1e-5.
 TOLERANCES = {
     "fp32": Tolerance(5e-3, 1e-5, 1e-4, 1e-3, 0.01, 0.0),
     "fp16": Tolerance(1.0, 1e-5, 0.04, 0.05, 0.05, 0.01),
@@ -66,8 +68,9 @@ class ReferenceBackend(ExportedBackend):
 class Differences:
     """The largest differences over some images.
 
-    boxes_px, scores: absolute differences. box_excess: the largest difference of a coordinate less what is allowed for
-    its size, in pixels. unmatched: detections that only one of both has. detections: of torch.
+    boxes_px, scores: absolute differences. box_excess: the largest difference of a coordinate less
+    what is allowed for its size, in pixels. unmatched: detections that only one of both has.
+    detections: of torch.
     """
 
     precision: str
@@ -103,7 +106,10 @@ class Differences:
             self.box_excess = max(self.box_excess, _largest(difference - allowed))
 
     def __str__(self) -> str:
-        text = f"boxes differ from torch by at most {self.boxes_px:.2g} px, scores by {self.scores:.2g}"
+        text = (
+            f"boxes differ from torch by at most {self.boxes_px:.2g} px, scores by "
+            f"{self.scores:.2g}"
+        )
         if self.unmatched:
             text += f"; {self.unmatched} of {self.detections} detections differ"
         return f"{text}, in {counted(self.images, 'image')}"
@@ -112,7 +118,9 @@ class Differences:
 def drawn_images(model: ExportedModel, count: int) -> list[Tensor]:
     """Return `count` images [1, 3, H, W] of coloured patches, to compare without a data set."""
     height, width = model.canvas or (model.image_size, model.image_size)
-    patches = torch.rand(count, 3, height // 16, width // 16, generator=torch.Generator().manual_seed(0))
+    patches = torch.rand(
+        count, 3, height // 16, width // 16, generator=torch.Generator().manual_seed(0)
+    )
     return list(interpolate(patches, (height, width)).split(1))
 
 
@@ -121,8 +129,12 @@ def _largest(values: Tensor) -> float:
     return float(values.nan_to_num(torch.inf, torch.inf, torch.inf).max())
 
 
-def compare(exported: ExportedBackend, reference: ExportedBackend, batches: Iterable[Tensor]) -> Differences:
-    """Return the largest differences on batches of images [B, 3, H, W]. Each backend runs on its own device."""
+def compare(
+    exported: ExportedBackend, reference: ExportedBackend, batches: Iterable[Tensor]
+) -> Differences:
+    """Return the largest differences on batches of images [B, 3, H, W]. Each backend runs on its
+    own device.
+    """
     found = Differences(exported.model.precision)
     for images in batches:
         ours = _predict(exported, images)
@@ -142,9 +154,15 @@ def _predict(backend: ExportedBackend, images: Tensor) -> tuple[Tensor, Tensor]:
     return found.boxes_xyxy.cpu(), found.scores.cpu()
 
 
-def _add_matched(found: Differences, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
-    """Take in the detections of one image: boxes [D, 4] and scores [D, C], matched by class and nearest box."""
-    (boxes, score, kind), (wanted, wanted_score, wanted_kind) = (_used(*values) for values in (own, other))
+def _add_matched(
+    found: Differences, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
+) -> None:
+    """Take in the detections of one image: boxes [D, 4] and scores [D, C], matched by class and
+    nearest box.
+    """
+    (boxes, score, kind), (wanted, wanted_score, wanted_kind) = (
+        _used(*values) for values in (own, other)
+    )
     distance = (boxes[:, None] - wanted).abs().amax(-1)
     distance = torch.where(kind[:, None] == wanted_kind, distance, torch.inf)
     left, allowed = set(range(len(boxes))), found.tolerance.of_boxes(wanted).amax(-1)

@@ -40,9 +40,9 @@ class DetectionsGraph(nn.Module):
 def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppression) -> Tensor:
     """Return detections [B, D, 6]: x1, y1, x2, y2, score, class, best first; unused rows are 0.
 
-    They are those of `non_max_suppression` with one class per box. Here only tensors are used, so that a trace holds
-    for any images, and one call suppresses the boxes of the whole batch: different images and classes do not overlap
-    after a shift, in float64 where the device has it.
+    They are those of `non_max_suppression` with one class per box. Here only tensors are used, so
+    that a trace holds for any images, and one call suppresses the boxes of the whole batch:
+    different images and classes do not overlap after a shift, in float64 where the device has it.
     """
     best, class_id = scores.max(-1)
     order = best.argsort(stable=True, dim=1, descending=True)[:, :MAX_CANDIDATES]
@@ -52,9 +52,15 @@ def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppressi
     group = image if nms.agnostic else image * scores.shape[2] + class_id[image, row]
     wide = widest_float(boxes.device)
     shift = group[:, None].to(wide) * (boxes.max() - boxes.min() + 1).to(wide)
-    kept = torch.ops.torchvision.nms(boxes[image, row].to(wide) + shift, best[image, row].to(wide), nms.iou)
-    used = torch.zeros_like(best).index_put((image[kept], row[kept]), torch.ones_like(best[image[kept], row[kept]]))
-    rows = torch.cat([boxes, best[..., None], class_id[..., None].to(best.dtype)], 2) * used[..., None]
+    kept = torch.ops.torchvision.nms(
+        boxes[image, row].to(wide) + shift, best[image, row].to(wide), nms.iou
+    )
+    used = torch.zeros_like(best).index_put(
+        (image[kept], row[kept]), torch.ones_like(best[image[kept], row[kept]])
+    )
+    rows = (
+        torch.cat([boxes, best[..., None], class_id[..., None].to(best.dtype)], 2) * used[..., None]
+    )
     rows = pad(rows, (0, 0, 0, nms.max_detections))
     top = rows[..., 4].argsort(stable=True, dim=1, descending=True)[:, : nms.max_detections]
     return rows.gather(1, top[..., None].expand(-1, -1, 6))
@@ -67,7 +73,9 @@ def export_graph(detector: Detector, nms: Suppression | None) -> RawGraph | Dete
 
 
 def halve(detector: Detector) -> Detector:
-    """Convert the parameters to float16, in place; buffers, such as anchors, stay as they are. Return the detector."""
+    """Convert the parameters to float16, in place; buffers, such as anchors, stay as they are.
+    Return the detector.
+    """
     for module in detector.modules():
         for parameter in module.parameters(recurse=False):
             parameter.data = parameter.data.half()

@@ -1,7 +1,7 @@
 """Quantize exported graphs to 8-bit integers, with ranges measured on images.
 
-The output convolutions and everything after them (decoding of boxes and scores, non-maximum suppression) stay in
-float: an error of 1/256 of the range of a box is pixels.
+The output convolutions and everything after them (decoding of boxes and scores, non-maximum
+suppression) stay in float: an error of 1/256 of the range of a box is pixels.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,17 +33,21 @@ class _Images:
 
 
 def quantized_onnx(content: bytes, batches: Iterable[Tensor]) -> bytes:
-    """Return the bytes of an ONNX file with 8-bit convolutions (QDQ format, a scale per channel of the weights).
+    """Return the bytes of an ONNX file with 8-bit convolutions (QDQ format, a scale per channel of
+    the weights).
 
-    content: the float file. Activations are symmetric: with asymmetric ones a yolov5n lost 0.011 mAP, not 0.003. They
-    are unsigned, which halves the time on x86, and the weights have 7 bits, because processors without VNNI saturate
-    sums of products of unsigned and signed 8-bit numbers. Raises ValueError if onnxruntime or onnx is missing.
+    content: the float file. Activations are symmetric: with asymmetric ones a yolov5n lost 0.011
+    mAP, not 0.003. They are unsigned, which halves the time on x86, and the weights have 7 bits,
+    because processors without VNNI saturate sums of products of unsigned and signed 8-bit numbers.
+    Raises ValueError if onnxruntime or onnx is missing.
     """
     onnx = require("onnx", "quantization")
     with quiet():
         quantization = require("onnxruntime.quantization", "quantization of an ONNX file")
     proto = onnx.ModelProto.FromString(content)
-    model = next(read_metadata(each.value, Path()) for each in proto.metadata_props if each.key == KEY)
+    model = next(
+        read_metadata(each.value, Path()) for each in proto.metadata_props if each.key == KEY
+    )
     del proto.metadata_props[:]
     with TemporaryDirectory() as folder, quiet():
         quantized = Path(folder) / "quantized.onnx"
@@ -79,17 +83,20 @@ def float_onnx_nodes(graph: Any) -> set[str]:
 
 
 def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
-    """Return OpenVINO's model with 8-bit convolutions. graph: the float model. batches: of one image each.
+    """Return OpenVINO's model with 8-bit convolutions. graph: the float model. batches: of one
+    image each.
 
-    Only convolutions are quantized, with the extreme values as ranges: a yolov5n lost 0.003 mAP. It lost 0.010 with the
-    sums and products between them quantized too, and 0.015 with NNCF's default ranges, the means of extreme values.
-    Raises ValueError if nncf is missing.
+    Only convolutions are quantized, with the extreme values as ranges: a yolov5n lost 0.003 mAP. It
+    lost 0.010 with the sums and products between them quantized too, and 0.015 with NNCF's default
+    ranges, the means of extreme values. Raises ValueError if nncf is missing.
     """
     with quiet():
         nncf = require("nncf", "quantization of an OpenVINO model")
         ranges = require("nncf.quantization.range_estimator", "quantization of an OpenVINO model")
         names = sorted(float_openvino_nodes(graph))
-        scope = nncf.IgnoredScope(names=names, types=["Add", "Concat", "MaxPool", "Multiply"], validate=False)
+        scope = nncf.IgnoredScope(
+            names=names, types=["Add", "Concat", "MaxPool", "Multiply"], validate=False
+        )
         minmax = ranges.RangeEstimatorParametersSet.MINMAX
         return nncf.quantize(
             graph,
@@ -97,13 +104,20 @@ def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
             subset_size=len(batches),
             ignored_scope=scope,
             preset=nncf.QuantizationPreset.MIXED,
-            advanced_parameters=nncf.AdvancedQuantizationParameters(activations_range_estimator_params=minmax),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                activations_range_estimator_params=minmax
+            ),
         )
 
 
 def float_openvino_nodes(graph: Any) -> set[str]:
-    """Return the names of the operators that stay in float: those with no convolution after them."""
-    pending, found = [result.input_value(0).get_node() for result in graph.get_results()], set[str]()
+    """Return the names of the operators that stay in float: those with no convolution after
+    them.
+    """
+    pending, found = (
+        [result.input_value(0).get_node() for result in graph.get_results()],
+        set[str](),
+    )
     while pending:
         node = pending.pop()
         name = node.get_friendly_name()

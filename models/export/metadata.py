@@ -1,6 +1,8 @@
-"""What an exported file says of itself, as JSON: names, sizes, input convention, non-maximum suppression.
+"""What an exported file says of itself, as JSON: names, sizes, input convention, non-maximum
+suppression.
 
-The same JSON is in the file's metadata in every format. It is read strictly: another value or type is an error.
+The same JSON is in the file's metadata in every format. It is read strictly: another value or type
+is an error.
 """
 
 import hashlib
@@ -19,7 +21,13 @@ from utils.printable import excerpt, printable
 KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
 FORMAT = 2  # of this JSON
 MAX_JSON = 1 << 24  # characters
-MAX_SIDE, MAX_STRIDE, MAX_BATCH, MAX_CLASSES, MAX_DETECTIONS = 1 << 16, 1 << 12, 1 << 16, 1 << 16, 1 << 16
+MAX_SIDE, MAX_STRIDE, MAX_BATCH, MAX_CLASSES, MAX_DETECTIONS = (
+    1 << 16,
+    1 << 12,
+    1 << 16,
+    1 << 16,
+    1 << 16,
+)
 PRECISIONS = ("fp32", "fp16", "int8")
 INPUT = "images"
 RAW_OUTPUTS = ("boxes_xyxy", "scores")
@@ -31,20 +39,26 @@ CONVENTION: dict[str, Any] = {
         "type": "float32",
         "colours": "RGB",
         "range": [0, 1],
-        "letterbox": "resize the image so that it fits, keep its ratio, centre it, fill the rest with grey",
+        "letterbox": (
+            "resize the image so that it fits, keep its ratio, centre it, fill the rest with grey"
+        ),
         "grey": GREY,
     },
     "outputs": {
         "boxes_xyxy": "[batch, N, 4] x1, y1, x2, y2 in pixels of the input",
         "scores": "[batch, N, classes] in [0, 1]",
-        "detections": "[batch, max_detections, 6] x1, y1, x2, y2, score, class; best first, unused rows are 0",
+        "detections": (
+            "[batch, max_detections, 6] x1, y1, x2, y2, score, class; best first, unused rows are 0"
+        ),
     },
 }
 
 
 @dataclass(frozen=True)
 class Suppression:
-    """Non-maximum suppression inside a file: the arguments of `non_max_suppression`, one class per box."""
+    """Non-maximum suppression inside a file: the arguments of `non_max_suppression`, one class per
+    box.
+    """
 
     confidence: float
     iou: float
@@ -56,11 +70,11 @@ class Suppression:
 class ExportedModel:
     """What is known of an exported model.
 
-    names: of the classes. stride: sides of images must be multiples of it. image_size: long side in pixels that it was
-    trained or exported for. canvas: the only (height, width) it takes, or None for any. batch_size: the only one it
-    takes, or None for any. nms: None if the file returns all predictions. needs_nms: as in `Backend`. data,
-    single_class, tile, tile_overlap, digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights
-    and metadata.
+    names: of the classes. stride: sides of images must be multiples of it. image_size: long side in
+    pixels that it was trained or exported for. canvas: the only (height, width) it takes, or None
+    for any. batch_size: the only one it takes, or None for any. nms: None if the file returns all
+    predictions. needs_nms: as in `Backend`. data, single_class, tile, tile_overlap, digest: as in
+    `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata.
     """
 
     names: tuple[str, ...]
@@ -88,7 +102,9 @@ class ExportedModel:
     def sealed(self, digest: str) -> "ExportedModel":
         """Return the metadata with `payload` set, for graph and weights with this digest."""
         bare = replace(self, payload="")
-        return replace(self, payload=hashlib.sha256(f"{digest} {bare.to_json()}".encode()).hexdigest())
+        return replace(
+            self, payload=hashlib.sha256(f"{digest} {bare.to_json()}".encode()).hexdigest()
+        )
 
     def to_json(self) -> str:
         """Return the metadata as JSON, with the convention of inputs and outputs for readers."""
@@ -96,7 +112,9 @@ class ExportedModel:
 
 
 def read_metadata(text: str, file: Path) -> ExportedModel:
-    """Return the metadata in a file. Raises ValueError that names the file if it is not what `to_json` writes."""
+    """Return the metadata in a file. Raises ValueError that names the file if it is not what
+    `to_json` writes.
+    """
     try:
         return _from_json(text)
     except ValueError as error:
@@ -121,7 +139,9 @@ def _from_json(text: str) -> ExportedModel:
     model = ExportedModel(**checked)
     for side in (model.image_size, *(model.canvas or ())):
         if side % model.stride:
-            raise ValueError(f"image_size and canvas must be multiples of the stride, {model.stride}")
+            raise ValueError(
+                f"image_size and canvas must be multiples of the stride, {model.stride}"
+            )
     return model
 
 
@@ -143,7 +163,11 @@ def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CLASSES or not all(type(v) is str for v in value):
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= MAX_CLASSES
+        or not all(type(v) is str for v in value)
+    ):
         raise ValueError(f"{name} must be a list of 1 to {MAX_CLASSES} texts")
     return tuple(value)
 
@@ -180,11 +204,17 @@ def _precision(name: str, value: Any) -> str:
 
 
 def _suppression(name: str, value: Any) -> Suppression:
-    checks: dict[str, Callable[[str, Any], Any]] = {"confidence": _share, "iou": _share, "agnostic": _flag}
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "confidence": _share,
+        "iou": _share,
+        "agnostic": _flag,
+    }
     checks["max_detections"] = _whole(MAX_DETECTIONS)
     if not isinstance(value, dict) or value.keys() != checks.keys():
         raise ValueError(f"{name} must have the entries {', '.join(checks)}")
-    checked: dict[str, Any] = {key: check(f"{name}.{key}", value[key]) for key, check in checks.items()}
+    checked: dict[str, Any] = {
+        key: check(f"{name}.{key}", value[key]) for key, check in checks.items()
+    }
     found = Suppression(**checked)
     check_limits(found.confidence, found.iou, found.max_detections)
     return found

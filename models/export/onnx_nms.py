@@ -1,8 +1,10 @@
 """Append non-maximum suppression to an ONNX graph, from standard operators only.
 
-The same detections as models/export/graph.py: the operator NonMaxSuppression separates images and classes itself.
+The same detections as models/export/graph.py: the operator NonMaxSuppression separates images and
+classes itself.
 
-B images, N predictions, K candidates, C classes, D detections per image at most, M kept boxes of the batch.
+B images, N predictions, K candidates, C classes, D detections per image at most, M kept boxes of
+the batch.
 """
 
 from typing import Any
@@ -34,7 +36,9 @@ class Nodes:
 
     def many(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> list[str]:
         names = [self.name() for _ in range(outputs)]
-        self.graph.node.append(self.helper.make_node(kind, list(inputs), names, names[0], **attributes))
+        self.graph.node.append(
+            self.helper.make_node(kind, list(inputs), names, names[0], **attributes)
+        )
         return names
 
     def one(self, kind: str, *inputs: str, **attributes: Any) -> str:
@@ -51,7 +55,9 @@ def add_suppression(proto: Any, nms: Suppression, num_classes: int) -> None:
     padding = nodes.constant([0, 0, 0, 0, nms.max_detections, 0])
     detections = nodes.one("Pad", detections, padding)  # at least D rows
     score = nodes.one("Gather", detections, nodes.constant(4), axis=2)  # [B, K + D]
-    best_first = nodes.many("TopK", score, nodes.constant([nms.max_detections]), outputs=2, axis=1)[1]
+    best_first = nodes.many("TopK", score, nodes.constant([nms.max_detections]), outputs=2, axis=1)[
+        1
+    ]
     _take(nodes, detections, best_first, output=NMS_OUTPUTS[0])
     batch = graph.input[0].type.tensor_type.shape.dim[0]
     size = batch.dim_value or batch.dim_param
@@ -62,13 +68,17 @@ def add_suppression(proto: Any, nms: Suppression, num_classes: int) -> None:
 
 
 def _candidates(nodes: Nodes) -> tuple[str, str, str]:
-    """Boxes [B, K, 4], score [B, K, 1] and class [B, K, 1] of the highest scores, best first, lower index first."""
+    """Boxes [B, K, 4], score [B, K, 1] and class [B, K, 1] of the highest scores, best first, lower
+    index first.
+    """
     boxes, scores = RAW_OUTPUTS
     best, index = nodes.many("TopK", scores, nodes.constant([1]), outputs=2, axis=2)  # [B, N, 1]
     class_id = nodes.one("Cast", index, to=1)
     rows = nodes.one("Gather", nodes.one("Shape", scores), nodes.constant([1]))
     count = nodes.one("Min", rows, nodes.constant([MAX_CANDIDATES]))
-    order = nodes.many("TopK", nodes.one("Squeeze", best, nodes.constant([2])), count, outputs=2, axis=1)[1]
+    order = nodes.many(
+        "TopK", nodes.one("Squeeze", best, nodes.constant([2])), count, outputs=2, axis=1
+    )[1]
     return _take(nodes, boxes, order), _take(nodes, best, order), _take(nodes, class_id, order)
 
 
@@ -83,12 +93,16 @@ def _take(nodes: Nodes, values: str, rows: str, output: str = "") -> str:
     return output or taken
 
 
-def _kept(nodes: Nodes, boxes: str, score: str, class_id: str, nms: Suppression, num_classes: int) -> str:
+def _kept(
+    nodes: Nodes, boxes: str, score: str, class_id: str, nms: Suppression, num_classes: int
+) -> str:
     """1.0 for the candidates that are kept, else 0.0: [B, K, 1]."""
     above = nodes.one("Greater", score, nodes.constant(nms.confidence, np.float32))
     counted = nodes.one("Where", above, score, nodes.constant(-1, np.float32))
     if not nms.agnostic:
-        own = nodes.one("Equal", class_id, nodes.constant(np.arange(num_classes), np.float32))  # [B, K, C]
+        own = nodes.one(
+            "Equal", class_id, nodes.constant(np.arange(num_classes), np.float32)
+        )  # [B, K, C]
         counted = nodes.one("Where", own, counted, nodes.constant(-1, np.float32))
     kept = nodes.one(  # [M, 3]: image, class, candidate
         "NonMaxSuppression",
@@ -99,7 +113,9 @@ def _kept(nodes: Nodes, boxes: str, score: str, class_id: str, nms: Suppression,
         nodes.constant([0], np.float32),  # a score must be above it; OpenCV refuses negative ones
     )
     index = nodes.one("Gather", kept, nodes.constant([0, 2]), axis=1)  # [M, 2]
-    none = nodes.one("Mul", nodes.one("Squeeze", score, nodes.constant([2])), nodes.constant(0, np.float32))
+    none = nodes.one(
+        "Mul", nodes.one("Squeeze", score, nodes.constant([2])), nodes.constant(0, np.float32)
+    )
     count = nodes.one("Slice", nodes.one("Shape", index), nodes.constant([0]), nodes.constant([1]))
     ones = nodes.one("Expand", nodes.constant([1], np.float32), count)
     return nodes.one("Unsqueeze", nodes.one("ScatterND", none, index, ones), nodes.constant([2]))

@@ -20,7 +20,8 @@ LOWEST_OPSET, HIGHEST_OPSET = 17, 23
 
 @torch.no_grad()
 def onnx_bytes(export: Export) -> bytes:
-    """Return the file's bytes; its opset is the metadata's, or a higher one if torch's exporter cannot write that.
+    """Return the file's bytes; its opset is the metadata's, or a higher one if torch's exporter
+    cannot write that.
 
     Raises ValueError if onnx or onnxscript is missing, or the model is too large for one file.
     """
@@ -28,7 +29,9 @@ def onnx_bytes(export: Export) -> bytes:
         require(package, "export to ONNX")
     size = sum(parameter.nbytes for parameter in export.detector.parameters())
     if size > MAX_BYTES:
-        raise ValueError(f"the weights have {size:,} bytes, at most {MAX_BYTES:,} fit into an ONNX file")
+        raise ValueError(
+            f"the weights have {size:,} bytes, at most {MAX_BYTES:,} fit into an ONNX file"
+        )
     proto = _exported(export)
     _strip(proto)
     if export.model.nms:
@@ -40,7 +43,9 @@ def onnx_bytes(export: Export) -> bytes:
 def _exported(export: Export) -> Any:
     """The ModelProto of torch's exporter."""
     stride, model = export.model.stride, export.model
-    shapes: dict[int, Any] = {0: Dim("batch", min=1, max=MAX_BATCH)} if model.batch_size is None else {}
+    shapes: dict[int, Any] = (
+        {0: Dim("batch", min=1, max=MAX_BATCH)} if model.batch_size is None else {}
+    )
     if model.canvas is None:
         rows, columns = (Dim(name, min=1, max=MAX_SIDE // stride) for name in ("rows", "columns"))
         shapes |= {2: stride * rows, 3: stride * columns}
@@ -59,9 +64,19 @@ def _exported(export: Export) -> Any:
 
 
 def _strip(proto: Any) -> None:
-    """Remove what the exporter notes of its source, such as paths of this machine, and name the free dimensions."""
+    """Remove what the exporter notes of its source, such as paths of this machine, and name the
+    free dimensions.
+    """
     graph = proto.graph
-    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+    for part in (
+        proto,
+        graph,
+        *graph.node,
+        *graph.input,
+        *graph.output,
+        *graph.value_info,
+        *graph.initializer,
+    ):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     del graph.value_info[:]

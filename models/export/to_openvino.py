@@ -1,4 +1,6 @@
-"""Write a detector for OpenVINO: a folder with the graph (.xml), the weights (.bin) and metadata.json."""
+"""Write a detector for OpenVINO: a folder with the graph (.xml), the weights (.bin) and
+metadata.json.
+"""
 
 import hashlib
 from pathlib import Path
@@ -27,7 +29,9 @@ def openvino_model(content: bytes) -> Any:
 
 
 def keep_order_of_ties(model: Any) -> None:
-    """Make every TopK stable, in place: of equal scores the lower index is first, as ONNX specifies."""
+    """Make every TopK stable, in place: of equal scores the lower index is first, as ONNX
+    specifies.
+    """
     opset = require("openvino.opset11", "export to OpenVINO")
     for node in model.get_ordered_ops():
         if node.get_type_name() == "TopK":
@@ -39,15 +43,24 @@ def keep_order_of_ties(model: Any) -> None:
 
 
 def require_replaceable(folder: Path) -> None:
-    """Raise ValueError if the folder exists and holds anything but an export, which would be lost."""
+    """Raise ValueError if the folder exists and holds anything but an export, which would be
+    lost.
+    """
     stem = folder.name.removesuffix(SUFFIX)
     own = {METADATA, f"{stem}.xml", f"{stem}.bin"}
-    if folder.exists() and (not folder.is_dir() or not {file.name for file in folder.iterdir()} <= own):
-        raise ValueError(f"{printable(folder)}: exists and holds other files than an OpenVINO export; move it away")
+    if folder.exists() and (
+        not folder.is_dir() or not {file.name for file in folder.iterdir()} <= own
+    ):
+        raise ValueError(
+            f"{printable(folder)}: exists and holds other files than an OpenVINO export; move it "
+            "away"
+        )
 
 
 def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: ExportedModel) -> None:
-    """Write the folder, which does not exist; weights in 16 bits if the metadata's precision is fp16."""
+    """Write the folder, which does not exist; weights in 16 bits if the metadata's precision is
+    fp16.
+    """
     openvino = require("openvino", "export to OpenVINO")
     openvino_graph.set_rt_info(model.to_json(), [KEY])
     folder.mkdir()
@@ -59,4 +72,6 @@ def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: Exported
 
 def openvino_digest(graph: bytes, weights: bytes) -> str:
     """Return the SHA-256 of graph and weights."""
-    return hashlib.sha256(hashlib.sha256(graph).digest() + hashlib.sha256(weights).digest()).hexdigest()
+    return hashlib.sha256(
+        hashlib.sha256(graph).digest() + hashlib.sha256(weights).digest()
+    ).hexdigest()

@@ -1,4 +1,6 @@
-"""Write a detector as TorchScript: one flat function and its weights as constants, on no particular device."""
+"""Write a detector as TorchScript: one flat function and its weights as constants, on no particular
+device.
+"""
 
 import hashlib
 import io
@@ -44,7 +46,8 @@ def follow_device(graph: Any) -> None:
 def _entries(saved: io.BytesIO) -> dict[str, bytes]:
     """Return the entries of an archive of torch.jit.save that torch.jit.load needs, by name.
 
-    The others are a random number, and tables from lines of the code to source files of this machine.
+    The others are a random number, and tables from lines of the code to source files of this
+    machine.
     """
     entries = {}
     with zipfile.ZipFile(saved) as archive:
@@ -65,6 +68,12 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
 
 
 def torchscript_digest(entries: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of the names and contents of all entries but the metadata, in any order."""
-    parts = [f"{name} {hashlib.sha256(entries[name]).hexdigest()}" for name in sorted(entries) if name != METADATA]
+    """Return the SHA-256 of the names and contents of all entries but the metadata, in any
+    order.
+    """
+    parts = [
+        f"{name} {hashlib.sha256(entries[name]).hexdigest()}"
+        for name in sorted(entries)
+        if name != METADATA
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Write the files of an export beside its checkpoint, each atomically, and only if it passes a check."""
+"""Write the files of an export beside its checkpoint, each atomically, and only if it passes a
+check.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +25,8 @@ from utils.optional_packages import require_all
 from utils.printable import printable
 
 SUFFIXES = {"torchscript": ".torchscript", "onnx": ".onnx", "openvino": SUFFIX}
-# Packages that requirements.txt does not list: to write a format, and to run the file for its check.
+# Packages that requirements.txt does not list: to write a format, and to run the file for its
+# check.
 PACKAGES = {
     "torchscript": (),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
@@ -33,7 +36,9 @@ QUANTIZERS = {"openvino": ("nncf",)}  # in addition for 8 bits
 
 
 def require_packages(formats: Sequence[str], *, int8: bool) -> None:
-    """Raise ValueError with one pip command for all packages that these formats (keys of SUFFIXES) need and lack."""
+    """Raise ValueError with one pip command for all packages that these formats (keys of SUFFIXES)
+    need and lack.
+    """
     needed: list[str] = []
     for name in formats:
         needed += PACKAGES[name]
@@ -46,8 +51,8 @@ def require_packages(formats: Sequence[str], *, int8: bool) -> None:
 class Writer:
     """Writes the files of one detector.
 
-    model: the metadata; its precision decides what is written. variant: is added to the names of the files, to tell
-    those of several heads apart.
+    model: the metadata; its precision decides what is written. variant: is added to the names of
+    the files, to tell those of several heads apart.
     """
 
     def __init__(self, detector: Detector, model: ExportedModel, variant: str = "") -> None:
@@ -55,7 +60,9 @@ class Writer:
         self.reference = Export(detector, replace(model, precision="fp32"))
 
     def path(self, name: str, weights: Path) -> Path:
-        """Return the path of the format `name` (a key of SUFFIXES) beside the checkpoint `weights`."""
+        """Return the path of the format `name` (a key of SUFFIXES) beside the checkpoint
+        `weights`.
+        """
         precision = "_int8" if self.model.precision == "int8" else ""
         return weights.with_name(weights.stem + self.variant + precision + SUFFIXES[name])
 
@@ -68,9 +75,9 @@ class Writer:
     ) -> Path:
         """Write the format `name` beside the checkpoint `weights`; return the path.
 
-        calibration: batches of one image, for int8. check: called with the file in a temporary folder; it gets its
-        place only if this raises nothing. Raises ValueError if a package is missing, or if something else is at the
-        path, and OSError.
+        calibration: batches of one image, for int8. check: called with the file in a temporary
+        folder; it gets its place only if this raises nothing. Raises ValueError if a package is
+        missing, or if something else is at the path, and OSError.
         """
         path = self.path(name, weights)
         if name == "openvino":
@@ -91,14 +98,24 @@ class Writer:
                 graph = quantized_openvino(graph, calibration)
             write_openvino(path, path.name.removesuffix(SUFFIX), graph, self.model)
         else:
-            path.write_bytes(torchscript_bytes(self._export) if name == "torchscript" else self._onnx(calibration))
+            path.write_bytes(
+                torchscript_bytes(self._export)
+                if name == "torchscript"
+                else self._onnx(calibration)
+            )
 
     @cached_property
     def _export(self) -> Export:
-        """The detector in the precision of the file's weights; 8-bit files are made from a float file."""
+        """The detector in the precision of the file's weights; 8-bit files are made from a float
+        file.
+        """
         half = self.model.precision == "fp16"
         detector = self.reference.detector
-        return Export(halve(deepcopy(detector)), self.model) if half else replace(self.reference, model=self.model)
+        return (
+            Export(halve(deepcopy(detector)), self.model)
+            if half
+            else replace(self.reference, model=self.model)
+        )
 
     @cached_property
     def _float_onnx(self) -> bytes:
@@ -107,4 +124,8 @@ class Writer:
     def _onnx(self, calibration: Sequence[Tensor]) -> bytes:
         if self.model.precision == "fp16":
             return onnx_bytes(self._export)
-        return quantized_onnx(self._float_onnx, calibration) if self.model.precision == "int8" else self._float_onnx
+        return (
+            quantized_onnx(self._float_onnx, calibration)
+            if self.model.precision == "int8"
+            else self._float_onnx
+        )

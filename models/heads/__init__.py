@@ -1,4 +1,5 @@
-"""The base class of all heads: feature maps -> raw predictions -> boxes and scores. registry.py lists the heads.
+"""The base class of all heads: feature maps -> raw predictions -> boxes and scores. registry.py
+lists the heads.
 
 L levels of the head, B images, N predictions per image over all levels, C classes.
 """
@@ -22,14 +23,16 @@ class Head(Layer, ABC):
 
     The constructor takes the input channels of each level, the row's args, and `strides=`.
 
-    num_classes: C. strides: pixels per cell of each level [L]; image sides must be multiples of the largest.
+    num_classes: C. strides: pixels per cell of each level [L]; image sides must be multiples of the
+    largest.
 
     Raises ValueError for fewer than 1 class, or if a stride is not a whole number.
     """
 
     multi_input = True
     scales_width = False
-    fitted: ClassVar[tuple[str, ...]] = ()  # state_dict keys that depend on the data: `transfer` does not copy them
+    # state_dict keys that depend on the data: `transfer` does not copy them
+    fitted: ClassVar[tuple[str, ...]] = ()
     outputs: tuple[str, ...] = ()  # the names of alternative predictions, if any
     needs_nms: bool = True  # whether several predictions find the same box
     constants: int = 0  # fixed numbers that published totals count as parameters
@@ -45,31 +48,41 @@ class Head(Layer, ABC):
 
     @abstractmethod
     def forward(self, maps: list[Tensor]) -> Raw:
-        """Return raw predictions, for `decode` and for the loss. maps: one [B, channels, H, W] per level."""
+        """Return raw predictions, for `decode` and for the loss. maps: one [B, channels, H, W] per
+        level.
+        """
 
     @abstractmethod
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
         """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32."""
 
     def decode_candidates(self, raw: Raw, confidence: float) -> tuple[Tensor, Tensor]:
-        """Return what `decode` does, without predictions that have no score above `confidence`; [B, M, ...], M <= N.
+        """Return what `decode` does, without predictions that have no score above `confidence`; [B,
+        M, ...], M <= N.
 
-        Images with fewer predictions than others are filled up with zeros. On a GPU this would make the host wait; on a
-        CPU it saves computing boxes and scores that would be discarded.
+        Images with fewer predictions than others are filled up with zeros. On a GPU this would make
+        the host wait; on a CPU it saves computing boxes and scores that would be discarded.
         """
         return self.decode(raw)
 
     @abstractmethod
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split a tensor of the head's state into the part that all classes share and the part per class [C, ...].
+        """Split a tensor of the head's state into the part that all classes share and the part per
+        class [C, ...].
 
-        Both are views of `values`, so that rows can be copied in place. The second is None if the tensor has no part
-        per class. key: the tensor's name in the head's state_dict.
+        Both are views of `values`, so that rows can be copied in place. The second is None if the
+        tensor has no part per class. key: the tensor's name in the head's state_dict.
         """
 
     def choose_output(self, name: str) -> None:
-        """Have `decode` return the predictions of this name. Raises ValueError if the head has none of this name."""
-        known = f"choose {' or '.join(self.outputs)}" if self.outputs else "this model's head has only one output"
+        """Have `decode` return the predictions of this name. Raises ValueError if the head has none
+        of this name.
+        """
+        known = (
+            f"choose {' or '.join(self.outputs)}"
+            if self.outputs
+            else "this model's head has only one output"
+        )
         raise ValueError(f"--head {name}: {known}")
 
     def fuse(self) -> None:
@@ -84,11 +97,12 @@ class Head(Layer, ABC):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit the head to the box sizes and return a sentence on the result; None for a head with nothing to fit.
+        """Fit the head to the box sizes and return a sentence on the result; None for a head with
+        nothing to fit.
 
-        sizes: width and height in pixels at the training size, [N, 2]. placeholders: the head's present values are only
-        a starting point and are to be replaced. broadcast: returns rank 0's value (JSON types), so that all processes
-        end with the same bits.
+        sizes: width and height in pixels at the training size, [N, 2]. placeholders: the head's
+        present values are only a starting point and are to be replaced. broadcast: returns rank 0's
+        value (JSON types), so that all processes end with the same bits.
         """
         return None
 

@@ -1,6 +1,7 @@
 """The anchor-based head: feature maps -> raw maps -> boxes_xyxy in pixels, scores.
 
-B images, L levels, A anchors per level, C classes, H W cells of a level, N predictions per image over all levels.
+B images, L levels, A anchors per level, C classes, H W cells of a level, N predictions per image
+over all levels.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +21,12 @@ from models.table import Anchors
 
 
 class AnchorBasedHead(Head):
-    """YOLOv5's head, `Detect` in tables: for each cell and anchor 4 box values, an objectness logit, C class logits.
+    """YOLOv5's head, `Detect` in tables: for each cell and anchor 4 box values, an objectness
+    logit, C class logits.
 
-    `anchors_px` [L, A, 2] (width, height in pixels) is a buffer and part of the state. If the given anchors grow from
-    level to level while the strides shrink, or the reverse, the order of their levels is reversed.
+    `anchors_px` [L, A, 2] (width, height in pixels) is a buffer and part of the state. If the given
+    anchors grow from level to level while the strides shrink, or the reverse, the order of their
+    levels is reversed.
     """
 
     fitted = ("anchors_px",)
@@ -48,9 +51,11 @@ class AnchorBasedHead(Head):
 
     @torch.no_grad()
     def init_biases(self) -> None:
-        """Initialise objectness for about 8 objects in a 640 px image, and class probabilities that sum to about 0.6.
+        """Initialise objectness for about 8 objects in a 640 px image, and class probabilities that
+        sum to about 0.6.
 
-        Added to torch's own random initial values. Source: focal loss, arXiv 1708.02002, section 3.3.
+        Added to torch's own random initial values. Source: focal loss, arXiv 1708.02002, section
+        3.3.
         """
         for conv, stride in zip(self.m, self.strides, strict=True):
             bias = self._by_output(conv.get_parameter("bias"))
@@ -58,25 +63,31 @@ class AnchorBasedHead(Head):
             bias[:, 5:] += log(0.6 / (self.num_classes - 0.99999))
 
     def _by_output(self, values: Tensor) -> Tensor:
-        """Return a weight or bias of an output convolution as a view [A, 5 + C, ...]: box, objectness, classes."""
+        """Return a weight or bias of an output convolution as a view [A, 5 + C, ...]: box,
+        objectness, classes.
+        """
         return values.view(self.anchors_px.shape[1], 5 + self.num_classes, *values.shape[1:])
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the box and objectness rows [A, 5, ...] of an output convolution, and its class rows [C, A, ...]."""
+        """Return the box and objectness rows [A, 5, ...] of an output convolution, and its class
+        rows [C, A, ...].
+        """
         if key in self.fitted:
             return values, None
         outputs = self._by_output(values)
         return outputs[:, :5], outputs[:, 5:].movedim(1, 0)
 
     def set_anchors(self, anchors_px: Tensor) -> None:
-        """Replace the anchors by these sizes in pixels, [L, A, 2], with the levels in the order of the strides.
+        """Replace the anchors by these sizes in pixels, [L, A, 2], with the levels in the order of
+        the strides.
 
         Raises: ValueError if the shape differs from that of the head's anchors.
         """
         if anchors_px.shape != self.anchors_px.shape:
             levels, per_level, _ = self.anchors_px.shape
             raise ValueError(
-                f"the head has {levels} levels of {per_level} anchors, got anchors of shape {list(anchors_px.shape)}"
+                f"the head has {levels} levels of {per_level} anchors, got anchors of shape "
+                f"{list(anchors_px.shape)}"
             )
         ordered = order_anchors(anchors_px.flatten(1).tolist(), self.strides)
         self.anchors_px.copy_(torch.tensor(ordered).view_as(self.anchors_px))
@@ -96,12 +107,17 @@ class AnchorBasedHead(Head):
     ) -> str | None:
         """Fit new anchors if the present ones do not match enough boxes: see models/anchors.py."""
         current = self.anchors_px.double().numpy()
-        anchors, sentence = check_anchors(sizes, current, ratio_limit, seed=seed, placeholders=placeholders)
-        self.set_anchors(torch.tensor(broadcast(anchors.tolist())))  # rank 0's: all processes hold the same bits
+        anchors, sentence = check_anchors(
+            sizes, current, ratio_limit, seed=seed, placeholders=placeholders
+        )
+        # rank 0's: all processes hold the same bits
+        self.set_anchors(torch.tensor(broadcast(anchors.tolist())))
         return sentence
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits."""
+        """Return raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class
+        logits.
+        """
         parts = (self.anchors_px.shape[1], 5 + self.num_classes)
         raw = [conv(x) for conv, x in zip(self.m, maps, strict=True)]
         return [x.unflatten(1, parts).permute(0, 1, 3, 4, 2) for x in raw]
@@ -109,19 +125,23 @@ class AnchorBasedHead(Head):
     def decode(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32.
 
-        N runs over levels, anchors, rows, columns. A score is sigma(objectness) * sigma(class); with a single class,
-        whose logit the loss does not train, it is sigma(objectness).
+        N runs over levels, anchors, rows, columns. A score is sigma(objectness) * sigma(class);
+        with a single class, whose logit the loss does not train, it is sigma(objectness).
         """
         boxes, scores = [], []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
             raw = raw.float()
             boxes.append(decode_boxes(raw[..., :4], anchors, stride).flatten(1, 3))
             score = raw[..., 4:5].sigmoid()
-            scores.append((score if self.num_classes == 1 else score * raw[..., 5:].sigmoid()).flatten(1, 3))
+            scores.append(
+                (score if self.num_classes == 1 else score * raw[..., 5:].sigmoid()).flatten(1, 3)
+            )
         return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
 
     def decode_candidates(self, maps: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
-        """Return the predictions of `decode` whose objectness is above `confidence`: no class can score higher."""
+        """Return the predictions of `decode` whose objectness is above `confidence`: no class can
+        score higher.
+        """
         levels = []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
             objectness = raw[..., 4].float().sigmoid()  # [B, A, H, W]
@@ -129,16 +149,18 @@ class AnchorBasedHead(Head):
             rows = raw[image, anchor, y, x].float()  # [K, 5 + C]
             boxes = boxes_at(rows[:, :4], torch.stack([x, y], -1), anchors[anchor], stride)
             score = objectness[image, anchor, y, x, None]
-            levels.append((boxes, score if self.num_classes == 1 else score * rows[:, 5:].sigmoid(), image))
+            levels.append(
+                (boxes, score if self.num_classes == 1 else score * rows[:, 5:].sigmoid(), image)
+            )
         return levels_by_image(levels, len(maps[0]))
 
 
 def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
     """Return boxes_xyxy [B, A, H, W, 4] in pixels for one level's raw x, y, w, h.
 
-    Centre = (2 sigma - 0.5 + cell) * stride, size = (2 sigma)^2 * anchor, so at most 4 times the anchor.
-    raw: [B, A, H, W, 4] float32; anchors_px: [A, 2].
-    Source: YOLOv5's documented box equations; sigma offsets after YOLOv4, arXiv 2004.10934, section 3.4.
+    Centre = (2 sigma - 0.5 + cell) * stride, size = (2 sigma)^2 * anchor, so at most 4 times the
+    anchor. raw: [B, A, H, W, 4] float32; anchors_px: [A, 2]. Source: YOLOv5's documented box
+    equations; sigma offsets after YOLOv4, arXiv 2004.10934, section 3.4.
 
     >>> decode_boxes(torch.zeros(1, 1, 1, 1, 4), torch.tensor([[10.0, 20.0]]), 8).flatten().tolist()
     [-1.0, -6.0, 9.0, 14.0]
@@ -149,15 +171,20 @@ def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
 
 
 def boxes_at(raw: Tensor, cells: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
-    """Return boxes_xyxy [..., 4] in pixels for raw x, y, w, h [..., 4] in cells [..., 2] (x, y) of anchors [..., 2]."""
+    """Return boxes_xyxy [..., 4] in pixels for raw x, y, w, h [..., 4] in cells [..., 2] (x, y) of
+    anchors [..., 2].
+    """
     doubled = 2 * raw.sigmoid()
     centres = (doubled[..., :2] - 0.5 + cells) * stride
     halves = doubled[..., 2:] ** 2 * anchors_px / 2
     return torch.cat((centres - halves, centres + halves), dim=-1)
 
 
-def order_anchors(anchors: Sequence[Sequence[float]], strides: Sequence[int]) -> list[Sequence[float]]:
-    """Return the levels of anchors with small anchors at small strides: reversed if they are in the opposite order.
+def order_anchors(
+    anchors: Sequence[Sequence[float]], strides: Sequence[int]
+) -> list[Sequence[float]]:
+    """Return the levels of anchors with small anchors at small strides: reversed if they are in the
+    opposite order.
 
     anchors: pixels w, h, w, h, ... per level.
 
@@ -167,16 +194,20 @@ def order_anchors(anchors: Sequence[Sequence[float]], strides: Sequence[int]) ->
     [[4, 4], [8, 8]]
     """
     if len(anchors) != len(strides):
-        raise ValueError(f"anchors are given for {len(anchors)} levels, but the head has {len(strides)}")
+        raise ValueError(
+            f"anchors are given for {len(anchors)} levels, but the head has {len(strides)}"
+        )
     first, last = (
-        sum(w * h for w, h in zip(level[::2], level[1::2], strict=True)) for level in (anchors[0], anchors[-1])
+        sum(w * h for w, h in zip(level[::2], level[1::2], strict=True))
+        for level in (anchors[0], anchors[-1])
     )
     opposite = (last - first) * (strides[-1] - strides[0]) < 0
     return list(reversed(anchors)) if opposite else list(anchors)
 
 
 def square_anchors(number: int, strides: Sequence[int]) -> list[list[float]]:
-    """Return `number` square anchors per level, 2 to 8 strides wide, as pixels w, h, w, h, ..., to be fitted to data.
+    """Return `number` square anchors per level, 2 to 8 strides wide, as pixels w, h, w, h, ..., to
+    be fitted to data.
 
     >>> square_anchors(1, (8, 16))
     [[32.0, 32.0], [64.0, 64.0]]

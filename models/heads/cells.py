@@ -1,4 +1,6 @@
-"""What heads have in common: the cells of a level, output convolutions, and predictions grouped by image."""
+"""What heads have in common: the cells of a level, output convolutions, and predictions grouped by
+image.
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,7 +15,8 @@ SHAPES_KEPT = 64  # image sizes of multi-scale or rectangular training
 class OutputConv(nn.Conv2d):
     """A convolution in the precision of its weights, also under autocast.
 
-    16 bits in the last layer of a head cost accuracy (LOG.md), and 32 bits take almost no extra time.
+    16 bits in the last layer of a head cost accuracy (LOG.md), and 32 bits take almost no extra
+    time.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -23,21 +26,27 @@ class OutputConv(nn.Conv2d):
 
 
 def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
-    """Return the column and row of each cell of a level, [H, W, 2]. reference: for dtype and device.
+    """Return the column and row of each cell of a level, [H, W, 2]. reference: for dtype and
+    device.
 
     >>> grid_cells(1, 3, torch.zeros(1)).tolist()
     [[[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]]
     """
-    columns, rows = (torch.arange(side, device=reference.device, dtype=reference.dtype) for side in (width, height))
+    columns, rows = (
+        torch.arange(side, device=reference.device, dtype=reference.dtype)
+        for side in (width, height)
+    )
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
 
 
 def cells_and_strides(
     grids: Sequence[tuple[int, int]], strides: Sequence[int], reference: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1]; do not change them in place.
+    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1]; do not
+    change them in place.
 
-    They are created once for each size of images. grids: rows and columns. reference: for dtype and device.
+    They are created once for each size of images. grids: rows and columns. reference: for dtype and
+    device.
 
     >>> cells_and_strides([(1, 2), (1, 1)], (8, 16), torch.zeros(1))[1].tolist()
     [[8.0], [8.0], [16.0]]
@@ -49,24 +58,36 @@ def cells_and_strides(
 
 
 def _create_cells(
-    grids: tuple[tuple[int, int], ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    grids: tuple[tuple[int, int], ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     reference = torch.empty(0, dtype=dtype, device=device)
     levels = [grid_cells(*grid, reference).flatten(0, 1) for grid in grids]
-    columns = [reference.new_full((len(cells), 1), stride) for cells, stride in zip(levels, strides, strict=True)]
+    columns = [
+        reference.new_full((len(cells), 1), stride)
+        for cells, stride in zip(levels, strides, strict=True)
+    ]
     return torch.cat(levels), torch.cat(columns)
 
 
 @lru_cache(SHAPES_KEPT)
 def _kept_cells(
-    grids: tuple[tuple[int, int], ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    grids: tuple[tuple[int, int], ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):  # the first caller may be a validation, a later one training
         return _create_cells(grids, strides, dtype, device)
 
 
-def levels_by_image(levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int) -> tuple[Tensor, Tensor]:
-    """Return boxes [B, M, 4] and scores [B, M, C] by their image; M is the most rows of an image, others get zeros.
+def levels_by_image(
+    levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int
+) -> tuple[Tensor, Tensor]:
+    """Return boxes [B, M, 4] and scores [B, M, C] by their image; M is the most rows of an image,
+    others get zeros.
 
     levels: boxes [K, 4], scores [K, C] and images [K] of each level. images: B.
 

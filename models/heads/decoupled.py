@@ -19,10 +19,11 @@ MAX_LOG_SIDE = 11  # exponent of a side, in cells
 
 
 class DecoupledHead(Head):
-    """A box, an objectness logit and C class logits for each cell, classes and boxes from branches of their own.
+    """A box, an objectness logit and C class logits for each cell, classes and boxes from branches
+    of their own.
 
-    `DecoupledDetect` in tables. Both branches are as wide as the first level's map. separable: depthwise separable 3x3
-    convolutions. The attribute names are those of YOLOX's checkpoints.
+    `DecoupledDetect` in tables. Both branches are as wide as the first level's map. separable:
+    depthwise separable 3x3 convolutions. The attribute names are those of YOLOX's checkpoints.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1 and figure 2.
     """
@@ -39,14 +40,20 @@ class DecoupledHead(Head):
         width, conv = in_channels[0], SeparableConv if separable else Conv
 
         def branches() -> nn.ModuleList:
-            return nn.ModuleList(nn.Sequential(conv(width, width, 3), conv(width, width, 3)) for _ in in_channels)
+            return nn.ModuleList(
+                nn.Sequential(conv(width, width, 3), conv(width, width, 3)) for _ in in_channels
+            )
 
         def outputs(channels: int) -> nn.ModuleList:
             return nn.ModuleList(OutputConv(width, channels, 1) for _ in in_channels)
 
         self.stems = nn.ModuleList(Conv(channels, width, 1) for channels in in_channels)
         self.cls_convs, self.reg_convs = branches(), branches()
-        self.cls_preds, self.reg_preds, self.obj_preds = outputs(num_classes), outputs(4), outputs(1)
+        self.cls_preds, self.reg_preds, self.obj_preds = (
+            outputs(num_classes),
+            outputs(4),
+            outputs(1),
+        )
         for output in (*self.cls_preds, *self.obj_preds):
             nn.init.constant_(output.get_parameter("bias"), -log((1 - PRIOR) / PRIOR))
 
@@ -60,7 +67,11 @@ class DecoupledHead(Head):
         for level, x in enumerate(maps):
             x = self.stems[level](x)
             classes, boxes = self.cls_convs[level](x), self.reg_convs[level](x)
-            parts = self.reg_preds[level](boxes), self.obj_preds[level](boxes), self.cls_preds[level](classes)
+            parts = (
+                self.reg_preds[level](boxes),
+                self.obj_preds[level](boxes),
+                self.cls_preds[level](classes),
+            )
             raw.append(torch.cat(parts, 1).permute(0, 2, 3, 1))
         return raw
 
@@ -77,10 +88,14 @@ class DecoupledHead(Head):
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def decode_candidates(self, raw: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
-        """Return the predictions of `decode` whose objectness is above `confidence`: no class can score higher."""
+        """Return the predictions of `decode` whose objectness is above `confidence`: no class can
+        score higher.
+        """
         levels = []
         for values, stride in zip(raw, self.strides, strict=True):
-            image, row, column = (values[..., 4].float().sigmoid() > confidence).nonzero(as_tuple=True)  # [K] each
+            image, row, column = (values[..., 4].float().sigmoid() > confidence).nonzero(
+                as_tuple=True
+            )  # [K] each
             chosen = values[image, row, column].float()  # [K, 5 + C]
             boxes = boxes_at(chosen, torch.stack([column, row], -1)) * stride
             levels.append((boxes, chosen[:, 4:5].sigmoid() * chosen[:, 5:].sigmoid(), image))
@@ -93,9 +108,11 @@ def boxes_in_cells(raw: Tensor) -> Tensor:
 
 
 def boxes_at(raw: Tensor, cells: Tensor) -> Tensor:
-    """Return boxes_xyxy [..., 4] in cells, for raw x, y, w, h [..., 4 or more] of cells [..., 2] (x, y).
+    """Return boxes_xyxy [..., 4] in cells, for raw x, y, w, h [..., 4 or more] of cells [..., 2]
+    (x, y).
 
-    Centre = cell + raw_xy, size = exp(raw_wh), at most exp(11), 60,000 cells, so that boxes and gradients stay finite.
+    Centre = cell + raw_xy, size = exp(raw_wh), at most exp(11), 60,000 cells, so that boxes and
+    gradients stay finite.
 
     >>> boxes_at(torch.zeros(1, 4), torch.tensor([[3.0, 5.0]])).tolist()
     [[2.5, 4.5, 3.5, 5.5]]

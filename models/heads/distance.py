@@ -1,6 +1,8 @@
-"""Heads that predict the distances from a cell's middle to the sides of its box: one branch pair, or two.
+"""Heads that predict the distances from a cell's middle to the sides of its box: one branch pair,
+or two.
 
-B images, L levels, C classes, H W cells of a level, N predictions per image over all levels, D bins of a distance.
+B images, L levels, C classes, H W cells of a level, N predictions per image over all levels, D bins
+of a distance.
 """
 
 import copy
@@ -25,25 +27,42 @@ MAX_CLASSES = 100  # that widen the class branch
 class Branches(nn.Module):
     """The convolutions of a head: a branch for the sides, and one for the classes, on each level.
 
-    Source: decoupled branches, YOLOX (arXiv 2107.08430); widths and initial biases are facts of YOLOv8 and YOLO11.
+    Source: decoupled branches, YOLOX (arXiv 2107.08430); widths and initial biases are facts of
+    YOLOv8 and YOLO11.
     """
 
     def __init__(
-        self, in_channels: Sequence[int], num_classes: int, bins: int, separable: bool, strides: Sequence[int]
+        self,
+        in_channels: Sequence[int],
+        num_classes: int,
+        bins: int,
+        separable: bool,
+        strides: Sequence[int],
     ) -> None:
         super().__init__()
         side_channels = max(16, in_channels[0] // 4, 4 * bins)
         class_channels = max(in_channels[0], min(num_classes, MAX_CLASSES))
 
-        def branch(kind: type[Conv | SeparableConv], channels: int, width: int, outputs: int) -> nn.Sequential:
-            return nn.Sequential(kind(channels, width, 3), kind(width, width, 3), OutputConv(width, outputs, 1))
+        def branch(
+            kind: type[Conv | SeparableConv], channels: int, width: int, outputs: int
+        ) -> nn.Sequential:
+            return nn.Sequential(
+                kind(channels, width, 3), kind(width, width, 3), OutputConv(width, outputs, 1)
+            )
 
         conv = SeparableConv if separable else Conv
-        self.sides = nn.ModuleList(branch(Conv, channels, side_channels, 4 * bins) for channels in in_channels)
-        self.classes = nn.ModuleList(branch(conv, channels, class_channels, num_classes) for channels in in_channels)
+        self.sides = nn.ModuleList(
+            branch(Conv, channels, side_channels, 4 * bins) for channels in in_channels
+        )
+        self.classes = nn.ModuleList(
+            branch(conv, channels, class_channels, num_classes) for channels in in_channels
+        )
         for sides, classes, stride in zip(self.sides, self.classes, strides, strict=True):
             nn.init.constant_(sides.get_parameter("2.bias"), START_DISTANCE if bins == 1 else 1.0)
-            nn.init.constant_(classes.get_parameter("2.bias"), log(START_BOXES / num_classes / (640 / stride) ** 2))
+            nn.init.constant_(
+                classes.get_parameter("2.bias"),
+                log(START_BOXES / num_classes / (640 / stride) ** 2),
+            )
 
     def forward(self, maps: list[Tensor]) -> Levels:
         """Return raw maps [B, H, W, 4 D + C], one per level."""
@@ -54,14 +73,16 @@ class Branches(nn.Module):
 
 
 class DistanceHead(Head):
-    """Four distances, each as a distribution over D bins, and C class logits for each cell. `DistanceDetect` in tables.
+    """Four distances, each as a distribution over D bins, and C class logits for each cell.
+    `DistanceDetect` in tables.
 
-    bins: D; bin k stands for k strides. 1: no distribution, the distance itself in strides. separable: depthwise
-    separable 3x3 convolutions in the class branch.
+    bins: D; bin k stands for k strides. 1: no distribution, the distance itself in strides.
+    separable: depthwise separable 3x3 convolutions in the class branch.
 
     Raises ValueError for fewer than 1 bin.
 
-    Source: FCOS (arXiv 1904.01355, equation 1) for the distances, GFL (arXiv 2006.04388, section 3.2) for the bins.
+    Source: FCOS (arXiv 1904.01355, equation 1) for the distances, GFL (arXiv 2006.04388, section
+    3.2) for the bins.
     """
 
     def __init__(
@@ -83,14 +104,18 @@ class DistanceHead(Head):
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the class outputs as rows per class [C, ...]; everything else is shared."""
         part = key.split(".")[1:]
-        return (values[:0], values) if part[:1] == ["classes"] and part[2] == "2" else (values, None)
+        return (
+            (values[:0], values) if part[:1] == ["classes"] and part[2] == "2" else (values, None)
+        )
 
     def forward(self, maps: list[Tensor]) -> Levels:
         """Return raw maps [B, H, W, 4 D + C], one per level."""
         return self.branches(maps)
 
     def decode(self, raw: Levels) -> tuple[Tensor, Tensor]:
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32; N: levels, rows, columns."""
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32; N: levels,
+        rows, columns.
+        """
         boxes, scores = [], []
         for values, stride in zip(raw, self.strides, strict=True):
             values = values.float()
@@ -104,18 +129,24 @@ class DistanceHead(Head):
         levels = []
         for values, stride in zip(raw, self.strides, strict=True):
             best = values[..., 4 * self.bins :].amax(-1)
-            image, row, column = (best.float().sigmoid() > confidence).nonzero(as_tuple=True)  # [K] each
+            image, row, column = (best.float().sigmoid() > confidence).nonzero(
+                as_tuple=True
+            )  # [K] each
             chosen = values[image, row, column].float()  # [K, 4 D + C]
-            boxes = boxes_around(sides_of(chosen, self.bins), torch.stack([column, row], -1)) * stride
+            boxes = (
+                boxes_around(sides_of(chosen, self.bins), torch.stack([column, row], -1)) * stride
+            )
             levels.append((boxes, chosen[:, 4 * self.bins :].sigmoid(), image))
         return levels_by_image(levels, len(raw[0]))
 
 
 class DualDistanceHead(DistanceHead):
-    """A head trained with many predictions per box, and a copy of it trained with one per box, which needs no NMS.
+    """A head trained with many predictions per box, and a copy of it trained with one per box,
+    which needs no NMS.
 
-    `DualDistanceDetect` in tables. The copy, o2o, learns from maps whose gradient is cut, so that only the first, o2m,
-    trains the trunk. `decode` returns the boxes of o2o, unless `choose_output` chose the other.
+    `DualDistanceDetect` in tables. The copy, o2o, learns from maps whose gradient is cut, so that
+    only the first, o2m, trains the trunk. `decode` returns the boxes of o2o, unless `choose_output`
+    chose the other.
 
     Source: YOLOv10, arXiv 2405.14458, section 3.1.
     """
@@ -136,7 +167,9 @@ class DualDistanceHead(DistanceHead):
         self.needs_nms, self.fused = False, False
 
     def choose_output(self, name: str) -> None:
-        """Have `decode` return the boxes of o2o, which need no NMS, or of o2m. Raises ValueError for another name."""
+        """Have `decode` return the boxes of o2o, which need no NMS, or of o2m. Raises ValueError
+        for another name.
+        """
         if name not in self.outputs:
             super().choose_output(name)
         self.needs_nms = name == "o2m"
@@ -155,7 +188,9 @@ class DualDistanceHead(DistanceHead):
         return [self.branches(maps), self.one_to_one([x.detach() for x in maps])]
 
     def decode(self, raw: list[Levels]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of the chosen one."""
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of the chosen
+        one.
+        """
         return super().decode(raw[0 if self.needs_nms else -1])
 
     def decode_candidates(self, raw: list[Levels], confidence: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -164,9 +199,11 @@ class DualDistanceHead(DistanceHead):
 
 
 def sides_of(raw: Tensor, bins: int) -> Tensor:
-    """Return the distances left, top, right, bottom [..., 4] in strides, for raw predictions [..., 4 D or more].
+    """Return the distances left, top, right, bottom [..., 4] in strides, for raw predictions [...,
+    4 D or more].
 
-    With bins the mean of the distribution, in [0, D - 1]; without, the raw value, which may be negative.
+    With bins the mean of the distribution, in [0, D - 1]; without, the raw value, which may be
+    negative.
 
     >>> sides_of(torch.tensor([0.0, 0, 0, 0, 0, 200, 200, 0]), 2).tolist()
     [0.5, 0.5, 1.0, 0.0]
@@ -178,7 +215,8 @@ def sides_of(raw: Tensor, bins: int) -> Tensor:
 
 
 def boxes_around(sides: Tensor, cells: Tensor) -> Tensor:
-    """Return boxes_xyxy [..., 4] in cells, for distances [..., 4] from the middles of cells [..., 2] (x, y).
+    """Return boxes_xyxy [..., 4] in cells, for distances [..., 4] from the middles of cells [...,
+    2] (x, y).
 
     >>> boxes_around(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5, 6])).tolist()
     [4.5, 4.5, 8.5, 10.5]

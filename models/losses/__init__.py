@@ -13,9 +13,10 @@ from torch import Tensor, nn
 class LossGains:
     """The weights and settings of the loss terms; each loss uses those that it needs.
 
-    box, obj, cls: weights of the terms. obj_pos_weight, cls_pos_weight: weight of positive against negative examples.
-    ratio_limit: a box and an anchor match if their widths and their heights differ by less than this factor.
-    label_smoothing: epsilon. focal_gamma: 0 for plain cross entropy.
+    box, obj, cls: weights of the terms. obj_pos_weight, cls_pos_weight: weight of positive against
+    negative examples. ratio_limit: a box and an anchor match if their widths and their heights
+    differ by less than this factor. label_smoothing: epsilon. focal_gamma: 0 for plain cross
+    entropy.
     """
 
     box: float = 0.05
@@ -28,9 +29,15 @@ class LossGains:
     focal_gamma: float = 0.0
 
     def changed(self) -> dict[str, float]:
-        """Return the settings that differ from the defaults, under their names in hyper-parameter files, or flags."""
+        """Return the settings that differ from the defaults, under their names in hyper-parameter
+        files, or flags.
+        """
         names = {field.name: field.default for field in fields(self)}
-        return {SETTINGS.get(name, name): getattr(self, name) for name in names if getattr(self, name) != names[name]}
+        return {
+            SETTINGS.get(name, name): getattr(self, name)
+            for name in names
+            if getattr(self, name) != names[name]
+        }
 
 
 SETTINGS = {
@@ -45,8 +52,8 @@ SETTINGS = {
 class Loss(nn.Module, ABC):
     """Base class of losses, each for one kind of head.
 
-    terms: keys of `forward`'s result, in results.csv's order. unused: the settings that change nothing, named as in
-    hyper-parameter files.
+    terms: keys of `forward`'s result, in results.csv's order. unused: the settings that change
+    nothing, named as in hyper-parameter files.
     """
 
     terms: ClassVar[tuple[str, ...]]
@@ -59,13 +66,16 @@ class Loss(nn.Module, ABC):
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
-        """Adapt `weighted_sum` to an epoch, 0 to `epochs` - 1. closing: it is one of the last ones, without mosaic.
+        """Adapt `weighted_sum` to an epoch, 0 to `epochs` - 1. closing: it is one of the last ones,
+        without mosaic.
 
-        A pure function of its arguments, so that a resumed run continues with the same loss. The terms must not depend
-        on the epoch: they are compared between epochs.
+        A pure function of its arguments, so that a resumed run continues with the same loss. The
+        terms must not depend on the epoch: they are compared between epochs.
         """
 
-    def forward(self, raw: Any, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, raw: Any, targets: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """Return this process's share of each term.
 
         The sum of the shares over all processes is the term of the whole batch. Shapes depend only
@@ -84,7 +94,8 @@ class Loss(nn.Module, ABC):
         """
         assign, compute_terms = self.assign, self.compute_terms
         if self.compiled is not None and torch.is_grad_enabled():
-            assign, compute_terms = self.compiled  # not in validation, whose batches have many shapes
+            # not in validation, whose batches have many shapes
+            assign, compute_terms = self.compiled
 
         assignment, counts = assign(raw, targets)
         if total is not None:
@@ -100,19 +111,25 @@ class Loss(nn.Module, ABC):
         """
 
     @abstractmethod
-    def compute_terms(self, raw: Any, targets: Tensor, assignment: Any, counts: Tensor) -> dict[str, Tensor]:
+    def compute_terms(
+        self, raw: Any, targets: Tensor, assignment: Any, counts: Tensor
+    ) -> dict[str, Tensor]:
         """Return this process's share of each term. counts: those of the whole batch."""
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Return the scalar that training minimises, of `forward`'s terms: their sum unless a loss weights them."""
+        """Return the scalar that training minimises, of `forward`'s terms: their sum unless a loss
+        weights them.
+        """
         first, *others = terms.values()
         return sum(others, first)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return `x` in float32, or in float64 if it already is: sums over a batch need more than 16 bits.
+    """Return `x` in float32, or in float64 if it already is: sums over a batch need more than 16
+    bits.
 
-    >>> [at_least_float32(torch.zeros(1, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
+    >>> dtypes = (torch.bfloat16, torch.float64)
+    >>> [at_least_float32(torch.zeros(1, dtype=dtype)).dtype for dtype in dtypes]
     [torch.float32, torch.float64]
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,7 +1,8 @@
 """Box, objectness and class terms of the anchor-based head, normalised over all processes.
 
-Shapes: B images, L levels, A anchors per level, H W cells of a level, C classes, T targets, M candidate matches of a
-level, P = B * H * W * A predictions of a level, in the order of models/assign/anchor_ratio.py.
+Shapes: B images, L levels, A anchors per level, H W cells of a level, C classes, T targets, M
+candidate matches of a level, P = B * H * W * A predictions of a level, in the order of
+models/assign/anchor_ratio.py.
 """
 
 from collections.abc import Sequence
@@ -28,24 +29,32 @@ FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
 class AnchorBasedLoss(Loss):
     """The loss terms of an anchor-based head.
 
-    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every cell, whose target is
-    the CIoU of its predicted box with its matched box (0 without a match), mean over cells, weighted by level. cls:
-    cross entropy per class, mean over a level's matches and classes.
+    box: 1 - CIoU, mean over a level's matches, summed over levels. obj: cross entropy of every
+    cell, whose target is the CIoU of its predicted box with its matched box (0 without a match),
+    mean over cells, weighted by level. cls: cross entropy per class, mean over a level's matches
+    and classes.
 
     Raises ValueError for more than 5 levels.
 
-    Source: facts of YOLOv5's behaviour; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation 5.
+    Source: facts of YOLOv5's behaviour; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation
+    5.
     """
 
     terms = ("box", "obj", "cls")
     anchors_px: Tensor
 
-    def __init__(self, anchors_px: Tensor, strides: tuple[int, ...], num_classes: int, gains: LossGains) -> None:
+    def __init__(
+        self, anchors_px: Tensor, strides: tuple[int, ...], num_classes: int, gains: LossGains
+    ) -> None:
         super().__init__()
         levels = len(strides)
         if levels > len(OBJECTNESS_BALANCE):
-            raise ValueError(f"the loss supports 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}")
-        self.register_buffer("anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False)  # [L, A, 2]
+            raise ValueError(
+                f"the loss supports 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}"
+            )
+        self.register_buffer(
+            "anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False
+        )  # [L, A, 2]
         self.strides, self.num_classes, self.gains = tuple(strides), num_classes, gains
         finest_first = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE
         order = sorted(range(levels), key=strides.__getitem__)
@@ -67,7 +76,9 @@ class AnchorBasedLoss(Loss):
         """
         images = len(raw[0])
         grids = [(level.shape[2], level.shape[3]) for level in raw]
-        found = match_anchors(targets, self.anchors_px, self.strides, images, grids, self.gains.ratio_limit)
+        found = match_anchors(
+            targets, self.anchors_px, self.strides, images, grids, self.gains.ratio_limit
+        )
         image_count = torch.full((1,), images, device=targets.device)
         return found, torch.cat([found.valid.sum(1), image_count])
 
@@ -83,23 +94,33 @@ class AnchorBasedLoss(Loss):
         grids = [(level.shape[2], level.shape[3]) for level in raw]
         matches, all_images = counts.clamp(min=1).split([len(raw), 1])
 
-        # split() instead of slices: backward then writes the gradient once, without adding maps of mostly zeros.
+        # split() instead of slices: backward then writes the gradient once, without adding maps of
+        # mostly zeros.
         rows = [level.permute(0, 2, 3, 1, 4).flatten(0, 3) for level in raw]  # [P, 5 + C] each
         parts = [values.split([4, 1, self.num_classes], 1) for values in rows]
         boxes, objectness, classes = zip(*parts, strict=True)
 
-        # The predictions of all levels one after another, so that the terms of all levels are computed together.
+        # The predictions of all levels one after another, so that the terms of all levels are
+        # computed together.
         cells_per_image = [height * width for height, width in grids]
         cells_before = [sum(cells_per_image[:level]) for level in range(len(raw))]
         first = per_level(cells_before, targets, torch.int64) * (images * anchors)
         prediction = found.prediction + first[:, None]  # [L, M]
 
-        iou = _predicted_iou(at_least_float32(_rows_at(torch.cat(boxes), prediction)), found)  # [L, M]
+        iou = _predicted_iou(
+            at_least_float32(_rows_at(torch.cat(boxes), prediction)), found
+        )  # [L, M]
         box = (((1 - iou) * found.valid).sum(1) / matches).sum()
 
-        quality = _best_of_each(iou.detach().clamp(0, 1), prediction, found.valid, sum(len(values) for values in rows))
-        ignored = torch.cat([cells.flatten() for cells in ignored_cells(targets, images, self.strides, grids)])
-        logits = at_least_float32(torch.cat(objectness)).view(-1, anchors)  # [cells of all levels, A]
+        quality = _best_of_each(
+            iou.detach().clamp(0, 1), prediction, found.valid, sum(len(values) for values in rows)
+        )
+        ignored = torch.cat(
+            [cells.flatten() for cells in ignored_cells(targets, images, self.strides, grids)]
+        )
+        logits = at_least_float32(torch.cat(objectness)).view(
+            -1, anchors
+        )  # [cells of all levels, A]
         entropies = self._objectness_entropies(logits, quality.view_as(logits), ignored)
         levels = entropies.split([images * cells for cells in cells_per_image])
         means = [
@@ -111,23 +132,31 @@ class AnchorBasedLoss(Loss):
         cls = (self._class_sums(classes, found) / (matches * self.num_classes)).sum()
 
         area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
-        return {"box": box * self.box_gain, "obj": obj * self.obj_gain * area, "cls": cls * self.cls_gain}
+        return {
+            "box": box * self.box_gain,
+            "obj": obj * self.obj_gain * area,
+            "cls": cls * self.cls_gain,
+        }
 
     def _objectness_entropies(self, logits: Tensor, quality: Tensor, ignored: Tensor) -> Tensor:
-        """Return the cross entropy of each prediction, 0 for those that do not count. All are [cells, A].
+        """Return the cross entropy of each prediction, 0 for those that do not count. All are
+        [cells, A].
 
-        quality: -1 for predictions without a match. ignored: [cells], whether the cell is in an ignore region.
+        quality: -1 for predictions without a match. ignored: [cells], whether the cell is in an
+        ignore region.
         """
         matched = quality >= 0
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pos_weight)
         return loss * (matched | ~ignored[:, None])
 
     def _class_sums(self, classes: Sequence[Tensor], found: Matches) -> Tensor:
-        """Return the sum over matches and classes of each level, [L]; 0 for a single class, which objectness covers.
+        """Return the sum over matches and classes of each level, [L]; 0 for a single class, which
+        objectness covers.
 
         classes: logits [P, C] of each level.
 
-        Every class is first counted as negative; a second sum then corrects the class of each match.
+        Every class is first counted as negative; a second sum then corrects the class of each
+        match.
         """
         if self.num_classes == 1:
             return at_least_float32(classes[0].new_zeros(len(classes)))
@@ -146,12 +175,13 @@ class AnchorBasedLoss(Loss):
     def _as_negatives(
         self, logits: Tensor, prediction: Tensor, class_id: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits [M] of the matches' classes, and the sum of the matches' entropies if no class were right.
+        """Return the logits [M] of the matches' classes, and the sum of the matches' entropies if
+        no class were right.
 
         logits: [P, C]. prediction, class_id, count: [M]; count is 1 for a valid match, else 0.
 
-        In crowded batches, where few predictions are unmatched, the sum runs over predictions, each weighted by its
-        number of matches, instead of over matches.
+        In crowded batches, where few predictions are unmatched, the sum runs over predictions, each
+        weighted by its number of matches, instead of over matches.
         """
         if 2 * len(count) < len(logits):
             rows = at_least_float32(_rows_at(logits, prediction))
@@ -168,7 +198,9 @@ class AnchorBasedLoss(Loss):
         """Return the elementwise binary cross entropy, as focal loss if focal_gamma > 0."""
         loss = F.softplus(logits, threshold=SOFTPLUS_THRESHOLD)
         if torch.is_tensor(target) or target > 0:
-            loss = (1 - target) * loss + target * pos_weight * F.softplus(-logits, threshold=SOFTPLUS_THRESHOLD)
+            loss = (1 - target) * loss + target * pos_weight * F.softplus(
+                -logits, threshold=SOFTPLUS_THRESHOLD
+            )
         if self.gains.focal_gamma == 0:
             return loss
         wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
@@ -192,7 +224,9 @@ def _rows_at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
-    """Return the complete IoU [L, M] of the boxes decoded from raw x, y, w, h [L, M, 4] with their matched boxes."""
+    """Return the complete IoU [L, M] of the boxes decoded from raw x, y, w, h [L, M, 4] with their
+    matched boxes.
+    """
     doubled = raw.sigmoid() * 2
     centers, sizes = doubled.split(2, -1)
     predicted = torch.cat([centers - 0.5, sizes.square() * found.anchor_size], -1)
@@ -202,8 +236,8 @@ def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
 def _best_of_each(quality: Tensor, prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:
     """Return for each of the predictions the best quality among its matches, -1 if it has none.
 
-    quality, prediction, valid: of the same shape. The maximum, unlike the last write, does not depend on the order of
-    the targets.
+    quality, prediction, valid: of the same shape. The maximum, unlike the last write, does not
+    depend on the order of the targets.
     """
     unmatched = quality.new_full((predictions,), -1)
     of_valid = torch.where(valid, quality, -1)

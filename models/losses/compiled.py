@@ -21,7 +21,9 @@ def compile_halves(criterion: Loss) -> None:
     criterion.compiled = (torch.compile(criterion.assign), torch.compile(criterion.compute_terms))
 
 
-def compile_loss(criterion: Loss, model: Detector, images: Tensor, autocast: torch.autocast, world: World) -> str:
+def compile_loss(
+    criterion: Loss, model: Detector, images: Tensor, autocast: torch.autocast, world: World
+) -> str:
     """Compile the two halves of `criterion` for training, and return a message about the result.
 
     They are compiled for any number of targets; the all-reduce between them is not. One forward and
@@ -30,7 +32,8 @@ def compile_loss(criterion: Loss, model: Detector, images: Tensor, autocast: tor
     changes from batch to batch.
 
     Args:
-        model: in training mode; its forward pass is run uncompiled and leaves its buffers unchanged.
+        model: in training mode; its forward pass is run uncompiled and leaves its buffers
+            unchanged.
         images: a batch [B, 3, H, W] of the shape that training uses.
     """
     started = time.perf_counter()

@@ -1,6 +1,7 @@
 """Box, objectness and class terms of YOLOX's decoupled head, normalised over all processes.
 
-B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, T targets, M slots.
+B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, T
+targets, M slots.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from models.losses import Loss, LossGains, at_least_float32
 from utils.boxes import iou_of_pairs, to_cxcywh
 
 AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
-AUTHORS_BATCH = 64  # their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum
+# their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum
+AUTHORS_BATCH = 64
 
 
 class Predictions(NamedTuple):
@@ -38,29 +40,42 @@ class Predictions(NamedTuple):
 
 
 class DecoupledLoss(Loss):
-    """The loss terms of YOLOX's head, each divided by the number of assigned predictions in the whole batch.
+    """The loss terms of YOLOX's head, each divided by the number of assigned predictions in the
+    whole batch.
 
-    box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside ignore regions or
-    assigned. cls: cross entropy of the classes of assigned predictions, whose target is the IoU. l1: absolute
-    differences of the raw box values of assigned predictions; `weighted_sum` adds it in the closing epochs, which are
-    without mosaic.
+    box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside
+    ignore regions or assigned. cls: cross entropy of the classes of assigned predictions, whose
+    target is the IoU. l1: absolute differences of the raw box values of assigned predictions;
+    `weighted_sum` adds it in the closing epochs, which are without mosaic.
 
-    Source: YOLOX, arXiv 2107.08430, section 2.1; facts of its authors' code (L1, IoU as the class target).
+    Source: YOLOX, arXiv 2107.08430, section 2.1; facts of its authors' code (L1, IoU as the class
+    target).
     """
 
     terms = tuple(AUTHORS_GAINS)
     unused = ("obj_pw", "cls_pw", "anchor_t", "fl_gamma", "--label-smoothing")
 
-    def __init__(self, strides: tuple[int, ...], gains: Mapping[str, float] = AUTHORS_GAINS) -> None:
+    def __init__(
+        self, strides: tuple[int, ...], gains: Mapping[str, float] = AUTHORS_GAINS
+    ) -> None:
         super().__init__()
         self.strides, self.gains, self.closing = strides, gains, False
 
     @classmethod
     def from_head(cls, head: DecoupledHead, gains: LossGains) -> "DecoupledLoss":
-        """Return the loss for `head`: its authors' gains, times `gains` relative to their defaults."""
-        box, obj, cls_ = gains.box / LossGains.box, gains.obj / LossGains.obj, gains.cls / LossGains.cls
+        """Return the loss for `head`: its authors' gains, times `gains` relative to their
+        defaults.
+        """
+        box, obj, cls_ = (
+            gains.box / LossGains.box,
+            gains.obj / LossGains.obj,
+            gains.cls / LossGains.cls,
+        )
         relative = {"box": box, "obj": obj, "cls": cls_, "l1": box}
-        return cls(head.strides, {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative})
+        return cls(
+            head.strides,
+            {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative},
+        )
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
         """Add L1 in the closing epochs, as its authors do."""
@@ -68,7 +83,9 @@ class DecoupledLoss(Loss):
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Return the sum of the terms, of l1 in the closing epochs only."""
-        return super().weighted_sum({name: term for name, term in terms.items() if name != "l1" or self.closing})
+        return super().weighted_sum(
+            {name: term for name, term in terms.items() if name != "l1" or self.closing}
+        )
 
     def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Predictions, Tensor]:
         """Return all predictions with their assignment, and the number [1] of assigned ones.
@@ -92,8 +109,9 @@ class DecoupledLoss(Loss):
         values, boxes, cells, strides, grids, found = assignment
         count = counts.clamp(min=1)[0]
 
-        # index_select instead of indexing, whose gradient sorts the places on a GPU. No prediction is valid twice, and
-        # the others have a gradient of 0, so the order of the sums does not matter.
+        # index_select instead of indexing, whose gradient sorts the places on a GPU. No prediction
+        # is valid twice, and the others have a gradient of 0, so the order of the sums does not
+        # matter.
         rows = values.flatten(0, 1).index_select(0, found.prediction)  # [M, 5 + C]
         predicted = boxes.flatten(0, 1).index_select(0, found.prediction)  # [M, 4]
         target = targets[found.target]  # [M, 6]
@@ -103,22 +121,39 @@ class DecoupledLoss(Loss):
         cls = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), found.valid) / count
         obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
         l1 = self._raw_differences(rows[:, :4], wanted, cells, strides, found) / count
-        return {name: term * self.gains[name] for name, term in zip(self.terms, (box, obj, cls, l1), strict=True)}
+        return {
+            name: term * self.gains[name]
+            for name, term in zip(self.terms, (box, obj, cls, l1), strict=True)
+        }
 
     def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
-        """Return the sum over assigned predictions and classes. logits: [M, C]. classes, iou, valid: [M]."""
-        wanted = (classes[:, None] == torch.arange(logits.shape[1], device=classes.device)) * iou[:, None]  # [M, C]
+        """Return the sum over assigned predictions and classes. logits: [M, C]. classes, iou,
+        valid: [M].
+        """
+        wanted = (classes[:, None] == torch.arange(logits.shape[1], device=classes.device)) * iou[
+            :, None
+        ]  # [M, C]
         entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
         return (entropy * valid).sum()
 
-    def _objectness_sum(self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assigned) -> Tensor:
-        """Return the sum over predictions that are assigned or outside ignore regions. logits: [B, N]."""
+    def _objectness_sum(
+        self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assigned
+    ) -> Tensor:
+        """Return the sum over predictions that are assigned or outside ignore regions. logits: [B,
+        N].
+        """
         assigned = assigned_predictions(found.prediction, found.valid, logits)
         counts = (assigned > 0) | ~ignored_predictions(targets, len(logits), self.strides, grids)
-        return (F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts).sum()
+        return (
+            F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts
+        ).sum()
 
-    def _raw_differences(self, raw: Tensor, wanted: Tensor, cells: Tensor, strides: Tensor, found: Assigned) -> Tensor:
-        """Return the sum of the absolute differences of raw x, y, w, h [M, 4] from those of the targets' boxes."""
+    def _raw_differences(
+        self, raw: Tensor, wanted: Tensor, cells: Tensor, strides: Tensor, found: Assigned
+    ) -> Tensor:
+        """Return the sum of the absolute differences of raw x, y, w, h [M, 4] from those of the
+        targets' boxes.
+        """
         point = found.prediction % len(cells)
         stride = strides[point]
         centre, size = to_cxcywh(wanted).split(2, 1)

@@ -1,7 +1,7 @@
 """Box, class and distance terms of the heads of distances, normalised over all processes.
 
-B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, D bins, T targets,
-M slots.
+B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, D
+bins, T targets, M slots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ from utils.boxes import complete_iou, to_cxcywh
 
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
 GAIN_WITHOUT_BINS = 6.0  # of the term dfl
-FIXED_POINT = 1 << 24  # sums of target scores are exact in multiples of 1 / this, in any order of processes
+# sums of target scores are exact in multiples of 1 / this, in any order of processes
+FIXED_POINT = 1 << 24
 BELOW_LAST_BIN = 0.01  # distances end this much below the last bin
 CANDIDATES = 10
 CANDIDATES_ONE_TO_ONE = 7
@@ -31,8 +32,8 @@ FIRST_WEIGHT, LAST_WEIGHT = 0.8, 0.1  # of o2m in the total, in the first and in
 class Predictions(NamedTuple):
     """Raw predictions of all levels, what they were assigned, and the cells they come from.
 
-    values: [B, N, 4 D + C]. cells: [N, 2], column and row. strides: pixels per cell, [N, 1]. grids: rows and columns of
-    each level. size: width and height of the images in pixels.
+    values: [B, N, 4 D + C]. cells: [N, 2], column and row. strides: pixels per cell, [N, 1]. grids:
+    rows and columns of each level. size: width and height of the images in pixels.
     """
 
     values: Tensor
@@ -44,15 +45,18 @@ class Predictions(NamedTuple):
 
 
 class DistanceLoss(Loss):
-    """The loss terms of a `DistanceHead`, each divided by the sum of the target scores in the whole batch.
+    """The loss terms of a `DistanceHead`, each divided by the sum of the target scores in the whole
+    batch.
 
-    Each assigned prediction counts with its target score, w. box: w * (1 - CIoU). cls: cross entropy of every class of
-    every prediction, outside ignore regions or assigned; the target is w. dfl: w times the cross entropy of the two
-    bins next to each distance, mean of the four sides; without bins, w times the absolute difference of the distances
-    as fractions of the image, mean of the four sides.
+    Each assigned prediction counts with its target score, w. box: w * (1 - CIoU). cls: cross
+    entropy of every class of every prediction, outside ignore regions or assigned; the target is w.
+    dfl: w times the cross entropy of the two bins next to each distance, mean of the four sides;
+    without bins, w times the absolute difference of the distances as fractions of the image, mean
+    of the four sides.
 
-    Source: TOOD, arXiv 2108.07755, equations 5 to 8 (with cross entropy); GFL, arXiv 2006.04388, equation 6; YOLO26,
-    arXiv 2606.03748, for the term without bins and for lengthening small boxes to the second stride.
+    Source: TOOD, arXiv 2108.07755, equations 5 to 8 (with cross entropy); GFL, arXiv 2006.04388,
+    equation 6; YOLO26, arXiv 2606.03748, for the term without bins and for lengthening small boxes
+    to the second stride.
     """
 
     terms = ("box", "cls", "dfl")
@@ -75,7 +79,9 @@ class DistanceLoss(Loss):
 
     @classmethod
     def from_head(cls, head: DistanceHead, gains: LossGains) -> "DistanceLoss":
-        """Return the loss for `head`: its authors' gains, times `gains` relative to their defaults."""
+        """Return the loss for `head`: its authors' gains, times `gains` relative to their
+        defaults.
+        """
         return cls(head.strides, head.bins, relative_gains(gains))
 
     def assign(self, raw: Levels, targets: Tensor) -> tuple[Predictions, Tensor]:
@@ -86,7 +92,9 @@ class DistanceLoss(Loss):
         predictions = self.assigned(raw, targets)
         return predictions, fixed_point_sums([predictions.found])
 
-    def compute_terms(self, raw: Levels, targets: Tensor, assignment: Predictions, counts: Tensor) -> dict[str, Tensor]:
+    def compute_terms(
+        self, raw: Levels, targets: Tensor, assignment: Predictions, counts: Tensor
+    ) -> dict[str, Tensor]:
         """Return this process's share of each term."""
         values = assignment.values
         (count,) = normalisers(counts, values.dtype)
@@ -112,7 +120,9 @@ class DistanceLoss(Loss):
         size = (grids[0][1] * self.strides[0], grids[0][0] * self.strides[0])
         return Predictions(values, cell, stride, grids, size, found)
 
-    def terms_of(self, predictions: Predictions, targets: Tensor, count: Tensor, ignored: Tensor) -> dict[str, Tensor]:
+    def terms_of(
+        self, predictions: Predictions, targets: Tensor, count: Tensor, ignored: Tensor
+    ) -> dict[str, Tensor]:
         """Return this process's share of each term.
 
         count: the normaliser. ignored: bool [B, N], predictions in ignore regions.
@@ -124,18 +134,25 @@ class DistanceLoss(Loss):
         target = targets[found.target]  # [M, 6]
         target_boxes = target[:, 2:].to(values.dtype) / stride  # in cells
 
-        # index_select and gather instead of indexing, whose gradient sorts the places on a GPU. No prediction is valid
-        # twice, and the others have a gradient of 0, so the order of the sums does not matter.
-        rows = values.flatten(0, 1)[:, : 4 * self.bins].index_select(0, found.prediction)  # [M, 4 D]
+        # index_select and gather instead of indexing, whose gradient sorts the places on a GPU. No
+        # prediction is valid twice, and the others have a gradient of 0, so the order of the sums
+        # does not matter.
+        rows = values.flatten(0, 1)[:, : 4 * self.bins].index_select(
+            0, found.prediction
+        )  # [M, 4 D]
         first_class = 4 * self.bins
-        class_place = found.prediction * values.shape[2] + first_class + target[:, 1].long().clamp(min=0)
+        class_place = (
+            found.prediction * values.shape[2] + first_class + target[:, 1].long().clamp(min=0)
+        )
         class_logit = values.flatten().gather(0, class_place)  # [M]
 
         sides = sides_of(rows, self.bins)
         boxes = to_cxcywh(boxes_around(sides, cell))
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
         box = ((1 - complete_iou(boxes, to_cxcywh(target_boxes))) * weight).sum()
-        distances = torch.cat([cell + 0.5 - target_boxes[:, :2], target_boxes[:, 2:] - cell - 0.5], 1)  # in cells
+        distances = torch.cat(
+            [cell + 0.5 - target_boxes[:, :2], target_boxes[:, 2:] - cell - 0.5], 1
+        )  # in cells
         if self.bins > 1:
             difference = bin_entropy(rows.unflatten(1, (4, self.bins)), distances)
         else:
@@ -145,7 +162,8 @@ class DistanceLoss(Loss):
         classes = values[..., first_class:]
         assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
         counts = ((assigned > 0) | ~ignored).flatten()
-        cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()  # of a target 0; linear in the target
+        # for a target of 0; the loss is linear in the target
+        cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()
         cls = cls - (class_logit * weight).sum()
         dfl = (difference.mean(1) * weight).sum()
         sums = {"box": box, "cls": cls, "dfl": dfl}
@@ -153,10 +171,11 @@ class DistanceLoss(Loss):
 
 
 class DualDistanceLoss(Loss):
-    """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o, with one prediction per box.
+    """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o, with one
+    prediction per box.
 
-    `weighted_sum` weights the first with 0.8, falling to 0.1 over the epochs, the second with the rest.
-    The terms themselves are not weighted, so that they can be compared between epochs.
+    `weighted_sum` weights the first with 0.8, falling to 0.1 over the epochs, the second with the
+    rest. The terms themselves are not weighted, so that they can be compared between epochs.
 
     Source: YOLOv10, arXiv 2405.14458, section 3.1; the weights YOLO26, arXiv 2606.03748.
     """
@@ -170,18 +189,26 @@ class DualDistanceLoss(Loss):
 
     @classmethod
     def from_head(cls, head: DualDistanceHead, gains: LossGains) -> "DualDistanceLoss":
-        """Return the loss for `head`. Raises ValueError if `fuse` has removed one of its two outputs."""
+        """Return the loss for `head`. Raises ValueError if `fuse` has removed one of its two
+        outputs.
+        """
         if head.fused:
             raise ValueError("a fused head cannot be trained: it has one of its two outputs only")
         relative = relative_gains(gains)
-        one = DistanceLoss(head.strides, head.bins, relative, candidates=CANDIDATES_ONE_TO_ONE, kept=1)
+        one = DistanceLoss(
+            head.strides, head.bins, relative, candidates=CANDIDATES_ONE_TO_ONE, kept=1
+        )
         return cls(DistanceLoss(head.strides, head.bins, relative), one)
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
         """Move the weight from o2m to o2o."""
-        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * max(0.0, 1 - epoch / max(epochs - 1, 1))
+        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * max(
+            0.0, 1 - epoch / max(epochs - 1, 1)
+        )
 
-    def assign(self, raw: Sequence[Levels], targets: Tensor) -> tuple[tuple[Predictions, Predictions], Tensor]:
+    def assign(
+        self, raw: Sequence[Levels], targets: Tensor
+    ) -> tuple[tuple[Predictions, Predictions], Tensor]:
         """Return what o2m and o2o were assigned, and the sums [2] of their target scores.
 
         raw: the maps of o2m and of o2o.
@@ -212,7 +239,10 @@ class DualDistanceLoss(Loss):
         """Return the sum of the terms of o2m times their weight, and of o2o times the rest."""
         of_one = {f"o2o_{name}" for name in DistanceLoss.terms}
         return super().weighted_sum(
-            {name: term * (1 - self.o2m_weight if name in of_one else self.o2m_weight) for name, term in terms.items()}
+            {
+                name: term * (1 - self.o2m_weight if name in of_one else self.o2m_weight)
+                for name, term in terms.items()
+            }
         )
 
 
@@ -238,7 +268,8 @@ def normalisers(sums: Tensor, dtype: torch.dtype) -> Tensor:
 def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
     """Return the cross entropy of the two bins next to each distance, by how near they are, [M, 4].
 
-    logits: [M, 4, D]. distances: [M, 4] in strides; outside 0 to D - 1 they count as the nearest value inside.
+    logits: [M, 4, D]. distances: [M, 4] in strides; outside 0 to D - 1 they count as the nearest
+    value inside.
 
     >>> uniform = torch.zeros(1, 4, 2)
     >>> bin_entropy(uniform, torch.tensor([[0.0, 0.3, 1.0, 9.0]])) / torch.log(torch.tensor(2.0))

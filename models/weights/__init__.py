@@ -1,1 +1,3 @@
-"""Weights: Kestrel's checkpoints, other projects' checkpoints (one file per format), and transfer between models."""
+"""Weights: Kestrel's checkpoints, other projects' checkpoints (one file per format), and transfer
+between models.
+"""

@@ -17,30 +17,48 @@ MAX_TENSORS = 5_000
 
 @contextmanager
 def external_errors(path: Path) -> Iterator[None]:
-    """Raise ValueError with the path, and the reason if known, for any error of reading another project's file."""
+    """Raise ValueError with the path, and the reason if known, for any error of reading another
+    project's file.
+    """
     try:
         yield
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
     except Exception as error:  # a damaged file can make its readers raise nearly anything
-        reason = one_line(error) if isinstance(error, ValueError | zipfile.BadZipFile) else "it is damaged"
-        raise ValueError(f"{path}: is not a checkpoint that can be read without running it ({reason})") from error
+        reason = (
+            one_line(error)
+            if isinstance(error, ValueError | zipfile.BadZipFile)
+            else "it is damaged"
+        )
+        raise ValueError(
+            f"{path}: is not a checkpoint that can be read without running it ({reason})"
+        ) from error
 
 
 @contextmanager
 def conversion_errors(path: Path) -> Iterator[None]:
-    """Raise ValueError with the path and the reason for errors of building a model from tensors and a table."""
+    """Raise ValueError with the path and the reason for errors of building a model from tensors and
+    a table.
+    """
     try:
         yield
-    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:
         raise ValueError(f"{path}: its model cannot be converted ({one_line(error)})") from error
 
 
 def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[str, Tensor]:
-    """Return tensors by their names, floats as float32, contiguous. named: names and records; None is left out.
+    """Return tensors by their names, floats as float32, contiguous. named: names and records; None
+    is left out.
 
-    Raises ValueError for too many tensors, a name that is not text, no values, values that are not finite, or a
-    negative variance.
+    Raises ValueError for too many tensors, a name that is not text, no values, values that are not
+    finite, or a negative variance.
     """
     state: dict[str, Tensor] = {}
     for count, (key, value) in enumerate(named):
@@ -49,7 +67,8 @@ def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[s
         if value is None:
             continue
         tensor = reader.tensor(value)
-        if not tensor.numel():  # its other sides cost nothing in the file, but could ask for any amount of memory
+        # its other sides cost nothing in the file, but could ask for any amount of memory
+        if not tensor.numel():
             raise ValueError(f"{excerpt(str(key))} has no values")
         if not isinstance(key, str):
             raise ValueError(f"the name {excerpt(str(key))} of a tensor is not text")

@@ -1,4 +1,6 @@
-"""Load detectors from Kestrel's checkpoints; checkpoints of other projects are passed to their own readers."""
+"""Load detectors from Kestrel's checkpoints; checkpoints of other projects are passed to their own
+readers.
+"""
 
 import hashlib
 import os
@@ -17,20 +19,25 @@ from utils.files import checkpoint_file
 from utils.printable import one_line, printable
 
 WHERE_WEIGHTS_COME_FROM = (
-    "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel "
+    "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have "
+    "downloaded: Kestrel "
     "ships no weights (docs/weights.md)"
 )
 
-EXPORTED = (".onnx", ".torchscript", ".xml", ".engine")  # files that val.py and detect.py run, but that are not trained
-EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))  # whether it is such a file, and its reader
+# files that val.py and detect.py run, but that are not trained
+EXPORTED = (".onnx", ".torchscript", ".xml", ".engine")
+# whether it is such a file, and its reader
+EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))
 
 
 def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]:
-    """Return the detector of a checkpoint, with its averaged weights, and the entries of the checkpoint.
+    """Return the detector of a checkpoint, with its averaged weights, and the entries of the
+    checkpoint.
 
-    head: the output that it decodes, of a head that has several; "" for its first. Of another project's checkpoint, the
-    only entry is `names`, the class names. Raises ValueError if the file does not exist, is not a checkpoint, or holds
-    weights that do not fit its table or are not finite, or if its head has no such output.
+    head: the output that it decodes, of a head that has several; "" for its first. Of another
+    project's checkpoint, the only entry is `names`, the class names. Raises ValueError if the file
+    does not exist, is not a checkpoint, or holds weights that do not fit its table or are not
+    finite, or if its head has no such output.
     """
     detector, saved = _read_detector(path)
     try:
@@ -50,13 +57,24 @@ def _read_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
             raise
         model, class_names = reader(path)
         return model, {"names": class_names}
-    model = detector_for_state(path, saved["table"], saved["ema"] if "ema" in saved else saved["model"], load=True)
-    unfit = next((key for key, value in model.state_dict().items() if not value.isfinite().all()), None)
+    model = detector_for_state(
+        path, saved["table"], saved["ema"] if "ema" in saved else saved["model"], load=True
+    )
+    unfit = next(
+        (key for key, value in model.state_dict().items() if not value.isfinite().all()), None
+    )
     if unfit is not None:
         raise ValueError(f"{printable(path)}: {unfit} has values that are not finite")
     names = saved["names"]
-    if not isinstance(names, list) or len(names) != model.num_classes or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"{path}: `names` must be a list of {model.num_classes} names, one per class of its table")
+    if (
+        not isinstance(names, list)
+        or len(names) != model.num_classes
+        or not all(isinstance(n, str) for n in names)
+    ):
+        raise ValueError(
+            f"{path}: `names` must be a list of {model.num_classes} names, one per class of its "
+            "table"
+        )
     return model, saved
 
 
@@ -74,24 +92,37 @@ def require_checkpoint(path: Path) -> None:
 
 
 def detector_for_state(path: Path, table: Any, state: Any, *, load: bool) -> Detector:
-    """Return the detector of a checkpoint's table, into which this state fits. Raises ValueError if it does not.
+    """Return the detector of a checkpoint's table, into which this state fits. Raises ValueError if
+    it does not.
 
-    Memory for the model is allocated only after its shapes are known to equal those of the state. load: whether to load
-    the state; a resumed run does so later, together with its optimizer.
+    Memory for the model is allocated only after its shapes are known to equal those of the state.
+    load: whether to load the state; a resumed run does so later, together with its optimizer.
     """
     try:
         if unfit := mismatched_tensors(check_shapes(table), state):
-            raise ValueError(f"{len(unfit)} tensors are missing, unexpected or of another shape, such as {unfit[0]}")
+            raise ValueError(
+                f"{len(unfit)} tensors are missing, unexpected or of another shape, such as "
+                f"{unfit[0]}"
+            )
         model = Detector(table)
         if load:
             model.load_state_dict(state)
-    except (ValueError, RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:
         raise ValueError(f"{path}: its weights do not fit its table ({one_line(error)})") from error
     return model
 
 
 def digest(model: nn.Module) -> str:
-    """Return 8 hex digits of a SHA-256 over the state, to check that two machines have loaded the same weights."""
+    """Return 8 hex digits of a SHA-256 over the state, to check that two machines have loaded the
+    same weights.
+    """
     sha256 = hashlib.sha256()
     for value in model.state_dict().values():
         sha256.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())

@@ -1,4 +1,5 @@
-"""Read the pickled modules in checkpoints of YOLOv5 and Ultralytics as data (utils/files/pickled.py).
+"""Read the pickled modules in checkpoints of YOLOv5 and Ultralytics as data
+(utils/files/pickled.py).
 
 None of their code is run. L levels of the head, A anchors per level.
 """
@@ -52,9 +53,10 @@ HEAD_CLASSES = {
 class ExternalCheckpoint:
     """The model in another project's checkpoint.
 
-    state: tensors by their names in the file, floats as float32; anchors_px: [L, A, 2], None for a head without
-    anchors; strides: pixels per cell of each level; head: class of the last layer; activations: the class of the
-    activation after each convolution; bn_eps: epsilons of the BatchNorms.
+    state: tensors by their names in the file, floats as float32; anchors_px: [L, A, 2], None for a
+    head without anchors; strides: pixels per cell of each level; head: class of the last layer;
+    activations: the class of the activation after each convolution; bn_eps: epsilons of the
+    BatchNorms.
     """
 
     path: Path
@@ -70,7 +72,10 @@ class ExternalCheckpoint:
     @property
     def last_layer(self) -> int:
         """The number of the head's layer."""
-        return max((int(key.split(".")[1]) for key in self.state if re.match(r"model\.\d+\.", key)), default=0)
+        return max(
+            (int(key.split(".")[1]) for key in self.state if re.match(r"model\.\d+\.", key)),
+            default=0,
+        )
 
 
 def read_external(path: Path) -> ExternalCheckpoint:
@@ -95,7 +100,8 @@ def read_external(path: Path) -> ExternalCheckpoint:
 
 
 def other_task(modules: list[tuple[str, Record]]) -> str:
-    """Return what a model is for if that is not detection, in words; "" for detection or if nothing tells.
+    """Return what a model is for if that is not detection, in words; "" for detection or if nothing
+    tells.
 
     modules: all of the model's, as `_walk` returns them. Only their names are compared.
     """
@@ -116,7 +122,9 @@ def holds_module(path: Path) -> bool:
     return found is not None
 
 
-def _external(path: Path, archive: Archive, modules: list[tuple[str, Record]]) -> ExternalCheckpoint:
+def _external(
+    path: Path, archive: Archive, modules: list[tuple[str, Record]]
+) -> ExternalCheckpoint:
     attributes = _attributes(modules[0][1])
     reader = TensorReader(archive)
     state = read_state(_tensors(modules), reader)
@@ -125,7 +133,11 @@ def _external(path: Path, archive: Archive, modules: list[tuple[str, Record]]) -
         raise ValueError("its model has no architecture table")
     head = _head(modules)
     strides = _strides(attributes.get("stride", _attributes(head).get("stride")), reader)
-    kinds = {prefix[:-1]: child.kind.rpartition(".")[2] for prefix, child in modules if prefix.endswith(".act.")}
+    kinds = {
+        prefix[:-1]: child.kind.rpartition(".")[2]
+        for prefix, child in modules
+        if prefix.endswith(".act.")
+    }
     eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
     return ExternalCheckpoint(
         path,
@@ -141,11 +153,17 @@ def _external(path: Path, archive: Archive, modules: list[tuple[str, Record]]) -
 
 
 def _module(loaded: Any) -> Record | None:
-    """Return a checkpoint's module: the averaged one (EMA) if there are two, as both projects do."""
+    """Return a checkpoint's module: the averaged one (EMA) if there are two, as both projects
+    do.
+    """
     entries = loaded if isinstance(loaded, dict) else {"model": loaded}
     for key in ("ema", "model"):
         found = entries.get(key)
-        if isinstance(found, Record) and isinstance(found.state, dict) and "_modules" in found.state:
+        if (
+            isinstance(found, Record)
+            and isinstance(found.state, dict)
+            and "_modules" in found.state
+        ):
             return found
     return None
 
@@ -163,7 +181,9 @@ def _attributes(module: Any) -> dict[Any, Any]:
 
 
 def _walk(root: Record) -> list[tuple[str, Record]]:
-    """Return every module with the prefix of its tensors' names, parents first; a shared module appears repeatedly."""
+    """Return every module with the prefix of its tensors' names, parents first; a shared module
+    appears repeatedly.
+    """
     found: list[tuple[str, Record]] = []
     for prefix, module in _walk_from("", root, 0):
         found.append((prefix, module))
@@ -198,7 +218,9 @@ def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
 
 
 def _members(value: Any) -> list[Any]:
-    """Return the strings in a set; empty for None: modules saved before torch 1.5 have no such set."""
+    """Return the strings in a set; empty for None: modules saved before torch 1.5 have no such
+    set.
+    """
     if isinstance(value, Record):
         value = value.args[0] if is_args(value.args, 1) else []
     if value is not None and (not isinstance(value, list) or len(value) > 100):
@@ -209,7 +231,8 @@ def _members(value: Any) -> list[Any]:
 def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     """Return a value as lists, dicts and plain values; other objects become their class names.
 
-    budget: an iterator with one item for each value allowed. Raises ValueError for more values or for deep nesting.
+    budget: an iterator with one item for each value allowed. Raises ValueError for more values or
+    for deep nesting.
 
     >>> plain({"head": (1, Record("torch.nn.SiLU", ()))}, iter(range(9)))
     {'head': [1, 'torch.nn.SiLU']}
@@ -227,7 +250,11 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
         return [plain(member, budget, depth + 1) for member in value]
     if isinstance(value, Record | ClassName):
         return value.kind if isinstance(value, Record) else value.name
-    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str)
+        else type(value).__name__
+    )
 
 
 def _names(value: Any) -> list[str]:
@@ -240,7 +267,9 @@ def _names(value: Any) -> list[str]:
         if set(value) != set(range(len(value))):
             raise ValueError("its class names are not numbered from 0")
         value = [value[number] for number in range(len(value))]
-    if not isinstance(value, list | None) or any(isinstance(name, dict | list) for name in value or ()):
+    if not isinstance(value, list | None) or any(
+        isinstance(name, dict | list) for name in value or ()
+    ):
         raise ValueError("its class names are not a list of names")
     return [str(name) for name in value or ()]
 
@@ -249,7 +278,9 @@ def _strides(value: Any, reader: TensorReader) -> list[int]:
     if value is None:
         return []
     strides = reader.tensor(value).flatten().tolist()
-    if len(strides) > 16 or not all(1 <= stride <= 1024 and stride == int(stride) for stride in strides):
+    if len(strides) > 16 or not all(
+        1 <= stride <= 1024 and stride == int(stride) for stride in strides
+    ):
         raise ValueError("its strides are not at most 16 whole numbers from 1 to 1024")
     return [int(stride) for stride in strides]
 
@@ -260,6 +291,11 @@ def _anchors_px(state: dict[str, Tensor], strides: list[int]) -> Tensor | None:
     if not keys:
         return None
     anchors = state[keys[0]]
-    if len(keys) > 1 or anchors.ndim != 3 or anchors.shape[0] != len(strides) or anchors.shape[2] != 2:
+    if (
+        len(keys) > 1
+        or anchors.ndim != 3
+        or anchors.shape[0] != len(strides)
+        or anchors.shape[2] != 2
+    ):
         raise ValueError("its anchors do not have the shape [levels, anchors, 2]")
     return anchors * torch.tensor(strides, dtype=torch.float32).view(-1, 1, 1)

@@ -1,4 +1,6 @@
-"""Weights that other projects publish (models/pretrained.yaml): where they are, and how they are fetched when asked."""
+"""Weights that other projects publish (models/pretrained.yaml): where they are, and how they are
+fetched when asked.
+"""
 
 import os
 import re
@@ -16,7 +18,9 @@ MAX_BYTES = 1 << 16
 
 
 def published(file: Path = PUBLISHED) -> dict[str, Source]:
-    """Return the URL and, if it is stated, the digest of each file name. Raises ValueError for a malformed entry."""
+    """Return the URL and, if it is stated, the digest of each file name. Raises ValueError for a
+    malformed entry.
+    """
     name = "models/pretrained.yaml" if file == PUBLISHED else printable(file)
     tree = read_tree(file, name, "table of weights", MAX_BYTES)
     if not isinstance(tree, MappingNode):
@@ -24,7 +28,9 @@ def published(file: Path = PUBLISHED) -> dict[str, Source]:
     found = {}
     for key, node in pairs(tree, name, "the table"):
         entry = dict(pairs(node, name, "an entry")) if isinstance(node, MappingNode) else {}
-        texts = {part: value.value for part, value in entry.items() if isinstance(value, ScalarNode)}
+        texts = {
+            part: value.value for part, value in entry.items() if isinstance(value, ScalarNode)
+        }
         if not {"url"} <= texts.keys() <= {"url", "sha256"} or len(texts) < len(entry):
             raise ValueError(f"{name}: {printable(key)} must have a url and may have a sha256")
         source = Source(texts["url"], texts.get("sha256", ""))
@@ -39,10 +45,16 @@ def published(file: Path = PUBLISHED) -> dict[str, Source]:
 
 
 def where_published(path: Path, file: Path = PUBLISHED) -> str:
-    """Return a sentence on where a missing file of this name can be downloaded; "" if that is not known."""
+    """Return a sentence on where a missing file of this name can be downloaded; "" if that is not
+    known.
+    """
     sources = published(file)
     known = path.name in sources
-    name = path.name if known else next((name for name in sources if Path(name).stem == path.stem.casefold()), "")
+    name = (
+        path.name
+        if known
+        else next((name for name in sources if Path(name).stem == path.stem.casefold()), "")
+    )
     if not name:
         return ""
     where = f"Its authors publish {'it' if known else name} at {sources[name].url}"
@@ -52,7 +64,8 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
 
 
 def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:
-    """Return where `fetch_weights` would download this checkpoint from; None if it exists or its name is not known.
+    """Return where `fetch_weights` would download this checkpoint from; None if it exists or its
+    name is not known.
 
     Raises ValueError if its digest is not stated.
     """
@@ -62,17 +75,19 @@ def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:
         return None
     if not source.sha256:
         raise ValueError(
-            f"{printable(path)}: --download needs a sha256 in models/pretrained.yaml to check the file, and has none. "
+            f"{printable(path)}: --download needs a sha256 in models/pretrained.yaml to check the "
+            "file, and has none. "
             f"{where_published(path, file)}"
         )
     return source
 
 
 def fetch_weights(weights: str, file: Path = PUBLISHED) -> None:
-    """Download a missing checkpoint whose name is in models/pretrained.yaml. One process does it, the others wait.
+    """Download a missing checkpoint whose name is in models/pretrained.yaml. One process does it,
+    the others wait.
 
-    Nothing is done if it exists or its name is not known. Raises ValueError if its digest is not stated, and FaultError
-    as `fetch` does.
+    Nothing is done if it exists or its name is not known. Raises ValueError if its digest is not
+    stated, and FaultError as `fetch` does.
     """
     path, source = Path(weights), source_of_missing(weights, file)
     if source is None:

@@ -15,18 +15,29 @@ def owns(external: ExternalCheckpoint) -> bool:
 def table_entries(external: ExternalCheckpoint) -> dict[str, Any]:
     """Return the entries of its model table, with the anchors in the model's state.
 
-    Unknown keys are left out: the shapes of the tensors or the activations show whatever they could change.
+    Unknown keys are left out: the shapes of the tensors or the activations show whatever they could
+    change.
     """
-    entries = {key: external.table[key] for key in KEYS if key in external.table and key != "scales"}
-    return entries | {"anchors": [] if external.anchors_px is None else external.anchors_px.flatten(1).tolist()}
+    entries = {
+        key: external.table[key] for key in KEYS if key in external.table and key != "scales"
+    }
+    return entries | {
+        "anchors": [] if external.anchors_px is None else external.anchors_px.flatten(1).tolist()
+    }
 
 
 def renamed(key: str, head: int) -> str:
-    """Return the name of a tensor or layer in a Detector; "" for anchors, which the reader has converted to pixels.
+    """Return the name of a tensor or layer in a Detector; "" for anchors, which the reader has
+    converted to pixels.
 
-    head: the number of the last layer. anchor_grid, in releases before 6.0, only repeats the anchors.
+    head: the number of the last layer. anchor_grid, in releases before 6.0, only repeats the
+    anchors.
 
     >>> renamed("model.24.m.0.bias", 24), renamed("model.24.anchor_grid", 24)
     ('layers.24.m.0.bias', '')
     """
-    return "" if key in (f"model.{head}.anchors", f"model.{head}.anchor_grid") else re.sub(r"^model\.", "layers.", key)
+    return (
+        ""
+        if key in (f"model.{head}.anchors", f"model.{head}.anchor_grid")
+        else re.sub(r"^model\.", "layers.", key)
+    )

@@ -37,17 +37,89 @@ ROWS = {
     "backbone.C3_n4": 23,
     "head": 24,
 }  # the table row of each module
-# Its checkpoints hold no names. These are the 80 classes of COCO in their usual order, as in data/coco.yaml.
-# fmt: off
+# Its checkpoints hold no names. These are the 80 classes of COCO in their usual order, as in
+# data/coco.yaml. fmt: off
 COCO_NAMES = [
-    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
-    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
-    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
-    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
-    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
-    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
-    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
-    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+    "person",
+    "bicycle",
+    "car",
+    "motorcycle",
+    "airplane",
+    "bus",
+    "train",
+    "truck",
+    "boat",
+    "traffic light",
+    "fire hydrant",
+    "stop sign",
+    "parking meter",
+    "bench",
+    "bird",
+    "cat",
+    "dog",
+    "horse",
+    "sheep",
+    "cow",
+    "elephant",
+    "bear",
+    "zebra",
+    "giraffe",
+    "backpack",
+    "umbrella",
+    "handbag",
+    "tie",
+    "suitcase",
+    "frisbee",
+    "skis",
+    "snowboard",
+    "sports ball",
+    "kite",
+    "baseball bat",
+    "baseball glove",
+    "skateboard",
+    "surfboard",
+    "tennis racket",
+    "bottle",
+    "wine glass",
+    "cup",
+    "fork",
+    "knife",
+    "spoon",
+    "bowl",
+    "banana",
+    "apple",
+    "sandwich",
+    "orange",
+    "broccoli",
+    "carrot",
+    "hot dog",
+    "pizza",
+    "donut",
+    "cake",
+    "chair",
+    "couch",
+    "potted plant",
+    "bed",
+    "dining table",
+    "toilet",
+    "tv",
+    "laptop",
+    "mouse",
+    "remote",
+    "keyboard",
+    "cell phone",
+    "microwave",
+    "oven",
+    "toaster",
+    "sink",
+    "refrigerator",
+    "book",
+    "clock",
+    "vase",
+    "scissors",
+    "teddy bear",
+    "hair drier",
+    "toothbrush",
 ]
 # fmt: on
 SCALES = {0.33: 3, 0.67: 6, 1.0: 9, 1.33: 12}  # depth multiple: bottlenecks of row 4
@@ -65,8 +137,9 @@ def is_yolox(path: Path) -> bool:
 def load_yolox(path: Path) -> tuple[Detector, list[str]]:
     """Return a detector in eval mode with the weights of a YOLOX checkpoint, and its class names.
 
-    The names are COCO's for 80 classes, else numbers, because the file has none. Raises ValueError if the file cannot
-    be read, or is not one of the models of models/yolox*.yaml in any depth and width.
+    The names are COCO's for 80 classes, else numbers, because the file has none. Raises ValueError
+    if the file cannot be read, or is not one of the models of models/yolox*.yaml in any depth and
+    width.
     """
     with external_errors(path), open_limited(path) as file:
         archive = Archive(file)
@@ -74,23 +147,34 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
     with conversion_errors(path):
         model = _detector(state, path.name)
     number = model.num_classes
-    return model, COCO_NAMES if number == len(COCO_NAMES) else [str(index) for index in range(number)]
+    return model, COCO_NAMES if number == len(COCO_NAMES) else [
+        str(index) for index in range(number)
+    ]
 
 
 def _entries(loaded: Any) -> dict[Any, Any]:
-    """Return the records of the state in a checkpoint, or of a file that is a state, without the prefix of DDP."""
+    """Return the records of the state in a checkpoint, or of a file that is a state, without the
+    prefix of DDP.
+    """
     outer = mapping_entries(loaded)
     entries = mapping_entries(outer.get("model", loaded))
-    plain = ((key.removeprefix("module.") if isinstance(key, str) else key, value) for key, value in entries.items())
+    plain = (
+        (key.removeprefix("module.") if isinstance(key, str) else key, value)
+        for key, value in entries.items()
+    )
     return dict(plain)
 
 
 def _detector(given: dict[str, Tensor], source: str) -> Detector:
-    """Return the detector with these tensors. Memory is allocated only after all shapes are known to fit."""
+    """Return the detector with these tensors. Memory is allocated only after all shapes are known
+    to fit.
+    """
     state = dict(_renamed(key, value) for key, value in given.items())
     model = check_shapes(_table(given, source))
     if unfit := mismatched_tensors(model, state, types=True):
-        raise ValueError(f"{len(unfit)} of its tensors do not fit a YOLOX model, such as {unfit[0]}")
+        raise ValueError(
+            f"{len(unfit)} of its tensors do not fit a YOLOX model, such as {unfit[0]}"
+        )
     model.load_state_dict(state, assign=True)
     return model
 
@@ -99,7 +183,9 @@ def _table(given: dict[str, Tensor], source: str) -> dict[str, Any]:
     """Return the resolved table of the model, whose depth and width show in the tensors."""
     separable = any(".dconv." in key for key in given)
     table, _ = load_model_table("yolox_nano" if separable else "yolox_s")
-    deep = len({key.split(".")[5] for key in given if key.startswith("backbone.backbone.dark3.1.m.")})
+    deep = len(
+        {key.split(".")[5] for key in given if key.startswith("backbone.backbone.dark3.1.m.")}
+    )
     depth = next((depth for depth, number in SCALES.items() if number == deep), deep / 9)
     width = given[f"{STEM}conv.weight"].shape[0] / 64
     classes = given.get(CLASSES)
@@ -113,8 +199,9 @@ def _table(given: dict[str, Tensor], source: str) -> dict[str, Any]:
 def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:
     """Return a tensor's name and value in Kestrel's model.
 
-    The first convolution runs on 12 channels: four groups of an image's channels at pixels (0, 0), (1, 0), (0, 1) and
-    (1, 1) (y, x) of each 2 x 2. It becomes a 6x6 convolution of stride 2, on RGB in [0, 1] instead of BGR in [0, 255].
+    The first convolution runs on 12 channels: four groups of an image's channels at pixels (0, 0),
+    (1, 0), (0, 1) and (1, 1) (y, x) of each 2 x 2. It becomes a 6x6 convolution of stride 2, on RGB
+    in [0, 1] instead of BGR in [0, 255].
     """
     prefix = next((prefix for prefix in ROWS if key.startswith(f"{prefix}.")), None)
     if prefix is None:

@@ -9,7 +9,9 @@ from tests.data.augment.test_plan import box, labels_of
 
 
 def labels_with(*images: list[int], crowd: int | None = None) -> Labels:
-    """Return labels of images whose boxes have these classes; boxes of class `crowd` are ignore regions."""
+    """Return labels of images whose boxes have these classes; boxes of class `crowd` are ignore
+    regions.
+    """
     rows = [[box(c, 1, 1, 9, 9, crowd=c == crowd) for c in classes] for classes in images]
     return labels_of([(32, 32)] * len(images), rows)
 
@@ -20,10 +22,10 @@ def weights_of(labels: Labels, *ap: float) -> list[float]:
 
 def test_image_weights_by_hand() -> None:
     labels = labels_with([0, 0], [0, 1], [], [1, 2], [2], crowd=2)
-    # Three boxes of class 0 at AP 0.5: 0.5^2 / 3 = 1/12 each. Two of class 1 at AP 0: 1/2 each. Class 2 is not counted.
-    # Images with boxes: 1/12 + 1/12 = 2/12, 1/12 + 1/2 = 7/12, 1/2 = 6/12; their mean 15/12 / 3 = 5/12 is also the
-    # weight of background images.
-    # The mean of all five is 5/12 again: 2/5, 7/5, 1, 6/5, 1.
+    # Three boxes of class 0 at AP 0.5: 0.5^2 / 3 = 1/12 each. Two of class 1 at AP 0: 1/2 each.
+    # Class 2 is not counted. Images with boxes: 1/12 + 1/12 = 2/12, 1/12 + 1/2 = 7/12, 1/2 = 6/12;
+    # their mean 15/12 / 3 = 5/12 is also the weight of background images. The mean of all five is
+    # 5/12 again: 2/5, 7/5, 1, 6/5, 1.
     assert weights_of(labels, 0.5, 0.0, 0.0) == pytest.approx([0.4, 1.4, 1.0, 1.2, 1.0])
 
 
@@ -79,19 +81,38 @@ def test_image_weights_equal_slow_sum_over_boxes() -> None:
     total = [c for own in counted for c in own]
     raw = [sum((1 - ap[c]) ** 2 / total.count(c) for c in own) for own in counted]
     shown = [weight for weight, own in zip(raw, counted, strict=True) if own]
-    raw = [weight if own else sum(shown) / len(shown) for weight, own in zip(raw, counted, strict=True)]
+    raw = [
+        weight if own else sum(shown) / len(shown) for weight, own in zip(raw, counted, strict=True)
+    ]
     assert weights_of(labels, *ap) == pytest.approx([weight * 80 / sum(raw) for weight in raw])
 
 
 @pytest.mark.parametrize(
     ("num_classes", "ap", "text"),
     [
-        (2, [0.0], r"AP has shape \(1,\), maximum 0: give one number of at most 1 for each of the 2 classes"),
-        (2, [0.0, 1.5], r"AP has shape \(2,\), maximum 1.5: give one number of at most 1 for each of the 2 classes"),
-        (2, [0.0, np.nan], r"AP has shape \(2,\), maximum nan: give one number of at most 1 for each of the 2 classes"),
+        (
+            2,
+            [0.0],
+            r"AP has shape \(1,\), maximum 0: give one number of at most 1 for each of the 2 "
+            r"classes",
+        ),
+        (
+            2,
+            [0.0, 1.5],
+            r"AP has shape \(2,\), maximum 1.5: give one number of at most 1 for each of the 2 "
+            r"classes",
+        ),
+        (
+            2,
+            [0.0, np.nan],
+            r"AP has shape \(2,\), maximum nan: give one number of at most 1 for each of the 2 "
+            r"classes",
+        ),
         (1, [0.0], r"labels have class 1, but there are 1 classes \(0-0\)"),
     ],
 )
-def test_image_weights_rejects_invalid_ap_and_classes(num_classes: int, ap: list[float], text: str) -> None:
+def test_image_weights_rejects_invalid_ap_and_classes(
+    num_classes: int, ap: list[float], text: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
         image_weights(labels_with([0], [1]), num_classes, np.array(ap))

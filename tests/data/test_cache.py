@@ -1,4 +1,6 @@
-"""The image cache: same bytes as the files, reused by later runs, rebuilt after changes, never a reason to fail."""
+"""The image cache: same bytes as the files, reused by later runs, rebuilt after changes, never a
+reason to fail.
+"""
 
 import os
 import pickle
@@ -17,7 +19,15 @@ from data import Augmentation, cache, trial_drawing
 from data.base_images import DecodedImages, UnreadableImageError
 from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
 from data.labels import Labels, LabelsBuilder
-from tests.data.test_loader import ALL_AUGMENTATIONS, SIDE, SIZES, contents, epochs_of, train_loader, write_data
+from tests.data.test_loader import (
+    ALL_AUGMENTATIONS,
+    SIDE,
+    SIZES,
+    contents,
+    epochs_of,
+    train_loader,
+    write_data,
+)
 from tests.support.own_process import run_in_new_process
 from utils.distributed.world import World
 from utils.images.decode import read_image
@@ -25,10 +35,14 @@ from utils.images.letterbox import base_sizes
 
 SINGLE_PROCESS = World(torch.device("cpu"))
 GIB = 2**30
-NO_COPY_PASTE = Augmentation(**vars(ALL_AUGMENTATIONS) | {"copy_paste": 0.0})  # not supported by DeviceImages
+NO_COPY_PASTE = Augmentation(
+    **vars(ALL_AUGMENTATIONS) | {"copy_paste": 0.0}
+)  # not supported by DeviceImages
 
 
-def open_train_images(labels: Labels, where: str, folder: Path | None = None) -> tuple[object, list[str]]:
+def open_train_images(
+    labels: Labels, where: str, folder: Path | None = None
+) -> tuple[object, list[str]]:
     """Return the reader of the images of one split, and the log lines."""
     lines: list[str] = []
     settings = {"folder": folder, "spills": True, "world": SINGLE_PROCESS, "say": lines.append}
@@ -45,7 +59,10 @@ def test_cached_images_equal_decoded_images(tmp_path: Path, where: str) -> None:
     for index in range(len(labels)):
         assert images(index).shape == plain(index).shape
         assert images(index).tobytes() == plain(index).tobytes()
-    size = sum(max(1, round(w * SIDE / max(w, h))) * max(1, round(h * SIDE / max(w, h))) * 3 for w, h in SIZES)
+    size = sum(
+        max(1, round(w * SIDE / max(w, h))) * max(1, round(h * SIDE / max(w, h))) * 3
+        for w, h in SIZES
+    )
     kept = {"disk": "on disk", "off": None}.get(where, "in memory")
     assert lines == ([f"decoded images are cached: {size / 1000:.1f} kB {kept}"] if kept else [])
 
@@ -56,7 +73,9 @@ def test_batches_from_cache_equal_uncached_batches(tmp_path: Path, where: str) -
     images, _ = open_train_images(labels, where, tmp_path / "cache")
     plain = [contents(batch) for batch in epochs_of(train_loader(labels), 2)]
     for workers in (0, 2):
-        assert [contents(b) for b in epochs_of(train_loader(labels, images=images, workers=workers), 2)] == plain
+        assert [
+            contents(b) for b in epochs_of(train_loader(labels, images=images, workers=workers), 2)
+        ] == plain
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -74,12 +93,16 @@ def test_device_drawn_batches_match_host_batches(tmp_path: Path, workers: int) -
         difference = (one.images.int() - other.images.int()).abs()
         assert other.images.dtype == torch.uint8
         assert other.images.shape == one.images.shape
-        assert difference.float().mean() < 1.5  # the images are noise, in which every edge is as sharp as possible
+        assert (
+            difference.float().mean() < 1.5
+        )  # the images are noise, in which every edge is as sharp as possible
         assert (difference > 8).float().mean() < 0.03
     assert len(host) == 7
 
 
-def test_loader_compile_applies_torch_compile_to_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_compile_applies_torch_compile_to_drawing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = write_data(tmp_path)
     images, _ = open_train_images(labels, "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
@@ -87,7 +110,10 @@ def test_loader_compile_applies_torch_compile_to_drawing(tmp_path: Path, monkeyp
     plain = [batch.images for batch in epochs_of(loader, 1)]
     monkeypatch.setattr(torch, "compile", lambda draw, **_: lambda *given: 255 - draw(*given))
     loader.compile(pytest.fail)
-    assert all((255 - batch.images).equal(other) for batch, other in zip(epochs_of(loader, 1), plain, strict=True))
+    assert all(
+        (255 - batch.images).equal(other)
+        for batch, other in zip(epochs_of(loader, 1), plain, strict=True)
+    )
 
 
 def test_device_images_are_located_in_pool_and_not_pickled(tmp_path: Path) -> None:
@@ -102,7 +128,9 @@ def test_device_images_are_located_in_pool_and_not_pickled(tmp_path: Path) -> No
 
 
 def test_incomplete_cache_file_is_rebuilt(tmp_path: Path) -> None:
-    """Its name and size are right, but after a power failure there are zeros in place of the mark."""
+    """Its name and size are right, but after a power failure there are zeros in place of the
+    mark.
+    """
     labels = write_data(tmp_path)
     images, _ = open_train_images(labels, "disk", tmp_path / "cache")
     expected, file = images(1).copy(), Path(images.path)
@@ -137,7 +165,9 @@ def test_disk_cache_is_reused_and_rebuilt_when_an_image_changes(
 ) -> None:
     labels = write_data(tmp_path)
     reads: Counter[str] = Counter()
-    monkeypatch.setattr("data.base_images.read_image", lambda path: reads.update([path]) or read_image(path))
+    monkeypatch.setattr(
+        "data.base_images.read_image", lambda path: reads.update([path]) or read_image(path)
+    )
     folder = tmp_path / "cache"
     open_train_images(labels, "disk", folder)
     assert reads == Counter(labels.path(i) for i in range(len(labels)))
@@ -152,13 +182,19 @@ def test_disk_cache_is_reused_and_rebuilt_when_an_image_changes(
     assert sum(reads.values()) == 2 * len(labels)
     assert (images(2) == DecodedImages(labels, SIDE)(2)).all()
     (subfolder,) = folder.iterdir()
-    assert sorted(file.name for file in subfolder.iterdir()) == sorted([Path(images.path).name, "lock"])  # no old file
+    assert sorted(file.name for file in subfolder.iterdir()) == sorted(
+        [Path(images.path).name, "lock"]
+    )  # no old file
     open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=SINGLE_PROCESS)
     assert len(list(folder.iterdir())) == 2  # one folder per image size
 
 
-def test_disk_cache_notices_images_replaced_by_others_of_the_same_size_and_time(tmp_path: Path) -> None:
-    """As `cp -p`, `rsync -t` and archives with fixed times do. BMP files of one shape have one size."""
+def test_disk_cache_notices_images_replaced_by_others_of_the_same_size_and_time(
+    tmp_path: Path,
+) -> None:
+    """As `cp -p`, `rsync -t` and archives with fixed times do. BMP files of one shape have one
+    size.
+    """
     paths = [str(tmp_path / f"{name}.bmp") for name in "ab"]
     for path, value in zip(paths, (0, 200), strict=True):
         cv2.imwrite(path, np.full((SIDE, SIDE, 3), value, np.uint8))
@@ -174,7 +210,9 @@ def test_disk_cache_notices_images_replaced_by_others_of_the_same_size_and_time(
 
 
 def test_cache_file_in_use_by_another_run_is_kept(tmp_path: Path) -> None:
-    """For example if two machines share the cache folder, but have copies of the images with different mtimes."""
+    """For example if two machines share the cache folder, but have copies of the images with
+    different mtimes.
+    """
     labels = write_data(tmp_path)
     first, _ = open_train_images(labels, "disk", tmp_path / "cache")
     for time in (1, 2):
@@ -226,7 +264,9 @@ def test_caching_reports_image_changed_since_scan(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
     for where in ("ram", "disk"):
-        with pytest.raises(UnreadableImageError, match=r"0\.png: has changed since its labels were read"):
+        with pytest.raises(
+            UnreadableImageError, match=r"0\.png: has changed since its labels were read"
+        ):
             open_train_images(labels, where, tmp_path / "cache")
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
 
@@ -254,20 +294,26 @@ def test_cache_accepts_no_images(tmp_path: Path) -> None:
         ("off", 0, 10 * GIB, 10 * GIB, "off"),
     ],
 )
-def test_cache_location_is_chosen_by_free_space(where: str, size: int, ram: int, disk: int, place: str) -> None:
+def test_cache_location_is_chosen_by_free_space(
+    where: str, size: int, ram: int, disk: int, place: str
+) -> None:
     assert choose_location(where, size, {"ram": ram, "disk": disk}) == place
 
 
 @pytest.mark.parametrize(
     ("where", "ram", "disk", "expected"),
     [
-        ("ram", 50_000, 10**6, "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; "
+        ("ram", 50_000, 10**6,
+         "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; "
          "they are cached: 57.6 kB on disk"),
-        ("ram", 50_000, 60_000, "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram and 60.0 kB of disk are "
+        ("ram", 50_000, 60_000,
+         "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram and 60.0 kB of disk are "
          "free; they are decoded for each batch"),
-        ("disk", 10**6, 60_000, "--cache disk: decoded images take 57.6 kB, but 60.0 kB of disk are free; "
+        ("disk", 10**6, 60_000,
+         "--cache disk: decoded images take 57.6 kB, but 60.0 kB of disk are free; "
          "they are decoded for each batch"),
-        ("auto", 10**5, 10**6, "images are decoded for each batch; --cache ram or disk would cache them: 57.6 kB"),
+        ("auto", 10**5, 10**6,
+         "images are decoded for each batch; --cache ram or disk would cache them: 57.6 kB"),
     ],
 )  # fmt: skip
 def test_cache_without_enough_space_logs_and_falls_back(
@@ -309,7 +355,9 @@ def deny_access(real: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def test_inaccessible_cache_folder_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inaccessible_cache_folder_is_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The user of a container may have root's home folder."""
     labels = write_data(tmp_path)
     for name in ("stat", "statvfs", "mkdir"):
@@ -319,7 +367,9 @@ def test_inaccessible_cache_folder_is_not_an_error(tmp_path: Path, monkeypatch: 
         assert (images(1) == DecodedImages(labels, SIDE)(1)).all()
 
 
-def test_existing_cache_file_is_opened_without_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_cache_file_is_opened_without_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For example on a read-only disk, or in a folder of another user."""
     labels = write_data(tmp_path)
     made, _ = open_train_images(labels, "disk", tmp_path / "cache")
@@ -339,26 +389,38 @@ def test_fingerprint_is_computed_only_if_images_are_cached(
 ) -> None:
     """Checking the state of many files on a network disk takes minutes."""
     labels, real, calls = write_data(tmp_path), cache.digest_of_states, []
-    monkeypatch.setattr(cache, "digest_of_states", lambda paths: calls.append(real(paths)) or calls[-1])
+    monkeypatch.setattr(
+        cache, "digest_of_states", lambda paths: calls.append(real(paths)) or calls[-1]
+    )
     monkeypatch.setattr(cache, "free_ram", lambda: 200_000)
     open_train_images(labels, where)
     assert len(calls) == count
 
 
-def test_ram_cache_does_not_spill_to_disk_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ram_cache_does_not_spill_to_disk_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
     lines: list[str] = []
-    settings = {"where": "ram", "folder": tmp_path / "cache", "world": SINGLE_PROCESS, "say": lines.append}
+    settings = {
+        "where": "ram",
+        "folder": tmp_path / "cache",
+        "world": SINGLE_PROCESS,
+        "say": lines.append,
+    }
     images = open_images({"train": labels}, SIDE, **settings)["train"]  # type: ignore[arg-type]
     assert isinstance(images, DecodedImages)
     assert lines == [
-        "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; they are decoded for each batch"
+        "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; they are decoded "
+        "for each batch"
     ]
     assert not (tmp_path / "cache").exists()
 
 
-def test_existing_cache_file_needs_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_cache_file_needs_no_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     open_train_images(labels, "disk", tmp_path / "cache")
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, 10))
@@ -374,20 +436,24 @@ def test_unwritable_cache_folder_falls_back_to_decoding(tmp_path: Path) -> None:
     assert isinstance(images, DecodedImages)
     folder = tmp_path / "file" / "cache"
     assert lines == [
-        f"--cache disk: {folder} cannot be written to (Not a directory); images are decoded for each batch"
+        f"--cache disk: {folder} cannot be written to (Not a directory); images are decoded for "
+        "each batch"
     ]
     images, lines = open_train_images(labels, "disk", None)
     assert isinstance(images, DecodedImages)
 
 
-def test_full_ram_and_unwritable_cache_folder_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_ram_and_unwritable_cache_folder_are_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = write_data(tmp_path, [(64, 60)] * 5)
     (tmp_path / "file").touch()
     monkeypatch.setattr(cache, "free_ram", lambda: 50_000)
     _, lines = open_train_images(labels, "ram", tmp_path / "file" / "cache")
     assert lines == [
         "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free, "
-        f"and {tmp_path}/file/cache cannot be written to (Not a directory); they are decoded for each batch"
+        f"and {tmp_path}/file/cache cannot be written to (Not a directory); they are decoded for "
+        "each batch"
     ]
 
 
@@ -408,21 +474,28 @@ def test_failure_while_caching_does_not_say_that_images_are_cached(
     monkeypatch.setattr(cache, "_reserve", full)
     images, lines = open_train_images(write_data(tmp_path), "disk", tmp_path / "cache")
     assert isinstance(images, DecodedImages)
-    assert lines == [f"--cache disk: {tmp_path}/cache: No space left on device; images are decoded for each batch"]
+    assert lines == [
+        f"--cache disk: {tmp_path}/cache: No space left on device; images are decoded for each "
+        "batch"
+    ]
 
 
 def test_concurrent_cache_builds_give_the_same_images(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     found: list[object] = []
     threads = [
-        threading.Thread(target=lambda: found.append(open_train_images(labels, "disk", tmp_path / "cache")[0]))
+        threading.Thread(
+            target=lambda: found.append(open_train_images(labels, "disk", tmp_path / "cache")[0])
+        )
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [images(1).tobytes() for images in found] == [DecodedImages(labels, SIDE)(1).tobytes()] * 4
+    assert [images(1).tobytes() for images in found] == [
+        DecodedImages(labels, SIDE)(1).tobytes()
+    ] * 4
 
 
 def test_other_local_processes_map_the_cache_of_the_first(tmp_path: Path) -> None:
@@ -435,7 +508,9 @@ def test_other_local_processes_map_the_cache_of_the_first(tmp_path: Path) -> Non
         ([{}, {}], False, []),
     ):
         second.paths, lines = paths, []
-        images = open_images({"train": labels}, SIDE, where="ram", folder=None, world=second, say=lines.append)["train"]
+        images = open_images(
+            {"train": labels}, SIDE, where="ram", folder=None, world=second, say=lines.append
+        )["train"]
         assert isinstance(images, CachedImages) == mapped
         assert (images(1) == first(1)).all()
         assert lines == messages
@@ -445,7 +520,9 @@ MISSING_IMAGES_MESSAGE = "1 of 2 processes have no cached images and decode them
 
 
 class _SecondProcess(World):
-    """The second process of a machine; `paths` is what it gathers from all processes: paths of the images by split."""
+    """The second process of a machine; `paths` is what it gathers from all processes: paths of the
+    images by split.
+    """
 
     paths: list[dict[str, str]]
 
@@ -454,7 +531,9 @@ class _SecondProcess(World):
 
 
 def growth_over_epochs(folder: Path) -> list[int]:
-    """Return the kB of private memory that 160 epochs add to this process and to each of two workers."""
+    """Return the kB of private memory that 160 epochs add to this process and to each of two
+    workers.
+    """
     torch.set_num_threads(1)
     labels = write_data(folder)
     images, _ = open_train_images(labels, "ram")
@@ -463,7 +542,10 @@ def growth_over_epochs(folder: Path) -> list[int]:
     def private_kb() -> list[int]:
         pids = [os.getpid(), *(worker.pid for worker in loader._loader._iterator._workers)]
         lines = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids]
-        return [sum(int(line.split()[1]) for line in one if line.startswith("Private_")) for one in lines]
+        return [
+            sum(int(line.split()[1]) for line in one if line.startswith("Private_"))
+            for one in lines
+        ]
 
     def run(epochs: range) -> None:
         for epoch in epochs:
@@ -481,8 +563,8 @@ def growth_over_epochs(folder: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     growth = run_in_new_process(growth_over_epochs, tmp_path)
-    # If every sample of 64 x 64 pixels of 160 epochs of 7 images stayed in memory, it would be 13.8 MB, half of it in
-    # each worker.
+    # If every sample of 64 x 64 pixels of 160 epochs of 7 images stayed in memory, it would be 13.8
+    # MB, half of it in each worker.
     assert max(growth) < 4000, growth
 
 

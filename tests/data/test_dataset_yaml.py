@@ -16,7 +16,10 @@ def write(folder: Path, text: str, name: str = "data.yaml") -> Path:
 
 
 def test_sources_are_relative_to_path_and_path_to_the_yaml(tmp_path: Path) -> None:
-    file = write(tmp_path, "path: ../set\ntrain: images/train\nval: [a.txt, b.json]\nnames: [cat, dog]\nnc: 2\n")
+    file = write(
+        tmp_path,
+        "path: ../set\ntrain: images/train\nval: [a.txt, b.json]\nnames: [cat, dog]\nnc: 2\n",
+    )
     spec = read_data_yaml(file)
     assert spec.root == tmp_path.parent / "set"
     assert spec.train == (spec.root / "images/train",)
@@ -42,18 +45,29 @@ def test_class_names_are_read_as_written(tmp_path: Path) -> None:
 
 
 def test_yaml_with_ten_thousand_classes_is_read(tmp_path: Path) -> None:
-    spec = read_data_yaml(write(tmp_path, "names:\n" + "".join(f"  {i}: class {i}\n" for i in range(10_000))))
+    spec = read_data_yaml(
+        write(tmp_path, "names:\n" + "".join(f"  {i}: class {i}\n" for i in range(10_000)))
+    )
     assert len(spec.names) == 10_000
     assert spec.names[9_999] == "class 9999"
 
 
-def test_tilde_is_the_home_folder_unless_it_exists_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_is_the_home_folder_unless_it_exists_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))  # Windows
-    file = write(tmp_path, "path: ~/set\ntrain: images\nval: ~/other/val\ntest: ~nobody-of-this-name/x\nnames: [a]\n")
+    file = write(
+        tmp_path,
+        "path: ~/set\ntrain: images\nval: ~/other/val\ntest: ~nobody-of-this-name/x\nnames: [a]\n",
+    )
     spec = read_data_yaml(file)
     root = tmp_path / "home" / "set"
-    assert (spec.root, spec.train, spec.val) == (root, (root / "images",), (tmp_path / "home" / "other" / "val",))
+    assert (spec.root, spec.train, spec.val) == (
+        root,
+        (root / "images",),
+        (tmp_path / "home" / "other" / "val",),
+    )
     assert spec.test == (root / "~nobody-of-this-name" / "x",)
     (tmp_path / "~" / "set").mkdir(parents=True)
     assert read_data_yaml(file).root == tmp_path / "~" / "set"
@@ -73,28 +87,45 @@ def test_tilde_is_the_home_folder_unless_it_exists_as_written(tmp_path: Path, mo
 def test_unknown_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, meant: str) -> None:
     hint = f" (did you mean {meant}?)" if meant else ""
     allowed = "allowed are path, train, val, test, names, nc, download"
-    with pytest.raises(ValueError, match=re.escape(f"line 2: unknown key '{key}', {allowed}{hint}") + "$"):
+    with pytest.raises(
+        ValueError, match=re.escape(f"line 2: unknown key '{key}', {allowed}{hint}") + "$"
+    ):
         read_data_yaml(write(tmp_path, f"names: [a]\n{key}: x\n"))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_yaml_in_utf_16_is_refused_with_the_reason(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "data.yaml").write_text("names: [a]", encoding=encoding)
-    with pytest.raises(ValueError, match=r"data\.yaml line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"):
+    with pytest.raises(
+        ValueError, match=r"data\.yaml line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"
+    ):
         read_data_yaml(tmp_path / "data.yaml")
 
 
 def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
     """Its error messages are tested in tests/data/test_fetching.py."""
     digest = "00fF" * 16
-    spec = read_data_yaml(write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n"))
-    assert (spec.download, spec.download_error) == ((Source("https://x.org/a.zip", digest.lower()),), "")
-    spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: [https://x.org/a.zip, {url: file:///b.zip}]\n"))
+    spec = read_data_yaml(
+        write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n")
+    )
+    assert (spec.download, spec.download_error) == (
+        (Source("https://x.org/a.zip", digest.lower()),),
+        "",
+    )
+    spec = read_data_yaml(
+        write(tmp_path, "names: [a]\ndownload: [https://x.org/a.zip, {url: file:///b.zip}]\n")
+    )
     assert spec.download == (Source("https://x.org/a.zip"), Source("file:///b.zip"))
-    assert [str(source) for source in spec.download] == ["a.zip from x.org", "b.zip from this machine"]
+    assert [str(source) for source in spec.download] == [
+        "a.zip from x.org",
+        "b.zip from this machine",
+    ]
     spec = read_data_yaml(write(tmp_path, "names: [a]\ndownload: |\n  import os\n"))
     assert spec.download == ()
-    assert "line 2: 'download' is 'import os\\n': it is not an https:// or file:// URL" in spec.download_error
+    assert (
+        "line 2: 'download' is 'import os\\n': it is not an https:// or file:// URL"
+        in spec.download_error
+    )
     assert read_data_yaml(write(tmp_path, "names: [a]\ndownload:\n")).download_error == ""
 
 
@@ -106,7 +137,8 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         ("train: a\n", "has no 'names'"),
         (
             "names: [a]\nclasses: 3\n",
-            "line 2: unknown key 'classes', allowed are path, train, val, test, names, nc, download",
+            "line 2: unknown key 'classes', allowed are path, train, val, test, names, nc, "
+            "download",
         ),
         ("names: [a]\nnames: [b]\n", "line 2: the key 'names' appears twice"),
         ("names: []\n", "line 1: 'names' is empty"),
@@ -128,12 +160,17 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         ("names: [a]\n---\nnames: [b]\n", "not YAML"),
         ("? [a]\n: b\n", "a key of the file must be plain text"),
         ("names: &n [a]\ntrain: *n\n", "line 2: aliases (*n) are not allowed"),
-        ("names: !!python/object/apply:os.system [ls]\n", "tags (tag:yaml.org,2002:python/object/apply:os...) are"),
+        (
+            "names: !!python/object/apply:os.system [ls]\n",
+            "tags (tag:yaml.org,2002:python/object/apply:os...) are",
+        ),
         ("names: " + "[" * 21 + "]" * 21, "nested more than 20 deep"),
         ("names:\n" + "- " * 50_000, "nested more than 20 deep"),
     ],
 )
-def test_invalid_dataset_yaml_is_rejected_with_file_name(tmp_path: Path, text: str, sentence: str) -> None:
+def test_invalid_dataset_yaml_is_rejected_with_file_name(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         read_data_yaml(file)
@@ -158,7 +195,9 @@ def test_non_utf8_too_large_or_missing_yaml_is_rejected(tmp_path: Path) -> None:
 def test_sources_must_exist(tmp_path: Path) -> None:
     spec = read_data_yaml(write(tmp_path, "train: .\nval: nowhere\nnames: [a]\n"))
     assert spec.sources("train") == (tmp_path,)
-    with pytest.raises(ValueError, match=re.escape(f"'val' is {tmp_path / 'nowhere'}, which does not exist")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"'val' is {tmp_path / 'nowhere'}, which does not exist")
+    ):
         spec.sources("val")
     with pytest.raises(ValueError, match=r"has no 'test' \(it has: train, val\)"):
         spec.sources("test")
@@ -173,9 +212,13 @@ def test_find_yaml_tries_given_path_then_folder(tmp_path: Path) -> None:
     assert find_yaml("shapes", tmp_path) == file
     with pytest.raises(ValueError, match="does not exist"):
         find_yaml(tmp_path / "shapes", tmp_path)
-    with pytest.raises(ValueError, match=r"neither .*none.yaml nor .*none.yaml exists. Files in .*/: shapes.yaml$"):
+    with pytest.raises(
+        ValueError, match=r"neither .*none.yaml nor .*none.yaml exists. Files in .*/: shapes.yaml$"
+    ):
         find_yaml("none.yaml", tmp_path)
-    with pytest.raises(ValueError, match=r"^no file : the name is empty. Files in .*/: shapes.yaml$"):
+    with pytest.raises(
+        ValueError, match=r"^no file : the name is empty. Files in .*/: shapes.yaml$"
+    ):
         find_yaml("", tmp_path)
     with pytest.raises(ValueError) as refusal:
         find_yaml(tmp_path, tmp_path / "other", "data set")
@@ -183,7 +226,9 @@ def test_find_yaml_tries_given_path_then_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "{folder}/none.yaml", "../{folder.name}/none.yaml"])
-def test_find_yaml_error_names_each_path_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_find_yaml_error_names_each_path_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     name = name.format(folder=tmp_path)
     with pytest.raises(ValueError) as refusal:
@@ -195,7 +240,9 @@ ROBOFLOW = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n
 
 
 def test_missing_parent_folder_source_falls_back_to_yaml_folder(tmp_path: Path) -> None:
-    """Roboflow exports: data.yaml is beside train/ and valid/, but its paths are relative to a folder inside them."""
+    """Roboflow exports: data.yaml is beside train/ and valid/, but its paths are relative to a
+    folder inside them.
+    """
     folder = tmp_path / "export"
     for split in ("train", "valid"):
         (folder / split / "images").mkdir(parents=True)
@@ -204,7 +251,8 @@ def test_missing_parent_folder_source_falls_back_to_yaml_folder(tmp_path: Path) 
     assert spec.sources("val") == (folder / "valid/images",)
     assert spec.test == (tmp_path / "test/images",)  # neither exists: as written
     assert spec.notes == (
-        f"{folder}/data.yaml: ../train/images, ../valid/images not found: used without ../ in {folder}",
+        f"{folder}/data.yaml: ../train/images, ../valid/images not found: used without ../ in "
+        f"{folder}",
     )
 
 
@@ -222,7 +270,9 @@ def test_existing_parent_folder_source_is_used(tmp_path: Path) -> None:
 def test_only_a_single_parent_step_is_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     (folder / "images").mkdir(parents=True)
-    spec = read_data_yaml(write(folder, "train: ../../images\nval: [../images, ../x.txt]\nnames: [a]\n"))
+    spec = read_data_yaml(
+        write(folder, "train: ../../images\nval: [../images, ../x.txt]\nnames: [a]\n")
+    )
     assert spec.train == (tmp_path / "images",)
     assert spec.val == (folder / "images", tmp_path / "a" / "x.txt")
 
@@ -233,18 +283,27 @@ def test_roboflow_key_is_ignored(tmp_path):
     assert read_data_yaml(file).names == ("cat",)
 
 
-def test_path_relative_to_current_folder_is_used_if_there_is_none_beside_the_yaml(tmp_path, monkeypatch):
-    """As in YOLOv5, whose data YAMLs are in yolov5/data and say ../datasets/x for a folder beside yolov5/."""
+def test_path_relative_to_current_folder_is_used_if_there_is_none_beside_the_yaml(
+    tmp_path, monkeypatch
+):
+    """As in YOLOv5, whose data YAMLs are in yolov5/data and say ../datasets/x for a folder beside
+    yolov5/.
+    """
     (tmp_path / "yolov5" / "data").mkdir(parents=True)
     file = write(tmp_path / "yolov5" / "data", "path: ../datasets/x\ntrain: images\nnames: [a]\n")
-    beside_yaml, beside_repository = tmp_path / "yolov5" / "datasets" / "x", tmp_path / "datasets" / "x"
+    beside_yaml, beside_repository = (
+        tmp_path / "yolov5" / "datasets" / "x",
+        tmp_path / "datasets" / "x",
+    )
     monkeypatch.chdir(tmp_path / "yolov5")
     spec = read_data_yaml(file)
     assert (spec.root, spec.notes) == (beside_yaml, ())
     beside_repository.mkdir(parents=True)
     spec = read_data_yaml(file)
     assert (spec.root, spec.train) == (beside_repository, (beside_repository / "images",))
-    assert spec.notes == (f"{file}: {beside_yaml} not found: used {beside_repository}, from the current folder",)
+    assert spec.notes == (
+        f"{file}: {beside_yaml} not found: used {beside_repository}, from the current folder",
+    )
     beside_yaml.mkdir(parents=True)
     spec = read_data_yaml(file)
     assert (spec.root, spec.notes) == (beside_yaml, ())

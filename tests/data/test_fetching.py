@@ -1,4 +1,6 @@
-"""data/fetching.py: a data set is downloaded completely or not at all, and never without --download."""
+"""data/fetching.py: a data set is downloaded completely or not at all, and never without
+--download.
+"""
 
 import hashlib
 import os
@@ -24,13 +26,25 @@ from utils.distributed.world import World
 from utils.files import download
 from utils.terminal import FaultError
 
-FILES = {"images/train/a.jpg": b"1", "images/val/b.jpg": b"2", "labels/train/a.txt": b"3", "labels/val/b.txt": b"4"}
-SKIPPED_FILES = {"data.yaml": b"names: [z]", "run.py": b"print()", ".git/hooks.txt": b"", "README": b""}
+FILES = {
+    "images/train/a.jpg": b"1",
+    "images/val/b.jpg": b"2",
+    "labels/train/a.txt": b"3",
+    "labels/val/b.txt": b"4",
+}
+SKIPPED_FILES = {
+    "data.yaml": b"names: [z]",
+    "run.py": b"print()",
+    ".git/hooks.txt": b"",
+    "README": b"",
+}
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(download.fetch, "__kwdefaults__", download.fetch.__kwdefaults__ | {"pauses_s": (0.0,)})
+    monkeypatch.setattr(
+        download.fetch, "__kwdefaults__", download.fetch.__kwdefaults__ | {"pauses_s": (0.0,)}
+    )
 
 
 @pytest.fixture
@@ -50,7 +64,11 @@ def yaml(tmp_path):
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 # ---------------------------------------------------------------------- downloaded files
@@ -58,14 +76,18 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("top", ["", "set/"])
 def test_dataset_is_downloaded_once(serve, yaml, top, capsys):
-    server = serve(file_answer(make_zip({top + name: data for name, data in (FILES | SKIPPED_FILES).items()})))
+    server = serve(
+        file_answer(make_zip({top + name: data for name, data in (FILES | SKIPPED_FILES).items()}))
+    )
     file = yaml(f"{server.url}/a.zip")
     spec = open_data(str(file), download=True)
     assert files_in(spec.root) == FILES
     assert sorted(os.listdir(spec.root)) == ["images", "labels"]
     output = capsys.readouterr().out
     assert re.search(
-        r"downloading a\.zip from 127\.0\.0\.1:\d+\n.*sha256 [0-9a-f]{64} \(not checked: the YAML has no sha256", output
+        r"downloading a\.zip from 127\.0\.0\.1:\d+\n.*sha256 [0-9a-f]{64} \(not checked: the YAML "
+        r"has no sha256",
+        output,
     )
     skipped = output.split("lists: ")[1].splitlines()[0].split(", ")
     assert sorted(skipped) == ["1 .py", "1 .txt", "1 .yaml", "1 without suffix"]
@@ -77,12 +99,16 @@ def test_listed_archives_form_one_dataset(serve, yaml):
     first, second = (dict(list(FILES.items())[a : a + 2]) for a in (0, 2))
     server = serve(file_answer(make_zip(first)), file_answer(make_tar(second)))
     digests = [hashlib.sha256(data).hexdigest() for data in (make_zip(first), make_tar(second))]
-    entry = "".join(f"\n  - url: {server.url}/{i}\n    sha256: {digest}" for i, digest in enumerate(digests))
+    entry = "".join(
+        f"\n  - url: {server.url}/{i}\n    sha256: {digest}" for i, digest in enumerate(digests)
+    )
     assert files_in(open_data(str(yaml(entry)), download=True).root) == FILES
 
 
 def test_existing_files_are_never_overwritten_by_download(serve, yaml, tmp_path):
-    """An existing file with the same bytes is allowed; with other bytes it is an error, and no file changes."""
+    """An existing file with the same bytes is allowed; with other bytes it is an error, and no file
+    changes.
+    """
     server = serve(file_answer(make_zip(FILES)))
     file = yaml(f"{server.url}/a.zip", path=".")
     existing = {"images/train/a.jpg": b"1", "labels/train/mine.txt": b"5"}
@@ -95,11 +121,15 @@ def test_existing_files_are_never_overwritten_by_download(serve, yaml, tmp_path)
     shutil.rmtree(file.parent / "images" / "val")
     (file.parent / "labels/train/a.txt").write_bytes(b"changed")
     before = files_in(file.parent)
-    with pytest.raises(ValueError, match=r"data\.yaml: .*a\.txt exists and differs from the downloaded one"):
+    with pytest.raises(
+        ValueError, match=r"data\.yaml: .*a\.txt exists and differs from the downloaded one"
+    ):
         open_data(str(file), download=True)
     assert {k: v for k, v in files_in(file.parent).items() if not k.startswith(WORK)} == before
     (file.parent / "labels/train/a.txt").unlink()
-    assert files_in(open_data(str(file), download=True).root) == FILES | existing | {"data.yaml": file.read_bytes()}
+    assert files_in(open_data(str(file), download=True).root) == FILES | existing | {
+        "data.yaml": file.read_bytes()
+    }
     assert len(server.received) == 2  # the second time it had been downloaded already
 
 
@@ -117,9 +147,13 @@ def test_download_conflicting_with_existing_folder_or_file_is_an_error(serve, ya
 def test_archive_without_folders_named_in_yaml_is_rejected(serve, yaml):
     server = serve(file_answer(make_zip({"other/a.jpg": b""})))
     file = yaml(f"{server.url}/a.zip")
-    with pytest.raises(ValueError, match=r"it names .*images/train, but the download contains only other$"):
+    with pytest.raises(
+        ValueError, match=r"it names .*images/train, but the download contains only other$"
+    ):
         open_data(str(file), download=True)
-    file.write_text(file.read_text().replace("images/train", "other").replace("images/val", "other"))
+    file.write_text(
+        file.read_text().replace("images/train", "other").replace("images/val", "other")
+    )
     assert files_in(open_data(str(file), download=True).root) == {"other/a.jpg": b""}
     assert len(server.received) == 1
 
@@ -128,7 +162,8 @@ def test_archive_with_path_traversal_is_rejected_without_leftovers(serve, yaml):
     bad = make_zip(FILES | {"../../evil.txt": b""})
     file = yaml(f"{serve(file_answer(bad)).url}/a.zip")
     with pytest.raises(
-        ValueError, match=r"a\.zip from 127\S+ was not unpacked: '../../evil.txt' leads out of its folder"
+        ValueError,
+        match=r"a\.zip from 127\S+ was not unpacked: '../../evil.txt' leads out of its folder",
     ):
         open_data(str(file), download=True)
     assert os.listdir(file.parent) == ["data.yaml"]
@@ -142,14 +177,17 @@ def test_failed_download_leaves_no_files(serve, yaml, answer):
     assert os.listdir(file.parent) == ["data.yaml"]
 
 
-# ---------------------------------------------------------------------- stopped in the middle, several at once
+# ----------------------------------------------------------- stopped in the middle, several at once
 
 
 @pytest.mark.parametrize(
-    "step", ["unpack", "_require_sources", "os.replace", "os.rename 1", "os.rename 2", "os.rename 3"]
+    "step",
+    ["unpack", "_require_sources", "os.replace", "os.rename 1", "os.rename 2", "os.rename 3"],
 )
 @pytest.mark.parametrize("path", ["set", "."])
-def test_download_interrupted_at_any_step_is_finished_by_next_run(serve, yaml, monkeypatch, step, path):
+def test_download_interrupted_at_any_step_is_finished_by_next_run(
+    serve, yaml, monkeypatch, step, path
+):
     """As the folder `images` exists already, files are moved one by one."""
     server = serve(file_answer(make_zip(FILES)))
     file = yaml(f"{server.url}/a.zip", path=path)
@@ -172,9 +210,15 @@ def test_download_interrupted_at_any_step_is_finished_by_next_run(serve, yaml, m
         patch.setattr(where, name.removeprefix("os."), stopping)
         with pytest.raises(KeyboardInterrupt):
             open_data(str(file), download=True)
-    with pytest.raises(ValueError, match=r"interrupted, or is still running: --download finishes it, or remove \S+"):
+    with pytest.raises(
+        ValueError, match=r"interrupted, or is still running: --download finishes it, or remove \S+"
+    ):
         open_data(str(file))
-    assert {k: v for k, v in files_in(open_data(str(file), download=True).root).items() if k != "data.yaml"} == FILES
+    assert {
+        k: v
+        for k, v in files_in(open_data(str(file), download=True).root).items()
+        if k != "data.yaml"
+    } == FILES
     assert len(server.received) == 1
     assert not (root / WORK).exists()
 
@@ -204,7 +248,8 @@ def test_concurrent_calls_download_only_once(serve, yaml, capsys):
     file = yaml(f"{server.url}/a.zip")
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(open_data(str(file), download=True).root)) for _ in range(3)
+        threading.Thread(target=lambda: found.append(open_data(str(file), download=True).root))
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()
@@ -215,7 +260,7 @@ def test_concurrent_calls_download_only_once(serve, yaml, capsys):
     assert capsys.readouterr().out.count("another process is working there") == 2
 
 
-# ---------------------------------------------------------------------- only with --download, only data files
+# ------------------------------------------------------------ only with --download, only data files
 
 
 @pytest.fixture
@@ -259,9 +304,15 @@ def test_no_network_access_without_download_flag(yaml):
             "|\n  import os\n  os.system('touch x')\n",
             "'download' is 'import os\\nos.system('touch x')\\n': it is not an https://",
         ),
-        ("http://a.org/b.zip", "'http://a.org/b.zip': http:// can be read and changed in transit; use https://"),
+        (
+            "http://a.org/b.zip",
+            "'http://a.org/b.zip': http:// can be read and changed in transit; use https://",
+        ),
         ("{url: https://a.org/b, sha256: 12}", "'sha256' is '12', not 64 hexadecimal digits"),
-        ("{url: https://a.org/b, md5: 12}", "'download' has the keys 'url, md5', allowed are url and sha256"),
+        (
+            "{url: https://a.org/b, md5: 12}",
+            "'download' has the keys 'url, md5', allowed are url and sha256",
+        ),
         ("{sha256: " + "0" * 64 + "}", "'download' has the keys 'sha256'"),
         ("[https://a.org/b, ftp://a.org/c]", "'download' is 'ftp://a.org/c'"),
         ("[[https://a.org/b]]", "'download' must be text"),
@@ -278,7 +329,9 @@ def test_bad_download_entry_is_an_error_only_if_data_is_missing(yaml, entry, mes
     assert os.listdir(file.parent) == ["data.yaml"]
     for split in ("train", "val"):
         (file.parent / "set" / "images" / split).mkdir(parents=True)
-    assert open_data(str(file)).sources("train") == open_data(str(file), download=True).sources("train")
+    assert open_data(str(file)).sources("train") == open_data(str(file), download=True).sources(
+        "train"
+    )
 
 
 def test_dataset_with_only_a_test_split_is_downloaded(serve, tmp_path):
@@ -301,9 +354,15 @@ def test_archive_top_folder_is_kept_if_yaml_refers_to_it(serve, tmp_path):
 @pytest.fixture
 def tiny(serve, tiny_data, tmp_path):
     """Return a server of the tiny data set, and a YAML with its URL."""
-    files = {f"tiny/{p.relative_to(tiny_data.parent)}": p.read_bytes() for p in tiny_data.parent.rglob("*.*")}
+    files = {
+        f"tiny/{p.relative_to(tiny_data.parent)}": p.read_bytes()
+        for p in tiny_data.parent.rglob("*.*")
+    }
     server, file = serve(file_answer(make_zip(files))), tmp_path / "tiny.yaml"
-    file.write_text(f"path: tiny\ntrain: images\nval: images\nnames: [a, b, c]\ndownload: {server.url}/tiny.zip\n")
+    file.write_text(
+        "path: tiny\ntrain: images\nval: images\nnames: [a, b, c]\ndownload: "
+        f"{server.url}/tiny.zip\n"
+    )
     return server, file
 
 
@@ -318,7 +377,18 @@ def test_train_and_val_download_missing_data(tiny, tmp_path, tiny_model):
 
     shutil.rmtree(tmp_path / "tiny")
     best = str(tmp_path / "runs" / "exp" / "weights" / "best.pt")
-    again = ["--weights", best, "--imgsz", "64", "--workers", "0", "--device", "cpu", "--project", str(tmp_path)]
+    again = [
+        "--weights",
+        best,
+        "--imgsz",
+        "64",
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+        "--project",
+        str(tmp_path),
+    ]
     with pytest.raises(ValueError, match="--download would fetch"):
         val.main(val.parse_args(again)[0], world)
     assert val.main(val.parse_args([*again, "--download"])[0], world).images == 8
@@ -327,7 +397,10 @@ def test_train_and_val_download_missing_data(tiny, tmp_path, tiny_model):
 
 def test_resume_does_not_inherit_download_flag(tiny, tmp_path, tiny_model):
     server, file = tiny
-    flags, world = small_run_flags(file, tiny_model, tmp_path / "runs", "--download"), World(torch.device("cpu"))
+    flags, world = (
+        small_run_flags(file, tiny_model, tmp_path / "runs", "--download"),
+        World(torch.device("cpu")),
+    )
     train.main(train.parse_args(flags)[0], world)
     shutil.rmtree(tmp_path / "tiny")
     (tmp_path / "runs" / "exp" / "metrics.json").unlink()  # as if it had been interrupted
@@ -345,7 +418,9 @@ def test_only_one_process_of_a_run_downloads(tiny, tmp_path, tiny_model):
     port = free_port()
     environments = [rank_environment(rank, 2, port) for rank in range(2)]
     with forked(
-        environments, small_run_flags(file, tiny_model, tmp_path / "runs", "--download"), tmp_path / "io"
+        environments,
+        small_run_flags(file, tiny_model, tmp_path / "runs", "--download"),
+        tmp_path / "io",
     ) as ranks:
         assert [rank.end(60) for rank in ranks] == [0, 0], ranks[0].err
     assert len(server.received) == 1

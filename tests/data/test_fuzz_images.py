@@ -1,4 +1,6 @@
-"""Truncated, altered and misnamed images of every kind: all pixels or an error message, never half an image."""
+"""Truncated, altered and misnamed images of every kind: all pixels or an error message, never half
+an image.
+"""
 
 import io
 import struct
@@ -26,7 +28,9 @@ NAME = Path("images/a b.png")
 
 def noise_image() -> Image.Image:
     """Return RGB noise, in which no two rows are equal."""
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    )
 
 
 def encode_image(kind: str, image: Image.Image | None = None, **options: object) -> bytes:
@@ -51,16 +55,22 @@ def kinds() -> dict[str, bytes]:
         "png palette": encode_image("PNG", plain.convert("P")),
         "png one bit": encode_image("PNG", plain.convert("1")),
         "png 16 bits": cv2.imencode(".png", np.asarray(plain).astype(np.uint16) * 257)[1].tobytes(),
-        "tiff 16 bits": cv2.imencode(".tif", np.asarray(plain).astype(np.uint16) * 257)[1].tobytes(),
+        "tiff 16 bits": cv2.imencode(".tif", np.asarray(plain).astype(np.uint16) * 257)[
+            1
+        ].tobytes(),
         "tiff": encode_image("TIFF"),
-        "tiff two pages": encode_image("TIFF", save_all=True, append_images=[other], compression="tiff_lzw"),
+        "tiff two pages": encode_image(
+            "TIFF", save_all=True, append_images=[other], compression="tiff_lzw"
+        ),
         "webp": encode_image("WEBP"),
         "webp animated": encode_image("WEBP", save_all=True, append_images=[other], lossless=True),
         "png animated": encode_image("PNG", save_all=True, append_images=[other]),
         "bmp": encode_image("BMP"),
         "ppm": encode_image("PPM"),
     }
-    return {name: data for name, data in found.items() if not isinstance(decode_or_error(data), str)}
+    return {
+        name: data for name, data in found.items() if not isinstance(decode_or_error(data), str)
+    }
 
 
 def decode_or_error(data: bytes) -> np.ndarray | str:
@@ -95,12 +105,19 @@ def test_opencv_reads_the_common_image_formats() -> None:
 
 @each_kind
 def test_truncated_image_is_complete_or_rejected(kind: str) -> None:
-    """Also when filled up with zeros, for formats that can detect it: others have neither an end nor a checksum."""
+    """Also when filled up with zeros, for formats that can detect it: others have neither an end
+    nor a checksum.
+    """
     data, expected = KINDS[kind], decode(KINDS[kind])
-    lengths = {*np.random.default_rng(0).integers(0, len(data), 25).tolist(), *range(len(data) - 9, len(data))}
+    lengths = {
+        *np.random.default_rng(0).integers(0, len(data), 25).tolist(),
+        *range(len(data) - 9, len(data)),
+    }
     with quiet_decoder():
         for length in lengths:
-            for tail in [b"", bytes(len(data) - length)] if kind.startswith(("jpeg", "png")) else [b""]:
+            for tail in (
+                [b"", bytes(len(data) - length)] if kind.startswith(("jpeg", "png")) else [b""]
+            ):
                 result = decode_or_error(data[:length] + tail)
                 assert isinstance(result, str) or np.array_equal(result, expected), (length, tail)
 
@@ -112,17 +129,26 @@ def test_mutated_image_is_decoded_or_rejected_deterministically(kind: str) -> No
         for _ in range(20):
             data = mutate(KINDS[kind], random)
             first, second = decode_or_error(data), decode_or_error(data)
-            assert np.array_equal(first, second) if isinstance(first, np.ndarray) else first == second
+            assert (
+                np.array_equal(first, second) if isinstance(first, np.ndarray) else first == second
+            )
 
 
 def png_with_size(width: int, height: int, body: bytes) -> bytes:
     """Return a grey PNG whose header claims this size."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
 
 
 def oversized_files() -> dict[str, bytes]:
@@ -152,14 +178,21 @@ def test_image_header_with_excessive_size_is_rejected(claim: str) -> None:
         assert isinstance(decode_or_error(oversized_files()[claim]), str)
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 2), (1, 3), (10, 20_000), (20_000, 10), (2, 9000), (4000, 4000)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(2, 2), (1, 3), (10, 20_000), (20_000, 10), (2, 9000), (4000, 4000)]
+)
 @pytest.mark.parametrize("side", [64, 320])
-def test_images_of_any_shape_are_drawn_with_their_boxes(tmp_path: Path, height: int, width: int, side: int) -> None:
+def test_images_of_any_shape_are_drawn_with_their_boxes(
+    tmp_path: Path, height: int, width: int, side: int
+) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(cv2.imencode(".png", np.full((height, width, 3), 50, np.uint8))[1].tobytes())
     builder = LabelsBuilder()
     builder.add_image(
-        str(file), (width, height), 1, [LabelRow(0, (0, 0, width, height), width * height, False, None, 1)]
+        str(file),
+        (width, height),
+        1,
+        [LabelRow(0, (0, 0, width, height), width * height, False, None, 1)],
     )
     augmentation = Augmentation(mosaic=1.0, degrees=10, perspective=0.001, mixup=1.0)
     planner = Planner(builder.build([1]), side, augmentation, 0)

@@ -1,4 +1,6 @@
-"""Mutated YAMLs of data, hyper-parameters and models, and image lists: read as written, or an error message."""
+"""Mutated YAMLs of data, hyper-parameters and models, and image lists: read as written, or an error
+message.
+"""
 
 import os
 from collections.abc import Callable
@@ -15,16 +17,54 @@ from data.images import find_images
 from models import build_model
 from models.detector import Detector, check_shapes
 from models.table import load_model_table, read_table, resolve
-from tests.support.fuzzing import assert_printable_line, assert_unchanged, line_number, mutate, result_or_error
+from tests.support.fuzzing import (
+    assert_printable_line,
+    assert_unchanged,
+    line_number,
+    mutate,
+    result_or_error,
+)
 from utils.printable import printable
 from utils.training.hyperparameters import Hyp, read_hyp
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-WORDS = "null ~ yes no 007 1e3 .inf .nan 0x1F 1_000 -1 0 99999999999999999999 2024-13-45 1:30 nc Conv"
-SIGNS = ("&a ", "*a", "!!int ", "!!python/name:os.system ", "<<: *a", "{", "}", "[", "]", "[" * 100, ": ", "- ", "? ")
-TEXTS = ("#", "'", '"', "| ", "> ", "%YAML 1.1\n", "---\n", "...\n", "\t", "\n", "\n  ", "\x1b[2J", "\0", "é", "\u2028")
+WORDS = (
+    "null ~ yes no 007 1e3 .inf .nan 0x1F 1_000 -1 0 99999999999999999999 2024-13-45 1:30 nc Conv"
+)
+SIGNS = (
+    "&a ",
+    "*a",
+    "!!int ",
+    "!!python/name:os.system ",
+    "<<: *a",
+    "{",
+    "}",
+    "[",
+    "]",
+    "[" * 100,
+    ": ",
+    "- ",
+    "? ",
+)
+TEXTS = (
+    "#",
+    "'",
+    '"',
+    "| ",
+    "> ",
+    "%YAML 1.1\n",
+    "---\n",
+    "...\n",
+    "\t",
+    "\n",
+    "\n  ",
+    "\x1b[2J",
+    "\0",
+    "é",
+    "\u2028",
+)
 LONG = ('"\\n\\e[2J"', "a" * 5000)
 PIECES = [
     *(word.encode() for word in (*WORDS.split(), *SIGNS, *TEXTS, *LONG)),
@@ -40,7 +80,8 @@ DATA = (
     b"names:\n  0: person\n  1: traffic light\n  2: no\n  3: 'a: b'\nnc: 4\ndownload: https://example.org/a.zip\n"
 )
 IMAGE_LIST = (
-    b"images/a.png\n./images/b b.png\r\n../x/images/a.png\n\nimages/none.png\nimages\nimages/a.png\n\xc3\xa9.png\n"
+    b"images/a.png\n./images/b b.png\r\n../x/images/a.png\n\nimages/none.png\nimages\n"
+    b"images/a.png\n\xc3\xa9.png\n"
 )
 BOMBS = {
     "aliases": "names: &a [x]\n" + "".join(f"k{i}: &b{i} [*a, *a]\n" for i in range(50)),
@@ -61,7 +102,9 @@ BOMBS = {
 
 
 def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]]:
-    """Return for each kind: a valid file, the path to write it to, and the function that reads it."""
+    """Return for each kind: a valid file, the path to write it to, and the function that reads
+    it.
+    """
     hyp = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_bytes()
     table = (ROOT / "tests" / "tables" / "tiny.yaml").read_bytes()
     return {
@@ -73,7 +116,9 @@ def readers(folder: Path) -> dict[str, tuple[bytes, Path, Callable[[Path], Any]]
 
 
 def resolve_model(file: Path) -> dict[str, Any]:
-    """Return the resolved table for three classes, after building the model without allocating memory."""
+    """Return the resolved table for three classes, after building the model without allocating
+    memory.
+    """
     table = resolve(*load_model_table(file), 3)
     check_shapes(table)
     return table
@@ -93,15 +138,23 @@ def matches_file(kind: str, value: Any, file: Path) -> bool:
     except yaml.YAMLError:  # this reader allows tabs in fewer places
         return True
     if kind == "data":
-        return list(value.names) == _texts(written["names"]) and _train_folder(written, file) in (value.train or ("",))
+        return list(value.names) == _texts(written["names"]) and _train_folder(written, file) in (
+            value.train or ("",)
+        )
     if kind == "hyp":
         optimizer, value = value
         if optimizer != written.get("optimizer", "auto"):
             return False
-        return all(getattr(value, field.name) == float(written.get(field.name, field.default)) for field in fields(Hyp))
+        return all(
+            getattr(value, field.name) == float(written.get(field.name, field.default))
+            for field in fields(Hyp)
+        )
     rows = [*written["backbone"], *written["head"]]
     read = [*value["backbone"], *value["head"]]
-    return all(row[2] == other[2] and int(row[1]) == other[1] for row, other in zip(rows, read, strict=True))
+    return all(
+        row[2] == other[2] and int(row[1]) == other[1]
+        for row, other in zip(rows, read, strict=True)
+    )
 
 
 def _train_folder(written: dict[str, Any], file: Path) -> Path | str:
@@ -118,13 +171,17 @@ def _texts(names: Any) -> list[str]:
 
 
 def _listed_correctly(listing: Any, file: Path) -> bool:
-    """Whether every non-empty line is either an existing image or a problem with its line number."""
+    """Whether every non-empty line is either an existing image or a problem with its line
+    number.
+    """
     text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     numbers = {number for number, line in enumerate(text.split("\n"), 1) if line.strip()}
     reported = {line_number(problem.where, file) for problem in listing.problems}
     for problem in listing.problems:
         assert_printable_line(str(problem))
-    return len(listing.images) + len(reported) == len(numbers) and all(map(os.path.isfile, listing.images))
+    return len(listing.images) + len(reported) == len(numbers) and all(
+        map(os.path.isfile, listing.images)
+    )
 
 
 def try_mutated(kind: str, folder: Path, count: int, seed: int) -> int:
@@ -159,7 +216,9 @@ def test_unmodified_files_are_read_correctly(kind: str, folder: Path) -> None:
         assert matches_file(kind, result_or_error(lambda: read(file), file), file)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("data", 300), ("hyp", 150), ("model", 200), ("list", 200)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("data", 300), ("hyp", 150), ("model", 200), ("list", 200)]
+)
 def test_mutated_files_are_read_as_written_or_rejected(kind: str, count: int, folder: Path) -> None:
     assert try_mutated(kind, folder, count, seed=0) > count // 20
 
@@ -176,7 +235,9 @@ def test_yaml_bombs_are_rejected_by_all_readers(kind: str, bomb: str, folder: Pa
 def test_yaml_with_too_many_values_is_rejected_early(folder: Path) -> None:
     file = folder / "data.yaml"
     file.write_text("names:\n" + "- a\n" * 500_000)
-    assert "line 199998: more than 200,000 values" in result_or_error(lambda: read_data_yaml(file), file)
+    assert "line 199998: more than 200,000 values" in result_or_error(
+        lambda: read_data_yaml(file), file
+    )
 
 
 def test_model_built_from_mutated_table_matches_it(folder: Path) -> None:

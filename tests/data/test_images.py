@@ -25,7 +25,17 @@ def test_find_images_searches_subfolders(tmp_path: Path) -> None:
 
 
 def test_find_images_sorts_like_paths(tmp_path: Path) -> None:
-    names = ["a/b.png", "a/b/c.png", "a.png", "a-b/z.png", "a b.png", "B/1.png", "ä.png", "a/ä/1.png", "10.png"]
+    names = [
+        "a/b.png",
+        "a/b/c.png",
+        "a.png",
+        "a-b/z.png",
+        "a b.png",
+        "B/1.png",
+        "ä.png",
+        "a/ä/1.png",
+        "10.png",
+    ]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -81,13 +91,17 @@ def test_pipes_and_devices_are_reported_and_left_out(tmp_path: Path) -> None:
     images, problems = find_images(tmp_path)
     assert images == []
     reason = "is not a file, or is a broken symlink"
-    assert sorted(map(str, problems)) == [f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")]
+    assert sorted(map(str, problems)) == [
+        f"{tmp_path}/{n}.jpg: {reason}" for n in ("broken", "endless", "pipe")
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_list_in_utf_16_is_refused_with_the_reason(tmp_path, encoding):
     (tmp_path / "list.txt").write_text("a.jpg\n", encoding=encoding)
-    with pytest.raises(ValueError, match=r"list\.txt line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"):
+    with pytest.raises(
+        ValueError, match=r"list\.txt line 1: not UTF-8 text, but UTF-16: save the file as UTF-8$"
+    ):
         find_images(tmp_path / "list.txt")
 
 
@@ -102,13 +116,24 @@ def draw_files(folder: Path, *names: str) -> None:
 
 def test_run_folders_inside_a_folder_are_left_out_and_counted(tmp_path: Path) -> None:
     draw_files(tmp_path, "a.jpg", "b/c.jpg", "runs/train/images/d.jpg")
-    draw_files(tmp_path, "runs/detect/exp/a.jpg", "runs/detect/exp/crops/cat/a.jpg")  # from before the mark
-    draw_files(new_run_folder(tmp_path / "b", "night", exist_ok=False), "labels.png", "clip.mp4", "labels/a.txt")
-    inner = new_run_folder(tmp_path / "b" / "night" / "again", "x", exist_ok=False)  # a project inside a run folder
+    draw_files(
+        tmp_path, "runs/detect/exp/a.jpg", "runs/detect/exp/crops/cat/a.jpg"
+    )  # from before the mark
+    draw_files(
+        new_run_folder(tmp_path / "b", "night", exist_ok=False),
+        "labels.png",
+        "clip.mp4",
+        "labels/a.txt",
+    )
+    inner = new_run_folder(
+        tmp_path / "b" / "night" / "again", "x", exist_ok=False
+    )  # a project inside a run folder
     draw_files(inner, "a.jpg")
 
     images, (problem, *others) = find_images(tmp_path)
-    assert images == [str(tmp_path / name) for name in ("a.jpg", "b/c.jpg", "runs/train/images/d.jpg")]
+    assert images == [
+        str(tmp_path / name) for name in ("a.jpg", "b/c.jpg", "runs/train/images/d.jpg")
+    ]
     assert sorted(walk_images(tmp_path)) == images
     assert (problem.kind, problem.where, others) == (RUN_FOLDERS, str(tmp_path), [])
     what = "4 images left out in 2 run folders, results of train.py, val.py or detect.py, as in "
@@ -133,7 +158,9 @@ def test_run_folder_that_is_named_is_read(tmp_path: Path) -> None:
     assert find_images(tmp_path / "runs").images == []
 
 
-def test_link_into_a_run_folder_is_followed_but_not_a_link_to_the_run_folder(tmp_path: Path) -> None:
+def test_link_into_a_run_folder_is_followed_but_not_a_link_to_the_run_folder(
+    tmp_path: Path,
+) -> None:
     run = new_run_folder(tmp_path / "elsewhere", "night", exist_ok=False)
     draw_files(run, "a.jpg", "crops/cat/b.jpg")
     photos = tmp_path / "photos"

@@ -1,4 +1,6 @@
-"""Label files and COCO JSON: their boxes, and a problem with its line for each invalid row; the flat arrays."""
+"""Label files and COCO JSON: their boxes, and a problem with its line for each invalid row; the
+flat arrays.
+"""
 
 import json
 import pickle
@@ -20,7 +22,9 @@ SIZE = (200, 100)  # width, height
 def parse(text: str, classes: int = 3) -> tuple[list[LabelRow], list[tuple[str, str]]]:
     rows, problems = parse_label_file(text.encode(), "labels/0012.txt", SIZE, classes)
     assert all(p.where.startswith("labels/0012.txt line ") for p in problems)
-    return rows, [(p.kind, f"{p.where.removeprefix('labels/0012.txt ')}: {p.reason}") for p in problems]
+    return rows, [
+        (p.kind, f"{p.where.removeprefix('labels/0012.txt ')}: {p.reason}") for p in problems
+    ]
 
 
 def test_parse_box_row() -> None:
@@ -48,13 +52,23 @@ def test_empty_label_file_gives_no_rows() -> None:
     [
         ("0 0.5 0.5 0.1", "number of values is 4; a row is"),
         ("0 0.5 0.5 0.1 0.1 0.9", "number of values is 6"),
-        ("0,0.5,0.5,0.1,0.1", "'0,0.5,0.5,0.1,0.1' has commas between the values, must have spaces"),
-        ("0, 0.5, 0.5, 0.1, 0.1", "'0, 0.5, 0.5, 0.1, 0.1' has commas between the values, must have spaces"),
-        ("0;0.5;0.5;0.1;0.1", "'0;0.5;0.5;0.1;0.1' has semicolons between the values, must have spaces"),
+        (
+            "0,0.5,0.5,0.1,0.1",
+            "'0,0.5,0.5,0.1,0.1' has commas between the values, must have spaces",
+        ),
+        (
+            "0, 0.5, 0.5, 0.1, 0.1",
+            "'0, 0.5, 0.5, 0.1, 0.1' has commas between the values, must have spaces",
+        ),
+        (
+            "0;0.5;0.5;0.1;0.1",
+            "'0;0.5;0.5;0.1;0.1' has semicolons between the values, must have spaces",
+        ),
         ("0 0,5 0,5 ,1 0,1", "'0 0,5 0,5 ,1 0,1' has decimal commas, must have points, as in 0.5"),
         (
             "0 0.5",
-            "number of values is 2; a row is class cx cy w h, or class and at least 3 points x y; this one is '0 0.5'",
+            "number of values is 2; a row is class cx cy w h, or class and at least 3 points x y; "
+            "this one is '0 0.5'",
         ),
         ("0 0.5 x 0.1 0.1", "'x' is not a number"),
         ("0 0.5 1_0 0.1 0.1", "'1_0' is not a number"),
@@ -123,7 +137,9 @@ def test_empty_file_with_the_mark_of_an_encoding_has_no_row(encoding: str) -> No
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_rows_in_utf_16_are_dropped_with_the_reason(encoding: str) -> None:
     """As Windows' editors and PowerShell's `>` write them."""
-    rows, problems = parse_label_file("0 .5 .5 .1 .1\r\n\r\n1 .5 .5 .1 .1\r\n".encode(encoding), "a.txt", SIZE, 2)
+    rows, problems = parse_label_file(
+        "0 .5 .5 .1 .1\r\n\r\n1 .5 .5 .1 .1\r\n".encode(encoding), "a.txt", SIZE, 2
+    )
     assert rows == []
     assert [(p.kind, str(p)) for p in problems] == [
         (ROW_DROPPED, "a.txt line 1: '0 .5 .5 .1 .1' is UTF-16 text, must be UTF-8"),
@@ -131,7 +147,9 @@ def test_rows_in_utf_16_are_dropped_with_the_reason(encoding: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe0\0 \0", b"\x00" * 50, bytes(range(256)), "0 ٠ 1 1 1".encode()])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe0\0 \0", b"\x00" * 50, bytes(range(256)), "0 ٠ 1 1 1".encode()]
+)
 def test_binary_data_in_label_file_is_reported_as_dropped_rows(data: bytes) -> None:
     rows, problems = parse_label_file(data, "a.txt", SIZE, 1)
     assert rows == []
@@ -154,12 +172,21 @@ def test_label_path() -> None:
 
 
 def annotation(number: int, **changes: Any) -> dict[str, Any]:
-    base = {"id": number, "image_id": 7, "category_id": 3, "bbox": [10, 20, 30.5, 40], "area": 600.25, "iscrowd": 0}
+    base = {
+        "id": number,
+        "image_id": 7,
+        "category_id": 3,
+        "bbox": [10, 20, 30.5, 40],
+        "area": 600.25,
+        "iscrowd": 0,
+    }
     return {key: value for key, value in (base | changes).items() if value != "gone"}
 
 
 def write_coco_json(folder: Path, annotations: list, **changes: Any) -> Path:
-    """Write a COCO JSON with one image in the same folder. changes: other values; "gone" removes a key."""
+    """Write a COCO JSON with one image in the same folder. changes: other values; "gone" removes a
+    key.
+    """
     file = folder / "instances_val.json"
     (folder / "a.jpg").touch()
     document = {
@@ -172,10 +199,16 @@ def write_coco_json(folder: Path, annotations: list, **changes: Any) -> Path:
 
 
 def test_coco_values_are_read_exactly(tmp_path: Path) -> None:
-    crowd = annotation(2, category_id=9, iscrowd=1, segmentation={"counts": [1, 2], "size": [100, 200]})
-    part = read_coco_annotations(write_coco_json(tmp_path, [annotation(1), crowd]), ["cat", "dog", "cow"])
+    crowd = annotation(
+        2, category_id=9, iscrowd=1, segmentation={"counts": [1, 2], "size": [100, 200]}
+    )
+    part = read_coco_annotations(
+        write_coco_json(tmp_path, [annotation(1), crowd]), ["cat", "dog", "cow"]
+    )
     ((first, second),) = part.rows
-    assert first == LabelRow(1, (10.0, 20.0, 30.5, 40.0), 600.25, False, None, 1)  # dog is class 1 in names
+    assert first == LabelRow(
+        1, (10.0, 20.0, 30.5, 40.0), 600.25, False, None, 1
+    )  # dog is class 1 in names
     assert second == LabelRow(0, (10.0, 20.0, 30.5, 40.0), 600.25, True, None, 2)
     assert part.images == [(str(tmp_path / "a.jpg"), 7, (200, 100))]
     assert part.category_ids == [9, 3, 12]  # cow is not in the file: 9 + 1 + class 2
@@ -214,17 +247,27 @@ def test_coco_polygon_is_kept_only_if_it_spans_its_box(tmp_path: Path) -> None:
         (annotation(5, bbox=[1, 2, 10**400, 3]), "annotation 5", "bbox is [1, 2, 1000000000"),
         (annotation(5, bbox=[1, 2, "3", 4]), "annotation 5", "bbox is [1, 2, '3', 4]"),
         (annotation(5, bbox=[[[]], 2, 3, 4]), "annotation 5", "bbox is [..., 2, 3, 4]"),
-        (annotation(5, bbox=[1, 2, 0, 4]), "annotation 5", "bbox has width 0 and height 4, must be at least 0.001"),
+        (
+            annotation(5, bbox=[1, 2, 0, 4]),
+            "annotation 5",
+            "bbox has width 0 and height 4, must be at least 0.001",
+        ),
         (annotation(5, image_id=8), "annotation 5", "image_id 8 is not among the file's images"),
         (annotation(5, image_id=[7]), "annotation 5", "image_id [7] is not among"),
-        (annotation(5, category_id=4), "annotation 5", "category_id 4 is not among the file's categories"),
+        (
+            annotation(5, category_id=4),
+            "annotation 5",
+            "category_id 4 is not among the file's categories",
+        ),
         (annotation(5, category_id="gone"), "annotation 5", "category_id None is not"),
         (annotation(5, iscrowd=2), "annotation 5", "iscrowd is 2, must be 0 or 1"),
         (annotation(5, id="gone", iscrowd=2), "annotations[1]", "iscrowd is 2, must be 0 or 1"),
         ("text", "annotations[1]", "not an object"),
     ],
 )
-def test_invalid_annotation_is_dropped_and_others_are_kept(tmp_path: Path, entry: Any, where: str, reason: str) -> None:
+def test_invalid_annotation_is_dropped_and_others_are_kept(
+    tmp_path: Path, entry: Any, where: str, reason: str
+) -> None:
     file = write_coco_json(tmp_path, [annotation(1), entry, annotation(6, category_id=9)])
     part = read_coco_annotations(file, ["dog", "cat"])
     assert [row.number for row in part.rows[0]] == [1, 6]
@@ -243,7 +286,12 @@ def test_annotations_without_a_usable_id_are_kept_and_named_by_their_place(tmp_p
     outside = annotation(5, id=None, bbox=[300, 2, 3, 4])
     file = write_coco_json(tmp_path, [*entries, entries[1], outside])
     part = read_coco_annotations(file, ["dog", "cat"])
-    assert [row.number for row in part.rows[0]] == [5, "annotations[1]", "annotations[2]", "annotations[4]"]
+    assert [row.number for row in part.rows[0]] == [
+        5,
+        "annotations[1]",
+        "annotations[2]",
+        "annotations[4]",
+    ]
     (problem,) = part.problems
     assert str(problem) == f"{file} annotations[3]: the same as annotations[1]"
     _, problems = rows_inside(part.rows[0], (200, 100), "a.json")
@@ -259,7 +307,9 @@ def test_image_whose_annotations_name_it_by_a_text_is_not_background(tmp_path: P
 
 def test_one_file_under_two_spellings_has_the_boxes_of_both(tmp_path: Path) -> None:
     images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "./a.jpg"}]
-    file = write_coco_json(tmp_path, [annotation(1), annotation(2, image_id=8, bbox=[1, 2, 3, 4])], images=images)
+    file = write_coco_json(
+        tmp_path, [annotation(1), annotation(2, image_id=8, bbox=[1, 2, 3, 4])], images=images
+    )
     part = read_coco_annotations(file, ["dog", "cat"])
     assert [[row.number for row in rows] for rows in part.rows] == [[1, 2]]
 
@@ -282,7 +332,9 @@ def test_annotations_with_the_same_id_are_all_kept(tmp_path: Path) -> None:
 def test_annotation_with_class_and_bbox_of_another_one_is_dropped(tmp_path: Path) -> None:
     entries = [
         annotation(1),
-        annotation(2, area=5, segmentation=[[1, 2, 3, 4, 5, 6]]),  # only class, bbox and iscrowd are compared
+        annotation(
+            2, area=5, segmentation=[[1, 2, 3, 4, 5, 6]]
+        ),  # only class, bbox and iscrowd are compared
         annotation(1),
         annotation(3, bbox=[10, 20, 30.5, 40.001]),
         annotation(4, iscrowd=1),
@@ -292,7 +344,10 @@ def test_annotation_with_class_and_bbox_of_another_one_is_dropped(tmp_path: Path
     assert [row.number for row in part.rows[0]] == [1, 3, 4, 5]
     assert part.dropped_rows == [0]  # their box is there
     duplicates = [(p.where.split()[-1], p.reason) for p in part.problems if p.kind == ROW_DUPLICATE]
-    assert duplicates == [("2", "the same as annotation 1"), ("1", "the same as another one with this id")]
+    assert duplicates == [
+        ("2", "the same as annotation 1"),
+        ("1", "the same as another one with this id"),
+    ]
 
 
 def test_unusable_annotations_are_counted_for_their_image(tmp_path: Path) -> None:
@@ -312,14 +367,24 @@ def test_unusable_annotations_are_counted_for_their_image(tmp_path: Path) -> Non
 
 
 def test_image_listed_under_two_ids_has_the_annotations_of_both(tmp_path: Path) -> None:
-    images = [{"id": 7, "file_name": "a.jpg"}, {"id": 8, "file_name": "b.jpg"}, {"id": 9, "file_name": "a.jpg"}]
-    entries = [annotation(1), annotation(2, image_id=9, bbox=[1, 2, 3, 4]), annotation(3, image_id=9)]
+    images = [
+        {"id": 7, "file_name": "a.jpg"},
+        {"id": 8, "file_name": "b.jpg"},
+        {"id": 9, "file_name": "a.jpg"},
+    ]
+    entries = [
+        annotation(1),
+        annotation(2, image_id=9, bbox=[1, 2, 3, 4]),
+        annotation(3, image_id=9),
+    ]
     part = read_coco_annotations(write_coco_json(tmp_path, entries, images=images), ["dog"])
     assert [Path(image.path).name for image in part.images] == ["a.jpg", "b.jpg"]
     assert [image.image_id for image in part.images] == [7, 8]
     assert [[row.number for row in rows] for rows in part.rows] == [[1, 2], []]
     note, duplicate = part.problems
-    assert str(note).endswith("images[2]: 'a.jpg' was already listed, with id 7; it has the boxes of both entries")
+    assert str(note).endswith(
+        "images[2]: 'a.jpg' was already listed, with id 7; it has the boxes of both entries"
+    )
     assert (note.kind, duplicate.kind) == (NOTE, ROW_DUPLICATE)
 
 
@@ -333,7 +398,10 @@ def test_annotation_of_an_image_id_that_two_files_have_is_refused(tmp_path: Path
 
 def test_invalid_area_is_replaced_and_reported(tmp_path: Path) -> None:
     part = read_coco_annotations(
-        write_coco_json(tmp_path, [annotation(1, area=-1), annotation(2, area="gone", category_id=9)]), ["dog", "cat"]
+        write_coco_json(
+            tmp_path, [annotation(1, area=-1), annotation(2, area="gone", category_id=9)]
+        ),
+        ["dog", "cat"],
     )
     assert [row.area for row in part.rows[0]] == [1220.0, 1220.0]  # 30.5 * 40
     assert [(p.kind, p.where.split()[-1]) for p in part.problems] == [(NOTE, "1")]
@@ -351,8 +419,13 @@ def test_invalid_image_entries_are_dropped(tmp_path: Path) -> None:
         {"id": 12, "file_name": "d.jpg", "width": "x", "height": -1},
     ]
     part = read_coco_annotations(write_coco_json(tmp_path, [], images=images), ["dog", "cat"])
-    assert [(image.image_id, image.declared_size) for image in part.images] == [(7, None), (12, None)]
-    assert [p.where.split()[-1] for p in part.problems] == [f"images[{i}]" for i in (1, 2, 3, 4, 5, 6)]
+    assert [(image.image_id, image.declared_size) for image in part.images] == [
+        (7, None),
+        (12, None),
+    ]
+    assert [p.where.split()[-1] for p in part.problems] == [
+        f"images[{i}]" for i in (1, 2, 3, 4, 5, 6)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +434,10 @@ def test_invalid_image_entries_are_dropped(tmp_path: Path) -> None:
         ({"images": "gone"}, "has no list 'images'"),
         ({"annotations": {}}, "has no list 'annotations'"),
         ({"categories": None}, "has no list 'categories'"),
-        ({"categories": [{"id": 3}]}, "categories[0] must have a whole number 'id' and a text 'name'"),
+        (
+            {"categories": [{"id": 3}]},
+            "categories[0] must have a whole number 'id' and a text 'name'",
+        ),
         ({"categories": [5]}, "categories[0] must have"),
         (
             {"categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}]},
@@ -373,7 +449,9 @@ def test_invalid_image_entries_are_dropped(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_coco_json_with_invalid_structure_is_rejected(tmp_path: Path, changes: dict, message: str) -> None:
+def test_coco_json_with_invalid_structure_is_rejected(
+    tmp_path: Path, changes: dict, message: str
+) -> None:
     file = write_coco_json(tmp_path, **({"annotations": []} | changes))
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_coco_annotations(file, ["dog", "cat"])
@@ -389,8 +467,14 @@ def test_coco_json_with_invalid_structure_is_rejected(tmp_path: Path, changes: d
         (b'{"a": ' + b"1" * 5000 + b"}", "no"),
         (b"\xff\xff{", "not JSON"),
         (b"[]", "is not a COCO JSON"),
-        (b'{"images": [], "images": [{"id": 1}]}', "the object with the id None has the key 'images' twice"),
-        (b'{"a": [{"id": 5, "b\\u001b[2J": 0, "b\\u001b[2J": 1}]}', r"id 5 has the key 'b\x1b[2J' twice"),
+        (
+            b'{"images": [], "images": [{"id": 1}]}',
+            "the object with the id None has the key 'images' twice",
+        ),
+        (
+            b'{"a": [{"id": 5, "b\\u001b[2J": 0, "b\\u001b[2J": 1}]}',
+            r"id 5 has the key 'b\x1b[2J' twice",
+        ),
     ],
 )
 def test_invalid_json_is_rejected(tmp_path: Path, data: bytes, message: str) -> None:
@@ -404,7 +488,10 @@ def test_invalid_json_is_rejected(tmp_path: Path, data: bytes, message: str) -> 
 def test_only_used_categories_must_be_in_names(tmp_path: Path) -> None:
     file = write_coco_json(tmp_path, [annotation(1)])
     assert read_coco_annotations(file, ["dog"]).category_ids == [3]
-    with pytest.raises(ValueError, match="annotation 1: category 3 is 'dog', which is not in 'names' of the data YAML"):
+    with pytest.raises(
+        ValueError,
+        match="annotation 1: category 3 is 'dog', which is not in 'names' of the data YAML",
+    ):
         read_coco_annotations(file, ["cat"])
 
 
@@ -420,7 +507,15 @@ def test_boxes_outside_image_are_dropped() -> None:
 
 
 def test_images_root_finds_the_image_folder(tmp_path: Path) -> None:
-    places = ("a", "images/a", "images/val/a", "val/a", "../images/a", "../images/val/a", "../val/a")
+    places = (
+        "a",
+        "images/a",
+        "images/val/a",
+        "val/a",
+        "../images/a",
+        "../images/val/a",
+        "../val/a",
+    )
     for number, place in enumerate(places):
         base = tmp_path / str(number) / "annotations"
         base.mkdir(parents=True)
@@ -436,7 +531,9 @@ def test_missing_coco_images_are_reported_with_folders_tried(tmp_path: Path) -> 
     file = write_coco_json(tmp_path, [annotation(1)], images=[{"id": 7, "file_name": "b.jpg"}])
     (problem,) = read_coco_annotations(file, ["dog"]).problems
     places = "., images, images/val, val, ../images, ../images/val, ../val"
-    assert str(problem) == (f"{file}: 1 image tried, such as b.jpg: not found; folders tried in {tmp_path}: {places}")
+    assert str(problem) == (
+        f"{file}: 1 image tried, such as b.jpg: not found; folders tried in {tmp_path}: {places}"
+    )
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "b.jpg").touch()
     assert read_coco_annotations(file, ["dog"]).problems == []
@@ -454,7 +551,10 @@ def example_labels() -> Labels:
         "/x/ä b.jpg",
         (10, 20),
         5,
-        [LabelRow(0, (1, 2, 3, 4), 12, False, None, 1), LabelRow(1, (0, 0, 9, 9), 50, True, None, 2)],
+        [
+            LabelRow(0, (1, 2, 3, 4), 12, False, None, 1),
+            LabelRow(1, (0, 0, 9, 9), 50, True, None, 2),
+        ],
     )
     builder.add_image("/x/\udcff.jpg", (30, 40), 6, [])
     builder.add_image("/x/c.jpg", (50, 60), 7, [LabelRow(1, (0, 0, 4, 5), 20, False, triangle, 1)])
@@ -465,7 +565,12 @@ def test_labels_are_looked_up_by_image_index() -> None:
     labels = example_labels()
     assert len(labels) == 3
     assert [labels.path(i) for i in range(3)] == ["/x/ä b.jpg", "/x/\udcff.jpg", "/x/c.jpg"]
-    assert [labels.rows(i) for i in (0, 1, 2, -1)] == [slice(0, 2), slice(2, 2), slice(2, 3), slice(2, 3)]
+    assert [labels.rows(i) for i in (0, 1, 2, -1)] == [
+        slice(0, 2),
+        slice(2, 2),
+        slice(2, 3),
+        slice(2, 3),
+    ]
     assert labels.sizes.tolist() == [[10, 20], [30, 40], [50, 60]]
     assert labels.row_points(2).tolist() == [[0, 0], [4, 0], [4, 5]]
     assert labels.row_points(0).shape == (0, 2)
@@ -506,16 +611,25 @@ def test_labels_digest_depends_on_contents_not_on_folder() -> None:
     arrays = labels.arrays()
     assert labels.digest().startswith("3 images with 3 boxes, ")
     moved = Labels(
-        **arrays | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"/x", b"/y"), np.uint8)}
+        **arrays
+        | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"/x", b"/y"), np.uint8)}
     )
     assert moved.path(2) == "/y/c.jpg"
     assert moved.digest() == labels.digest()
     other = Labels(**arrays | {"boxes_xywh": np.nextafter(arrays["boxes_xywh"], 1e3)})
     named = Labels(
-        **arrays | {"path_bytes": np.frombuffer(bytes(arrays["path_bytes"]).replace(b"c.j", b"d.j"), np.uint8)}
+        **arrays
+        | {
+            "path_bytes": np.frombuffer(
+                bytes(arrays["path_bytes"]).replace(b"c.j", b"d.j"), np.uint8
+            )
+        }
     )
     parts = (labels.subset([0, 1]), labels.subset([1, 0, 2]), labels.subset([]))
-    assert len({part.digest() for part in (labels, other, named, *parts, labels.with_single_class())}) == 7
+    assert (
+        len({part.digest() for part in (labels, other, named, *parts, labels.with_single_class())})
+        == 7
+    )
 
 
 def test_single_class_labels_survive_pickling() -> None:
@@ -527,14 +641,19 @@ def test_single_class_labels_survive_pickling() -> None:
 
 def test_box_sizes_by_hand() -> None:
     builder = LabelsBuilder()
-    box, region = LabelRow(0, (1, 2, 20, 10), 200, False, None, 1), LabelRow(0, (0, 0, 50, 50), 2500, True, None, 2)
+    box, region = (
+        LabelRow(0, (1, 2, 20, 10), 200, False, None, 1),
+        LabelRow(0, (0, 0, 50, 50), 2500, True, None, 2),
+    )
     builder.add_image("a.png", (200, 100), 1, [box, region])
     builder.add_image("b.png", (64, 32), 2, [])
     builder.add_image("c.png", (30, 60), 3, [LabelRow(1, (0, 0, 6, 15), 90, False, None, 1)])
     labels = builder.build([1, 2])
-    # Long sides 200 and 60 become 100 px: half of 20 x 10, and 5 / 3 of 6 x 15. The ignore region is left out.
+    # Long sides 200 and 60 become 100 px: half of 20 x 10, and 5 / 3 of 6 x 15. The ignore region
+    # is left out.
     assert labels.box_sizes(100).tolist() == pytest.approx(np.array([[10, 5], [10, 25]]))
-    # 2, 0 and 1 boxes: the median is 1, and halfway from it to the maximum is 1.5, which is rounded down.
+    # 2, 0 and 1 boxes: the median is 1, and halfway from it to the maximum is 1.5, which is rounded
+    # down.
     assert [labels.boxes_per_image(percent) for percent in (0, 50, 75, 100)] == [0, 1, 1, 2]
     assert labels.subset([1]).box_sizes(100).shape == (0, 2)
     assert labels.subset([1]).boxes_per_image(95) == 0

@@ -1,4 +1,6 @@
-"""From files to batches: the same bytes for any number of DataLoader workers, and no process left running."""
+"""From files to batches: the same bytes for any number of DataLoader workers, and no process left
+running.
+"""
 
 import os
 import pickle
@@ -16,7 +18,14 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from data import Augmentation, Loader, base_images, build_evaluation_loader, build_loaders, build_train_loader
+from data import (
+    Augmentation,
+    Loader,
+    base_images,
+    build_evaluation_loader,
+    build_loaders,
+    build_train_loader,
+)
 from data.base_images import DecodedImages, UnreadableImageError
 from data.labels import Labels, LabelsBuilder
 from data.loader import Batch, Drawn, Samples, explain_worker_death, fit_workers
@@ -33,24 +42,38 @@ SHAPE = np.array([[2, 2], [28, 2], [28, 20], [15, 8]], np.float32)
 
 
 def write_data(folder: Path, sizes: list[tuple[int, int]] = SIZES) -> Labels:
-    """Write images of noise; every third has no label, the others have a polygon and a crowd region, or a box."""
+    """Write images of noise; every third has no label, the others have a polygon and a crowd
+    region, or a box.
+    """
     builder = LabelsBuilder()
     for i, (width, height) in enumerate(sizes):
         path = folder / f"{i}.png"
         noise = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
         cv2.imwrite(str(path), noise)
-        kinds = [[], [polygon(1, SHAPE), box(0, 0, 0, 30, 30, crowd=True)], [box(0, 1, 1, width - 1, height - 1)]]
+        kinds = [
+            [],
+            [polygon(1, SHAPE), box(0, 0, 0, 30, 30, crowd=True)],
+            [box(0, 1, 1, width - 1, height - 1)],
+        ]
         builder.add_image(str(path), (width, height), i + 1, kinds[i % 3])
     return builder.build([1, 2])
 
 
 def train_loader(labels: Labels, **changes: object) -> Loader:
-    values = {"batch_size": 3, "image_size": SIDE, "stride": 32, "augmentation": ALL_AUGMENTATIONS, "seed": 0} | changes
+    values = {
+        "batch_size": 3,
+        "image_size": SIDE,
+        "stride": 32,
+        "augmentation": ALL_AUGMENTATIONS,
+        "seed": 0,
+    } | changes
     return build_train_loader(labels, **values)  # type: ignore[arg-type]
 
 
 def weighted_loader(labels: Labels, **changes: object) -> Loader:
-    """Return a loader with weights that draw the first images most often, some several times per epoch."""
+    """Return a loader with weights that draw the first images most often, some several times per
+    epoch.
+    """
     loader = train_loader(labels, **changes)
     loader.sampler.weights = 0.5 ** np.arange(len(labels))  # type: ignore[union-attr]
     return loader
@@ -69,8 +92,12 @@ def contents(batch: Batch | Drawn) -> tuple[object, ...]:
     return tuple((part.dtype, part.shape, part.tobytes()) for part in arrays)
 
 
-@pytest.mark.parametrize(("make", "rect"), [(train_loader, False), (train_loader, True), (weighted_loader, False)])
-def test_batches_do_not_depend_on_number_of_workers(tmp_path: Path, make: Callable[..., Loader], rect: bool) -> None:
+@pytest.mark.parametrize(
+    ("make", "rect"), [(train_loader, False), (train_loader, True), (weighted_loader, False)]
+)
+def test_batches_do_not_depend_on_number_of_workers(
+    tmp_path: Path, make: Callable[..., Loader], rect: bool
+) -> None:
     labels = write_data(tmp_path)
     runs = [epochs_of(make(labels, workers=workers, rect=rect), 2) for workers in (0, 1, 3)]
     alone, one, three = ([contents(batch) for batch in run] for run in runs)
@@ -89,9 +116,15 @@ class KillOnImport:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked")
-def test_workers_import_no_modules_except_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are forked while a thread imports matplotlib: importing a half-imported module would wait forever."""
+@pytest.mark.skipif(
+    sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked"
+)
+def test_workers_import_no_modules_except_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are forked while a thread imports matplotlib: importing a half-imported module would
+    wait forever.
+    """
     monkeypatch.setattr(sys, "meta_path", [KillOnImport(), *sys.meta_path])
     assert len(epochs_of(train_loader(write_data(tmp_path), workers=1), 2)) == 4
 
@@ -108,14 +141,18 @@ def test_starting_mid_epoch_gives_the_remaining_batches(
         loader.sampler.set_epoch(1, first_batch)  # type: ignore[union-attr]
         assert len(loader) == 4 - first_batch
         assert [contents(batch) for batch in loader] == complete[3 + first_batch :]
-    assert [contents(batch) for batch in epochs_of(loader, 2)] == complete  # the same workers start from the beginning
+    assert [
+        contents(batch) for batch in epochs_of(loader, 2)
+    ] == complete  # the same workers start from the beginning
 
 
 def test_skipped_batches_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = train_loader(write_data(tmp_path), batch_size=1, mosaic_until=0)
     loader.sampler.set_epoch(0, 4)  # type: ignore[union-attr]
     read: list[str] = []
-    monkeypatch.setattr("data.base_images.read_image", lambda path: read.append(path) or read_image(path))
+    monkeypatch.setattr(
+        "data.base_images.read_image", lambda path: read.append(path) or read_image(path)
+    )
     indices = [int(batch.indices) for batch in loader]
     assert read == [loader.labels.path(index) for index in indices]
     assert len(indices) == 3
@@ -163,9 +200,9 @@ def test_evaluation_batches_have_expected_shapes_types_and_targets(tmp_path: Pat
     labels = write_data(tmp_path)
     loader = build_evaluation_loader(labels, batch_size=7, image_size=SIDE, stride=32)
     batches = list(loader)
-    # Sides in strides, plus half a stride: the long side is 2.5, so 96 px. The short side is 0.504 for 2000 x 4: 32 px;
-    # 1.5 for 200 x 100 and 2 for 80 x 60: 64 px; 2.5 for 64 x 64 and 1 x 1: 96 px; 2 for 60 x 80 and 1.9 for 33 x 47:
-    # 64 px.
+    # Sides in strides, plus half a stride: the long side is 2.5, so 96 px. The short side is 0.504
+    # for 2000 x 4: 32 px; 1.5 for 200 x 100 and 2 for 80 x 60: 64 px; 2.5 for 64 x 64 and 1 x 1: 96
+    # px; 2 for 60 x 80 and 1.9 for 33 x 47: 64 px.
     shapes = [(1, 32, 96, 3), (2, 64, 96, 3), (2, 96, 96, 3), (2, 96, 64, 3)]
     assert [tuple(batch.images.shape) for batch in batches] == shapes
     assert len(loader) == 4
@@ -175,7 +212,11 @@ def test_evaluation_batches_have_expected_shapes_types_and_targets(tmp_path: Pat
         for row in batch.targets.tolist():
             rows = labels.rows(int(batch.indices[int(row[0])]))
             assert row[1] in np.where(labels.crowd[rows], -1, labels.classes[rows])
-        shown = {i for i, index in enumerate(batch.indices.tolist()) if index % 3 and SIZES[index][1] not in (1, 4)}
+        shown = {
+            i
+            for i, index in enumerate(batch.indices.tolist())
+            if index % 3 and SIZES[index][1] not in (1, 4)
+        }
         assert set(batch.targets[:, 0].int().tolist()) == shown
         assert batch.targets[:, 0].tolist() == sorted(batch.targets[:, 0].tolist())
 
@@ -185,7 +226,9 @@ def test_evaluation_sample_does_not_depend_on_batch_size(tmp_path: Path) -> None
     seen = []
     for batch_size in (1, 2, 10):
         found = {}
-        for batch in build_evaluation_loader(labels, batch_size=batch_size, image_size=SIDE, stride=32):
+        for batch in build_evaluation_loader(
+            labels, batch_size=batch_size, image_size=SIDE, stride=32
+        ):
             for i, index in enumerate(batch.indices.tolist()):
                 targets = batch.targets[batch.targets[:, 0] == i, 1:].tolist()
                 found[index] = (batch.images[i].tolist(), targets, batch.placement[i].tolist())
@@ -211,7 +254,9 @@ def test_dataset_of_one_image_can_be_loaded(tmp_path: Path) -> None:
     assert len({batch.images.numpy().tobytes() for batch in batches}) == 3
 
 
-@pytest.mark.parametrize("size", [(80, 60), (61, 200), (641, 479), (64, 64), (30, 20), (20000, 10), (1, 1)])
+@pytest.mark.parametrize(
+    "size", [(80, 60), (61, 200), (641, 479), (64, 64), (30, 20), (20000, 10), (1, 1)]
+)
 def test_placement_maps_source_pixels_to_the_canvas(tmp_path: Path, size: tuple[int, int]) -> None:
     width, height = size
     row = box(0, width * 0.25, height * 0.25, width * 0.5, height * 0.5)
@@ -228,7 +273,9 @@ def test_placement_maps_source_pixels_to_the_canvas(tmp_path: Path, size: tuple[
     assert scale * size + shift == pytest.approx([xs.max() + 1, ys.max() + 1], abs=1e-9)
     for target in batch.targets[:, 2:].double().numpy():
         back = (target.reshape(2, 2) - shift) / scale
-        assert back.reshape(-1) == pytest.approx(np.array([0.25, 0.25, 0.75, 0.75]) * [*size, *size], abs=1e-4)
+        assert back.reshape(-1) == pytest.approx(
+            np.array([0.25, 0.25, 0.75, 0.75]) * [*size, *size], abs=1e-4
+        )
     assert len(batch.targets) == (0 if size in [(20000, 10)] else 1)
 
 
@@ -242,7 +289,10 @@ def test_loader_reports_image_changed_since_scan(tmp_path: Path, workers: int) -
     """Its boxes belong to the old image."""
     labels = write_data(tmp_path)
     cv2.imwrite(labels.path(0), np.zeros((500, 300, 3), np.uint8))
-    message = r"0\.png: has changed since its labels were read: it had 80 x 60 pixels, now it has 300 x 500$"
+    message = (
+        r"0\.png: has changed since its labels were read: it had 80 x 60 pixels, now it "
+        r"has 300 x 500$"
+    )
     for loader in (
         train_loader(labels, workers=workers),
         build_evaluation_loader(labels, batch_size=3, image_size=SIDE, stride=32),
@@ -258,7 +308,9 @@ UNREADABLE = (
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_missing_image_is_reported_in_one_line(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_image_is_reported_in_one_line(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a fault, not as wrong input: the scan of the data set has decoded it."""
     monkeypatch.setattr(base_images, "PAUSES_S", (0.01, 0.01))
     labels = write_data(tmp_path)
@@ -296,7 +348,12 @@ def test_mosaic_is_disabled_from_mosaic_until(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
     closed = epochs_of(train_loader(labels, mosaic_until=0), 2)
     single = epochs_of(
-        train_loader(labels, augmentation=Augmentation(**vars(ALL_AUGMENTATIONS) | {"mosaic": 0.0}), mosaic_until=0), 2
+        train_loader(
+            labels,
+            augmentation=Augmentation(**vars(ALL_AUGMENTATIONS) | {"mosaic": 0.0}),
+            mosaic_until=0,
+        ),
+        2,
     )
     assert [contents(batch) for batch in closed] == [contents(batch) for batch in single]
     late = epochs_of(train_loader(labels, mosaic_until=1), 2)
@@ -315,7 +372,8 @@ def test_pickled_samples_are_small() -> None:
     count = 20_000
     labels = labels_of([(640, 480)] * count, [[box(0, 1, 1, 9, 9)] * 5] * count)
     samples = train_loader(labels, batch_size=16).samples
-    # 100,000 rows of class, box, area, crowd and offset: 4 + 32 + 8 + 1 + 8 = 53 bytes; 20,000 images, about 40 bytes.
+    # 100,000 rows of class, box, area, crowd and offset: 4 + 32 + 8 + 1 + 8 = 53 bytes; 20,000
+    # images, about 40 bytes.
     assert len(pickle.dumps(samples)) < 53 * 5 * count + 60 * count
     assert isinstance(pickle.loads(pickle.dumps(samples)), Samples)  # noqa: S301
 
@@ -344,7 +402,9 @@ kept = main(sys.argv[2])
 """
 
 
-def start_program(folder: Path, ending: str, method: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
+def start_program(
+    folder: Path, ending: str, method: str = "fork"
+) -> tuple[subprocess.Popen[str], list[int]]:
     """Start a program with two workers; return it and the process ids of the workers."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     root = Path(__file__).parents[2]
@@ -416,7 +476,9 @@ WORKER_DIED = "^a DataLoader worker died, probably out of memory: use fewer --wo
 @linux_only
 @pytest.mark.parametrize("another", [False, True])
 def test_killed_worker_raises_while_main_thread_is_busy(tmp_path: Path, another: bool) -> None:
-    """torch raises wherever the main thread is, also if another DataLoader has set torch's handler before."""
+    """torch raises wherever the main thread is, also if another DataLoader has set torch's handler
+    before.
+    """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal_handling._SIGCHLD_handler_set = False
     try:
@@ -433,7 +495,9 @@ def test_killed_worker_raises_while_main_thread_is_busy(tmp_path: Path, another:
 @pytest.mark.slow
 @linux_only
 def test_killed_worker_raises_when_its_batch_is_due(tmp_path: Path) -> None:
-    """As in Python 3.14, where workers are not children of this process, so nothing reports that they ended."""
+    """As in Python 3.14, where workers are not children of this process, so nothing reports that
+    they ended.
+    """
     loader = train_loader(write_data(tmp_path), workers=2)
     next(iter(loader))
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -449,12 +513,16 @@ def test_worker_death_is_explained_but_other_errors_are_not() -> None:
     assert explain_worker_death("CUDA error: out of memory") == ""
     assert explain_worker_death("Caught RuntimeError in DataLoader worker process 0.") == ""
     killed = "DataLoader worker (pid 7) is killed by signal: "
-    assert "died, probably out of memory: use fewer --workers" in explain_worker_death(killed + "Killed. ")
+    assert "died, probably out of memory: use fewer --workers" in explain_worker_death(
+        killed + "Killed. "
+    )
     assert "out of memory" in explain_worker_death(
         killed + "Bus error. It is possible that dataloader's workers are ..."
     )
     assert "died (Aborted): try --workers 0" in explain_worker_death(killed + "Aborted. ")
-    assert "out of memory" in explain_worker_death("DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+    assert "out of memory" in explain_worker_death(
+        "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
+    )
 
 
 # ---------------------------------------------------------------------- memory of the ring buffer
@@ -466,12 +534,25 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("workers", "batch_bytes", "budget", "found", "instead"),
     [
-        # 1024 images of 640 x 640 x 3 bytes are 1.258 GB; (8 x 2 + 2) of them 22.65 GB, (8 x 1 + 2) of them 12.58 GB
+        # 1024 images of 640 x 640 x 3 bytes are 1.258 GB; (8 x 2 + 2) of them 22.65 GB, (8 x 1 + 2)
+        # of them 12.58 GB
         (8, 1024 * 640 * 640 * 3, 23 * GB, (8, 2), ""),
         (8, 1024 * 640 * 640 * 3, 13 * GB, (8, 1), "22.6 GB: 8 workers with 1 batch each"),
-        (8, 1024 * 640 * 640 * 3, 8 * GB, (4, 1), "22.6 GB: 4 workers with 1 batch each"),  # 6 places, 2 of them extra
+        (
+            8,
+            1024 * 640 * 640 * 3,
+            8 * GB,
+            (4, 1),
+            "22.6 GB: 4 workers with 1 batch each",
+        ),  # 6 places, 2 of them extra
         (8, 1024 * 640 * 640 * 3, 4 * GB, (1, 1), "22.6 GB: 1 worker with 1 batch each"),
-        (8, 1024 * 640 * 640 * 3, 3 * GB, (0, 1), "22.6 GB: no workers, each process draws by itself"),
+        (
+            8,
+            1024 * 640 * 640 * 3,
+            3 * GB,
+            (0, 1),
+            "22.6 GB: no workers, each process draws by itself",
+        ),
         (8, 1024 * 640 * 640 * 3, 0, (0, 1), "22.6 GB: no workers, each process draws by itself"),
         (0, 1024 * 640 * 640 * 3, 0, (0, 2), ""),
         (8, 0, 100, (8, 2), ""),  # a split without images
@@ -484,12 +565,16 @@ def test_workers_whose_prepared_batches_fit_into_memory(
     assert fit_workers(workers, batch_bytes, budget, lines.append) == found
     assert len(lines) == bool(instead)
     for line in lines:
-        assert line.startswith(f"--workers {workers}: prepared batches may take a quarter of the free memory, ")
+        assert line.startswith(
+            f"--workers {workers}: prepared batches may take a quarter of the free memory, "
+        )
         assert line.endswith(f", not {instead}")
 
 
 @pytest.mark.parametrize(("places", "workers"), [(6, 2), (4, 2), (3, 1), (2, 0)])
-def test_batches_do_not_depend_on_the_memory_for_the_ring_buffer(tmp_path: Path, places: int, workers: int) -> None:
+def test_batches_do_not_depend_on_the_memory_for_the_ring_buffer(
+    tmp_path: Path, places: int, workers: int
+) -> None:
     labels = write_data(tmp_path)
     batch_bytes = 3 * SIDE * SIDE * 3
     lines: list[str] = []
@@ -501,8 +586,12 @@ def test_batches_do_not_depend_on_the_memory_for_the_ring_buffer(tmp_path: Path,
         assert contents(one) == contents(other)
 
 
-def test_both_loaders_of_a_run_share_the_memory_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes on a machine: each may take an eighth of the free memory for the ring buffers of both loaders."""
+def test_both_loaders_of_a_run_share_the_memory_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes on a machine: each may take an eighth of the free memory for the ring buffers
+    of both loaders.
+    """
     batch_bytes = 2 * SIDE * SIDE * 3  # a process draws two of the four images
     monkeypatch.setattr("utils.distributed.memory.free_ram", lambda: 8 * 7 * batch_bytes)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
@@ -523,8 +612,8 @@ def test_both_loaders_of_a_run_share_the_memory_of_a_process(tmp_path: Path, mon
         workers=2,
         say=lines.append,
     )
-    # Seven places: a validation batch holds four images, so that not even three of them fit into half of the memory;
-    # two workers for training would take six places.
+    # Seven places: a validation batch holds four images, so that not even three of them fit into
+    # half of the memory; two workers for training would take six places.
     assert (loaders.val.workers, loaders.val.ring_bytes) == (0, 0)
     assert (loaders.train.workers, loaders.train.ring_bytes) == (2, 6 * batch_bytes)
     assert [line.partition(": ")[0] for line in lines] == ["validation"]

@@ -1,4 +1,6 @@
-"""Unusual data, end to end: images and names of every kind are used, reported, or rejected with an error message."""
+"""Unusual data, end to end: images and names of every kind are used, reported, or rejected with an
+error message.
+"""
 
 import json
 import os
@@ -18,7 +20,20 @@ from utils.terminal import exit_code_of
 
 CPU = World(torch.device("cpu"))
 CLASSES = ["a b", "two\nlines", "\x1b[2J", "_hidden", "$x$", "é漢字🦖", "'\"", "%s{}", "no", "  "]
-STEMS = ["a b", "'", '"', "two\nlines", "\x1b[2J", "é漢字🦖", "%s{x}$y", "#x", "-rf", "~", "a\\b", os.fsdecode(b"\xff")]
+STEMS = [
+    "a b",
+    "'",
+    '"',
+    "two\nlines",
+    "\x1b[2J",
+    "é漢字🦖",
+    "%s{x}$y",
+    "#x",
+    "-rf",
+    "~",
+    "a\\b",
+    os.fsdecode(b"\xff"),
+]
 
 
 def png(height: int, width: int) -> bytes:
@@ -28,13 +43,27 @@ def png(height: int, width: int) -> bytes:
 
 @pytest.fixture
 def odd_data(tmp_path: Path) -> Path:
-    """Return a data YAML with one image of each kind, with one box each, in folders and files with odd names."""
+    """Return a data YAML with one image of each kind, with one box each, in folders and files with
+    odd names.
+    """
     root = tmp_path / "odd\nset é \x1b[31m"
     images, labels = root / "images", root / "labels"
-    pictures = {f"{kind}.{'jpg' if 'jpeg' in kind else 'png'}": data for kind, data in KINDS.items()}
+    pictures = {
+        f"{kind}.{'jpg' if 'jpeg' in kind else 'png'}": data for kind, data in KINDS.items()
+    }
     pictures |= {f"{stem}.png": png(40, 60) for stem in STEMS}
-    pictures |= {"flat.png": png(10, 20_000), "tall.png": png(20_000, 10), "least.png": png(2, 2), "dot.png": png(1, 1)}
-    pictures |= {"gif.jpg": encode_image("GIF"), "empty.jpg": b"", "cut.png": png(9, 9)[:60], "text.png": b"hello"}
+    pictures |= {
+        "flat.png": png(10, 20_000),
+        "tall.png": png(20_000, 10),
+        "least.png": png(2, 2),
+        "dot.png": png(1, 1),
+    }
+    pictures |= {
+        "gif.jpg": encode_image("GIF"),
+        "empty.jpg": b"",
+        "cut.png": png(9, 9)[:60],
+        "text.png": b"hello",
+    }
     for folder in (images, labels):
         folder.mkdir(parents=True)
     for number, (name, data) in enumerate(pictures.items()):
@@ -45,10 +74,16 @@ def odd_data(tmp_path: Path) -> Path:
     (images / "linked").symlink_to(root / "elsewhere")
     (images / "link.png").symlink_to(images / "a b.png")
     (images / "broken.png").symlink_to(root / "nowhere.png")
-    lines = [f"elsewhere/../images/{path.name}" for path in sorted(images.iterdir()) if path.name.isascii()]
+    lines = [
+        f"elsewhere/../images/{path.name}"
+        for path in sorted(images.iterdir())
+        if path.name.isascii()
+    ]
     (root / "val.txt").write_text("\n".join(line for line in lines if "\n" not in line))
     file = root / "odd 'data'.yaml"
-    file.write_text(f"train: images\nval: val.txt\nnames: {json.dumps(CLASSES, ensure_ascii=False)}\n")
+    file.write_text(
+        f"train: images\nval: val.txt\nnames: {json.dumps(CLASSES, ensure_ascii=False)}\n"
+    )
     return file
 
 
@@ -77,14 +112,23 @@ def assert_printable(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_unusual_images_and_names_can_be_trained_and_validated(odd_data, tiny_model, tmp_path, capfd):
+def test_unusual_images_and_names_can_be_trained_and_validated(
+    odd_data, tiny_model, tmp_path, capfd
+):
     with assert_unchanged(odd_data.parent):
-        train.main(train.parse_args(flags(odd_data, tiny_model, tmp_path, "--hyp", "hyp.scratch-high.yaml"))[0], CPU)
+        train.main(
+            train.parse_args(
+                flags(odd_data, tiny_model, tmp_path, "--hyp", "hyp.scratch-high.yaml")
+            )[0],
+            CPU,
+        )
     folder = tmp_path / "runs" / "exp"
     output = capfd.readouterr()
     assert_printable(output.out)
     report = json.loads((folder / "data_report.json").read_text())["train"]
-    left_out = {Path(name).name for name in report["unreadable"]} - {"gif.jpg"}  # OpenCV 4 may not be able to read it
+    left_out = {Path(name).name for name in report["unreadable"]} - {
+        "gif.jpg"
+    }  # OpenCV 4 may not be able to read it
     assert left_out == {"dot.png", "empty.jpg", "cut.png", "text.png"}
     lines = [f"{p['where']}: {p['reason']}" for p in report["problems"]]
     assert any("broken.png: is not a file, or is a broken symlink" in line for line in lines)
@@ -92,12 +136,32 @@ def test_unusual_images_and_names_can_be_trained_and_validated(odd_data, tiny_mo
         assert_printable_line(line)
     per_class = json.loads((folder / "metrics.json").read_text())["best"]["per_class"]
     assert set(per_class) <= set(CLASSES)
-    drawn = ["labels.png", "results.png", "confusion_matrix.png", "PR_curve.png", "train_batch0.jpg"]
+    drawn = [
+        "labels.png",
+        "results.png",
+        "confusion_matrix.png",
+        "PR_curve.png",
+        "train_batch0.jpg",
+    ]
     for name in [*drawn, "val_batch0_labels.jpg", "val_batch0_pred.jpg"]:
         assert cv2.imread(str(folder / name)) is not None, name
 
-    arguments = ["--weights", str(folder / "weights" / "best.pt"), "--device", "cpu", "--workers", "0", "--verbose"]
-    arguments += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "cache"), "--save-txt"]
+    arguments = [
+        "--weights",
+        str(folder / "weights" / "best.pt"),
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--verbose",
+    ]
+    arguments += [
+        "--project",
+        str(tmp_path / "val"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--save-txt",
+    ]
     arguments += ["--save-json", "--task", "train"]
     with assert_unchanged(odd_data.parent):
         val.main(val.parse_args(arguments)[0], CPU)
@@ -109,7 +173,9 @@ def test_unusual_images_and_names_can_be_trained_and_validated(odd_data, tiny_mo
 def test_training_runs_with_ten_thousand_classes(tmp_path, tiny_data, tiny_model, capsys):
     names = [f"class {k}" for k in range(10_000)]
     file = tmp_path / "many.yaml"
-    file.write_text(f"path: {tiny_data.parent}\ntrain: images\nval: images\nnames: {json.dumps(names)}\n")
+    file.write_text(
+        f"path: {tiny_data.parent}\ntrain: images\nval: images\nnames: {json.dumps(names)}\n"
+    )
     result = train.main(train.parse_args(flags(file, tiny_model, tmp_path, "--noplots"))[0], CPU)
     assert result.images == 8
     assert "3 of 10,000 classes" in capsys.readouterr().out

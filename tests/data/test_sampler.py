@@ -12,7 +12,9 @@ from utils.images.letterbox import CanvasShapes
 RECT = CanvasShapes(320, 32)
 
 
-def sampler(count: int, batch_size: int, *, weighted: bool = False, **changes: object) -> TrainSampler:
+def sampler(
+    count: int, batch_size: int, *, weighted: bool = False, **changes: object
+) -> TrainSampler:
     ratios = np.random.default_rng(1).uniform(0.4, 2.5, count)
     values = {"batch_size": batch_size, "image_size": 320, "seed": 0} | changes
     result = TrainSampler(ratios, **values)  # type: ignore[arg-type]
@@ -74,7 +76,9 @@ def test_first_batch_skips_batches_without_changing_the_rest(mode: dict[str, obj
 def test_first_batch_outside_epoch_is_rejected_without_side_effect(first_batch: int) -> None:
     made = sampler(37, 8)
     made.set_epoch(1, 2)
-    with pytest.raises(ValueError, match=rf"^first batch {first_batch}: epoch 2 has 4 batches, choose 0 to 4$"):
+    with pytest.raises(
+        ValueError, match=rf"^first batch {first_batch}: epoch 2 has 4 batches, choose 0 to 4$"
+    ):
         made.set_epoch(2, first_batch)
     assert (made.epoch, made.first_batch, len(made)) == (1, 2, 3)
 
@@ -87,15 +91,26 @@ def test_sample_stream_equals_concatenated_permutations() -> None:
     passes = shuffled(0) + shuffled(1) + shuffled(2)
     keys = [Key(epoch, index, 320, 320, True, repeat=0) for epoch, index in passes]
     made = sampler(37, 8)
-    assert [key for epoch in range(3) for batch in epoch_of(made, epoch) for key in batch] == keys[:104]
+    assert [key for epoch in range(3) for batch in epoch_of(made, epoch) for key in batch] == keys[
+        :104
+    ]
 
 
 @pytest.mark.parametrize("shapes", [None, RECT], ids=["square", "rect"])
-@pytest.mark.parametrize(("count", "batch_size"), [(37, 8), (8, 8), (5, 2), (9, 8), (16, 4), (3, 1)])
-def test_every_pass_contains_every_image_once(count: int, batch_size: int, shapes: CanvasShapes | None) -> None:
+@pytest.mark.parametrize(
+    ("count", "batch_size"), [(37, 8), (8, 8), (5, 2), (9, 8), (16, 4), (3, 1)]
+)
+def test_every_pass_contains_every_image_once(
+    count: int, batch_size: int, shapes: CanvasShapes | None
+) -> None:
     made = sampler(count, batch_size, shapes=shapes)
     epochs = 9
-    seen = [(key.epoch, key.index) for epoch in range(epochs) for batch in epoch_of(made, epoch) for key in batch]
+    seen = [
+        (key.epoch, key.index)
+        for epoch in range(epochs)
+        for batch in epoch_of(made, epoch)
+        for key in batch
+    ]
     assert len(seen) == len(set(seen))
     assert epochs * count - len(seen) < batch_size  # samples left for the next epoch
     everything = {(epoch, index) for epoch in range(epochs) for index in range(count)}
@@ -114,7 +129,9 @@ def test_epoch_lengths() -> None:
 
 def test_epoch_order_differs_by_epoch_and_is_reproducible() -> None:
     made = sampler(40, 8)
-    orders = [[key.index for batch in epoch_of(made, epoch) for key in batch] for epoch in (0, 1, 2, 1)]
+    orders = [
+        [key.index for batch in epoch_of(made, epoch) for key in batch] for epoch in (0, 1, 2, 1)
+    ]
     assert orders[1] == orders[3]
     assert orders[0] != orders[1] != orders[2]
     assert orders[0] != sorted(orders[0])
@@ -181,7 +198,9 @@ def test_rect_has_no_mosaic() -> None:
         (0, {"batch_size": 1}, "batch size 1: choose 1 to 0, the number of training images"),
     ],
 )
-def test_train_sampler_rejects_invalid_batch_sizes(count: int, values: dict[str, int], text: str) -> None:
+def test_train_sampler_rejects_invalid_batch_sizes(
+    count: int, values: dict[str, int], text: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
         sampler(count, **values)
 
@@ -191,11 +210,14 @@ def test_train_sampler_rejects_invalid_batch_sizes(count: int, values: dict[str,
 
 def test_images_are_drawn_in_proportion_to_weights() -> None:
     made = sampler(40, 8, weighted=True)
-    drawn = np.bincount([key.index for epoch in range(500) for batch in epoch_of(made, epoch) for key in batch])
+    drawn = np.bincount(
+        [key.index for epoch in range(500) for batch in epoch_of(made, epoch) for key in batch]
+    )
     weights = some_weights(40)
     expected = 20_000 * weights / weights.sum()
     assert drawn[weights == 0].tolist() == [0] * 8
-    # The sum over 32 images has mean 31 and standard deviation sqrt(62) = 7.9; uniform draws would give thousands.
+    # The sum over 32 images has mean 31 and standard deviation sqrt(62) = 7.9; uniform draws would
+    # give thousands.
     squares = (drawn - expected)[weights > 0] ** 2 / expected[weights > 0]
     assert abs(squares.sum() - 31) < 24
 
@@ -203,7 +225,11 @@ def test_images_are_drawn_in_proportion_to_weights() -> None:
 def test_weighted_epochs_keep_their_length_and_differ() -> None:
     made, without = sampler(37, 8, weighted=True), sampler(37, 8)
     epochs = [epoch_of(made, epoch) for epoch in range(4)]
-    assert [len(epoch) for epoch in epochs] == [len(epoch_of(without, epoch)) for epoch in range(4)] == [4, 5, 4, 5]
+    assert (
+        [len(epoch) for epoch in epochs]
+        == [len(epoch_of(without, epoch)) for epoch in range(4)]
+        == [4, 5, 4, 5]
+    )
     indices = [[key.index for batch in epoch for key in batch] for epoch in epochs]
     assert len({tuple(drawn[:32]) for drawn in indices}) == 4
     assert epoch_of(sampler(37, 8, weighted=True, seed=1), 0) != epochs[0]
@@ -224,7 +250,9 @@ def test_repeated_draws_of_an_image_are_numbered(shapes: CanvasShapes | None) ->
 
 def test_repeats_equals_slow_counting() -> None:
     values = np.random.default_rng(0).integers(0, 6, 50)
-    assert repeats(values).tolist() == [values[:i].tolist().count(value) for i, value in enumerate(values)]
+    assert repeats(values).tolist() == [
+        values[:i].tolist().count(value) for i, value in enumerate(values)
+    ]
     assert repeats(values[:0]).tolist() == []
 
 
@@ -233,14 +261,20 @@ def test_image_with_all_the_weight_is_drawn_every_time() -> None:
     for weight in (5e-324, 1.0, 1e308):  # the smallest float works, and the sum of the largest
         for index in (0, 4, 8):
             made.weights = np.where(np.arange(9) == index, weight, 0.0)
-            assert [(key.index, key.repeat) for batch in made for key in batch] == [(index, k) for k in range(9)]
+            assert [(key.index, key.repeat) for batch in made for key in batch] == [
+                (index, k) for k in range(9)
+            ]
     made.weights = np.full(9, 1e308)
     assert len({key.index for batch in made for key in batch}) > 1
 
 
-def test_zero_weight_images_are_never_drawn_at_interval_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_weight_images_are_never_drawn_at_interval_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Edges:
-        """Random numbers at the boundaries between images, and the smallest and largest possible ones."""
+        """Random numbers at the boundaries between images, and the smallest and largest possible
+        ones.
+        """
 
         def random(self, count: int) -> NDArray[np.float64]:
             return np.array([0.0, 0.25, 0.5, 0.75, 1 - 2**-53])[:count]
@@ -263,12 +297,30 @@ def test_sampler_copies_its_weights() -> None:
 @pytest.mark.parametrize(
     ("weights", "text"),
     [
-        ([1.0, 2.0], r"image weights have shape \(2,\): give one for each of the 3 training images"),
-        ([[1.0, 2.0, 3.0]], r"image weights have shape \(1, 3\): give one for each of the 3 training images"),
-        ([1.0, -2.0, 3.0], "image weights are -2 to 3: they must be finite and at least 0, and not all 0"),
-        ([1.0, np.inf, 3.0], "image weights are 1 to inf: they must be finite and at least 0, and not all 0"),
-        ([1.0, np.nan, 3.0], "image weights are nan to nan: they must be finite and at least 0, and not all 0"),
-        ([0.0, 0.0, 0.0], "image weights are 0 to 0: they must be finite and at least 0, and not all 0"),
+        (
+            [1.0, 2.0],
+            r"image weights have shape \(2,\): give one for each of the 3 training images",
+        ),
+        (
+            [[1.0, 2.0, 3.0]],
+            r"image weights have shape \(1, 3\): give one for each of the 3 training images",
+        ),
+        (
+            [1.0, -2.0, 3.0],
+            "image weights are -2 to 3: they must be finite and at least 0, and not all 0",
+        ),
+        (
+            [1.0, np.inf, 3.0],
+            "image weights are 1 to inf: they must be finite and at least 0, and not all 0",
+        ),
+        (
+            [1.0, np.nan, 3.0],
+            "image weights are nan to nan: they must be finite and at least 0, and not all 0",
+        ),
+        (
+            [0.0, 0.0, 0.0],
+            "image weights are 0 to 0: they must be finite and at least 0, and not all 0",
+        ),
     ],
 )
 def test_invalid_image_weights_are_rejected(weights: list[float], text: str) -> None:
@@ -289,12 +341,23 @@ VALIDATION = CanvasShapes(320, 32, 0.5)
 def test_evaluation_covers_every_image_once(count: int, size: int) -> None:
     ratios = np.random.default_rng(0).uniform(0.5, 2, count)
     alone = list(EvaluationSampler(ratios, batch_size=2, shapes=VALIDATION))
-    shares = [EvaluationSampler(ratios, batch_size=2, shapes=VALIDATION, rank=rank, size=size) for rank in range(size)]
+    shares = [
+        EvaluationSampler(ratios, batch_size=2, shapes=VALIDATION, rank=rank, size=size)
+        for rank in range(size)
+    ]
     assert [(share.rank, share.size) for share in shares] == [(rank, size) for rank in range(size)]
     assert all(len(list(share)) == len(share) for share in shares)
-    together = {number: batch for share in shares for number, batch in zip(share.numbers, share, strict=True)}
-    assert [share.numbers for share in shares] == [range(rank, len(alone), size) for rank in range(size)]
-    assert [together[number] for number in range(len(alone))] == alone  # with the numbers they have in one process
+    together = {
+        number: batch
+        for share in shares
+        for number, batch in zip(share.numbers, share, strict=True)
+    }
+    assert [share.numbers for share in shares] == [
+        range(rank, len(alone), size) for rank in range(size)
+    ]
+    assert [
+        together[number] for number in range(len(alone))
+    ] == alone  # with the numbers they have in one process
     assert sorted(key.index for batch in alone for key in batch) == list(range(count))
 
 
@@ -304,10 +367,15 @@ def test_evaluation_canvas_depends_only_on_the_image() -> None:
         batches = list(EvaluationSampler(ratios, batch_size=batch_size, shapes=VALIDATION))
         for batch in batches:
             assert 1 <= len(batch) <= batch_size
-            assert {(key.height, key.width) for key in batch} == {VALIDATION.shape(ratios[[batch[0].index]])}
+            assert {(key.height, key.width) for key in batch} == {
+                VALIDATION.shape(ratios[[batch[0].index]])
+            }
         keys = [key for batch in batches for key in batch]
         assert all(VALIDATION.shape(ratios[[key.index]]) == (key.height, key.width) for key in keys)
         # All batches are full except the last of each shape.
-        counts = [[(k.height, k.width) for k in keys].count(shape) for shape in {(k.height, k.width) for k in keys}]
+        counts = [
+            [(k.height, k.width) for k in keys].count(shape)
+            for shape in {(k.height, k.width) for k in keys}
+        ]
         assert len(batches) == sum(-(-count // batch_size) for count in counts)
         assert [key.index for key in keys] == np.argsort(ratios, kind="stable").tolist()

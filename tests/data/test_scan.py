@@ -29,8 +29,12 @@ DATASETS = Path(__file__).parents[3] / "shared" / "datasets"
 NAMES = ("cat", "dog")
 
 
-def write_dataset(root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40, 20)) -> Path:
-    """Create a folder of images named as the keys, with label files of the given texts; None: no label file."""
+def write_dataset(
+    root: Path, labels: dict[str, str | None], size: tuple[int, int] = (40, 20)
+) -> Path:
+    """Create a folder of images named as the keys, with label files of the given texts; None: no
+    label file.
+    """
     (root / "images").mkdir(parents=True, exist_ok=True)
     (root / "labels").mkdir(exist_ok=True)
     width, height = size
@@ -44,19 +48,27 @@ def write_dataset(root: Path, labels: dict[str, str | None], size: tuple[int, in
 def file_states(root: Path) -> dict[str, tuple[str, int]]:
     """Return the hash and modification time of every file."""
     files = [path for path in sorted(root.rglob("*")) if path.is_file()]
-    return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files}
+    return {
+        str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files
+    }
 
 
 def test_scan_reports_counts_and_problems_and_changes_no_file(tmp_path: Path) -> None:
     source = write_dataset(
-        tmp_path, {"a": "0 .5 .5 .5 .5\n1 .1 .1 .3 .1 .2 .4\nx\n", "b": "", "c": None, "d": "0 .5 .5 1 1\n"}
+        tmp_path,
+        {"a": "0 .5 .5 .5 .5\n1 .1 .1 .3 .1 .2 .4\nx\n", "b": "", "c": None, "d": "0 .5 .5 1 1\n"},
     )
     (source / "e.jpg").write_text("no image")
     cv2.imwrite(str(source / "f.png"), np.zeros((1, 1, 3), np.uint8))
     before = file_states(tmp_path)
     labels, report = scan([source], NAMES, threads=2)
     assert file_states(tmp_path) == before
-    assert [Path(labels.path(i)).name for i in range(len(labels))] == ["a.png", "b.png", "c.png", "d.png"]
+    assert [Path(labels.path(i)).name for i in range(len(labels))] == [
+        "a.png",
+        "b.png",
+        "c.png",
+        "d.png",
+    ]
     assert labels.image_ids.tolist() == [1, 2, 3, 4]
     assert labels.category_ids.tolist() == [1, 2]
     assert labels.sizes.tolist() == [[40, 20]] * 4
@@ -73,7 +85,8 @@ def test_scan_reports_counts_and_problems_and_changes_no_file(tmp_path: Path) ->
     assert f"{source}/e.jpg: is damaged, truncated or not an image that OpenCV can decode" in texts
     assert f"{source}/f.png: is 1x1, smaller than 2 pixels" in texts
     assert (
-        f"{source}/c.png: no label file {tmp_path}/labels/c.txt, so the image counts as background; "
+        f"{source}/c.png: no label file {tmp_path}/labels/c.txt, so the image counts as "
+        "background; "
         "images without label file: 1" in texts
     )
     assert report.summary().startswith(
@@ -108,7 +121,9 @@ def test_images_sharing_a_label_file_are_reported(tmp_path: Path) -> None:
     cv2.imwrite(str(source / "a.bmp"), np.zeros((9, 9, 3), np.uint8))
     labels, report = scan([source], NAMES)
     assert len(labels) == 2
-    assert [str(p) for p in report.problems] == [f"{source}/a.png: has the same label file as {source}/a.bmp"]
+    assert [str(p) for p in report.problems] == [
+        f"{source}/a.png: has the same label file as {source}/a.bmp"
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="named pipes")
@@ -135,7 +150,9 @@ def test_folder_and_list_sources_give_the_same_images_without_duplicates(tmp_pat
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_scan_result_does_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
-    source = write_dataset(tmp_path, {f"{i:03}": f"{i % 2} .5 .5 .5 {(i + 1) / 200}" for i in range(150)})
+    source = write_dataset(
+        tmp_path, {f"{i:03}": f"{i % 2} .5 .5 .5 {(i + 1) / 200}" for i in range(150)}
+    )
     labels, _ = scan([source], NAMES, threads=threads)
     assert labels.classes.tolist() == [i % 2 for i in range(150)]
 
@@ -146,18 +163,29 @@ def test_scan_rejects_sources_without_images_or_labels_and_bad_classes(tmp_path:
         scan([tmp_path / "empty"], NAMES)
     source = write_dataset(tmp_path / "one", {"a": None, "b": None})
     expected = tmp_path / "one" / "labels" / "a.txt"
-    message = f"no labels for 2 images: those of the first image {source}/a.png should be in {expected}, which does"
+    message = (
+        f"no labels for 2 images: those of the first image {source}/a.png should be in "
+        f"{expected}, which does"
+    )
     with pytest.raises(ValueError, match=message):
         scan([source], NAMES)
     source = write_dataset(tmp_path / "blank", {"a": "", "b": ""})
-    with pytest.raises(ValueError, match=f"should be in {tmp_path}/blank/labels/a.txt, which is empty"):
+    with pytest.raises(
+        ValueError, match=f"should be in {tmp_path}/blank/labels/a.txt, which is empty"
+    ):
         scan([source], NAMES)
-    source = write_dataset(tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"})
-    with pytest.raises(ValueError, match=r"labels/b.txt line 2: class 2, but names has 2 classes \(0-1\)"):
+    source = write_dataset(
+        tmp_path / "two", {"a": "0 .5 .5 .1 .1", "b": "0 .5 .5 .1 .1\n2 .5 .5 .1 .1"}
+    )
+    with pytest.raises(
+        ValueError, match=r"labels/b.txt line 2: class 2, but names has 2 classes \(0-1\)"
+    ):
         scan([source], NAMES)
     (source / "a.png").write_text("")
     (source / "b.png").write_text("")
-    with pytest.raises(ValueError, match=r"none of 2 images can be used; the first problem is .*a.png: is empty"):
+    with pytest.raises(
+        ValueError, match=r"none of 2 images can be used; the first problem is .*a.png: is empty"
+    ):
         scan([source], NAMES)
 
 
@@ -171,7 +199,13 @@ def test_image_with_unreadable_label_file_is_not_background(tmp_path: Path) -> N
 
 def test_image_whose_rows_are_all_unusable_is_left_out_and_counted(tmp_path: Path) -> None:
     """As background it would teach that there is nothing; an image with one usable row stays."""
-    rows = {"a": "0 .5 .5 .5 .5\nx", "b": "0,.5,.5,.5,.5\n0 .5 .5 0 0\n", "c": "", "d": None, "e": "x"}
+    rows = {
+        "a": "0 .5 .5 .5 .5\nx",
+        "b": "0,.5,.5,.5,.5\n0 .5 .5 0 0\n",
+        "c": "",
+        "d": None,
+        "e": "x",
+    }
     source = write_dataset(tmp_path, rows)
     labels, report = scan([source], NAMES)
     assert [Path(labels.path(i)).stem for i in range(len(labels))] == ["a", "c", "d"]
@@ -199,8 +233,12 @@ def test_image_whose_rows_are_all_unusable_is_left_out_and_counted(tmp_path: Pat
 
 def test_scan_of_images_without_any_usable_row_is_an_error(tmp_path: Path) -> None:
     source = write_dataset(tmp_path, {"a": "0,.5,.5,.5,.5", "b": "x"})
-    first = re.escape(f"{tmp_path}/labels/a.txt line 1: '0,.5,.5,.5,.5' has commas between the values")
-    with pytest.raises(ValueError, match=f"none of 2 images can be used; the first problem is {first}"):
+    first = re.escape(
+        f"{tmp_path}/labels/a.txt line 1: '0,.5,.5,.5,.5' has commas between the values"
+    )
+    with pytest.raises(
+        ValueError, match=f"none of 2 images can be used; the first problem is {first}"
+    ):
         scan([source], NAMES)
 
 
@@ -212,34 +250,56 @@ def test_images_without_usable_rows_are_left_out_in_every_format(tmp_path: Path)
     for folder in ("voc", "drone/images", "coco"):
         for stem in "abc":
             cv2.imwrite(str(tmp_path / folder / f"{stem}.png"), np.zeros((20, 40, 3), np.uint8))
-    corners = {"a": "<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>", "b": "<xmin>1</xmin>"}
+    corners = {
+        "a": "<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>",
+        "b": "<xmin>1</xmin>",
+    }
     for stem in "abc":
-        box = f"<object><name>class 0</name><bndbox>{corners[stem]}</bndbox></object>" if stem in corners else ""
+        box = (
+            f"<object><name>class 0</name><bndbox>{corners[stem]}</bndbox></object>"
+            if stem in corners
+            else ""
+        )
         (tmp_path / "voc" / f"{stem}.xml").write_text(f"<annotation>{box}</annotation>")
     for stem, row in (("a", "1,1,5,5,1,1,0,0"), ("b", "90,1,5,5,1,1,0,0"), ("c", "")):
         (tmp_path / "drone" / "annotations" / f"{stem}.txt").write_text(row)
     images = [{"id": number, "file_name": f"{stem}.png"} for number, stem in enumerate("abc")]
     boxes = [[1, 1, 5, 5], [1, 1, 0, 0], [90, 1, 5, 5]]
     annotations = [
-        {"id": number, "image_id": min(number, 1), "category_id": 1, "bbox": box} for number, box in enumerate(boxes)
+        {"id": number, "image_id": min(number, 1), "category_id": 1, "bbox": box}
+        for number, box in enumerate(boxes)
     ]
-    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "class 0"}]}
+    document = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "class 0"}],
+    }
     (tmp_path / "coco" / "all.json").write_text(json.dumps(document))
     for source in ("voc", "drone/images", "coco/all.json"):
         labels, report = scan([tmp_path / source], names)
         assert [Path(labels.path(i)).stem for i in range(len(labels))] == ["a", "c"], source
         assert [Path(path).stem for path in report.no_usable_row] == ["b"], source
-        assert (report.background, report.instances, dict(report.problem_counts)[NO_USABLE_ROW]) == (1, 1, 1), source
+        assert (
+            report.background,
+            report.instances,
+            dict(report.problem_counts)[NO_USABLE_ROW],
+        ) == (1, 1, 1), source
 
 
 def damaged_jpeg(image: np.ndarray) -> bytes:
-    """Return a JPEG that libjpeg decodes with a warning on stderr: bytes are missing before its end marker."""
+    """Return a JPEG that libjpeg decodes with a warning on stderr: bytes are missing before its end
+    marker.
+    """
     data = cv2.imencode(".jpg", image)[1].tobytes()
     return data[: len(data) * 2 // 3] + b"\xff\xd9"
 
 
-def test_jpeg_with_damaged_data_is_named_instead_of_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """libjpeg prints "Corrupt JPEG data: premature end of data segment", without the file, from any thread."""
+def test_jpeg_with_damaged_data_is_named_instead_of_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libjpeg prints "Corrupt JPEG data: premature end of data segment", without the file, from any
+    thread.
+    """
     rows = dict.fromkeys((f"{number:02}" for number in range(40)), "0 .5 .5 .5 .5")
     source = write_dataset(tmp_path, rows)
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -249,14 +309,18 @@ def test_jpeg_with_damaged_data_is_named_instead_of_printed(tmp_path: Path, capf
     labels, report = scan([source], NAMES, threads=4, cache_dir=tmp_path / "cache")
     assert len(labels) == 40
     open_images({"train": labels}, 64, World(torch.device("cpu")), where="ram", folder=None)
-    assert [(problem.kind, problem.where) for problem in report.problems] == [(IMAGE_DAMAGED, path) for path in damaged]
+    assert [(problem.kind, problem.where) for problem in report.problems] == [
+        (IMAGE_DAMAGED, path) for path in damaged
+    ]
     assert "its decoder says 'Corrupt JPEG data: " in report.problems[0].reason
     assert "damaged image kept: 2" in report.summary()
     assert capfd.readouterr().err == ""
     assert scan([source], NAMES, cache_dir=tmp_path / "cache")[1].problems == report.problems
 
 
-def test_number_of_images_that_are_decoded_again_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_images_that_are_decoded_again_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_dataset(tmp_path, dict.fromkeys("abcd", "0 .5 .5 .5 .5"))
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     for name in "abd":
@@ -266,21 +330,37 @@ def test_number_of_images_that_are_decoded_again_is_limited(tmp_path: Path, monk
     assert len(labels) == 4
     damaged = [problem.where for problem in report.problems if problem.kind == IMAGE_DAMAGED]
     assert damaged == [f"{source}/a.png", f"{source}/b.png"]
-    (note,) = [problem for problem in report.problems if problem.kind == NOTE and "looked at again" in problem.reason]
+    (note,) = [
+        problem
+        for problem in report.problems
+        if problem.kind == NOTE and "looked at again" in problem.reason
+    ]
     assert note.where == f"{source}/d.png"
     assert note.reason.startswith("only 2 of 3 images that may be damaged were looked at again")
 
 
 def write_coco(root: Path, width: int = 40) -> Path:
-    images = [{"id": 70, "file_name": "b.png", "width": width, "height": 20}, {"id": 8, "file_name": "a.png"}]
+    images = [
+        {"id": 70, "file_name": "b.png", "width": width, "height": 20},
+        {"id": 8, "file_name": "a.png"},
+    ]
     annotations = [
-        {"id": 1, "image_id": 8, "category_id": 2, "bbox": [10, 5, 20, 10], "area": 77.5, "iscrowd": 0},
+        {
+            "id": 1,
+            "image_id": 8,
+            "category_id": 2,
+            "bbox": [10, 5, 20, 10],
+            "area": 77.5,
+            "iscrowd": 0,
+        },
         {"id": 2, "image_id": 70, "category_id": 5, "bbox": [50, 5, 20, 10], "iscrowd": 0},
         {"id": 3, "image_id": 70, "category_id": 5, "bbox": [30, 5, 20, 10], "iscrowd": 1},
     ]
     categories = [{"id": 5, "name": "cat"}, {"id": 2, "name": "dog"}]
     file = root / "instances_val.json"
-    file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    file.write_text(
+        json.dumps({"images": images, "annotations": annotations, "categories": categories})
+    )
     return file
 
 
@@ -294,7 +374,9 @@ def test_scan_reads_coco_json(tmp_path: Path) -> None:
     assert labels.areas.tolist() == [200, 77.5]
     assert labels.boxes_xywh.tolist() == [[30, 5, 20, 10], [10, 5, 20, 10]]
     assert (report.instances, report.crowd) == (1, 1)
-    assert "annotation 2: bbox [50, 5, 20, 10] is outside its image of 40x20" in str(report.problems[0])
+    assert "annotation 2: bbox [50, 5, 20, 10] is outside its image of 40x20" in str(
+        report.problems[0]
+    )
 
 
 def test_coco_json_without_images_lists_the_folders_tried(tmp_path: Path) -> None:
@@ -304,13 +386,20 @@ def test_coco_json_without_images_lists_the_folders_tried(tmp_path: Path) -> Non
         r"2 images tried, such as b\.png: not found; "
         rf"folders tried in {tmp_path}/json: \., images, images/val, .*, \.\./val"
     )
-    with pytest.raises(ValueError, match=rf"none of 2 images can be used; the first problem is {file}: .*{tried}"):
+    with pytest.raises(
+        ValueError, match=rf"none of 2 images can be used; the first problem is {file}: .*{tried}"
+    ):
         scan([file], NAMES)
     source = write_dataset(tmp_path / "txt", {"c": "0 .5 .5 .5 .5"})
-    labels, report = scan([source, file], NAMES)  # another source has images: no error, only a problem in the report
+    labels, report = scan(
+        [source, file], NAMES
+    )  # another source has images: no error, only a problem in the report
     assert len(labels) == 1
     assert re.search(tried, str(report.problems[0]))
-    assert dict(report.problem_counts) == {"COCO JSON whose images were not found": 1, "image left out": 2}
+    assert dict(report.problem_counts) == {
+        "COCO JSON whose images were not found": 1,
+        "image left out": 2,
+    }
 
 
 def test_image_whose_size_differs_from_coco_json_is_dropped(tmp_path: Path) -> None:
@@ -361,11 +450,16 @@ def test_scan_cache_matches_fresh_scan_and_detects_changes(tmp_path: Path) -> No
 
 
 def pack(root: Path, class_index: int, image: np.ndarray) -> Path:
-    """Return a zip with one image and one label, whose times are fixed as reproducible archives have them."""
+    """Return a zip with one image and one label, whose times are fixed as reproducible archives
+    have them.
+    """
     encoded = cv2.imencode(".bmp", image)[1].tobytes()
     file = root / f"{class_index}.zip"
     with zipfile.ZipFile(file, "w") as archive:
-        for name, data in (("images/a.bmp", encoded), ("labels/a.txt", f"{class_index} .5 .5 .5 .5".encode())):
+        for name, data in (
+            ("images/a.bmp", encoded),
+            ("labels/a.txt", f"{class_index} .5 .5 .5 .5".encode()),
+        ):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     return file
 
@@ -393,7 +487,10 @@ def test_scan_cache_notices_lists_and_json_files_of_the_same_size_and_time(tmp_p
     write_dataset(tmp_path, {"a": "0 .5 .5 .5 .5", "b": "1 .5 .5 .5 .5"})
     listed, coco, cache = tmp_path / "train.txt", write_coco(tmp_path), tmp_path / "cache"
     listed.write_text("images/a.png")
-    for file, old, new in ((listed, "a.png", "b.png"), (coco, '"category_id": 2', '"category_id": 5')):
+    for file, old, new in (
+        (listed, "a.png", "b.png"),
+        (coco, '"category_id": 2', '"category_id": 5'),
+    ):
         os.utime(file, ns=(1, 1))
         before, _ = scan([file], NAMES, cache_dir=cache)
         file.write_text(file.read_text().replace(old, new))
@@ -457,11 +554,16 @@ def test_compressed_scan_cache_is_not_unpacked(tmp_path: Path) -> None:
     file.write_bytes(with_checksum(file.read_bytes()))
     labels, report = scan([source], NAMES, cache_dir=cache)
     assert_same(first, labels)
-    assert report.cache == "damaged cache rebuilt: not a stored scan: it would unpack to more bytes than it has"
+    assert (
+        report.cache
+        == "damaged cache rebuilt: not a stored scan: it would unpack to more bytes than it has"
+    )
 
 
 @pytest.mark.parametrize("listed", ["5", "[5]", '{"a": 1}', "[", '"text"'])
-def test_scan_cache_with_valid_checksum_but_bad_contents_is_rebuilt(tmp_path: Path, listed: str) -> None:
+def test_scan_cache_with_valid_checksum_but_bad_contents_is_rebuilt(
+    tmp_path: Path, listed: str
+) -> None:
     source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     first, _ = scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
@@ -481,13 +583,18 @@ def test_named_pipe_as_scan_cache_is_replaced(tmp_path: Path) -> None:
     (file,) = cache.iterdir()
     file.unlink()
     os.mkfifo(file)
-    assert scan([source], NAMES, cache_dir=cache)[1].cache == "damaged cache rebuilt: not a regular file"
+    assert (
+        scan([source], NAMES, cache_dir=cache)[1].cache
+        == "damaged cache rebuilt: not a regular file"
+    )
     assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
 def test_scan_cache_file_mode_follows_umask(tmp_path: Path) -> None:
-    """In a folder shared by a group, a file with mode 0600 would look damaged to all other members."""
+    """In a folder shared by a group, a file with mode 0600 would look damaged to all other
+    members.
+    """
     source, before = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), os.umask(0o027)
     try:
         scan([source], NAMES, cache_dir=tmp_path / "cache")
@@ -509,7 +616,9 @@ def test_concurrent_scan_cache_writes_leave_one_valid_file(tmp_path: Path) -> No
     assert list(cache.iterdir()) == [file]
 
 
-def test_failed_scan_cache_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_scan_cache_write_keeps_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)
     (file,) = cache.iterdir()
@@ -519,7 +628,10 @@ def test_failed_scan_cache_write_keeps_old_file(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert scan([source], NAMES, cache_dir=cache)[1].cache == f"not cached: {cache}: No space left on device"
+    assert (
+        scan([source], NAMES, cache_dir=cache)[1].cache
+        == f"not cached: {cache}: No space left on device"
+    )
     assert list(cache.iterdir()) == [file]
 
 
@@ -560,7 +672,8 @@ def test_16_bit_and_grey_images_are_reported_once_also_from_cache(tmp_path: Path
     _, report = scan([source], NAMES)
     scaled = "each is scaled to 8 bits from the smallest usual bit depth that holds its values"
     expected = [
-        f"{source}/b.png: has 16-bit values; {scaled}; images with 16-bit values: 2 of 12 bits, 1 of 16 bits",
+        f"{source}/b.png: has 16-bit values; {scaled}; images with 16-bit values: 2 of 12 bits, 1 "
+        "of 16 bits",
         f"{source}/b.png: has one channel, which is used for all three; images with one channel: 4",
     ]
     assert [str(problem) for problem in report.problems] == expected
@@ -571,14 +684,18 @@ def test_16_bit_and_grey_images_are_reported_once_also_from_cache(tmp_path: Path
 
 
 def test_results_of_runs_are_no_images_and_do_not_outdate_the_cache(tmp_path: Path) -> None:
-    """`train: .` in a folder where runs are written: each training would add the pictures of those before it."""
+    """`train: .` in a folder where runs are written: each training would add the pictures of those
+    before it.
+    """
     root = tmp_path / "data"
     write_dataset(root, {"a": "0 .5 .5 .5 .5\n", "b": "1 .5 .5 .5 .5\n"})
     states = []
     for number in range(3):
         labels, report = scan([root], NAMES, cache_dir=tmp_path / "cache")
         states.append((len(labels), report.cache))
-        left_out = f"{root}: {counted(number, 'image')} left out in {counted(number, 'run folder')}, "
+        left_out = (
+            f"{root}: {counted(number, 'image')} left out in {counted(number, 'run folder')}, "
+        )
         assert len(report.run_folders) == min(1, number)
         assert "".join(report.run_folders).startswith(left_out if number else "")
         assert report_from_dict(report.as_dict()) == report
@@ -589,6 +706,7 @@ def test_results_of_runs_are_no_images_and_do_not_outdate_the_cache(tmp_path: Pa
     for image in (root / "images").iterdir():
         image.unlink()
     with pytest.raises(
-        ValueError, match=r"no images in .*; the first problem is .*: 3 images left out in 3 run folders"
+        ValueError,
+        match=r"no images in .*; the first problem is .*: 3 images left out in 3 run folders",
     ):
         scan([root], NAMES)

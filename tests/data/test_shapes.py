@@ -1,4 +1,6 @@
-"""The generated data set: same bytes from the same seed, labels that match a slow oracle, written once, atomically."""
+"""The generated data set: same bytes from the same seed, labels that match a slow oracle, written
+once, atomically.
+"""
 
 import hashlib
 import multiprocessing
@@ -26,7 +28,9 @@ def drawings():
 
 def boxes_of(drawing):
     """Return the boxes of the outlines, [N, 4] xyxy."""
-    return np.array([[*outline.min(0), *outline.max(0)] for outline in drawing.outlines]).reshape(-1, 4)
+    return np.array([[*outline.min(0), *outline.max(0)] for outline in drawing.outlines]).reshape(
+        -1, 4
+    )
 
 
 def digest(folder):
@@ -41,15 +45,25 @@ def digest(folder):
 
 
 def slow_mask(shape, size):
-    """Whether a shape covers at least half of each pixel, bool [3 S, 3 S]: the image and one image size around it."""
+    """Whether a shape covers at least half of each pixel, bool [3 S, 3 S]: the image and one image
+    size around it.
+    """
     grid = np.arange(-size * 4, 2 * size * 4) / 4 + 0.125
     x, y = np.meshgrid(grid, grid)
     inside = np.zeros(x.shape, bool)
     for loop in shape.loops:
         for (x1, y1), (x2, y2) in zip(loop, np.roll(loop, -1, 0), strict=True):
             if shape.stroke:
-                along = np.clip(((x - x1) * (x2 - x1) + (y - y1) * (y2 - y1)) / ((x2 - x1) ** 2 + (y2 - y1) ** 2), 0, 1)
-                inside |= np.hypot(x - x1 - along * (x2 - x1), y - y1 - along * (y2 - y1)) <= shape.stroke / 2
+                along = np.clip(
+                    ((x - x1) * (x2 - x1) + (y - y1) * (y2 - y1))
+                    / ((x2 - x1) ** 2 + (y2 - y1) ** 2),
+                    0,
+                    1,
+                )
+                inside |= (
+                    np.hypot(x - x1 - along * (x2 - x1), y - y1 - along * (y2 - y1))
+                    <= shape.stroke / 2
+                )
             elif y1 != y2:
                 crossing = ((y1 > y) != (y2 > y)) & (x < x1 + (y - y1) / (y2 - y1) * (x2 - x1))
                 inside ^= crossing
@@ -70,9 +84,13 @@ def test_labels_agree_with_a_slow_oracle(index):
         assert not 0.22 < fraction < 0.28, "too close to the limit for an oracle: use another index"
         if fraction >= MIN_VISIBLE:
             rows, columns = np.nonzero(seen)
-            wanted.append((shape.label, [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]))
+            wanted.append(
+                (shape.label, [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            )
     assert drawing.labels == tuple(label for label, _ in wanted)
-    np.testing.assert_allclose(boxes_of(drawing), np.array([box for _, box in wanted]), atol=1.01)  # one pixel
+    np.testing.assert_allclose(
+        boxes_of(drawing), np.array([box for _, box in wanted]), atol=1.01
+    )  # one pixel
 
 
 def test_outline_has_the_extent_of_the_mask():
@@ -91,7 +109,8 @@ def test_outline_connects_mask_parts_without_adding_area():
     assert [*outline.min(0), *outline.max(0)] == [2, 2, 29, 20]
     x, y = outline.T
     area = abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
-    # Outlines through pixel centres enclose (4-1)^2 + 9 x 4 + 4 x 8 = 77, stretched by 27/26 and 18/17 to the extent.
+    # Outlines through pixel centres enclose (4-1)^2 + 9 x 4 + 4 x 8 = 77, stretched by 27/26 and
+    # 18/17 to the extent.
     assert area == pytest.approx(77 * 27 / 26 * 18 / 17)
 
 
@@ -141,7 +160,9 @@ def test_generated_set_is_varied_enough(drawings):
 
 def test_object_sizes_span_a_factor_of_twenty():
     planned = [plan_shapes(image_generator(0, "train", index), 320) for index in range(1, 501)]
-    sides = [np.ptp(np.concatenate(shape.loops), axis=0).max() for image in planned for shape in image]
+    sides = [
+        np.ptp(np.concatenate(shape.loops), axis=0).max() for image in planned for shape in image
+    ]
     assert max(sides) >= 20 * min(sides)
     assert min(sides) >= 8  # pixels: still recognisable
     assert np.median(sides) > 40
@@ -164,7 +185,12 @@ def test_generated_set_has_expected_layout_and_reproducible_bytes(tmp_path):
     first = generate(tmp_path / "a", **SMALL_SET)
     again = generate(tmp_path / "b", **SMALL_SET)
     other = generate(tmp_path / "c", **SMALL_SET, seed=1)
-    assert sorted(path.name for path in first.iterdir()) == ["images", "labels", "shapes.json", "shapes.yaml"]
+    assert sorted(path.name for path in first.iterdir()) == [
+        "images",
+        "labels",
+        "shapes.json",
+        "shapes.yaml",
+    ]
     assert [path.name for path in sorted((first / "images/val").iterdir())] == [
         "000001.jpg",
         "000002.jpg",
@@ -174,7 +200,9 @@ def test_generated_set_has_expected_layout_and_reproducible_bytes(tmp_path):
     assert cv2.imread(str(first / "images/train/000001.jpg")).shape == (64, 64, 3)
     assert digest(first) == digest(again)
     assert digest(first / "images") != digest(other / "images")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "a temporary folder remains"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], (
+        "a temporary folder remains"
+    )
 
 
 def test_smaller_set_is_a_prefix_of_larger_set(tmp_path):
@@ -207,7 +235,11 @@ def test_generate_rejects_other_settings_and_unrelated_folders(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
-    [({"size": 32}, "size is 32, but must be 64 to 4096"), ({"train": 0}, "train is 0"), ({"seed": -1}, "seed is -1")],
+    [
+        ({"size": 32}, "size is 32, but must be 64 to 4096"),
+        ({"train": 0}, "train is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
 )
 def test_generate_rejects_settings_out_of_range(tmp_path, wrong, text):
     with pytest.raises(ValueError, match=text):
@@ -232,7 +264,10 @@ def test_concurrent_generation_gives_one_valid_set(tmp_path):
     alone = generate(tmp_path / "alone", **SMALL_SET)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(3)
-    workers = [context.Process(target=_generate_together, args=(barrier, tmp_path / "set")) for _ in range(3)]
+    workers = [
+        context.Process(target=_generate_together, args=(barrier, tmp_path / "set"))
+        for _ in range(3)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -243,7 +278,8 @@ def test_concurrent_generation_gives_one_valid_set(tmp_path):
 
 
 def test_image_generation_takes_less_than_six_times_blurred_noise(tmp_path):
-    """An image takes 10 ms on an idle core, 3.3 times the noise; at six times, the whole data set would take 20 s.
+    """An image takes 10 ms on an idle core, 3.3 times the noise; at six times, the whole data set
+    would take 20 s.
 
     Both are measured in turn, in CPU time of this thread, because a busy machine makes both slower.
     """

@@ -1,4 +1,6 @@
-"""The data YAMLs in data/: each is valid, and reads the files of its data set where the archives put them."""
+"""The data YAMLs in data/: each is valid, and reads the files of its data set where the archives
+put them.
+"""
 
 import json
 import re
@@ -22,7 +24,9 @@ SIZE = (40, 20)
 def draw(*files: Path) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(cv2.imencode(file.suffix, np.full((SIZE[1], SIZE[0], 3), 99, np.uint8))[1].tobytes())
+        file.write_bytes(
+            cv2.imencode(file.suffix, np.full((SIZE[1], SIZE[0], 3), 99, np.uint8))[1].tobytes()
+        )
 
 
 def write(file: Path, text: str) -> None:
@@ -33,7 +37,16 @@ def write(file: Path, text: str) -> None:
 def coco_json(names: tuple[str, ...], file_name: str) -> str:
     """Return a COCO JSON with one image and a box of the last class."""
     images = [{"id": 1, "file_name": file_name, "width": SIZE[0], "height": SIZE[1]}]
-    boxes = [{"id": 1, "image_id": 1, "category_id": len(names), "bbox": [1, 2, 3, 4], "iscrowd": 0, "area": 12}]
+    boxes = [
+        {
+            "id": 1,
+            "image_id": 1,
+            "category_id": len(names),
+            "bbox": [1, 2, 3, 4],
+            "iscrowd": 0,
+            "area": 12,
+        }
+    ]
     categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
     return json.dumps({"images": images, "annotations": boxes, "categories": categories})
 
@@ -42,17 +55,28 @@ def draw_coco(spec: DataSpec) -> None:
     """As images.cocodataset.org/zips/*.zip and annotations_trainval2017.zip unpack."""
     for split in ("train2017", "val2017"):
         draw(spec.root / split / "000000000009.jpg")
-        write(spec.root / "annotations" / f"instances_{split}.json", coco_json(spec.names, "000000000009.jpg"))
+        write(
+            spec.root / "annotations" / f"instances_{split}.json",
+            coco_json(spec.names, "000000000009.jpg"),
+        )
 
 
 def draw_coco128(spec: DataSpec) -> None:
     draw(spec.root / "images" / "train2017" / "000000000009.jpg")
-    write(spec.root / "labels" / "train2017" / "000000000009.txt", f"{len(spec.names) - 1} .5 .5 .5 .5\n")
+    write(
+        spec.root / "labels" / "train2017" / "000000000009.txt",
+        f"{len(spec.names) - 1} .5 .5 .5 .5\n",
+    )
 
 
 def draw_voc(spec: DataSpec) -> None:
-    """As VOCtrainval_06-Nov-2007.tar, VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar unpack."""
-    lists = {"VOC2007": {"trainval": "000005", "test": "000001"}, "VOC2012": {"trainval": "2008_000008"}}
+    """As VOCtrainval_06-Nov-2007.tar, VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar
+    unpack.
+    """
+    lists = {
+        "VOC2007": {"trainval": "000005", "test": "000001"},
+        "VOC2012": {"trainval": "2008_000008"},
+    }
     for year, splits in lists.items():
         for split, image in splits.items():
             draw(spec.root / year / "JPEGImages" / f"{image}.jpg")
@@ -76,7 +100,9 @@ def draw_objects365(spec: DataSpec) -> None:
         write(spec.root / split / f"zhiyuan_objv2_{split}.json", coco_json(spec.names, name))
 
 
-LAYOUTS: dict[str, tuple[int, Callable[[DataSpec], None]]] = {  # number of classes, and how the files are laid out
+LAYOUTS: dict[
+    str, tuple[int, Callable[[DataSpec], None]]
+] = {  # number of classes, and how the files are laid out
     "coco.yaml": (80, draw_coco),
     "coco128.yaml": (80, draw_coco128),
     "VOC.yaml": (20, draw_voc),
@@ -86,7 +112,9 @@ LAYOUTS: dict[str, tuple[int, Callable[[DataSpec], None]]] = {  # number of clas
 
 
 def test_every_yaml_has_a_layout_here() -> None:
-    assert set(YAMLS) - {"shapes.yaml"} == set(LAYOUTS)  # shapes.yaml is generated and read in test_shapes.py
+    assert set(YAMLS) - {"shapes.yaml"} == set(
+        LAYOUTS
+    )  # shapes.yaml is generated and read in test_shapes.py
 
 
 @pytest.mark.parametrize("name", YAMLS)
@@ -127,12 +155,18 @@ def test_coco_images_may_be_in_folder_images(tmp_path: Path) -> None:
 
 def test_class_names_are_those_of_torchvision() -> None:
     coco = tuple(name for name in _COCO_CATEGORIES if name not in ("__background__", "N/A"))
-    assert read_data_yaml(FOLDER / "coco.yaml").names == read_data_yaml(FOLDER / "coco128.yaml").names == coco
+    assert (
+        read_data_yaml(FOLDER / "coco.yaml").names
+        == read_data_yaml(FOLDER / "coco128.yaml").names
+        == coco
+    )
     assert read_data_yaml(FOLDER / "VOC.yaml").names == tuple(_VOC_CATEGORIES[1:])
 
 
 def test_downloaded_voc_archives_lose_their_top_folder() -> None:
-    """They contain VOCdevkit/VOC2007 and VOCdevkit/VOC2012; data/fetching.py drops a top folder named like `path`."""
+    """They contain VOCdevkit/VOC2007 and VOCdevkit/VOC2012; data/fetching.py drops a top folder
+    named like `path`.
+    """
     spec = read_data_yaml(FOLDER / "VOC.yaml")
     assert spec.root.name == "VOCdevkit"
     assert not any(path.is_relative_to(spec.root / "VOCdevkit") for path in spec.needed())

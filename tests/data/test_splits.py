@@ -59,8 +59,16 @@ def test_cache_folder_default_and_override(monkeypatch, variables, folder):
     ("rows", "message"),
     [
         (None, r"no images in .*/images"),
-        ("", r"no labels for 1 image: those of the first image .*/a\.png should be in .*a\.txt, which is empty$"),
-        ("0,.5", r"none of 1 images can be used; the first problem is .*a\.txt line 1: '0,\.5' has commas"),
+        (
+            "",
+            r"no labels for 1 image: those of the first image .*/a\.png should be in .*a\.txt, "
+            r"which is empty$",
+        ),
+        (
+            "0,.5",
+            r"none of 1 images can be used; the first problem is .*a\.txt line 1: '0,\.5' has "
+            r"commas",
+        ),
     ],
 )
 def test_error_of_empty_split_names_it(tmp_path, rows, message):
@@ -72,12 +80,16 @@ def test_error_of_empty_split_names_it(tmp_path, rows, message):
     (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a]\n")
     spec = splits.open_data(str(tmp_path / "data.yaml"))
     with pytest.raises(ValueError, match=f"^'val' of {tmp_path}/data.yaml: {message}"):
-        splits.read_split(spec, "val", single=False, cache_dir=str(tmp_path / "cache"), progress=False)
+        splits.read_split(
+            spec, "val", single=False, cache_dir=str(tmp_path / "cache"), progress=False
+        )
 
 
 def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):
     def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")  # as for a user id unknown to the system
+        raise RuntimeError(
+            "Could not determine home directory."
+        )  # as for a user id unknown to the system
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(splits.Path, "home", no_home)
@@ -100,5 +112,6 @@ def test_run_folders_in_the_data_are_said_once(tmp_path):
     assert [len(data.read(split, said.append)) for split in ("train", "val")] == [8, 8]
     told = [line for line in said if "run folder" in line]
     assert told == [
-        f"{tmp_path / 'data'}: 1 image left out in 1 run folder, results of train.py, val.py or detect.py, as in {run}"
+        f"{tmp_path / 'data'}: 1 image left out in 1 run folder, results of train.py, val.py or "
+        f"detect.py, as in {run}"
     ]

@@ -13,12 +13,19 @@ Image = pytest.importorskip("PIL.Image")
 from PIL import features  # noqa: E402 - after the check that Pillow is there
 
 ORIENTATION = 0x0112
-STORED = {1: 0, 8: 1, 3: 2, 6: 3}  # by EXIF orientation: quarter turns anticlockwise that show the image upright
+STORED = {
+    1: 0,
+    8: 1,
+    3: 2,
+    6: 3,
+}  # by EXIF orientation: quarter turns anticlockwise that show the image upright
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif", ".avif"])
 def test_boxes_lie_on_the_pixels_of_turned_images(tmp_path: Path, suffix: str) -> None:
-    """An upright image of 64 x 48 px has a white object at x 8 to 24, y 32 to 40, whose box is labelled."""
+    """An upright image of 64 x 48 px has a white object at x 8 to 24, y 32 to 40, whose box is
+    labelled.
+    """
     if suffix == ".avif" and not (features.check("avif") and cv2.haveImageWriter("a.avif")):
         pytest.skip("this Pillow or this OpenCV has no AVIF")
     upright = np.zeros((48, 64, 3), np.uint8)

@@ -6,7 +6,12 @@ import pytest
 from models.anchors import best_possible_recall, check_anchors, fit_anchors, matched
 
 TABLE = np.array(
-    [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]], np.float64
+    [
+        [[10, 13], [16, 30], [33, 23]],
+        [[30, 61], [62, 45], [59, 119]],
+        [[116, 90], [156, 198], [373, 326]],
+    ],
+    np.float64,
 )
 
 
@@ -51,7 +56,10 @@ def test_unusual_box_sizes_get_fitted_anchors_with_higher_recall():
     assert before < 0.5
     assert after > 0.98
     assert anchors.shape == TABLE.shape
-    assert sentence == f"{matched(after)}: they were chosen by the boxes, as the model's own match {before:.1%}"
+    assert (
+        sentence
+        == f"{matched(after)}: they were chosen by the boxes, as the model's own match {before:.1%}"
+    )
 
 
 def test_two_box_clusters_get_one_anchor_each():
@@ -105,7 +113,8 @@ def test_check_anchors_without_boxes_keeps_anchors(sizes):
 
 
 def test_fitted_anchors_without_higher_recall_are_not_used():
-    # Six very different sizes and one anchor: any fitted anchor reaches one of the six, like the given one.
+    # Six very different sizes and one anchor: any fitted anchor reaches one of the six, like the
+    # given one.
     sizes = np.array([[20.0 * 9**n, 20.0 * 9**n] for n in range(-1, 5)])
     given = np.array([[[20.0, 20]]])
     anchors, sentence = check_anchors(sizes, given, 4.0)
@@ -117,7 +126,8 @@ def test_anchor_fitting_samples_at_most_max_boxes(monkeypatch):
     monkeypatch.setattr("models.anchors.MAX_BOXES", 100)
     seen = []
     monkeypatch.setattr(
-        "models.anchors.fit_anchors", lambda sizes, *_, **__: seen.append(len(sizes)) or TABLE.reshape(-1, 2)
+        "models.anchors.fit_anchors",
+        lambda sizes, *_, **__: seen.append(len(sizes)) or TABLE.reshape(-1, 2),
     )
     check_anchors(log_normal(5, 0.1, 199) * [1, 50], TABLE, 4.0)
     assert seen == [100]
@@ -130,4 +140,7 @@ def test_placeholder_anchors_are_replaced_despite_full_recall():
     fitted, sentence = check_anchors(sizes, given, 4.0, placeholders=True)
     assert np.array_equal(kept, given)
     assert not np.array_equal(fitted, given)
-    assert sentence == ("anchor sizes match all boxes: they were chosen by the boxes, as the model's own match 100.0%")
+    assert sentence == (
+        "anchor sizes match all boxes: they were chosen by the boxes, as the model's own match "
+        "100.0%"
+    )

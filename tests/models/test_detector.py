@@ -1,4 +1,6 @@
-"""Detectors against published counts, alternative computations that must agree, and the errors for bad tables."""
+"""Detectors against published counts, alternative computations that must agree, and the errors for
+bad tables.
+"""
 
 import copy
 import json
@@ -27,7 +29,9 @@ from models.table import load_model_table, model_names, read_table, resolve
 from utils.nested import tensors_in
 
 ROOT = Path(__file__).parents[2]
-COUNTS = {  # total, head, fused (None: not published), GFLOPs at 640 without those of self-attention's matrix products
+# total, head, fused (None: not published), GFLOPs at 640 without those of self-attention's matrix
+# products
+COUNTS = {
     "yolov5n": (1_872_157, 115_005, 1_867_405, 4.47),
     "yolov5s": (7_235_389, 229_245, 7_225_885, 16.43),
     "yolov5m": (21_190_557, 343_485, 21_172_173, 48.87),
@@ -60,7 +64,13 @@ COUNTS = {  # total, head, fused (None: not published), GFLOPs at 640 without th
     "yolo26l": (26_299_704, 2_921_976, 24_807_420, 93.02),
     "yolo26x": (58_993_368, 6_440_952, 55_725_948, 208.36),
 }
-ONE_HEAD_GFLOPS = {"yolo26n": 5.36, "yolo26s": 20.70, "yolo26m": 68.19, "yolo26l": 86.44, "yolo26x": 193.89}  # fused
+ONE_HEAD_GFLOPS = {
+    "yolo26n": 5.36,
+    "yolo26s": 20.70,
+    "yolo26m": 68.19,
+    "yolo26l": 86.44,
+    "yolo26x": 193.89,
+}  # fused
 PARAMETERS_PER_ROW = {  # parameters of rows 0-9, then of the later rows that have parameters
     "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
     "33024 90880 8320 22912 36992 74496 147712 296448",
@@ -68,7 +78,10 @@ PARAMETERS_PER_ROW = {  # parameters of rows 0-9, then of the later rows that ha
     "131584 361984 33024 90880 147712 296448 590336 1182720",
     "yolov5m": "5280 41664 65280 166272 444672 664320 2512896 2655744 4134912 1476864 "
     "295680 1182720 74112 296448 332160 1035264 1327872 4134912",
-    "yolov8n": "464 4672 7360 18560 49664 73984 197632 295424 460288 164608 148224 37248 36992 123648 147712 493056",
+    "yolov8n": (
+        "464 4672 7360 18560 49664 73984 197632 295424 460288 164608 148224 37248 36992 "
+        "123648 147712 493056"
+    ),
     "yolov8s": "928 18560 29056 73984 197632 295424 788480 1180672 1838080 656896 "
     "591360 148224 147712 493056 590336 1969152",
     "yolov8m": "1392 41664 111360 166272 813312 664320 3248640 1991808 3985920 831168 "
@@ -97,7 +110,9 @@ def table_of(name: str, num_classes: int = 80) -> dict:
 
 
 def build_meta(name: str) -> Detector:
-    """Return a detector on the meta device: it takes no memory, and building x is as fast as building n."""
+    """Return a detector on the meta device: it takes no memory, and building x is as fast as
+    building n.
+    """
     with torch.device("meta"):
         return Detector(table_of(name))
 
@@ -127,7 +142,11 @@ def small_table() -> dict:
         "depth_multiple": 1.0,
         "width_multiple": 1.0,
         "anchors": [[4, 4], [8, 8]],
-        "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 2, "Conv", [16, 3, 1]], [-1, 1, "Conv", [16, 3, 2]]],
+        "backbone": [
+            [-1, 1, "Conv", [8, 3, 2]],
+            [-1, 2, "Conv", [16, 3, 1]],
+            [-1, 1, "Conv", [16, 3, 2]],
+        ],
         "head": [
             [-1, 1, "nn.Upsample", ["None", 2, "nearest"]],
             [[-1, 1], 1, "Concat", [1]],
@@ -158,25 +177,35 @@ def test_p6_parameter_counts_equal_published_values(name, total):
 @pytest.mark.parametrize("name", PARAMETERS_PER_ROW)
 def test_parameter_counts_per_layer(name):
     counts = [line.parameters for line in build_meta(name).info()[:-1]]
-    assert [count for count in counts if count] == [int(count) for count in PARAMETERS_PER_ROW[name].split()]
+    assert [count for count in counts if count] == [
+        int(count) for count in PARAMETERS_PER_ROW[name].split()
+    ]
 
 
 def attention_gflops(model: nn.Module, cells: int) -> float:
-    """Return the GFLOPs of the products queries * keys and shares * values, on maps of so many cells."""
+    """Return the GFLOPs of the products queries * keys and shares * values, on maps of so many
+    cells.
+    """
     found = [module for module in model.modules() if isinstance(module, Attention)]
-    return sum(2 * cells**2 * module.heads * (module.keys + module.values) for module in found) / 1e9
+    return (
+        sum(2 * cells**2 * module.heads * (module.keys + module.values) for module in found) / 1e9
+    )
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_gflops_within_one_percent(name):
-    """Published figures leave out the attention between the 400 cells of stride 32: 2 % of yolo26n, 1 % of yolo11n."""
+    """Published figures leave out the attention between the 400 cells of stride 32: 2 % of yolo26n,
+    1 % of yolo11n.
+    """
     published = COUNTS[name][3] + attention_gflops(build_meta(name), 20 * 20)
     assert count_gflops(table_of(name), 640) == pytest.approx(published, rel=0.01)
 
 
 def test_attention_gflops_by_hand():
     # yolo11n: one block, of 2 heads with 32 channels of keys and 64 of values
-    assert attention_gflops(build_meta("yolo11n"), 400) == pytest.approx(2 * 400**2 * 2 * (32 + 64) / 1e9, rel=1e-12)
+    assert attention_gflops(build_meta("yolo11n"), 400) == pytest.approx(
+        2 * 400**2 * 2 * (32 + 64) / 1e9, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ONE_HEAD_GFLOPS)
@@ -189,10 +218,19 @@ def test_fused_model_computes_one_head(name):
 
 
 def test_gflops_by_hand(small_table):
-    # On 8 x 8 px: 3x3 from 3 to 8 channels on 4x4 cells, 8 to 16 and 16 to 16 on 4x4, 16 to 16 on 2x2, heads 32 and
-    # 16 to 7.
-    macs = 9 * 3 * 8 * 16 + 9 * 8 * 16 * 16 + 9 * 16 * 16 * 16 + 9 * 16 * 16 * 4 + 32 * 7 * 16 + 16 * 7 * 4
-    assert count_gflops(resolve(small_table, None, 2), 8) == pytest.approx(2 * macs / 1e9, rel=1e-12)
+    # On 8 x 8 px: 3x3 from 3 to 8 channels on 4x4 cells, 8 to 16 and 16 to 16 on 4x4, 16 to 16 on
+    # 2x2, heads 32 and 16 to 7.
+    macs = (
+        9 * 3 * 8 * 16
+        + 9 * 8 * 16 * 16
+        + 9 * 16 * 16 * 16
+        + 9 * 16 * 16 * 4
+        + 32 * 7 * 16
+        + 16 * 7 * 4
+    )
+    assert count_gflops(resolve(small_table, None, 2), 8) == pytest.approx(
+        2 * macs / 1e9, rel=1e-12
+    )
 
 
 # All tables
@@ -202,13 +240,16 @@ def test_gflops_by_hand(small_table):
 def test_every_model_builds_with_expected_strides(name):
     table = table_of(name)
     check_shapes(table)
-    assert list(build_meta(name).strides) == {"p2": [4, 8, 16, 32], "p6": [8, 16, 32, 64], "tiny": [16, 32]}.get(
-        "p6" if name.endswith("6") else name.split("-")[-1], [8, 16, 32]
-    )
+    assert list(build_meta(name).strides) == {
+        "p2": [4, 8, 16, 32],
+        "p6": [8, 16, 32, 64],
+        "tiny": [16, 32],
+    }.get("p6" if name.endswith("6") else name.split("-")[-1], [8, 16, 32])
 
 
 @pytest.mark.parametrize(
-    "name", ["yolov5s", "yolov5s.yaml", "models/yolov5s.yaml", "models/hub/yolov5s.yaml", "yolov5s.yml"]
+    "name",
+    ["yolov5s", "yolov5s.yaml", "models/yolov5s.yaml", "models/hub/yolov5s.yaml", "yolov5s.yml"],
 )
 def test_model_can_be_named_in_several_ways(name):
     table, scale = load_model_table(name)
@@ -275,7 +316,8 @@ def test_channels_last_is_kept_and_gives_the_same_maps(nano):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "side"), [("yolov5n", 64), ("yolov5n6", 128), ("yolov3-tiny", 64), ("yolov8n", 64), ("yolo26n", 64)]
+    ("name", "side"),
+    [("yolov5n", 64), ("yolov5n6", 128), ("yolov3-tiny", 64), ("yolov8n", 64), ("yolo26n", 64)],
 )
 def test_fused_model_gives_the_same_maps(name, side):
     torch.manual_seed(1)
@@ -291,7 +333,8 @@ def test_fused_model_gives_the_same_maps(name, side):
 
 
 def test_maps_are_freed_after_their_last_use(small_table):
-    # Row 1 is read by row 4, row 2 by 3 and 5; Detect reads 4 and 2; the images are read by row 0 only.
+    # Row 1 is read by row 4, row 2 by 3 and 5; Detect reads 4 and 2; the images are read by row 0
+    # only.
     assert Detector(small_table)._freed_after == [[-1], [0], [], [], [1, 3], [2, 4]]
 
 
@@ -301,7 +344,9 @@ def test_maps_are_freed_after_their_last_use(small_table):
 def some_targets(images: int) -> torch.Tensor:
     """Return targets with three boxes in each 64 px image."""
     boxes = torch.tensor([[0.0, 4, 6, 30, 40], [1, 20, 10, 60, 58], [2, 33, 35, 47, 62]])
-    return torch.cat([torch.cat([torch.full((3, 1), float(image)), boxes], 1) for image in range(images)])
+    return torch.cat(
+        [torch.cat([torch.full((3, 1), float(image)), boxes], 1) for image in range(images)]
+    )
 
 
 def to_float64(model: Detector) -> tuple[Detector, Loss]:
@@ -311,7 +356,8 @@ def to_float64(model: Detector) -> tuple[Detector, Loss]:
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolox_nano", "yolo26n"])
 def test_maps_of_one_column_are_computed_in_float32(name):
-    """oneDNN 3.12 left values uninitialized there in bfloat16 on processors with AMX: other losses in each run, or NaN.
+    """oneDNN 3.12 left values uninitialized there in bfloat16 on processors with AMX: other losses
+    in each run, or NaN.
 
     The model trains with autocast, and its coarsest level is 1 column of 5 cells.
     """
@@ -365,18 +411,23 @@ def test_float64_gradients_equal_finite_differences(nano):
                 values.view(-1)[index] += step
                 losses.append(sum(raw.square().mean().item() for raw in model(images)))
             values.view(-1)[index] += 1e-6
-        assert values.grad.view(-1)[index].item() == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-6)
+        assert values.grad.view(-1)[index].item() == pytest.approx(
+            (losses[0] - losses[1]) / 2e-6, rel=1e-6
+        )
 
 
 def test_detector_gradients_of_shares_equal_batch_gradients(nano):
-    # Eval mode: fixed BatchNorm statistics make the images independent of each other, so the batch can be divided.
-    # In training, BatchNorm over all processes (--sync-bn) has the same effect.
+    # Eval mode: fixed BatchNorm statistics make the images independent of each other, so the batch
+    # can be divided. In training, BatchNorm over all processes (--sync-bn) has the same effect.
     model, criterion = to_float64(nano)
     images, targets = torch.rand(4, 3, 64, 64, dtype=torch.float64), some_targets(4)
     sum(criterion(model(images), targets).values()).backward()
     full_batch = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    first, second = targets[targets[:, 0] < 1], targets[targets[:, 0] >= 1] - torch.tensor([1.0, 0, 0, 0, 0, 0])
+    first, second = (
+        targets[targets[:, 0] < 1],
+        targets[targets[:, 0] >= 1] - torch.tensor([1.0, 0, 0, 0, 0, 0]),
+    )
     parts, counts = [(images[:1], first), (images[1:], second)], []
     for part, boxes in parts:
         criterion(model(part), boxes, lambda own: counts.append(own) or own)
@@ -384,11 +435,15 @@ def test_detector_gradients_of_shares_equal_batch_gradients(nano):
         sum(criterion(model(part), boxes, lambda _: sum(counts)).values()).backward()
     largest = max(gradient.abs().max().item() for gradient in full_batch.values())
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, full_batch[name], rtol=1e-12, atol=1e-12 * largest)
+        torch.testing.assert_close(
+            parameter.grad, full_batch[name], rtol=1e-12, atol=1e-12 * largest
+        )
 
 
 def data_parallel_replica(module: nn.Module) -> nn.Module:
-    """Return a module as torch's DataParallel runs it on each device: its parameters are plain attributes."""
+    """Return a module as torch's DataParallel runs it on each device: its parameters are plain
+    attributes.
+    """
     replica = module._replicate_for_data_parallel()
     for name, parameter in module._parameters.items():
         setattr(replica, name, None if parameter is None else parameter.view_as(parameter))
@@ -407,7 +462,9 @@ def test_data_parallel_replicas_give_the_same_gradients(nano, recompute):
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     sum(raw.square().mean() for raw in model(images)).backward()
-    assert [name for name, parameter in model.named_parameters() if not parameter.grad.equal(ours[name])] == []
+    assert [
+        name for name, parameter in model.named_parameters() if not parameter.grad.equal(ours[name])
+    ] == []
 
 
 # State
@@ -425,7 +482,11 @@ def test_table_survives_json_and_builds_the_same_model(nano):
 
 def test_state_dict_names_follow_table_rows(nano):
     names = set(nano.state_dict())
-    assert {"layers.0.conv.weight", "layers.2.m.0.cv1.bn.running_mean", "layers.9.cv2.conv.weight"} <= names
+    assert {
+        "layers.0.conv.weight",
+        "layers.2.m.0.cv1.bn.running_mean",
+        "layers.9.cv2.conv.weight",
+    } <= names
     assert {"layers.24.m.0.bias", "layers.24.anchors_px"} <= names
     assert len(names) == 349  # as many tensors as YOLOv5 stores for yolov5n
 
@@ -479,48 +540,117 @@ def test_repeated_rows_become_a_stack(small_table):
         (
             1,
             [-1, 1, "Cnov", [16]],
-            r"row 1 \[-1, 1, Cnov, \[16\]\]: unknown module 'Cnov'; allowed are Conv, SeparableConv, ",
+            r"row 1 \[-1, 1, Cnov, \[16\]\]: unknown module 'Cnov'; allowed are Conv, "
+            r"SeparableConv, ",
         ),
-        (1, [-1, 1, "Conv", []], r"row 1 .*: Conv takes 1 to 5 arguments \(out_channels, kernel, .*\), got 0"),
+        (
+            1,
+            [-1, 1, "Conv", []],
+            r"row 1 .*: Conv takes 1 to 5 arguments \(out_channels, kernel, .*\), got 0",
+        ),
         (1, [-1, 6, "C3", [16, True, 1, 0.5, 9]], r"row 1 .*: C3 takes 1 to 4 arguments .*, got 5"),
-        (1, [-1, 1, "Conv", ["__import__('os')"]], r"row 1 .*: the first argument must be a number of channels"),
-        (1, [-1, 1, "Conv", [16, "big"]], r"row 1 \[-1, 1, Conv, \[16, 'big'\]\]: an argument has the wrong type"),
+        (
+            1,
+            [-1, 1, "Conv", ["__import__('os')"]],
+            r"row 1 .*: the first argument must be a number of channels",
+        ),
+        (
+            1,
+            [-1, 1, "Conv", [16, "big"]],
+            r"row 1 \[-1, 1, Conv, \[16, 'big'\]\]: an argument has the wrong type",
+        ),
         (1, [-1, 1, "Conv", [16, 3, 1, 1, 3]], r"row 1 .*: .*divisible by groups"),
         (1, [-1, 1, "Conv", [16, 3, 0]], r"row 1 .*: stride must be 1 or more, got 0"),
-        (1, [-1, 1, "Conv", [16, 3, 1.0]], r"row 1 .*: an argument has the wrong type: stride is 1.0, but must be int"),
-        (1, [-1, 1, "Conv", [16, True]], r"row 1 .*: an argument has the wrong type: kernel is True, but must be int"),
+        (
+            1,
+            [-1, 1, "Conv", [16, 3, 1.0]],
+            r"row 1 .*: an argument has the wrong type: stride is 1.0, but must be int",
+        ),
+        (
+            1,
+            [-1, 1, "Conv", [16, True]],
+            r"row 1 .*: an argument has the wrong type: kernel is True, but must be int",
+        ),
         (
             1,
             [-1, 3, "C3", [16, "False"]],
             r"row 1 .*: an argument has the wrong type: shortcut is 'False', but must be bool",
         ),
-        (1, [-1, 3, "C3", [16, 3]], r"row 1 .*: an argument has the wrong type: shortcut is 3, but must be bool"),
-        (1, [-1, 3, "C3", [16, True, 1, 0]], r"row 1 .*: a convolution needs 1 or more output channels, got 0"),
-        (1, [-1, 1, "Conv", [10**9]], r"row 1 .*: the first argument must be a number of channels, 1 to 1,000,000"),
-        (1, [-1, 1, "Conv", [10**400]], r"row 1 .*: the first argument must be a number of channels"),
-        (0, [-1, 1, "Conv", [8, 3, 10**9]], r"the model has stride 2000000000, at most 4096 is allowed"),
-        (1, [-1, 1, "Conv", [16, 10**6 + 1]], r"Storage size calculation overflowed|the model has [\d,]* parameters"),
+        (
+            1,
+            [-1, 3, "C3", [16, 3]],
+            r"row 1 .*: an argument has the wrong type: shortcut is 3, but must be bool",
+        ),
+        (
+            1,
+            [-1, 3, "C3", [16, True, 1, 0]],
+            r"row 1 .*: a convolution needs 1 or more output channels, got 0",
+        ),
+        (
+            1,
+            [-1, 1, "Conv", [10**9]],
+            r"row 1 .*: the first argument must be a number of channels, 1 to 1,000,000",
+        ),
+        (
+            1,
+            [-1, 1, "Conv", [10**400]],
+            r"row 1 .*: the first argument must be a number of channels",
+        ),
+        (
+            0,
+            [-1, 1, "Conv", [8, 3, 10**9]],
+            r"the model has stride 2000000000, at most 4096 is allowed",
+        ),
+        (
+            1,
+            [-1, 1, "Conv", [16, 10**6 + 1]],
+            r"Storage size calculation overflowed|the model has [\d,]* parameters",
+        ),
         (
             1,
             [-1, 1, "Conv", [16, 1, 1, 10**6]],
             r"row 1 .*: cannot run on maps .* has over 268,435,456 elements",
         ),
-        (1, [-1, 1, "SPPF", [16, 5, 10**7]], r"row 1 .*: the pool is repeated 1 to 100 times, got 10000000"),
-        (1, [-1, 1, "a\nb\x1b[2J", [16]], r"row 1 \[-1, 1, a\\nb\\x1b\[2J, \[16\]\]: unknown module 'a\\nb"),
+        (
+            1,
+            [-1, 1, "SPPF", [16, 5, 10**7]],
+            r"row 1 .*: the pool is repeated 1 to 100 times, got 10000000",
+        ),
+        (
+            1,
+            [-1, 1, "a\nb\x1b[2J", [16]],
+            r"row 1 \[-1, 1, a\\nb\\x1b\[2J, \[16\]\]: unknown module 'a\\nb",
+        ),
         (1, [[-1, 0], 1, "Conv", [16]], r"row 1 .*: Conv takes one input, got 2"),
         (1, [1, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above this one, 0 to 0"),
         (1, [-3, 1, "Conv", [16]], r"row 1 .*: `from` must name rows above"),
         (1, ["-1", 1, "Conv", [16]], r"row 1 .*: `from` must be a row's index"),
         (1, [-1, 0, "Conv", [16]], r"row 1 .*: `number` must be a whole number, 1 to 1000"),
-        (1, [-1, 1, "Conv"], r"row 1: must be \[from, number, module, args\], got \[-1, 1, 'Conv'\]"),
+        (
+            1,
+            [-1, 1, "Conv"],
+            r"row 1: must be \[from, number, module, args\], got \[-1, 1, 'Conv'\]",
+        ),
         (1, [-1, 1, "Detect", ["nc", "anchors"]], r"row 1 .*: "),
         (2, [-1, 1, "Conv", [16, 3, 1]], r"row 4 .*Concat.*: maps of strides 1, 2 differ in size"),
         (2, [-1, 1, "Conv", [16, 3, 2, 0]], r"row 4 .*Concat.*: cannot run on maps of .*, .*"),
         (4, [[-1, 1], 2, "Concat", [1]], r"row 4 .*: Concat cannot be repeated"),
-        (4, [[-1, 1], 1, "Concat", [2]], r"row 4 .*: maps can only be concatenated along dimension 1"),
+        (
+            4,
+            [[-1, 1], 1, "Concat", [2]],
+            r"row 4 .*: maps can only be concatenated along dimension 1",
+        ),
         (5, [[-1, 2], 1, "Detect", [7, "anchors"]], r"a head with 2 classes"),
-        (5, [-1, 1, "Detect", ["nc", "anchors"]], r"row 5 .*: anchors are given for 2 levels, but the head has 1"),
-        (5, [-1, 1, "Conv", [16]], r"row 5 .*: the last row, and only the last row, must be a head \(Detect, "),
+        (
+            5,
+            [-1, 1, "Detect", ["nc", "anchors"]],
+            r"row 5 .*: anchors are given for 2 levels, but the head has 1",
+        ),
+        (
+            5,
+            [-1, 1, "Conv", [16]],
+            r"row 5 .*: the last row, and only the last row, must be a head \(Detect, ",
+        ),
     ],
 )
 def test_errors_name_the_invalid_row(small_table, position, row, message):
@@ -535,7 +665,10 @@ def test_model_table_error_names_the_file(tmp_path, small_table):
     small_table["head"][0] = [-1, 1, "nn.Upsample", [None, 1.5]]
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(small_table))
-    with pytest.raises(ValueError, match=r"mine.yaml row 3 \[-1, 1, nn.Upsample, \[None, 1.5\]\]: args must be None"):
+    with pytest.raises(
+        ValueError,
+        match=r"mine.yaml row 3 \[-1, 1, nn.Upsample, \[None, 1.5\]\]: args must be None",
+    ):
         build_model(path, 2)
 
 
@@ -544,14 +677,23 @@ def test_model_table_error_names_the_file(tmp_path, small_table):
     [
         ({"activation": "nn.ReLU()"}, "unknown keys activation; allowed are nc, ch, scales"),
         ({"backbone": None}, "`backbone` must be a list of rows"),
-        ({"width_multiple": 0}, r"depth and width multiple must be two positive numbers, got \[1.0, 0\]"),
+        (
+            {"width_multiple": 0},
+            r"depth and width multiple must be two positive numbers, got \[1.0, 0\]",
+        ),
         ({"anchors": [[1, 2, 3]]}, "every level needs the same number of anchors"),
         ({"anchors": [[1, 2], [1, 2, 3, 4]]}, "every level needs the same number of anchors"),
         ({"anchors": [[1, -2], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
-        ({"anchors": [[1, 1e300], [3, 4]]}, "anchor sizes must be positive numbers of pixels, up to 100,000, got"),
+        (
+            {"anchors": [[1, 1e300], [3, 4]]},
+            "anchor sizes must be positive numbers of pixels, up to 100,000, got",
+        ),
         ({"anchors": [[1, 1e-300], [3, 4]]}, "anchor sizes must be positive numbers of pixels"),
         ({"anchors": "auto"}, "anchors must be one list w, h, w, h, ... per level, got 'auto'"),
-        ({"scales": {"a": [1, 1]}}, "the table has the scales a; give depth_multiple and width_multiple instead"),
+        (
+            {"scales": {"a": [1, 1]}},
+            "the table has the scales a; give depth_multiple and width_multiple instead",
+        ),
         ({"scales": 3}, "`scales` must be a mapping"),
     ],
 )
@@ -569,7 +711,8 @@ def test_invalid_class_counts_are_rejected(small_table, count):
 @pytest.mark.parametrize("name", ["yolov9000", "elsewhere/yolov5s.yaml", "yolov5"])
 def test_unknown_model_names_are_rejected(name):
     with pytest.raises(
-        ValueError, match=r"no model .* one of yolo11l, .*yolov5s6|the table has the scales n, s, m, l, x"
+        ValueError,
+        match=r"no model .* one of yolo11l, .*yolov5s6|the table has the scales n, s, m, l, x",
     ):
         build_model(name, 80)
 
@@ -581,7 +724,10 @@ def test_unknown_model_names_are_rejected(name):
         ("!!python/object/apply:os.system ['true']", "tags .* are not allowed"),
         ("a: 1\na: 2", "line 2: the key 'a' appears twice"),
         ("a: " + "[" * 21, "nested more than 20 deep"),
-        ("a: " + "[" * 50_000, "nested more than 20 deep|exceeded maximum nesting depth"),  # by PyYAML 6.0.4 itself
+        (
+            "a: " + "[" * 50_000,
+            "nested more than 20 deep|exceeded maximum nesting depth",
+        ),  # by PyYAML 6.0.4 itself
         ('"a\\nb\\e[2J": 1', r"unknown keys a\\nb\\x1b\[2J; allowed are nc"),
         ("[1, 2]", "a model table is a mapping"),
         ("", "a model table is a mapping"),
@@ -605,11 +751,27 @@ def test_yaml_alias_bombs_are_rejected(tmp_path, unfold):
 
 
 def test_table_values_are_read_as_written(tmp_path):
-    text = "ch: [3, -1, 1e-3, .5, True, no, None, null, ~, '5', 007, 0x10, 1_0, 1:30, 2024-13-45, .inf, 9e999, ٣]"
+    text = (
+        "ch: [3, -1, 1e-3, .5, True, no, None, null, ~, '5', 007, 0x10, 1_0, 1:30, "
+        "2024-13-45, .inf, 9e999, ٣]"
+    )
     path = tmp_path / "values.yaml"
     path.write_text(text)
     numbers = [3, -1, 0.001, 0.5]
-    words = [True, False, "None", None, None, "5", "007", "0x10", "1_0", "1:30", "2024-13-45", ".inf"]
+    words = [
+        True,
+        False,
+        "None",
+        None,
+        None,
+        "5",
+        "007",
+        "0x10",
+        "1_0",
+        "1:30",
+        "2024-13-45",
+        ".inf",
+    ]
     found = read_table(path)["ch"]
     assert found == [*numbers, *words, math.inf, "٣"]
     assert [type(value) for value in found[:4]] == [int, int, float, float]
@@ -638,7 +800,9 @@ def test_oversized_models_are_rejected_quickly(small_table, change, message):
 
 
 def test_too_many_classes_are_rejected_before_allocating():
-    with pytest.raises(ValueError, match=r"the model has [\d,]{13,} parameters, at most 1,000,000,000 are allowed"):
+    with pytest.raises(
+        ValueError, match=r"the model has [\d,]{13,} parameters, at most 1,000,000,000 are allowed"
+    ):
         build_model("yolov5x", 300_000)
 
 
@@ -661,5 +825,6 @@ def test_models_command_rejects_bad_image_size_in_one_line(capsys):
 def test_models_command_runs_as_a_process():
     command = [sys.executable, "-m", "models", "yolov5n", "--nc", "3", "--img", "320"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    # 80 - 3 = 77 classes less: 3 anchors * (64 + 128 + 256 channels + 3 biases) * 77 = 104,181 parameters less
+    # 80 - 3 = 77 classes less: 3 anchors * (64 + 128 + 256 channels + 3 biases) * 77 = 104,181
+    # parameters less
     assert done.stdout.splitlines()[-1].startswith(f"{1_872_157 - 104_181:,} parameters, ")

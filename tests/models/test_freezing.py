@@ -14,12 +14,16 @@ def model(tiny_model: str) -> Detector:
     return build_model(tiny_model, 3).eval()
 
 
-@pytest.mark.parametrize(("layers", "chosen"), [([3], [0, 1, 2]), ([0, 2], [0, 2]), ([0], []), ([], []), ([5, 5], [5])])
+@pytest.mark.parametrize(
+    ("layers", "chosen"), [([3], [0, 1, 2]), ([0, 2], [0, 2]), ([0], []), ([], []), ([5, 5], [5])]
+)
 def test_one_number_freezes_first_layers_and_several_freeze_those(model, layers, chosen):
     frozen = freeze(model, layers)
     assert {id(layer) for layer in frozen} == {id(model.layers[i]) for i in chosen}
     for number, layer in enumerate(model.layers):
-        assert all(parameter.requires_grad == (number not in chosen) for parameter in layer.parameters())
+        assert all(
+            parameter.requires_grad == (number not in chosen) for parameter in layer.parameters()
+        )
 
 
 def test_frozen_layers_keep_their_statistics(model):
@@ -28,7 +32,9 @@ def test_frozen_layers_keep_their_statistics(model):
     assert {name.split(".")[1] for name, training in norms.items() if not training} == {"1", "3"}
     before = {name: value.clone() for name, value in model.named_buffers()}
     model(torch.rand(2, 3, 64, 64))
-    changed = {name.split(".")[1] for name, value in model.named_buffers() if not value.equal(before[name])}
+    changed = {
+        name.split(".")[1] for name, value in model.named_buffers() if not value.equal(before[name])
+    }
     assert "0" in changed
     assert not changed & {"1", "3"}
 

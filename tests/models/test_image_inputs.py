@@ -1,4 +1,6 @@
-"""models/image_inputs.py: the same pixels from a file, PIL, NumPy and torch; everything else is rejected."""
+"""models/image_inputs.py: the same pixels from a file, PIL, NumPy and torch; everything else is
+rejected.
+"""
 
 import os
 import threading
@@ -78,8 +80,15 @@ SHAPE = r"it must be \[3, H, W\], RGB, uint8, or floating-point in \[0, 1\]"
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (RGB, r"a NumPy array does not say its channel order: give channel_order='rgb' or 'bgr' \(OpenCV\)"),
-        (RGB.astype(np.float32), r"the image is float32 \[5, 7, 3\]; it must be a NumPy array, uint8"),
+        (
+            RGB,
+            r"a NumPy array does not say its channel order: give channel_order='rgb' or 'bgr' "
+            r"\(OpenCV\)",
+        ),
+        (
+            RGB.astype(np.float32),
+            r"the image is float32 \[5, 7, 3\]; it must be a NumPy array, uint8",
+        ),
         (np.zeros((0, 4), np.uint8), r"the image has shape \[0, 4\], so it has no pixels"),
         (torch.zeros(4, 4, 3), rf"the tensor has shape \[4, 4, 3\]; {SHAPE}"),
         (torch.zeros(3, 0, 3), rf"the tensor has shape \[3, 0, 3\]; {SHAPE}"),
@@ -87,13 +96,23 @@ SHAPE = r"it must be \[3, H, W\], RGB, uint8, or floating-point in \[0, 1\]"
         (torch.full((3, 2, 2), -0.1), rf"the tensor has values from -0.1 to -0.1; {SHAPE}"),
         (torch.full((3, 2, 2), torch.nan), rf"the tensor has values from nan to nan; {SHAPE}"),
         (torch.zeros(3, 2, 2, dtype=torch.int64), rf"the tensor is torch.int64; {SHAPE}"),
-        (Image.new("I;16", (4, 4)), "the PIL image has mode I;16, more than 8 bits: give its path, or convert it"),
+        (
+            Image.new("I;16", (4, 4)),
+            "the PIL image has mode I;16, more than 8 bits: give its path, or convert it",
+        ),
         (Image.new("F", (4, 4)), "the PIL image has mode F, more than 8 bits"),
-        (7, "the image is a int, but must be a path, a PIL image, a NumPy array, a tensor, or a list of these"),
+        (
+            7,
+            "the image is a int, but must be a path, a PIL image, a NumPy array, a tensor, or a "
+            "list of these",
+        ),
         (None, "the image is a NoneType, but must be a path"),
         ("no such.jpg", "no such.jpg cannot be read: No such file"),
         (".", "cannot be read: it is not a regular file"),
-        ("https://example.org/a.jpg", r"https://example.org/a.jpg is a URL: load the model with urls=True to allow"),
+        (
+            "https://example.org/a.jpg",
+            r"https://example.org/a.jpg is a URL: load the model with urls=True to allow",
+        ),
     ],
 )
 def test_other_inputs_are_rejected(given, text):
@@ -108,7 +127,9 @@ def server(file):
             pass
 
     (file.parent / "text.jpg").write_text("not an image")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(file.parent))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=str(file.parent))
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -122,9 +143,15 @@ def test_url_is_downloaded_if_allowed(server):
 
 
 def test_url_that_is_no_image_is_named_in_the_error(server):
-    with pytest.raises(ValueError, match=rf"{server}/text.jpg is damaged, truncated or not an image"):
+    with pytest.raises(
+        ValueError, match=rf"{server}/text.jpg is damaged, truncated or not an image"
+    ):
         read(f"{server}/text.jpg", urls=True)
-    for url in ("http://example.org/a.jpg", "ftp://example.org/a.jpg", "https://user:secret@example.org/a.jpg"):
+    for url in (
+        "http://example.org/a.jpg",
+        "ftp://example.org/a.jpg",
+        "https://user:secret@example.org/a.jpg",
+    ):
         with pytest.raises(ValueError, match="cannot be downloaded: "):
             read(url, urls=True)
 

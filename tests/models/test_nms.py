@@ -7,13 +7,18 @@ from models.nms import non_max_suppression
 
 
 def random_predictions(boxes: int = 120, classes: int = 3, images: int = 2, seed: int = 0):
-    """Return boxes clustered around a few points, partly beyond the image's left and upper border, and scores."""
+    """Return boxes clustered around a few points, partly beyond the image's left and upper border,
+    and scores.
+    """
     g = torch.Generator().manual_seed(seed)
     centers = (
-        torch.randint(0, 4, (images, boxes, 2), generator=g) * 60.0 + torch.randn(images, boxes, 2, generator=g) * 6
+        torch.randint(0, 4, (images, boxes, 2), generator=g) * 60.0
+        + torch.randn(images, boxes, 2, generator=g) * 6
     )
     sizes = torch.rand(images, boxes, 2, generator=g) * 30 + 30
-    return torch.cat([centers - sizes / 2, centers + sizes / 2], -1), torch.rand(images, boxes, classes, generator=g)
+    return torch.cat([centers - sizes / 2, centers + sizes / 2], -1), torch.rand(
+        images, boxes, classes, generator=g
+    )
 
 
 def iou_of(a: list[float], b: list[float]) -> float:
@@ -22,7 +27,9 @@ def iou_of(a: list[float], b: list[float]) -> float:
     return overlap / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap)
 
 
-def slow_suppress(boxes, scores, *, confidence, iou, multi_label=True, agnostic=False, most=300, candidates=3000):
+def slow_suppress(
+    boxes, scores, *, confidence, iou, multi_label=True, agnostic=False, most=300, candidates=3000
+):
     """Compute the definition for one image with plain loops."""
     rows = []
     for n in range(len(boxes)):
@@ -36,7 +43,9 @@ def slow_suppress(boxes, scores, *, confidence, iou, multi_label=True, agnostic=
         rivals = [k for k in kept if agnostic or k[2] == c]
         if all(iou_of(boxes[n].tolist(), boxes[k].tolist()) <= iou for _, k, _ in rivals):
             kept.append((score, n, c))
-    return torch.tensor([[*boxes[n].tolist(), score, c] for score, n, c in kept[:most]]).reshape(-1, 6)
+    return torch.tensor([[*boxes[n].tolist(), score, c] for score, n, c in kept[:most]]).reshape(
+        -1, 6
+    )
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
@@ -47,13 +56,15 @@ def test_nms_equals_slow_loop(iou, multi_label, agnostic):
     settings = {"confidence": 0.2, "iou": iou, "multi_label": multi_label, "agnostic": agnostic}
     for image, found in enumerate(non_max_suppression(boxes, scores, **settings)):
         wanted = slow_suppress(boxes[image], scores[image], **settings)
-        assert 0 < len(wanted) < (scores[image] > 0.2).sum()  # something is kept and something suppressed
+        assert (
+            0 < len(wanted) < (scores[image] > 0.2).sum()
+        )  # something is kept and something suppressed
         assert found.equal(wanted)
 
 
 def test_nms_with_many_classes_and_negative_coordinates():
-    # 80 classes of boxes with negative coordinates: the shift that separates the classes must neither let boxes of
-    # different classes overlap nor be so large that digits are lost.
+    # 80 classes of boxes with negative coordinates: the shift that separates the classes must
+    # neither let boxes of different classes overlap nor be so large that digits are lost.
     boxes, scores = random_predictions(boxes=20, classes=80, images=1, seed=3)
     boxes = boxes - 180
     settings = {"confidence": 0.5, "iou": 0.5}
@@ -62,7 +73,8 @@ def test_nms_with_many_classes_and_negative_coordinates():
 
 
 def test_nms_decision_at_threshold_does_not_depend_on_class():
-    # A pair of boxes with IoU just below 0.6 and one just above it. Shifted as class 79, float32 has steps of 0.004 px.
+    # A pair of boxes with IoU just below 0.6 and one just above it. Shifted as class 79, float32
+    # has steps of 0.004 px.
     first = [100.0, 100.0, 120.0, 110.0]
     for shift, suppressed in ((5.001, False), (4.999, True)):  # 15 / 25 = 0.6 at 5 px
         boxes = torch.tensor([[first, [100 + shift, 100, 120 + shift, 110], [0, 0, 640, 640]]])
@@ -71,7 +83,9 @@ def test_nms_decision_at_threshold_does_not_depend_on_class():
             scores[0, :2, class_id] = torch.tensor([0.9, 0.8])
             scores[0, 2, 0] = 0.5
             found = non_max_suppression(boxes, scores, iou=0.6)[0]
-            assert (found[:, 5] == class_id).sum().item() == (1 if suppressed else 2) + (class_id == 0)
+            assert (found[:, 5] == class_id).sum().item() == (1 if suppressed else 2) + (
+                class_id == 0
+            )
 
 
 def test_nms_of_a_box_with_several_classes():
@@ -79,15 +93,21 @@ def test_nms_of_a_box_with_several_classes():
     scores = torch.tensor([[[0.2, 0.9, 0.5]]])
     rows = non_max_suppression(boxes, scores, confidence=0.3)[0]
     assert rows[:, 4:].equal(torch.tensor([[0.9, 1], [0.5, 2]]))
-    assert non_max_suppression(boxes, scores, confidence=0.3, multi_label=False)[0][:, 5].tolist() == [1]
-    assert non_max_suppression(boxes, scores, confidence=0.3, agnostic=True)[0][:, 5].tolist() == [1]
+    assert non_max_suppression(boxes, scores, confidence=0.3, multi_label=False)[0][
+        :, 5
+    ].tolist() == [1]
+    assert non_max_suppression(boxes, scores, confidence=0.3, agnostic=True)[0][:, 5].tolist() == [
+        1
+    ]
 
 
 def test_nms_prefers_lower_index_for_equal_scores():
     boxes = torch.tensor([[[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 50, 60, 60], [51, 50, 61, 60]]])
     found = non_max_suppression(boxes, torch.full((1, 4, 1), 0.5), iou=0.5)[0]
     assert found[:, :4].tolist() == [[0, 0, 10, 10], [50, 50, 60, 60]]
-    assert non_max_suppression(boxes, torch.full((1, 4, 1), 0.5), iou=0.5, max_candidates=1)[0][:, 0].tolist() == [0]
+    assert non_max_suppression(boxes, torch.full((1, 4, 1), 0.5), iou=0.5, max_candidates=1)[0][
+        :, 0
+    ].tolist() == [0]
 
 
 def test_nms_confidence_and_iou_thresholds_by_hand():
@@ -113,7 +133,9 @@ def test_nms_candidates_are_the_highest_scores(most):
 def test_max_detections_keeps_the_best():
     boxes, scores = random_predictions()
     every = non_max_suppression(boxes, scores)
-    for found, all_of_them in zip(non_max_suppression(boxes, scores, max_detections=4), every, strict=True):
+    for found, all_of_them in zip(
+        non_max_suppression(boxes, scores, max_detections=4), every, strict=True
+    ):
         assert found.equal(all_of_them[:4])
         assert (found[:, 4].diff() <= 0).all()
 
@@ -121,7 +143,9 @@ def test_max_detections_keeps_the_best():
 def test_nms_processes_images_independently():
     boxes, scores = random_predictions(images=3)
     for image, found in enumerate(non_max_suppression(boxes, scores)):
-        assert found.equal(non_max_suppression(boxes[image : image + 1], scores[image : image + 1])[0])
+        assert found.equal(
+            non_max_suppression(boxes[image : image + 1], scores[image : image + 1])[0]
+        )
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
@@ -132,8 +156,12 @@ def test_nms_with_no_images_boxes_or_scores(multi_label):
         )
         assert [tuple(f.shape) for f in found] == [(0, 6)] * images
     boxes, scores = random_predictions()
-    assert [len(f) for f in non_max_suppression(boxes, scores, confidence=1.0, multi_label=multi_label)] == [0, 0]
-    assert [len(f) for f in non_max_suppression(boxes, scores * float("nan"), multi_label=multi_label)] == [0, 0]
+    assert [
+        len(f) for f in non_max_suppression(boxes, scores, confidence=1.0, multi_label=multi_label)
+    ] == [0, 0]
+    assert [
+        len(f) for f in non_max_suppression(boxes, scores * float("nan"), multi_label=multi_label)
+    ] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,22 @@ from utils.images.tiles import Tiling
 from utils.metrics.records import Detections
 
 CPU = World(torch.device("cpu"))
-SIZES = [(200, 100), (100, 200), (96, 96), (641, 479), (61, 20), (30, 20), (20000, 10), (1, 1)]  # width, height
+SIZES = [
+    (200, 100),
+    (100, 200),
+    (96, 96),
+    (641, 479),
+    (61, 20),
+    (30, 20),
+    (20000, 10),
+    (1, 1),
+]  # width, height
 
 
 class BrightSpot(torch.nn.Module):
-    """Predicts one box around all pixels brighter than 0.9: class 1 of 3, score 0.75; no box without such pixels."""
+    """Predicts one box around all pixels brighter than 0.9: class 1 of 3, score 0.75; no box
+    without such pixels.
+    """
 
     strides = (16, 32)
     num_classes = 3
@@ -92,11 +103,17 @@ def by_image(found: Detections, labels: Labels) -> list[ImageDetections]:
     for image_id in labels.image_ids:
         own = found.image_ids == image_id
         low, size = np.split(found.boxes_xywh[own], 2, axis=1)
-        images.append(ImageDetections(np.concatenate([low, low + size], 1), found.scores[own], found.class_ids[own]))
+        images.append(
+            ImageDetections(
+                np.concatenate([low, low + size], 1), found.scores[own], found.class_ids[own]
+            )
+        )
     return images
 
 
-def assert_detections_close(found: list[ImageDetections], expected: list[ImageDetections], atol: float) -> None:
+def assert_detections_close(
+    found: list[ImageDetections], expected: list[ImageDetections], atol: float
+) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.boxes_xyxy, other.boxes_xyxy, rtol=0, atol=atol)
@@ -116,17 +133,25 @@ def test_predictor_boxes_equal_those_of_val(request, model, data, views):
     found = predictor(images, channel_order="bgr")
     assert sum(map(len, found)) > 10 * len(images)
     assert_detections_close(found, expected, 1e-9)
-    assert_detections_close([predictor(image, channel_order="bgr") for image in images], expected, 1e-9)
+    assert_detections_close(
+        [predictor(image, channel_order="bgr") for image in images], expected, 1e-9
+    )
     reversed_channels = [image[..., ::-1] for image in images]  # views with a negative stride
     assert_detections_close(predictor(reversed_channels, channel_order="rgb"), expected, 1e-9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_predicted_boxes_match_drawn_boxes(batch_size):
-    """Resizing moves edges between pixels: the error is at most one pixel of the image or of the canvas."""
-    boxes = [(round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]]
+    """Resizing moves edges between pixels: the error is at most one pixel of the image or of the
+    canvas.
+    """
+    boxes = [
+        (round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]
+    ]
     images = [image_with_box(size, box) for size, box in zip(SIZES, boxes, strict=False)]
-    found = Predictor(TorchBackend(BrightSpot()), image_size=320, batch_size=batch_size)(images, channel_order="rgb")
+    found = Predictor(TorchBackend(BrightSpot()), image_size=320, batch_size=batch_size)(
+        images, channel_order="rgb"
+    )
     for size, box, one in zip(SIZES, boxes, found, strict=False):
         assert (one.scores.tolist(), one.class_ids.tolist()) == ([0.75], [1])
         assert np.abs(one.boxes_xyxy[0] - box).max() <= max(1, max(size) / 320)
@@ -137,13 +162,20 @@ def test_predicted_boxes_are_exact_without_resizing():
         image_with_box((128, 72), (10, 20, 30, 60)), channel_order="rgb"
     )
     assert found.boxes_xyxy.tolist() == [[10, 20, 30, 60]]
-    assert (found.boxes_xyxy.dtype, found.scores.dtype, found.class_ids.dtype) == (np.float64, np.float64, np.int64)
+    assert (found.boxes_xyxy.dtype, found.scores.dtype, found.class_ids.dtype) == (
+        np.float64,
+        np.float64,
+        np.int64,
+    )
     assert len(found) == 1
 
 
 def test_images_with_the_same_canvas_are_batched_together():
     model = BrightSpot()
-    images = [image_with_box(size, (0, 0, 1, 1)) for size in [(64, 64), (64, 32), (64, 64), (60, 60), (64, 64)]]
+    images = [
+        image_with_box(size, (0, 0, 1, 1))
+        for size in [(64, 64), (64, 32), (64, 64), (60, 60), (64, 64)]
+    ]
     found = Predictor(TorchBackend(model), image_size=64, batch_size=3)(images, channel_order="rgb")
     # Square: ceil(2 + 0.5) = 3 strides; 64 x 32: ceil(1 + 0.5) = 2 strides high.
     assert model.seen == [(3, 3, 96, 96), (1, 3, 96, 96), (1, 3, 64, 96)]
@@ -177,11 +209,15 @@ def test_grey_images_are_predicted_like_rgb_images(model):
 
 
 def test_predictor_respects_channel_order():
-    """A model with one class per channel detects red or blue in a red image, depending on channel_order."""
+    """A model with one class per channel detects red or blue in a red image, depending on
+    channel_order.
+    """
 
     class Channels(BrightSpot):
         def decode(self, images, confidence=0.0):
-            return torch.tensor([[[0.0, 0, 9, 9]]]).expand(len(images), 1, 4), images.amax((2, 3))[:, None] * 0.9
+            return torch.tensor([[[0.0, 0, 9, 9]]]).expand(len(images), 1, 4), images.amax((2, 3))[
+                :, None
+            ] * 0.9
 
     image = np.zeros((96, 96, 3), np.uint8)
     image[..., 0] = 255
@@ -191,7 +227,9 @@ def test_predictor_respects_channel_order():
 
 
 class TwoBoxes(TorchBackend):
-    """Predicts two boxes with IoU 0.8, of classes 0 and 2; the first also has score 0.5 for class 1."""
+    """Predicts two boxes with IoU 0.8, of classes 0 and 2; the first also has score 0.5 for class
+    1.
+    """
 
     def predict(self, images, confidence=0.0):
         boxes = torch.tensor([[[10.0, 10, 20, 20], [10, 10, 20, 18]]])
@@ -217,13 +255,18 @@ class TwoBoxes(TorchBackend):
 )
 def test_predictor_settings_select_detections(settings, class_ids):
     predictor = Predictor(TwoBoxes(BrightSpot()), image_size=64, **settings)
-    assert predictor(np.zeros((64, 64, 3), np.uint8), channel_order="rgb").class_ids.tolist() == class_ids
+    assert (
+        predictor(np.zeros((64, 64, 3), np.uint8), channel_order="rgb").class_ids.tolist()
+        == class_ids
+    )
 
 
 @pytest.mark.parametrize("tiling", [None, Tiling(64, 0.25)])
 @pytest.mark.parametrize("settings", [{}, {"agnostic": True}, {"multi_label": True}])
 def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings, tiling):
-    """The same boxes, fewer of them: a box of another class must not become one of a chosen class."""
+    """The same boxes, fewer of them: a box of another class must not become one of a chosen
+    class.
+    """
     images = [read_image(drawn_data.path(i)) for i in range(4)]
     limits = {"image_size": 96, "confidence": 0.0, "iou": 0.3, "max_detections": 3000, **settings}
     make = partial(TiledPredictor, tiling=tiling) if tiling else Predictor
@@ -231,7 +274,9 @@ def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings
     assert len(set(np.concatenate([each.class_ids for each in every]).tolist())) > 1
 
     for class_ids in ([0], [2, 1], [1, 1], []):
-        found = make(TorchBackend(model), class_ids=class_ids, **limits)(images, channel_order="bgr")
+        found = make(TorchBackend(model), class_ids=class_ids, **limits)(
+            images, channel_order="bgr"
+        )
         for one, whole in zip(found, every, strict=True):
             rows = [k for k, own in enumerate(whole.class_ids.tolist()) if own in class_ids]
             np.testing.assert_array_equal(one.boxes_xyxy, whole.boxes_xyxy[rows])
@@ -240,7 +285,9 @@ def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings
             assert one.left_out == 0
 
     # A limit counts the chosen classes.
-    found = make(TorchBackend(model), class_ids=[2], **{**limits, "max_detections": 2})(images, channel_order="bgr")
+    found = make(TorchBackend(model), class_ids=[2], **{**limits, "max_detections": 2})(
+        images, channel_order="bgr"
+    )
     for one, whole in zip(found, every, strict=True):
         scores = whole.scores[whole.class_ids == 2].tolist()
         assert (one.scores.tolist(), one.left_out) == (scores[:2], len(scores[2:]))
@@ -249,10 +296,14 @@ def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings
 def test_detections_above_the_limit_are_counted(model, drawn_data):
     image = read_image(drawn_data.path(0))
     limits = {"image_size": 96, "confidence": 0.0, "iou": 0.3}
-    every = Predictor(TorchBackend(model), **limits, max_detections=10**6)(image, channel_order="bgr")
+    every = Predictor(TorchBackend(model), **limits, max_detections=10**6)(
+        image, channel_order="bgr"
+    )
     assert (every.left_out, every.capped, len(every) > 9) == (0, False, True)
     for most in (1, 9, len(every) - 1, len(every)):
-        found = Predictor(TorchBackend(model), **limits, max_detections=most)(image, channel_order="bgr")
+        found = Predictor(TorchBackend(model), **limits, max_detections=most)(
+            image, channel_order="bgr"
+        )
         assert (len(found), found.left_out) == (most, len(every) - most)
         assert found.scores.tolist() == every.scores[:most].tolist()
 
@@ -284,9 +335,13 @@ def test_predictor_uses_ensemble_and_its_largest_stride():
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_predictor_runs_in_given_precision(model, precision):
     types = set()
-    hook = model.layers[0].conv.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
+    hook = model.layers[0].conv.register_forward_hook(
+        lambda module, inputs, output: types.add(output.dtype)
+    )
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    predictor = Predictor(TorchBackend(model.train(), precision=precision), image_size=64, confidence=0.0)
+    predictor = Predictor(
+        TorchBackend(model.train(), precision=precision), image_size=64, confidence=0.0
+    )
     found = predictor(image, channel_order="rgb")
     hook.remove()
     assert types == {precision}
@@ -296,13 +351,25 @@ def test_predictor_runs_in_given_precision(model, precision):
 @pytest.mark.parametrize(
     ("images", "text"),
     [
-        (np.zeros((8, 8, 3), np.float32), r"the image is float32 \[8, 8, 3\]; it must be a NumPy array, uint8 \[H, W"),
+        (
+            np.zeros((8, 8, 3), np.float32),
+            r"the image is float32 \[8, 8, 3\]; it must be a NumPy array, uint8 \[H, W",
+        ),
         ([np.zeros((8, 8), np.uint16)], r"image 0 is uint16 \[8, 8\]; it must be"),
-        ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 4), np.uint8)], r"image 1 is uint8 \[8, 8, 4\]; it must be"),
+        (
+            [np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 4), np.uint8)],
+            r"image 1 is uint8 \[8, 8, 4\]; it must be",
+        ),
         (np.zeros((2, 8, 8, 3), np.uint8), r"the image is uint8 \[2, 8, 8, 3\]; it must be"),
-        (np.zeros((3, 8, 8), np.uint8)[None, None], r"the image is uint8 \[1, 1, 3, 8, 8\]; it must be"),
+        (
+            np.zeros((3, 8, 8), np.uint8)[None, None],
+            r"the image is uint8 \[1, 1, 3, 8, 8\]; it must be",
+        ),
         (np.zeros(8, np.uint8), r"the image is uint8 \[8\]; it must be"),
-        ([torch.zeros(8, 8, 3, dtype=torch.uint8)], r"image 0 is a Tensor; it must be a NumPy array"),
+        (
+            [torch.zeros(8, 8, 3, dtype=torch.uint8)],
+            r"image 0 is a Tensor; it must be a NumPy array",
+        ),
         (np.zeros((0, 8, 3), np.uint8), r"the image has shape \[0, 8, 3\], so it has no pixels"),
     ],
 )

@@ -28,7 +28,10 @@ LOW = {"confidence": 0.0, "max_detections": 20, "device": "cpu"}
 @pytest.fixture(scope="module")
 def images() -> list[np.ndarray]:
     generator = np.random.default_rng(0)
-    return [generator.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((64, 96), (96, 64), (64, 96), (33, 80))]
+    return [
+        generator.integers(0, 256, (*size, 3), dtype=np.uint8)
+        for size in ((64, 96), (96, 64), (64, 96), (33, 80))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,12 @@ def detector(tiny_model):
 @pytest.fixture(scope="module")
 def weights(detector, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "best.pt"
-    state = {"model": detector.state_dict(), "table": detector.table, "names": NAMES, "config": {"imgsz": 96}}
+    state = {
+        "model": detector.state_dict(),
+        "table": detector.table,
+        "names": NAMES,
+        "config": {"imgsz": 96},
+    }
     checkpoint_file.save(path, state)
     return path
 
@@ -70,7 +78,13 @@ def test_one_image_gives_one_result_and_a_list_gives_a_list(weights, images, tmp
     one = loaded(tmp_path / "a.png")
     assert isinstance(one, Result)
     assert one.path == str(tmp_path / "a.png")
-    several = loaded([tmp_path / "a.png", Image.fromarray(images[0]), torch.from_numpy(images[0]).permute(2, 0, 1)])
+    several = loaded(
+        [
+            tmp_path / "a.png",
+            Image.fromarray(images[0]),
+            torch.from_numpy(images[0]).permute(2, 0, 1),
+        ]
+    )
     assert all(same(one, other) for other in several)
     assert same(one, loaded(images[0][..., ::-1], channel_order="bgr"))
     assert loaded([]) == []
@@ -78,13 +92,19 @@ def test_one_image_gives_one_result_and_a_list_gives_a_list(weights, images, tmp
 
 def test_settings_reach_the_predictor(weights, images):
     everything = load(weights, **LOW, multi_label=True)(images[0], channel_order="rgb")
-    assert load(weights, device="cpu", confidence=1.0)(images[0], channel_order="rgb").scores.tolist() == []
+    assert (
+        load(weights, device="cpu", confidence=1.0)(images[0], channel_order="rgb").scores.tolist()
+        == []
+    )
     by_name = load(weights, **LOW, classes=["bar"])(images[0], channel_order="rgb")
     assert set(by_name.class_ids) == {2}
     assert same(by_name, load(weights, **LOW, classes=[2])(images[0], channel_order="rgb"))
     assert same(by_name, load(weights, **LOW, classes=["2"])(images[0], channel_order="rgb"))
     assert len(set(everything.class_ids)) > 1
-    assert not same(everything, load(weights, **LOW, multi_label=True, augment=True)(images[0], channel_order="rgb"))
+    assert not same(
+        everything,
+        load(weights, **LOW, multi_label=True, augment=True)(images[0], channel_order="rgb"),
+    )
     twice = load([weights, weights], **LOW, multi_label=True)(images[0], channel_order="rgb")
     assert same(twice, everything)
 
@@ -94,7 +114,9 @@ def test_names_reorder_or_rename_the_classes(weights, images):
     turned = load(weights, **LOW, names=["bar", "disc", "square"])(images[0], channel_order="rgb")
     assert [turned.names[k] for k in turned.class_ids] == [own.names[k] for k in own.class_ids]
     assert turned.class_ids.tolist() == [[1, 2, 0][k] for k in own.class_ids]
-    renamed = load(weights, **LOW, names=["a", "b", "c"], classes=["b"])(images[0], channel_order="rgb")
+    renamed = load(weights, **LOW, names=["a", "b", "c"], classes=["b"])(
+        images[0], channel_order="rgb"
+    )
     assert (set(renamed.class_ids), renamed.names) == ({1}, ("a", "b", "c"))
     with pytest.raises(ValueError, match="2 class names are given, but the model has 3 classes"):
         load(weights, **LOW, names=["a", "b"])
@@ -104,28 +126,47 @@ def test_digits_are_numbers_of_classes_even_if_a_class_is_called_so(detector, tm
     state = {"model": detector.state_dict(), "table": detector.table, "names": ["1", "x", "x"]}
     checkpoint_file.save(tmp_path / "odd.pt", state)
     settings = {**LOW, "image_size": 96, "max_detections": 300}
-    assert set(load(tmp_path / "odd.pt", **settings, classes=["1"])(images[0], channel_order="rgb").class_ids) == {1}
-    found = load(tmp_path / "odd.pt", **settings, classes=["x"], multi_label=True)(images[0], channel_order="rgb")
+    assert set(
+        load(tmp_path / "odd.pt", **settings, classes=["1"])(
+            images[0], channel_order="rgb"
+        ).class_ids
+    ) == {1}
+    found = load(tmp_path / "odd.pt", **settings, classes=["x"], multi_label=True)(
+        images[0], channel_order="rgb"
+    )
     assert set(found.class_ids) == {1, 2}
 
 
 def test_settings_may_have_the_types_that_programs_use(weights):
-    given = {"device": torch.device("cpu"), "image_size": np.int64(64), "names": {1: "b", 0: "a", 2: "c"}}
+    given = {
+        "device": torch.device("cpu"),
+        "image_size": np.int64(64),
+        "names": {1: "b", 0: "a", 2: "c"},
+    }
     detector = load(weights, **given)
-    assert (detector.image_size, detector.names, str(detector.device)) == (64, ("a", "b", "c"), "cpu")
+    assert (detector.image_size, detector.names, str(detector.device)) == (
+        64,
+        ("a", "b", "c"),
+        "cpu",
+    )
 
 
 def test_image_size_is_that_of_the_training_or_as_given(weights):
     assert load(weights, device="cpu").image_size == 96
     assert load(weights, device="cpu", image_size=100).image_size == 128
     assert load(weights, device="cpu", image_size=(64, 100)).image_size == 128
-    assert repr(load(weights, device="cpu")) == "<detector of 3 classes (disc, square, bar), 96 px, cpu>"
+    assert (
+        repr(load(weights, device="cpu"))
+        == "<detector of 3 classes (disc, square, bar), 96 px, cpu>"
+    )
 
 
 def test_fixed_canvas_is_used_for_all_images(weights, images):
     loaded, shapes = load(weights, **LOW, image_size=(64, 128)), set()
     predict = loaded.predictor.backend.predict
-    loaded.predictor.backend.predict = lambda batch, *rest: shapes.add(tuple(batch.shape[2:])) or predict(batch, *rest)
+    loaded.predictor.backend.predict = lambda batch, *rest: (
+        shapes.add(tuple(batch.shape[2:])) or predict(batch, *rest)
+    )
     assert len(loaded(images, channel_order="rgb")) == 4
     assert shapes == {(64, 128)}
 
@@ -153,13 +194,19 @@ def test_threads_may_share_a_detector(weights, images):
         ({"confidence": 2}, "confidence 2: choose a threshold from 0 to 1"),
         ({"classes": [3]}, r"class 3: the model has 3 classes \(0-2\)"),
         ({"classes": ["cat"]}, "class 'cat': the model has disc, square, bar"),
-        ({"image_size": (64, 64, 64)}, "image size 64 64 64: give a long side, or a height and a width"),
+        (
+            {"image_size": (64, 64, 64)},
+            "image size 64 64 64: give a long side, or a height and a width",
+        ),
         ({"image_size": 0}, "image size 0: choose 32 to 8192 pixels"),
         ({"image_size": 10**7}, "image size 10000000: choose 32 to 8192 pixels"),
         ({"image_size": "64"}, "image size 6: choose 32 to 8192 pixels"),
         ({"classes": "disc"}, "classes is 'disc': give a list of names or numbers"),
         ({"classes": [1.5]}, r"class 1.5: give a name or a whole number"),
-        ({"names": ["disc", "square", "Bar"]}, "the model has no class Bar, but has bar: give its names in any order"),
+        (
+            {"names": ["disc", "square", "Bar"]},
+            "the model has no class Bar, but has bar: give its names in any order",
+        ),
         ({"device": "tpu"}, "--device tpu: choose"),
         ({"batch_size": 0}, "batch_size 0: choose 1 or more"),
     ],
@@ -172,11 +219,16 @@ def test_settings_out_of_range_are_rejected(weights, settings, text):
 def test_bad_weights_are_rejected(weights, detector, tmp_path):
     with pytest.raises(ValueError, match="weights is an empty list: give a checkpoint"):
         load([])
-    with pytest.raises(ValueError, match=r"missing.pt: cannot be read as a checkpoint: No such file"):
+    with pytest.raises(
+        ValueError, match=r"missing.pt: cannot be read as a checkpoint: No such file"
+    ):
         load(tmp_path / "missing.pt")
     other = {"model": detector.state_dict(), "table": detector.table, "names": ["a", "b", "c"]}
     checkpoint_file.save(tmp_path / "other.pt", other)
-    with pytest.raises(ValueError, match=r"other.pt does not fit .*best.pt: the model's classes are a, b, c, but disc"):
+    with pytest.raises(
+        ValueError,
+        match=r"other.pt does not fit .*best.pt: the model's classes are a, b, c, but disc",
+    ):
         load([weights, tmp_path / "other.pt"], device="cpu")
 
 
@@ -192,8 +244,10 @@ def test_torch_hub_loads_a_detector_from_another_folder(weights, images, tmp_pat
 import torch
 model = torch.hub.load({str(ROOT)!r}, "custom", path={str(weights)!r}, source="local", device="cpu", confidence=0.0)
 print(len(model("a.png")) > 10)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == "True\n", done.stderr
 
 
@@ -205,7 +259,12 @@ def unpickled(content: bytes) -> LoadedDetector:
 
 
 def test_pickled_detector_loads_the_same_files_again(weights, images, monkeypatch, tmp_path):
-    settings = {**LOW, "classes": ["bar", 0], "tile": 64, "names": {1: "disc", 0: "square", 2: "bar"}}
+    settings = {
+        **LOW,
+        "classes": ["bar", 0],
+        "tile": 64,
+        "names": {1: "disc", 0: "square", 2: "bar"},
+    }
     monkeypatch.chdir(weights.parent)
     detector = load([weights.name, weights], **settings)
     content = pickle.dumps(detector)
@@ -224,9 +283,14 @@ def test_pickled_detector_refuses_other_weights(weights, tmp_path):
     state = checkpoint_file.load(weights)
     checkpoint_file.save(file, state)
     content = pickle.dumps(load(file, **LOW))
-    state["model"] = {key: value * 2 if value.is_floating_point() else value for key, value in state["model"].items()}
+    state["model"] = {
+        key: value * 2 if value.is_floating_point() else value
+        for key, value in state["model"].items()
+    }
     checkpoint_file.save(file, state)
-    with pytest.raises(ValueError, match=r"own\.pt: its weights have changed since the detector was pickled"):
+    with pytest.raises(
+        ValueError, match=r"own\.pt: its weights have changed since the detector was pickled"
+    ):
         unpickled(content)
     file.unlink()
     with pytest.raises(ValueError, match=r"own\.pt"):
@@ -235,7 +299,9 @@ def test_pickled_detector_refuses_other_weights(weights, tmp_path):
 
 def test_detector_that_was_not_loaded_from_files_is_not_pickled(detector):
     made = LoadedDetector(Predictor(TorchBackend(detector)), NAMES)
-    with pytest.raises(TypeError, match=r"only a detector that models\.load has returned can be pickled"):
+    with pytest.raises(
+        TypeError, match=r"only a detector that models\.load has returned can be pickled"
+    ):
         pickle.dumps(made)
 
 
@@ -278,5 +344,7 @@ def test_forked_child_that_cannot_use_the_model_says_what_to_do(weights, images,
         ("device", torch.device("cuda:0"), "cuda:0"),
     ):
         monkeypatch.setattr(backend, attribute, value)
-        with pytest.raises(ValueError, match=rf"{runtime} does not work in the child: start it with .*spawn"):
+        with pytest.raises(
+            ValueError, match=rf"{runtime} does not work in the child: start it with .*spawn"
+        ):
             detector(images[0], channel_order="rgb")

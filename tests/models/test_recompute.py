@@ -1,4 +1,6 @@
-"""Training that recomputes activations is bit-identical to training that keeps them, and saves less memory."""
+"""Training that recomputes activations is bit-identical to training that keeps them, and saves less
+memory.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -52,7 +54,8 @@ def assert_same_bits(ours: dict[str, Tensor | None], theirs: dict[str, Tensor | 
     different = [
         name
         for name, value in ours.items()
-        if (value is None) != (theirs[name] is None) or (value is not None and not value.equal(theirs[name]))
+        if (value is None) != (theirs[name] is None)
+        or (value is not None and not value.equal(theirs[name]))
     ]
     assert different == []
 
@@ -61,7 +64,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("frozen", [(), (0, 1, 2), (5,), range(24)], ids=["all", "no prefix", "no row 5", "head only"])
+@pytest.mark.parametrize(
+    "frozen", [(), (0, 1, 2), (5,), range(24)], ids=["all", "no prefix", "no row 5", "head only"]
+)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_recomputed_training_steps_are_bit_identical(model_pair, precision, frozen):
     optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in model_pair]
@@ -74,7 +79,9 @@ def test_recomputed_training_steps_are_bit_identical(model_pair, precision, froz
             backward(model, images(seed=step), precision)
             optimizer.step()
         assert_same_bits(gradients(keeps), gradients(recomputes))
-        assert_same_bits(keeps.state_dict(), recomputes.state_dict())  # with running statistics and batch counts
+        assert_same_bits(
+            keeps.state_dict(), recomputes.state_dict()
+        )  # with running statistics and batch counts
         norms = [m for m in recomputes.modules() if isinstance(m, _BatchNorm) and m.training]
         counts = {norm.num_batches_tracked.item() for norm in norms}
         assert counts == ({step + 1} if len(frozen) < 24 else set())
@@ -110,14 +117,18 @@ def test_recompute_accepts_empty_batch(model_pair):
     for model in model_pair:
         backward(model, images(0))
     keeps, recomputes = model_pair
-    assert [tuple(raw.shape) for raw in recomputes(images(0))] == [(0, 3, side, side, 8) for side in (8, 4, 2)]
+    assert [tuple(raw.shape) for raw in recomputes(images(0))] == [
+        (0, 3, side, side, 8) for side in (8, 4, 2)
+    ]
     assert [(name, value is None) for name, value in gradients(keeps).items()] == [
         (name, value is None) for name, value in gradients(recomputes).items()
     ]
 
 
 def saved_bytes(model: Detector, batch: Tensor) -> int:
-    """Return the bytes that a forward pass saves for the backward pass, without parameters; storages counted once."""
+    """Return the bytes that a forward pass saves for the backward pass, without parameters;
+    storages counted once.
+    """
     saved: dict[int, Tensor] = {}
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -152,7 +163,16 @@ def test_only_single_input_rows_with_parameters_are_recomputed(model_pair, monke
     assert seen == []
     recomputes(images())
     # 11 and 15 are Upsample, 12, 16, 19 and 22 are Concat, 24 is the head
-    assert [list(recomputes.layers).index(layer) for layer in seen] == [*range(11), 13, 14, 17, 18, 20, 21, 23]
+    assert [list(recomputes.layers).index(layer) for layer in seen] == [
+        *range(11),
+        13,
+        14,
+        17,
+        18,
+        20,
+        21,
+        23,
+    ]
 
 
 def fail_on_recompute(layer: nn.Module, x: Tensor) -> Tensor:
@@ -163,7 +183,9 @@ def test_evaluation_does_not_recompute(model_pair, monkeypatch):
     monkeypatch.setattr(models.detector, "recomputed", fail_on_recompute)
     keeps, recomputes = model_pair
     with torch.no_grad():
-        for one, other in zip(keeps(images()), recomputes(images()), strict=True):  # training mode updates statistics
+        for one, other in zip(
+            keeps(images()), recomputes(images()), strict=True
+        ):  # training mode updates statistics
             assert one.equal(other)
     assert_same_bits(keeps.state_dict(), recomputes.state_dict())
     for one, other in zip(keeps.eval()(images()), recomputes.eval()(images()), strict=True):

@@ -14,8 +14,12 @@ NAMES = ("cat", "dog", "größe\n2")
 BOXES = [[10.0, 20.0, 30.0, 60.0], [0.5, 1.0, 2.5, 4.0]]
 
 
-def result_of(boxes=BOXES, scores=(0.9, 0.5), class_ids=(2, 0), path="street.jpg", size=(48, 64)) -> Result:
-    found = ImageDetections(np.array(boxes, float).reshape(-1, 4), np.array(scores, float), np.array(class_ids, int))
+def result_of(
+    boxes=BOXES, scores=(0.9, 0.5), class_ids=(2, 0), path="street.jpg", size=(48, 64)
+) -> Result:
+    found = ImageDetections(
+        np.array(boxes, float).reshape(-1, 4), np.array(scores, float), np.array(class_ids, int)
+    )
     image = np.full((*size, 3), 200, np.uint8)
     return Result(image, found, NAMES, path)
 
@@ -26,7 +30,10 @@ EMPTY = result_of([], [], [])
 def test_detections_are_iterated_with_names():
     result = result_of()
     assert len(result) == 2
-    assert list(result) == [Detection((10, 20, 30, 60), 0.9, 2, NAMES[2]), Detection((0.5, 1, 2.5, 4), 0.5, 0, "cat")]
+    assert list(result) == [
+        Detection((10, 20, 30, 60), 0.9, 2, NAMES[2]),
+        Detection((0.5, 1, 2.5, 4), 0.5, 0, "cat"),
+    ]
     assert result.names[result.class_ids[1]] == "cat"
     assert (list(EMPTY), len(EMPTY)) == ([], 0)
 
@@ -52,7 +59,12 @@ def test_dict_is_plain_json():
 
 def test_coco_rows_have_width_and_height():
     rows = result_of().to_coco(7)
-    assert rows[0] == {"image_id": 7, "category_id": 3, "bbox": [10.0, 20.0, 20.0, 40.0], "score": 0.9}
+    assert rows[0] == {
+        "image_id": 7,
+        "category_id": 3,
+        "bbox": [10.0, 20.0, 20.0, 40.0],
+        "score": 0.9,
+    }
     assert rows[1]["bbox"] == [0.5, 1.0, 2.0, 3.0]
     assert result_of().to_coco(1, first_category=0)[1]["category_id"] == 0
     assert EMPTY.to_coco(1) == []
@@ -70,7 +82,9 @@ def test_supervision_detections_hold_the_same_values():
 
 def test_missing_supervision_names_the_pip_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "supervision", None)
-    with pytest.raises(ValueError, match="to_supervision needs the package supervision: pip install supervision"):
+    with pytest.raises(
+        ValueError, match="to_supervision needs the package supervision: pip install supervision"
+    ):
         EMPTY.to_supervision()
 
 
@@ -107,7 +121,9 @@ def test_saved_picture_and_notebook_picture_are_those_of_plot(tmp_path):
 
 
 def test_saving_under_another_suffix_is_rejected(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.gif: choose a name that ends in \.jpg, \.jpeg or \.png"):
+    with pytest.raises(
+        ValueError, match=r"a\.gif: choose a name that ends in \.jpg, \.jpeg or \.png"
+    ):
         EMPTY.save(tmp_path / "a.gif")
 
 
@@ -126,12 +142,14 @@ def test_reached_limit_is_said_with_its_numbers():
     limits.add(found(1000, 3), "a.jpg")
     limits.add(found(1000, 1056), "panorama.jpg")
     assert limits.sentences() == [
-        "--max-det 1000 was reached in 2 images: 1,059 detections left out, the most in panorama.jpg, "
+        "--max-det 1000 was reached in 2 images: 1,059 detections left out, the most in "
+        "panorama.jpg, "
         "1000 of 2056; a larger --max-det keeps them"
     ]
     limits = ReachedLimits(1000, 300)
     limits.add(found(300, capped=True), "b.jpg")
     assert limits.sentences() == [
-        "the exported model's own limit of 300 detections was reached in 1 image, which may have more: "
+        "the exported model's own limit of 300 detections was reached in 1 image, which may have "
+        "more: "
         "export it with a larger --max-det"
     ]

@@ -1,4 +1,6 @@
-"""The model at the start of a run: its table, the copied weights, the fitted anchors, and the log lines."""
+"""The model at the start of a run: its table, the copied weights, the fitted anchors, and the log
+lines.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +21,15 @@ from utils.files import checkpoint_file
 from utils.training.recipe import TrainedWeights
 
 NAMES = ["disc", "square", "bar"]
-SIZES = np.random.default_rng(0).uniform(3, 60, (200, 2))  # the tiny model's anchors go from 10 to 373 px
+SIZES = np.random.default_rng(0).uniform(
+    3, 60, (200, 2)
+)  # the tiny model's anchors go from 10 to 373 px
 
 
 class OtherRankWorld(World):
-    """A world whose broadcast returns another value than this process's own, as on ranks other than 0."""
+    """A world whose broadcast returns another value than this process's own, as on ranks other than
+    0.
+    """
 
     def broadcast_object(self, value: Any) -> Any:
         return (np.array(value) + 1).tolist()
@@ -58,7 +64,10 @@ def test_model_from_scratch_gets_fitted_anchors(tiny_model):
     )
     unfitted = build_model(tiny_model, 3)
     anchors, sentence = check_anchors(SIZES, unfitted.head.anchors_px.double().numpy(), 2.0, seed=5)
-    assert log_lines == [f"{tiny_model}: {count_parameters(unfitted):,} parameters, 3 classes, from scratch", sentence]
+    assert log_lines == [
+        f"{tiny_model}: {count_parameters(unfitted):,} parameters, 3 classes, from scratch",
+        sentence,
+    ]
     assert strides == [32]
     fitted = torch.tensor(anchors, dtype=torch.float32)
     assert model.head.anchors_px.equal(fitted)
@@ -92,7 +101,9 @@ def test_number_of_anchors_is_said_to_have_no_effect_on_heads_without(table):
 
 def test_anchors_are_broadcast_from_rank_0(tiny_model):
     alone, _ = start_with_log(tiny_model, ratio_limit=2.0)
-    received, _ = start_with_log(tiny_model, ratio_limit=2.0, world=OtherRankWorld(torch.device("cpu"), size=2))
+    received, _ = start_with_log(
+        tiny_model, ratio_limit=2.0, world=OtherRankWorld(torch.device("cpu"), size=2)
+    )
     torch.testing.assert_close(received.head.anchors_px, alone.head.anchors_px + 1)
 
 
@@ -101,7 +112,11 @@ def weights(tiny_model: str, tmp_path: Path) -> str:
     """A checkpoint of the tiny model with four classes, of which NAMES has two."""
     torch.manual_seed(1)
     model = build_model(tiny_model, 4)
-    state = {"model": model.state_dict(), "table": model.table, "names": ["bar", "cross", "star", "disc"]}
+    state = {
+        "model": model.state_dict(),
+        "table": model.table,
+        "names": ["bar", "cross", "star", "disc"],
+    }
     checkpoint_file.save(tmp_path / "a.pt", state)
     return str(tmp_path / "a.pt")
 
@@ -119,10 +134,16 @@ def test_model_starts_from_weights_and_their_table(weights):
 def test_weights_can_be_used_with_another_table(tmp_path):
     """The body of yolov5n fits that of yolov5nu; the head is of another kind."""
     source = build_model("yolov5n.yaml", 4)
-    state = {"model": source.state_dict(), "table": source.table, "names": ["bar", "cross", "star", "disc"]}
+    state = {
+        "model": source.state_dict(),
+        "table": source.table,
+        "names": ["bar", "cross", "star", "disc"],
+    }
     checkpoint_file.save(tmp_path / "b.pt", state)
     model, log_lines = start_with_log("yolov5nu.yaml", str(tmp_path / "b.pt"))
-    assert log_lines[0].startswith(f"yolov5nu.yaml: {count_parameters(model):,} parameters, 3 classes, ")
+    assert log_lines[0].startswith(
+        f"yolov5nu.yaml: {count_parameters(model):,} parameters, 3 classes, "
+    )
     for key, value in model.state_dict().items():
         of_body = not key.startswith("layers.24.")
         assert (key in state["model"] and value.equal(state["model"][key])) == of_body, key
@@ -136,43 +157,87 @@ def test_missing_weights_file_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("cfg", "weights", "sentence"),
     [
-        ("yolov5s.yaml", "absent.pt", "absent.pt: cannot be read as a checkpoint: No such file. Give a checkpoint"),
-        ("", "yolox_s.pth", "yolox_s.pth: cannot be read as a checkpoint: No such file. Its authors publish it at"),
+        (
+            "yolov5s.yaml",
+            "absent.pt",
+            "absent.pt: cannot be read as a checkpoint: No such file. Give a checkpoint",
+        ),
+        (
+            "",
+            "yolox_s.pth",
+            "yolox_s.pth: cannot be read as a checkpoint: No such file. Its authors publish it at",
+        ),
         ("", "", None),
         ("", "folder", "folder: cannot be read as a checkpoint: Is a folder. Give a checkpoint"),
-        ("", "best.onnx", "best.onnx: cannot be read as a checkpoint: Is an exported model; give the checkpoint that"),
-        ("best.pt", "", "--cfg best.pt: give a checkpoint with --weights, and a model table with --cfg"),
+        (
+            "",
+            "best.onnx",
+            "best.onnx: cannot be read as a checkpoint: Is an exported model; give the checkpoint "
+            "that",
+        ),
+        (
+            "best.pt",
+            "",
+            "--cfg best.pt: give a checkpoint with --weights, and a model table with --cfg",
+        ),
         ("YOLOv5z", "", "no model 'YOLOv5z': give a YAML file or one of yolo11l"),
         ("absent.yaml", "", "no model 'absent.yaml': give a YAML file or one of yolo11l"),
         ("yolov8n.yaml", "", None),
-        ("yolov5.yaml", "", "models/yolov5.yaml: the table has the scales n, s, m, l, x; choose one of yolov5n"),
-        ("yolo11", "", "models/yolo11.yaml: the table has the scales n, s; choose one of yolo11m, yolo11l, yolo11x, "),
-        ("own.yaml", "", "own.yaml: the table has the scales a; give depth_multiple and width_multiple instead, as"),
+        (
+            "yolov5.yaml",
+            "",
+            "models/yolov5.yaml: the table has the scales n, s, m, l, x; choose one of yolov5n",
+        ),
+        (
+            "yolo11",
+            "",
+            "models/yolo11.yaml: the table has the scales n, s; choose one of yolo11m, yolo11l, "
+            "yolo11x, ",
+        ),
+        (
+            "own.yaml",
+            "",
+            "own.yaml: the table has the scales a; give depth_multiple and width_multiple instead, "
+            "as",
+        ),
         ("data.yaml", "", "data.yaml: unknown keys train, names; allowed are nc, "),
         ("pretrained.yaml", "", "no model 'pretrained.yaml': give a YAML file or one of yolo11l"),
-        ("unfit.yaml", "", "unfit.yaml row 2 [[0, 1], 1, Concat, [1]]: maps of strides 8, 16 differ in size"),
+        (
+            "unfit.yaml",
+            "",
+            "unfit.yaml row 2 [[0, 1], 1, Concat, [1]]: maps of strides 8, 16 differ in size",
+        ),
         (
             "nobin.yaml",
             "",
-            "nobin.yaml row 2 [[0, 1], 1, DistanceDetect, ['nc', 0]]: a distance needs 1 or more bins, got 0",
+            "nobin.yaml row 2 [[0, 1], 1, DistanceDetect, ['nc', 0]]: a distance needs 1 or more "
+            "bins, got 0",
         ),
         (
             "noclass.yaml",
             "",
-            "noclass.yaml row 2 [[0, 1], 1, DistanceDetect, [0]]: a head needs 1 or more classes, got 0",
+            "noclass.yaml row 2 [[0, 1], 1, DistanceDetect, [0]]: a head needs 1 or more classes, "
+            "got 0",
         ),
         ("", "cut.pt", "cut.pt: is not a checkpoint "),
-        ("", "a" * 300, f"{'a' * 300}: cannot be read as a checkpoint: No such file. Give a checkpoint"),
+        (
+            "",
+            "a" * 300,
+            f"{'a' * 300}: cannot be read as a checkpoint: No such file. Give a checkpoint",
+        ),
     ],
 )
-def test_missing_model_or_checkpoint_is_found_before_the_data_is_read(tmp_path, monkeypatch, cfg, weights, sentence):
+def test_missing_model_or_checkpoint_is_found_before_the_data_is_read(
+    tmp_path, monkeypatch, cfg, weights, sentence
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "best.onnx").touch()
     (tmp_path / "cut.pt").write_bytes(b"PK")
     (tmp_path / "own.yaml").write_text("scales: {a: [1, 1]}\nbackbone: []\nhead: []")
     body = (
-        "depth_multiple: 1\nwidth_multiple: 1\nbackbone: [[-1, 1, Conv, [8, 3, 8]], [-1, 1, Conv, [8, 3, 2]]]\nhead: "
+        "depth_multiple: 1\nwidth_multiple: 1\nbackbone: [[-1, 1, Conv, [8, 3, 8]], [-1, 1, "
+        "Conv, [8, 3, 2]]]\nhead: "
     )
     for name, head in (
         ("unfit", "[[[0, 1], 1, Concat, [1]], [[0, 2], 1, DistanceDetect, [nc]]]"),
@@ -200,7 +265,8 @@ def test_weights_that_are_fetched_need_not_exist(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("yolov5z", "yolov5l or yolov5m or yolov5n"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")]
+    ("name", "near"),
+    [("yolov5z", "yolov5l or yolov5m or yolov5n"), ("YOLOV5S", "yolov5s"), ("yolo11-n", "yolo11n")],
 )
 def test_name_near_to_that_of_a_model_is_suggested(name, near):
     with pytest.raises(ValueError, match=rf"\(did you mean {near}\?\)$"):
@@ -210,7 +276,9 @@ def test_name_near_to_that_of_a_model_is_suggested(name, near):
 def test_too_few_copied_tensors_are_said_to_count_as_random_weights(tmp_path):
     source = build_model("yolov5n.yaml", 3)
     path = tmp_path / "other.pt"
-    checkpoint_file.save(path, {"table": source.table, "names": NAMES, "model": source.state_dict()})
+    checkpoint_file.save(
+        path, {"table": source.table, "names": NAMES, "model": source.state_dict()}
+    )
     _, lines = start_with_log("yolov8n.yaml", str(path))
     assert start_trained("yolov8n.yaml", str(path))[1] is None
     assert lines[0].endswith("; 27% of the weights are too few to count as trained")

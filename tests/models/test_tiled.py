@@ -1,4 +1,6 @@
-"""models/tiled.py: an object on a seam counts once, two objects count twice, small images are left alone."""
+"""models/tiled.py: an object on a seam counts once, two objects count twice, small images are left
+alone.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -30,7 +32,9 @@ SIZE = (160, 160)  # two by two tiles, which overlap by 40 px: 0-100 and 60-160
 
 
 def merged(objects, size=SIZE, tiling=TILING, **settings):
-    """Merge what a perfect detector finds in each tile of objects (class, score, box), or boxes in a tile's view."""
+    """Merge what a perfect detector finds in each tile of objects (class, score, box), or boxes in
+    a tile's view.
+    """
     regions = tiling.regions(size)
     values = {"iou": 0.5, "max_detections": 100, **settings}
     return merge_tiles([seen(objects, region) for region in regions], regions, size, **values)
@@ -104,23 +108,34 @@ PAIR = [(0, 0, 100, 100), (60, 0, 160, 100)]  # two tiles of an image of 160 x 1
 
 
 def merge_pair(left, right, **settings):
-    return rows(merge_tiles([left, right], PAIR, (160, 100), **{"iou": 0.5, "max_detections": 9, **settings}))
+    return rows(
+        merge_tiles(
+            [left, right], PAIR, (160, 100), **{"iou": 0.5, "max_detections": 9, **settings}
+        )
+    )
 
 
 def test_cut_box_gives_way_to_a_whole_one_with_a_lower_score():
-    # The whole box is 50-90. The right tile sees 60-90 of it, and its own box ends at 88: IoU 28/30 there.
+    # The whole box is 50-90. The right tile sees 60-90 of it, and its own box ends at 88: IoU 28/30
+    # there.
     left, right = detections([0, 0.5, 50, 10, 90, 30]), detections([0, 0.9, 0, 10, 28, 30])
     assert merge_pair(left, right) == [(0, 0.5, 50, 10, 90, 30)]
 
 
 def test_noise_does_not_replace_a_cut_box():
-    # The same boxes, but the whole one has less than half of the score. Over all of both, IoU is 28/40: the best stays.
-    left, right = detections([0, 0.9 * MIN_WHOLE_SCORE - 0.01, 50, 10, 90, 30]), detections([0, 0.9, 0, 10, 28, 30])
+    # The same boxes, but the whole one has less than half of the score. Over all of both, IoU is
+    # 28/40: the best stays.
+    left, right = (
+        detections([0, 0.9 * MIN_WHOLE_SCORE - 0.01, 50, 10, 90, 30]),
+        detections([0, 0.9, 0, 10, 28, 30]),
+    )
     assert merge_pair(left, right) == [(0, 0.9, 60, 10, 88, 30)]
 
 
 def test_cut_box_without_a_whole_one_stays():
-    assert merge_pair(detections(), detections([0, 0.9, 0, 10, 28, 30])) == [(0, 0.9, 60, 10, 88, 30)]
+    assert merge_pair(detections(), detections([0, 0.9, 0, 10, 28, 30])) == [
+        (0, 0.9, 60, 10, 88, 30)
+    ]
 
 
 def test_parts_are_joined_with_the_highest_score():
@@ -136,14 +151,19 @@ def test_parts_that_disagree_are_not_joined():
 
 
 def test_noise_does_not_widen_a_box():
-    left, right = detections([0, 0.9, 40, 10, 100, 30]), detections([0, 0.9 * MIN_PART_SCORE - 0.01, 0, 10, 70, 30])
+    left, right = (
+        detections([0, 0.9, 40, 10, 100, 30]),
+        detections([0, 0.9 * MIN_PART_SCORE - 0.01, 0, 10, 70, 30]),
+    )
     assert len(merge_pair(left, right)) == 2
 
 
 def test_whole_image_contributes_only_boxes_that_no_tile_shows_uncut():
     views, nothing = [*PAIR, (0, 0, 160, 100)], detections()
     small, large = [0, 0.9, 70, 10, 90, 30], [0, 0.8, 50, 40, 110, 90]
-    found = merge_tiles([nothing, nothing, detections(small, large)], views, (160, 100), iou=0.5, max_detections=9)
+    found = merge_tiles(
+        [nothing, nothing, detections(small, large)], views, (160, 100), iou=0.5, max_detections=9
+    )
     assert rows(found) == [tuple(large)]
 
 
@@ -155,7 +175,11 @@ def test_best_detections_are_kept_and_come_first():
 
 def test_no_detections():
     found = merged([])
-    assert (found.boxes_xyxy.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
+    assert (found.boxes_xyxy.shape, found.scores.shape, found.class_ids.shape) == (
+        (0, 4),
+        (0,),
+        (0,),
+    )
     assert found.class_ids.dtype == np.int64
 
 
@@ -167,7 +191,9 @@ def area(box):
 
 
 def shared(one, other):
-    return area([max(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), min(one[3], other[3])])
+    return area(
+        [max(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), min(one[3], other[3])]
+    )
 
 
 def inside(box, region):
@@ -181,19 +207,35 @@ def iou_of(one, other):
 def is_cut(box, region, size):
     margin = CUT_MARGIN * max(region[2] - region[0], region[3] - region[1])
     low = any(region[i] > 0 and box[i] - region[i] <= margin for i in (0, 1))
-    return low or any(region[i + 2] < size[i] and region[i + 2] - box[i + 2] <= margin for i in (0, 1))
+    return low or any(
+        region[i + 2] < size[i] and region[i + 2] - box[i + 2] <= margin for i in (0, 1)
+    )
 
 
 def slow_merge(found, regions, size, iou, max_detections):
     """merge_tiles, pair by pair, as its docstring says."""
     boxes = []
     for t, (each, r) in enumerate(zip(found, regions, strict=True)):
-        for box, score, kind in zip(each.boxes_xyxy.tolist(), each.scores, each.class_ids, strict=True):
+        for box, score, kind in zip(
+            each.boxes_xyxy.tolist(), each.scores, each.class_ids, strict=True
+        ):
             moved = [box[0] + r[0], box[1] + r[1], box[2] + r[0], box[3] + r[1]]
-            boxes.append({"box": moved, "score": score, "kind": kind, "tile": t, "cut": is_cut(moved, r, size)})
+            boxes.append(
+                {
+                    "box": moved,
+                    "score": score,
+                    "kind": kind,
+                    "tile": t,
+                    "cut": is_cut(moved, r, size),
+                }
+            )
     image = [0, 0, *size]
     small = [r for r in regions if list(r) != image]
-    boxes = [b for b in boxes if list(regions[b["tile"]]) != image or all(is_cut(b["box"], r, size) for r in small)]
+    boxes = [
+        b
+        for b in boxes
+        if list(regions[b["tile"]]) != image or all(is_cut(b["box"], r, size) for r in small)
+    ]
     boxes.sort(key=lambda b: -b["score"])
 
     def suppress(given):
@@ -215,8 +257,14 @@ def slow_merge(found, regions, size, iou, max_detections):
 
     def agree(a, b):
         region = inside(regions[a["tile"]], regions[b["tile"]])
-        near = area(region) > 0 and min(a["score"], b["score"]) >= MIN_PART_SCORE * max(a["score"], b["score"])
-        return near and a["kind"] == b["kind"] and iou_of(inside(a["box"], region), inside(b["box"], region)) > iou
+        near = area(region) > 0 and min(a["score"], b["score"]) >= MIN_PART_SCORE * max(
+            a["score"], b["score"]
+        )
+        return (
+            near
+            and a["kind"] == b["kind"]
+            and iou_of(inside(a["box"], region), inside(b["box"], region)) > iou
+        )
 
     whole = suppress([b for b in boxes if not b["cut"]])
     parts = [b for b in boxes if b["cut"] and not shown(b, whole)]
@@ -233,7 +281,9 @@ def slow_merge(found, regions, size, iou, max_detections):
         (joined if len(group) > 1 else single).append({**group[0], "box": around})
     single = [b for b in single if not shown(b, joined)]
     left = sorted([*whole, *joined, *single], key=lambda b: -b["score"])
-    return sorted((int(b["kind"]), round(b["score"], 6), *b["box"]) for b in suppress(left)[:max_detections])
+    return sorted(
+        (int(b["kind"]), round(b["score"], 6), *b["box"]) for b in suppress(left)[:max_detections]
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -241,18 +291,33 @@ def slow_merge(found, regions, size, iou, max_detections):
 def test_merge_equals_slow_oracle(seed, whole):
     """Random objects, found with errors in each tile, and noise; all scores differ."""
     random = np.random.default_rng(seed)
-    size, tiling = (int(random.integers(90, 300)), int(random.integers(90, 300))), Tiling(100, 0.3, whole)
+    size, tiling = (
+        (int(random.integers(90, 300)), int(random.integers(90, 300))),
+        Tiling(100, 0.3, whole),
+    )
     corners = random.uniform(0, np.array(size), (14, 2))
     objects = [
-        (int(random.integers(2)), 0.5, np.concatenate([c, np.minimum(c + random.uniform(5, 120, 2), size)]))
+        (
+            int(random.integers(2)),
+            0.5,
+            np.concatenate([c, np.minimum(c + random.uniform(5, 120, 2), size)]),
+        )
         for c in corners
     ]
     regions, found = tiling.regions(size), []
     for region in regions:
-        exact, limits = seen(objects, region), np.array([region[2] - region[0], region[3] - region[1]] * 2)
+        exact, limits = (
+            seen(objects, region),
+            np.array([region[2] - region[0], region[3] - region[1]] * 2),
+        )
         noise = np.concatenate([random.uniform(0, limits[:2], (4, 2))] * 2, 1) + [0, 0, 20, 20]
-        boxes = np.concatenate([exact.boxes_xyxy + random.normal(0, 2, exact.boxes_xyxy.shape), noise])
-        scores, kinds = random.uniform(0, 1, len(boxes)), np.append(exact.class_ids, random.integers(0, 2, 4))
+        boxes = np.concatenate(
+            [exact.boxes_xyxy + random.normal(0, 2, exact.boxes_xyxy.shape), noise]
+        )
+        scores, kinds = (
+            random.uniform(0, 1, len(boxes)),
+            np.append(exact.class_ids, random.integers(0, 2, 4)),
+        )
         order = np.argsort(-scores)
         found.append(ImageDetections(boxes.clip(0, limits)[order], scores[order], kinds[order]))
     expected = slow_merge(found, regions, size, 0.5, 50)
@@ -285,7 +350,11 @@ def noise(width, height, seed=0):
 def test_detections_above_the_limit_are_counted_over_all_tiles():
     objects = [(0, 0.9, [5, 5, 20, 20]), (0, 0.8, [70, 70, 90, 90]), (1, 0.7, [130, 130, 150, 150])]
     found = merged(objects, max_detections=1)
-    assert (len(found), found.left_out, found.capped) == (1, 2, False)  # the object in four tiles counts once
+    assert (len(found), found.left_out, found.capped) == (
+        1,
+        2,
+        False,
+    )  # the object in four tiles counts once
 
     cut = [replace(seen(objects, region), left_out=2) for region in TILING.regions(SIZE)]
     found = merge_tiles(cut, TILING.regions(SIZE), SIZE, iou=0.5, max_detections=9)
@@ -298,7 +367,9 @@ def test_detections_above_the_limit_are_counted_over_all_tiles():
 def test_images_not_larger_than_a_tile_are_detected_as_without_tiles(backend):
     images = [noise(96, 96), noise(64, 90), noise(1, 1)]
     plain = Predictor(backend, image_size=96, confidence=0.1)(images, channel_order="bgr")
-    tiled = TiledPredictor(backend, Tiling(96, whole=True), image_size=96, confidence=0.1)(images, channel_order="bgr")
+    tiled = TiledPredictor(backend, Tiling(96, whole=True), image_size=96, confidence=0.1)(
+        images, channel_order="bgr"
+    )
     for one, other in zip(plain, tiled, strict=True):
         assert len(one) > 0 or one.boxes_xyxy.shape == (0, 4)
         assert np.array_equal(one.boxes_xyxy, other.boxes_xyxy)
@@ -383,7 +454,10 @@ def test_wrong_settings_of_tiles_are_rejected(weights, given, text):
 
 def test_loaded_detector_says_how_it_cuts_images(weights):
     assert load(weights["plain"], device="cpu").size_text == "64 px"
-    assert load(weights["tiled"], device="cpu").size_text == "64 px, tiles of 96 px with an overlap of 30%"
+    assert (
+        load(weights["tiled"], device="cpu").size_text
+        == "64 px, tiles of 96 px with an overlap of 30%"
+    )
 
 
 # ---------------------------------------------------------------------- val.py
@@ -420,21 +494,27 @@ def test_boxes_of_val_equal_those_of_the_predictor(backend, labels, tiling):
         [read_image(labels.path(i)) for i in range(len(labels))], channel_order="bgr"
     )
     assert min(map(len, expected)) > 0
-    assert_detections_close(detect_tiles(backend, labels, World(torch.device("cpu")), tiling=tiling), expected, 1e-3)
+    assert_detections_close(
+        detect_tiles(backend, labels, World(torch.device("cpu")), tiling=tiling), expected, 1e-3
+    )
 
 
 def test_boxes_of_val_do_not_depend_on_processes_batches_and_workers(backend, labels):
     alone = detect_tiles(backend, labels, World(torch.device("cpu")))
     for size, batch_size, workers in ((2, 4, 0), (3, 1, 0), (1, 7, 2)):
         worlds = thread_worlds(size)
-        works = [partial(detect_tiles, backend, labels, world, batch_size, workers) for world in worlds]
+        works = [
+            partial(detect_tiles, backend, labels, world, batch_size, workers) for world in worlds
+        ]
         for found in run_ranks(works, worlds):
             assert_detections_close(found, alone, 1e-3)
 
 
 def test_no_rows_give_no_rows(labels):
     tiles = tile_labels(labels, TILES)
-    found = merge_rows(np.zeros((0, 7)), World(torch.device("cpu")), **tiles.layout(), iou=0.5, max_detections=9)
+    found = merge_rows(
+        np.zeros((0, 7)), World(torch.device("cpu")), **tiles.layout(), iou=0.5, max_detections=9
+    )
     assert found.shape == (0, 7)
 
 

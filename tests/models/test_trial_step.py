@@ -44,7 +44,13 @@ class RecordingLoss(Loss):
 
 
 def make_step(model: Detector, criterion: Loss, **changed: Any) -> Any:
-    settings = {"optimizer": "AdamW", "lr": 0.1, "momentum": 0.9, "image_size": 64, "boxes_per_image": 5}
+    settings = {
+        "optimizer": "AdamW",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "image_size": 64,
+        "boxes_per_image": 5,
+    }
     return TrialStep(model, criterion, FLOAT32, world=World(CPU), **(settings | changed))
 
 
@@ -60,7 +66,9 @@ def test_trial_step_uses_copies_and_given_image_and_box_counts(model):
     real = targets[targets[:, 1] >= 0]  # the rest is padding
     assert real[:, 0].tolist() == [0] * 5 + [1] * 5 + [2] * 5
     assert (real[:, 2:].min() >= 0, real[:, 2:].max() <= 64) == (True, True)
-    assert torch.allclose(real[:, 4:] - real[:, 2:4], torch.tensor(8.0), atol=1e-4)  # an eighth of the side
+    assert torch.allclose(
+        real[:, 4:] - real[:, 2:4], torch.tensor(8.0), atol=1e-4
+    )  # an eighth of the side
     assert len(fewer[fewer[:, 1] >= 0]) == 5
     assert torch.random.get_rng_state().equal(random_state)
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
@@ -83,11 +91,15 @@ def test_trial_step_measures_the_drawing_and_the_tuned_convolutions_of_the_run(m
 
     def draw(count: int) -> Tensor:
         drawn.append(count)
-        return torch.zeros(count, 32, 32, 3, dtype=torch.uint8)  # smaller than the largest size of --multi-scale
+        return torch.zeros(
+            count, 32, 32, 3, dtype=torch.uint8
+        )  # smaller than the largest size of --multi-scale
 
     real = Detector.forward
     monkeypatch.setattr(
-        Detector, "forward", lambda *given: tuned.append(torch.backends.cudnn.benchmark) or real(*given)
+        Detector,
+        "forward",
+        lambda *given: tuned.append(torch.backends.cudnn.benchmark) or real(*given),
     )
     criterion = RecordingLoss.from_head(model.head, LossGains())
     before = torch.backends.cudnn.benchmark
@@ -116,7 +128,11 @@ def test_compiled_trial_runs_often_enough_for_cuda_graphs(model, compilations):
     criterion = RecordingLoss.from_head(model.head, LossGains())
     step = make_step(model, criterion)
     step.compiled(2, "reduce-overhead")
-    assert compilations == [{"mode": "reduce-overhead", "dynamic": False}, {}, {}]  # model, two halves of the loss
+    assert compilations == [
+        {"mode": "reduce-overhead", "dynamic": False},
+        {},
+        {},
+    ]  # model, two halves of the loss
     assert criterion.compiled is None
     assert [images for images, _ in criterion.seen] == [2] * GRAPH_RUNS
     assert step.replica.model._compiled_call_impl is None
@@ -141,7 +157,8 @@ def test_batch_of_a_compiled_run_on_a_gpu_is_checked_compiled(model, compilation
     """On a CPU it is not: there the bytes of compiled code cannot be counted."""
     checked: list[Any] = []
     monkeypatch.setattr(
-        "models.trial_step.choose_batch", lambda *_, check, **__: checked.append(check) or (8, "a sentence")
+        "models.trial_step.choose_batch",
+        lambda *_, check, **__: checked.append(check) or (8, "a sentence"),
     )
     criterion = build_loss(model.head, LossGains())
     trial = {"optimizer": "SGD", "lr": 0.1, "momentum": 0.9, "image_size": 64, "boxes_per_image": 5}
@@ -155,7 +172,12 @@ def test_batch_of_a_compiled_run_on_a_gpu_is_checked_compiled(model, compilation
     def mode_of(images: int) -> str:
         return f"mode for {images}"
 
-    assert measured_on("cpu", mode_of) == measured_on("cuda", None) == measured_on("cuda", mode_of) == 8
+    assert (
+        measured_on("cpu", mode_of)
+        == measured_on("cuda", None)
+        == measured_on("cuda", mode_of)
+        == 8
+    )
     assert [check is not None for check in checked] == [False, False, True]
     checked[-1](4)
     assert compilations == [{"mode": "mode for 4", "dynamic": False}, {}, {}]

@@ -9,10 +9,16 @@ SIDE = 64
 FIRST_LEVEL, LEVEL_STEP = 20, 8  # grey level of frame 1, and how much brighter each further one is
 
 
-def write_clip(path: Path, frames: int = 10, *, fps: float = 25, fourcc: str = "mp4v", side: int = SIDE) -> Path:
-    """Write a video of grey frames, frame n at level 20 + 8 (n - 1), up to 30 of them; return its path."""
+def write_clip(
+    path: Path, frames: int = 10, *, fps: float = 25, fourcc: str = "mp4v", side: int = SIDE
+) -> Path:
+    """Write a video of grey frames, frame n at level 20 + 8 (n - 1), up to 30 of them; return its
+    path.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*fourcc), fps, (side, side))
+    writer = cv2.VideoWriter(
+        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*fourcc), fps, (side, side)
+    )
     assert writer.isOpened(), fourcc
     for number in range(1, frames + 1):
         writer.write(grey(number, side))
@@ -22,7 +28,9 @@ def write_clip(path: Path, frames: int = 10, *, fps: float = 25, fourcc: str = "
 
 def write_noise(path: Path, frames: int = 60, *, fourcc: str = "MJPG") -> Path:
     """Write a video of noise, whose frames take many bytes each; return its path."""
-    writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*fourcc), 30, (SIDE, SIDE))
+    writer = cv2.VideoWriter(
+        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*fourcc), 30, (SIDE, SIDE)
+    )
     assert writer.isOpened(), fourcc
     random = np.random.default_rng(0)
     for _ in range(frames):
@@ -42,6 +50,8 @@ def frame_number(image: np.ndarray) -> int:
 
 
 def jpeg(number: int) -> bytes:
-    """Frame `number` as a JPEG file of more than 4096 bytes: FFmpeg recognises a stream by its first 2048."""
+    """Frame `number` as a JPEG file of more than 4096 bytes: FFmpeg recognises a stream by its
+    first 2048.
+    """
     data = cv2.imencode(".jpg", grey(number))[1].tobytes()
     return data[:2] + b"\xff\xfe\x10\x00" + bytes(4094) + data[2:]  # a comment

@@ -7,7 +7,9 @@ import numpy as np
 from utils.images.detections import Frame, ImageDetections
 
 
-def found_boxes(boxes: Sequence[Sequence[float]] = (), classes: Sequence[int] | None = None) -> ImageDetections:
+def found_boxes(
+    boxes: Sequence[Sequence[float]] = (), classes: Sequence[int] | None = None
+) -> ImageDetections:
     """Detections with scores 0.9, 0.89, ..., of class 0 unless `classes` are given."""
     scores = 0.9 - 0.01 * np.arange(len(boxes))
     ids = np.zeros(len(boxes), np.int64) if classes is None else np.array(classes, np.int64)
@@ -15,7 +17,12 @@ def found_boxes(boxes: Sequence[Sequence[float]] = (), classes: Sequence[int] | 
 
 
 def drawn_frame(
-    name: str = "a.jpg", number: int | None = None, *, width: int = 64, height: int = 48, value: int = 128
+    name: str = "a.jpg",
+    number: int | None = None,
+    *,
+    width: int = 64,
+    height: int = 48,
+    value: int = 128,
 ) -> Frame:
     """A grey frame; a frame of a video at 12.5 frames per second if it has a number."""
     image = np.full((height, width, 3), value, np.uint8)

@@ -39,7 +39,9 @@ def save_checkpoint(path: Path, detector: Detector, **entries: object) -> Path:
 
 
 class Exports:
-    """exports("onnx", "--nms"): the file that export.py writes with these flags, from one checkpoint."""
+    """exports("onnx", "--nms"): the file that export.py writes with these flags, from one
+    checkpoint.
+    """
 
     def __init__(self, folder: Path, table: str) -> None:
         self.detector = lively_detector(table)
@@ -50,7 +52,9 @@ class Exports:
         if name != "torchscript":
             pytest.importorskip("onnx", reason="an optional package")
             pytest.importorskip("onnxscript", reason="an optional package")
-            pytest.importorskip({"onnx": "onnxruntime"}.get(name, name), reason="an optional package")
+            pytest.importorskip(
+                {"onnx": "onnxruntime"}.get(name, name), reason="an optional package"
+            )
         if key not in self._written:
             folder = self._folder / str(len(self._written))
             folder.mkdir()

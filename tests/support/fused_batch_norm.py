@@ -1,8 +1,9 @@
 """Slow versions of torch's kernels for synchronised batch normalisation, which exist for CUDA only.
 
-They take and return what the kernels do, and compute it the same way where that matters: the merging kernel goes
-through the processes one by one, divides by each count, and keeps the number of values as a whole number, so that a
-count of 0 gives nan. Source: ATen/native/cuda/Normalization.cuh, which torch installs (BSD licence).
+They take and return what the kernels do, and compute it the same way where that matters: the
+merging kernel goes through the processes one by one, divides by each count, and keeps the number of
+values as a whole number, so that a count of 0 gives nan. Source:
+ATen/native/cuda/Normalization.cuh, which torch installs (BSD licence).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from utils.distributed.sync_bn import NON_CHANNEL_DIMS, PER_CHANNEL
 
 @contextmanager
 def slow_kernels() -> Iterator[None]:
-    """Context manager: SyncBatchNorm2d uses the fused kernels on the CPU, by their slow versions."""
+    """Context manager: SyncBatchNorm2d uses the fused kernels on the CPU, by their slow
+    versions.
+    """
     with ExitStack() as patches:
         patches.enter_context(patch.object(sync_bn, "has_fused_kernels", lambda x: True))
         for kernel in (
@@ -35,7 +38,9 @@ def slow_kernels() -> Iterator[None]:
 
 
 def check(x: Tensor, *per_channel: Tensor | None) -> None:
-    """Raise ValueError for what the kernels refuse, or for which they would read the wrong memory."""
+    """Raise ValueError for what the kernels refuse, or for which they would read the wrong
+    memory.
+    """
     if torch.is_grad_enabled():
         raise ValueError("the kernels have no gradient")
     dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
@@ -65,7 +70,9 @@ def batch_norm_gather_stats_with_counts(
 ) -> tuple[Tensor, Tensor]:
     dtype = of_type.dtype if running_mean is None else running_mean.dtype
     if torch.is_grad_enabled() or counts.dtype != dtype or means.shape[:1] != counts.shape:
-        raise ValueError(f"counts of {counts.dtype} {list(counts.shape)} for {dtype} {list(means.shape)}")
+        raise ValueError(
+            f"counts of {counts.dtype} {list(counts.shape)} for {dtype} {list(means.shape)}"
+        )
     average, var_n = torch.zeros_like(means[0]), torch.zeros_like(means[0])
     number = torch.zeros((), dtype=torch.int32)
     for mean, inverse_deviation, count in zip(means, inverse_deviations, counts, strict=True):
@@ -81,7 +88,12 @@ def batch_norm_gather_stats_with_counts(
 
 
 def batch_norm_elemt(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse_deviation: Tensor, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    eps: float,
 ) -> Tensor:
     check(x, weight, bias, mean, inverse_deviation)
     scale = inverse_deviation if weight is None else inverse_deviation * weight
@@ -102,7 +114,11 @@ def batch_norm_backward_reduce(
     check(x, weight, mean, inverse_deviation)
     check(dy)
     sum_dy = dy.double().sum(NON_CHANNEL_DIMS).to(mean.dtype)
-    sum_dy_xmu = (dy.double() * (x.double() - mean.double().view(PER_CHANNEL))).sum(NON_CHANNEL_DIMS).to(mean.dtype)
+    sum_dy_xmu = (
+        (dy.double() * (x.double() - mean.double().view(PER_CHANNEL)))
+        .sum(NON_CHANNEL_DIMS)
+        .to(mean.dtype)
+    )
     return (
         sum_dy if wants_dx else None,
         sum_dy_xmu if wants_dx else None,

@@ -25,7 +25,9 @@ class HangError(BaseException):
 
 
 def mutate(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = ()) -> bytes:
-    """`data` after one to four changes: flip a bit, remove or double a range, cut off the end, insert a piece."""
+    """`data` after one to four changes: flip a bit, remove or double a range, cut off the end,
+    insert a piece.
+    """
     for _ in range(int(random.integers(1, 5))):
         at, length = (int(random.integers(0, len(data) + 1)), int(random.integers(1, 40)))
         kind = int(random.integers(6 if pieces else 4))
@@ -38,12 +40,17 @@ def mutate(data: bytes, random: np.random.Generator, pieces: Sequence[bytes] = (
         elif kind == 3 and random.random() < 0.3:
             data = data[:at]
         elif kind >= 4:
-            data = data[:at] + pieces[int(random.integers(len(pieces)))] + data[at + length * (kind == 5) :]
+            data = (
+                data[:at]
+                + pieces[int(random.integers(len(pieces)))]
+                + data[at + length * (kind == 5) :]
+            )
     return data
 
 
 def result_or_error(read: Callable[[], T], file: Path, seconds: float = MAX_SECONDS) -> T | str:
-    """The result of `read`, or the message of its ValueError, which must be one printable line that names `file`.
+    """The result of `read`, or the message of its ValueError, which must be one printable line that
+    names `file`.
 
     Any other exception, a timeout or too much memory fails the test.
     """
@@ -73,7 +80,9 @@ def line_number(place: str, file: Path | str) -> int:
 
 @contextmanager
 def assert_unchanged(folder: Path) -> Iterator[None]:
-    """Check that the block changes no file in `folder`: names, bytes, and times of files and folders."""
+    """Check that the block changes no file in `folder`: names, bytes, and times of files and
+    folders.
+    """
     before = _file_states(folder)
     yield
     assert _file_states(folder) == before

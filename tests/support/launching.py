@@ -1,7 +1,9 @@
-"""Start runs of several processes for tests: as users start them, or forked from a process with all imports done.
+"""Start runs of several processes for tests: as users start them, or forked from a process with all
+imports done.
 
-As a script it is train.py with a fault: KESTREL_FAULT=MODULE:FUNCTION is called before the training, KESTREL_LATE is
-the rank that starts three seconds late, KESTREL_LINGER is how many seconds a process takes to exit.
+As a script it is train.py with a fault: KESTREL_FAULT=MODULE:FUNCTION is called before the
+training, KESTREL_LATE is the rank that starts three seconds late, KESTREL_LINGER is how many
+seconds a process takes to exit.
 """
 
 import importlib
@@ -24,12 +26,24 @@ ROOT = Path(__file__).parents[2]
 MARK = "KESTREL_TEST_MARK"  # environment variable that all processes of a launch inherit
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PRELOADED = ["train", "val", "pytest", "tests.support.processes"]
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "SLURM_",
+)
 
 
 def small_run_flags(data: Path, model: str, folder: Path, *flags: str) -> list[str]:
     """The arguments of a training run that takes a few seconds and writes to `folder`."""
-    words = f"--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --cache-dir {folder}/cache --device cpu"
+    words = (
+        "--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --cache-dir "
+        f"{folder}/cache --device cpu"
+    )
     return ["--data", str(data), "--cfg", model, "--project", str(folder), *words.split(), *flags]
 
 
@@ -40,7 +54,9 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait until condition() is true. Raises AssertionError, which names `what`, after so many seconds."""
+    """Wait until condition() is true. Raises AssertionError, which names `what`, after so many
+    seconds.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
@@ -48,7 +64,8 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
 
 
 def unshare_command(*namespaces: str) -> list[str]:
-    """The unshare command for the first of these namespaces that this user is allowed to create; [] if there is none.
+    """The unshare command for the first of these namespaces that this user is allowed to create; []
+    if there is none.
 
     namespaces: flags of unshare.
     """
@@ -104,7 +121,9 @@ class Job(ProcessOutput):
         return running_pids(self.mark)
 
     def end(self, seconds: float) -> int:
-        """Wait until all processes have ended; returns the launcher's exit code. Raises AssertionError on timeout."""
+        """Wait until all processes have ended; returns the launcher's exit code. Raises
+        AssertionError on timeout.
+        """
         wait_until(
             lambda: self.process.poll() is not None and not self.running_pids(),
             seconds,
@@ -146,15 +165,25 @@ class Rank(ProcessOutput):
     folder: Path
 
     def end(self, seconds: float) -> int:
-        """Wait for the exit code. Raises AssertionError if the process does not end in so many seconds."""
+        """Wait for the exit code. Raises AssertionError if the process does not end in so many
+        seconds.
+        """
         self.process.join(seconds)
-        assert self.process.exitcode is not None, f"{self.process.name} still runs after {seconds:g} s"
+        assert self.process.exitcode is not None, (
+            f"{self.process.name} still runs after {seconds:g} s"
+        )
         return self.process.exitcode
 
 
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
     """The environment variables of a launch by hand."""
-    numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
 
 
@@ -178,7 +207,9 @@ def forked(
         own = folder / f"rank{number}"
         own.mkdir(exist_ok=True)
         late = (delays or {}).get(number, 0)
-        process = context.Process(target=_run_forked, args=(script, dict(environment), list(arguments), own, late))
+        process = context.Process(
+            target=_run_forked, args=(script, dict(environment), list(arguments), own, late)
+        )
         ranks.append(Rank(process, environment, own))
     try:
         for rank in ranks:
@@ -194,7 +225,8 @@ def forked(
 def fork_server() -> Any:
     """The context of a fork server that has imported what forked processes need.
 
-    A fork server that something else has started is replaced: its processes would import for seconds each.
+    A fork server that something else has started is replaced: its processes would import for
+    seconds each.
     """
     context = multiprocessing.get_context("forkserver")
     if forkserver._forkserver._preload_modules != PRELOADED:
@@ -210,9 +242,13 @@ def fork_server() -> Any:
     return context
 
 
-def _run_forked(script: str, environment: Mapping[str, str], arguments: list[str], folder: Path, late: float) -> None:
+def _run_forked(
+    script: str, environment: Mapping[str, str], arguments: list[str], folder: Path, late: float
+) -> None:
     """Redirect output, set the environment, and run the script in a forked process."""
-    assert sys.modules.keys() >= {*PRELOADED}, "the fork server skips a module that it cannot import"
+    assert sys.modules.keys() >= {*PRELOADED}, (
+        "the fork server skips a module that it cannot import"
+    )
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))

@@ -1,8 +1,9 @@
-"""Use `torch.device("meta")` in place of a GPU: its tensors hold no values, so code that reads a value raises an error.
+"""Use `torch.device("meta")` in place of a GPU: its tensors hold no values, so code that reads a
+value raises an error.
 
-The meta device itself accepts most operations that mix it with CPU tensors (in-place sums, indexing, gather, matmul,
-convolutions) and numbers copied from the host. `OneDevice` rejects those too. The meta device has no autocast: 16-bit
-precision is tested on the CPU.
+The meta device itself accepts most operations that mix it with CPU tensors (in-place sums,
+indexing, gather, matmul, convolutions) and numbers copied from the host. `OneDevice` rejects those
+too. The meta device has no autocast: 16-bit precision is tested on the CPU.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ COPIED_TO_DEVICE = "sent from the CPU"  # key in `calls`: tensors copied to the 
 
 
 class OneDevice(TorchDispatchMode):
-    """Raises RuntimeError if an operation mixes devices, or if numbers of the host become a tensor on the device.
+    """Raises RuntimeError if an operation mixes devices, or if numbers of the host become a tensor
+    on the device.
 
-    On a GPU the first fails, and the second waits for all queued work. calls: how often each operation was called, and
-    how often tensors were copied to the device with `to`, as the data loader does.
+    On a GPU the first fails, and the second waits for all queued work. calls: how often each
+    operation was called, and how often tensors were copied to the device with `to`, as the data
+    loader does.
     """
 
     def __init__(self) -> None:
@@ -45,12 +48,16 @@ class OneDevice(TorchDispatchMode):
         super().__exit__(*error)
         self._numbers.__exit__(*error)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function.overloadpacket.__name__
         devices = devices_of((args, kwargs))
         if len(devices) > 1:
             raise RuntimeError(f"{name} mixes tensors of {' and '.join(sorted(devices))}")
-        result = None if name == "_fused_sgd_" else function(*args, **(kwargs or {}))  # SGD has no meta kernel
+        result = (
+            None if name == "_fused_sgd_" else function(*args, **(kwargs or {}))
+        )  # SGD has no meta kernel
         if name == "_to_copy" and devices_of(result) != devices:
             name = COPIED_TO_DEVICE
         self.calls[name] += 1
@@ -63,7 +70,9 @@ class _NoHostNumbers(TorchFunctionMode):
     Dispatch modes do not see that copy on every torch: 2.13 shows it, 2.12 and 2.14 do not.
     """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
         host: tuple[Any, ...] = ()  # where numbers of the host may be
@@ -85,7 +94,9 @@ def devices_of(values: Any) -> set[str]:
 
 
 class NeverReadyHostCopy:
-    """Replaces AsyncHostCopy and never returns a value, as on a GPU before the first copy is ready."""
+    """Replaces AsyncHostCopy and never returns a value, as on a GPU before the first copy is
+    ready.
+    """
 
     def __init__(self, _: torch.device) -> None:
         pass
@@ -97,7 +108,9 @@ class NeverReadyHostCopy:
 
 
 def use_fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Switch an optimizer to its fused implementation, as on a GPU, which can skip a step without a host sync."""
+    """Switch an optimizer to its fused implementation, as on a GPU, which can skip a step without a
+    host sync.
+    """
     for group in (*optimizer.param_groups, optimizer.defaults):
         group["fused"], group["foreach"] = True, False
     return optimizer
@@ -106,7 +119,8 @@ def use_fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 @contextmanager
 def fused_on_meta() -> Iterator[None]:
     """Context manager in which torch's fused optimizers accept meta tensors."""
-    # torch.optim removes its attribute `optimizer`; on Python 3.10 mock.patch cannot find the module by its name.
+    # torch.optim removes its attribute `optimizer`; on Python 3.10 mock.patch cannot find the
+    # module by its name.
     module = importlib.import_module("torch.optim.optimizer")
     with mock.patch.object(module, "_get_fused_kernels_supported_devices", return_value=["meta"]):
         yield

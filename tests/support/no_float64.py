@@ -1,7 +1,9 @@
-"""A device that, like Metal, has no float64: tensors with values whose device is "meta", for whole runs without a GPU.
+"""A device that, like Metal, has no float64: tensors with values whose device is "meta", for whole
+runs without a GPU.
 
-The values are kept on the CPU. An operation that would put float64 on the device raises TypeError, as on Metal. So does
-one that copies float32 from the device to float64 on the CPU in one step, because torch converts where the tensor is.
+The values are kept on the CPU. An operation that would put float64 on the device raises TypeError,
+as on Metal. So does one that copies float32 from the device to float64 on the CPU in one step,
+because torch converts where the tensor is.
 """
 
 from __future__ import annotations
@@ -28,19 +30,25 @@ class OnDevice(Tensor):
         if inner.dtype in (torch.float64, torch.complex128):
             raise TypeError(REFUSAL)
         layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
-        made = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=DEVICE, **layout)
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.size(), dtype=inner.dtype, device=DEVICE, **layout
+        )
         made.inner = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 class NoFloat64(TorchDispatchMode):
-    """Context manager in which "meta" is the device without float64. operations: how many ran on it."""
+    """Context manager in which "meta" is the device without float64. operations: how many ran on
+    it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +63,9 @@ class NoFloat64(TorchDispatchMode):
         super().__exit__(*error)
         self._numbers.__exit__(*error)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = _run(function, args, kwargs)
         self.operations += any(isinstance(leaf, OnDevice) for leaf in tree_leaves((args, result)))
@@ -63,12 +73,20 @@ class NoFloat64(TorchDispatchMode):
 
 
 class _FromHostNumbers(TorchFunctionMode):
-    """Makes tensors of numbers of the host on the device; dispatch modes do not see it on every torch."""
+    """Makes tensors of numbers of the host on the device; dispatch modes do not see it on every
+    torch.
+    """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         made_of_numbers = function in (torch.tensor, torch.as_tensor, torch.asarray)
-        if made_of_numbers and kwargs.get("device") is not None and torch.device(kwargs["device"]) == DEVICE:
+        if (
+            made_of_numbers
+            and kwargs.get("device") is not None
+            and torch.device(kwargs["device"]) == DEVICE
+        ):
             return function(*args, **(kwargs | {"device": "cpu"})).to(DEVICE)
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             return args[0].inner.tolist()  # torch reads the memory itself
@@ -76,7 +94,9 @@ class _FromHostNumbers(TorchFunctionMode):
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of an operation: on the device if it was asked for, or if a tensor of the arguments is there."""
+    """The result of an operation: on the device if it was asked for, or if a tensor of the
+    arguments is there.
+    """
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = any(isinstance(leaf, OnDevice) for leaf in given)
     wanted = kwargs.get("device")
@@ -89,7 +109,12 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"{name} mixes tensors of the device and of the CPU")
     if here and not on_device and kwargs.get("dtype") == torch.float64:
         raise TypeError(REFUSAL)
-    if here and copies and not isinstance(args[0], OnDevice) and getattr(args[0], "dtype", None) == torch.float64:
+    if (
+        here
+        and copies
+        and not isinstance(args[0], OnDevice)
+        and getattr(args[0], "dtype", None) == torch.float64
+    ):
         raise TypeError(REFUSAL)
 
     before = {id(leaf.inner): leaf for leaf in given if isinstance(leaf, OnDevice)}

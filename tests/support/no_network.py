@@ -2,9 +2,10 @@
 
     python tests/support/no_network.py DATA.yaml MODEL.yaml FOLDER
 
-An audit hook logs and rejects every attempt; it cannot be removed, and forked DataLoader workers inherit it. The hook
-does not see what C code does, but in an empty network namespace (see test_no_network.py) the kernel counts the packets
-that it could not send. The result is written to FOLDER/found.json.
+An audit hook logs and rejects every attempt; it cannot be removed, and forked DataLoader workers
+inherit it. The hook does not see what C code does, but in an empty network namespace (see
+test_no_network.py) the kernel counts the packets that it could not send. The result is written to
+FOLDER/found.json.
 """
 
 import ctypes
@@ -26,8 +27,26 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-NETWORK_EVENTS = ("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "imaplib.", "poplib.", "nntplib.", "telnetlib.")
-PROCESS_EVENTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "os.startfile")
+NETWORK_EVENTS = (
+    "socket.",
+    "urllib.",
+    "http.",
+    "ftplib.",
+    "smtplib.",
+    "imaplib.",
+    "poplib.",
+    "nntplib.",
+    "telnetlib.",
+)
+PROCESS_EVENTS = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "subprocess.Popen",
+    "pty.spawn",
+    "os.startfile",
+)
 ALLOWED_PROGRAMS = {
     "fc-list",
     "ldconfig",
@@ -45,7 +64,13 @@ UNREACHABLE_ADDRESS = ("192.0.2.1", 9)  # a reserved address that no host has (R
 
 def is_local(event: str, values: Sequence[Any]) -> bool:
     """Whether an audit event does not use the network."""
-    if event in ("socket.__new__", "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"):
+    if event in (
+        "socket.__new__",
+        "socket.bind",
+        "socket.connect",
+        "socket.sendto",
+        "socket.sendmsg",
+    ):
         family = values[1] if event == "socket.__new__" else values[0].family
         return family == socket.AF_UNIX  # used by DataLoader workers
     if event.startswith(PROCESS_EVENTS):
@@ -54,12 +79,16 @@ def is_local(event: str, values: Sequence[Any]) -> bool:
 
 
 def block_network(notes: Path) -> None:
-    """Install an audit hook: every network access raises PermissionError and adds a line to the file `notes`."""
+    """Install an audit hook: every network access raises PermissionError and adds a line to the
+    file `notes`.
+    """
 
     def hook(event: str, values: tuple[Any, ...]) -> None:
         if event.startswith((*NETWORK_EVENTS, *PROCESS_EVENTS)) and not is_local(event, values):
             with notes.open("a") as file:
-                file.write(f"{event} {values[:2]!r}\n")  # without the environment, which may contain secrets
+                file.write(
+                    f"{event} {values[:2]!r}\n"
+                )  # without the environment, which may contain secrets
             raise PermissionError(f"no network here: {event}")
 
     notes.touch()
@@ -95,11 +124,16 @@ def blocked_attempts(notes: Path) -> dict[str, bool]:
 
 
 def unsent_packets() -> int:
-    """How many packets of all processes in this network namespace the kernel could not send, having no route."""
+    """How many packets of all processes in this network namespace the kernel could not send, having
+    no route.
+    """
     with suppress(OSError):
         lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines()]
         for names, values in zip(lines[::2], lines[1::2], strict=True):
-            counts = {names[0][:-1] + name: int(value) for name, value in zip(names[1:], values[1:], strict=True)}
+            counts = {
+                names[0][:-1] + name: int(value)
+                for name, value in zip(names[1:], values[1:], strict=True)
+            }
             if NO_ROUTE_COUNTER in counts:
                 return counts[NO_ROUTE_COUNTER]
     return 0
@@ -108,7 +142,9 @@ def unsent_packets() -> int:
 def connect_in_c() -> None:
     """Connect from C code, which no audit hook sees."""
     libc = ctypes.CDLL(None)
-    address = struct.pack("=HHI8x", socket.AF_INET, socket.htons(UNREACHABLE_ADDRESS[1]), 0x010200C0)
+    address = struct.pack(
+        "=HHI8x", socket.AF_INET, socket.htons(UNREACHABLE_ADDRESS[1]), 0x010200C0
+    )
     with suppress(OSError):
         descriptor = libc.socket(int(socket.AF_INET), int(socket.SOCK_DGRAM), 0)
         libc.connect(descriptor, address, len(address))
@@ -119,16 +155,25 @@ def connect_in_c() -> None:
 
 
 def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
-    """Arguments of `python`, by name: training with plots, resuming, validation, detection, and the small commands."""
+    """Arguments of `python`, by name: training with plots, resuming, validation, detection, and the
+    small commands.
+    """
     flags = f"--img 64 --workers 1 --device cpu --project {folder}"
     trained, validated = folder / "trained", folder / "validated"
     files = f"{validated}/ground_truth.json {validated}/predictions.json"
     words = {
-        "train": f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --name trained {flags}",
+        "train": (
+            f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --name trained {flags}"
+        ),
         "resume": f"train.py --resume {trained} --epochs 2",
-        "val": f"val.py --weights {trained}/weights/best.pt --batch 4 --save-json --name validated {flags}",
-        "detect": f"detect.py --weights {trained}/weights/best.pt --save-json --project {folder} --name detected "
-        f"--source {Path(data).parent}/with-playlist --conf 0 --max-det 3 --device cpu",
+        "val": (
+            f"val.py --weights {trained}/weights/best.pt --batch 4 --save-json --name "
+            f"validated {flags}"
+        ),
+        "detect": (
+            f"detect.py --weights {trained}/weights/best.pt --save-json --project {folder} --name "
+            f"detected --source {Path(data).parent}/with-playlist --conf 0 --max-det 3 --device cpu"
+        ),
         "models": "-m models yolov5n.yaml",
         "metrics": f"-m utils.metrics {files}",
         "shapes": f"-m data.shapes --root {folder}/shapes --train 2 --val 1 --size 64",
@@ -158,7 +203,11 @@ def main(data: str, model: str, folder_name: str) -> None:
     block_network(notes)
     sys.path.insert(0, str(ROOT))
     codes = {name: run(words) for name, words in commands(data, model, folder).items()}
-    found: dict[str, Any] = {"codes": codes, "attempts": notes.read_text(), "unsent": unsent_packets() - before}
+    found: dict[str, Any] = {
+        "codes": codes,
+        "attempts": notes.read_text(),
+        "unsent": unsent_packets() - before,
+    }
     found["blocked_attempts"] = blocked_attempts(notes)
     before = unsent_packets()
     connect_in_c()

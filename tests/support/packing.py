@@ -5,7 +5,9 @@ import tarfile
 import zipfile
 
 
-def make_zip(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile.ZIP_DEFLATED) -> bytes:
+def make_zip(
+    files: dict[str, bytes], *, prepare=lambda info: None, method=zipfile.ZIP_DEFLATED
+) -> bytes:
     """A zip archive of these files. prepare: changes each header before it is written."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
@@ -17,7 +19,9 @@ def make_zip(files: dict[str, bytes], *, prepare=lambda info: None, method=zipfi
     return buffer.getvalue()
 
 
-def make_tar(files: dict[str, bytes], *, prepare=lambda info: None, form=tarfile.PAX_FORMAT) -> bytes:
+def make_tar(
+    files: dict[str, bytes], *, prepare=lambda info: None, form=tarfile.PAX_FORMAT
+) -> bytes:
     """A tar archive of these files. prepare: as for `make_zip`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:

@@ -1,7 +1,8 @@
-"""The tasks of the processes in test_processes.py. As a script (see launching.forked) it runs a plan of tasks in order.
+"""The tasks of the processes in test_processes.py. As a script (see launching.forked) it runs a
+plan of tasks in order.
 
-A plan is a JSON file with flags of Launch, and tasks (`works`) by name with their arguments. Each process saves the
-result of each task to its own file.
+A plan is a JSON file with flags of Launch, and tasks (`works`) by name with their arguments. Each
+process saves the result of each task to its own file.
 """
 
 import contextlib
@@ -53,7 +54,9 @@ PlainDict = dict[str, Any]  # tensors and plain values
 
 
 def draw_data(root: Path, count: int = 12) -> Path:
-    """Draw images of three sizes with 0 to 3 rectangles; returns a data YAML (same training and validation set)."""
+    """Draw images of three sizes with 0 to 3 rectangles; returns a data YAML (same training and
+    validation set).
+    """
     random = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
@@ -63,7 +66,13 @@ def draw_data(root: Path, count: int = 12) -> Path:
         for _ in range(number % 4):
             kind, (wide, high) = int(random.integers(3)), random.integers(12, 40, 2).tolist()
             x, y = int(random.integers(width - wide)), int(random.integers(height - high))
-            cv2.rectangle(image, (x, y), (x + wide - 1, y + high - 1), [255 * (c == kind) for c in range(3)], -1)
+            cv2.rectangle(
+                image,
+                (x, y),
+                (x + wide - 1, y + high - 1),
+                [255 * (c == kind) for c in range(3)],
+                -1,
+            )
             shares = (x + wide / 2) / width, (y + high / 2) / height, wide / width, high / height
             rows.append(f"{kind} {' '.join(f'{share:.6f}' for share in shares)}\n")
         cv2.imwrite(str(root / "images" / f"{number:02}.png"), image)
@@ -79,17 +88,25 @@ def draw_data(root: Path, count: int = 12) -> Path:
 def launch(
     folder: Path, size: int, works: dict[str, PlainDict], *, seconds: float = 300, **flags: Any
 ) -> dict[str, list]:
-    """Run tasks in `size` processes; returns results by name and rank. works: name -> task of TASKS, its arguments."""
+    """Run tasks in `size` processes; returns results by name and rank. works: name -> task of
+    TASKS, its arguments.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    plan = {"launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags}, "works": works}
+    plan = {
+        "launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags},
+        "works": works,
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
     environments = [rank_environment(rank, size, 0) for rank in range(size)]
-    with forked(environments, [str(folder / "plan.json")], folder, script="tests.support.processes") as ranks:
+    with forked(
+        environments, [str(folder / "plan.json")], folder, script="tests.support.processes"
+    ) as ranks:
         for rank in ranks:
             code = rank.end(seconds)
             assert code == 0, f"{rank.out[-2000:]}\n{rank.err[-4000:]}"
     return {
-        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(size)] for name in works
+        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(size)]
+        for name in works
     }
 
 
@@ -107,39 +124,56 @@ def run(arguments: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- training
 
 
-def trains(world: World, folder: Path, name: str, *, flags: Sequence[str], fault: str = "") -> PlainDict:
-    """Run train.py with the run folder folder/name; returns the COCO metrics of the best checkpoint."""
+def trains(
+    world: World, folder: Path, name: str, *, flags: Sequence[str], fault: str = ""
+) -> PlainDict:
+    """Run train.py with the run folder folder/name; returns the COCO metrics of the best
+    checkpoint.
+    """
     run_flags = ["--project", str(folder), "--name", name]
     with FAULTS[fault](world) if fault else nullcontext():
         return train.main(train.parse_args([*flags, *run_flags])[0], world).coco.stats
 
 
 def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> PlainDict:
-    """Train one epoch: each process's BatchNorm statistics before they are averaged, and the model it evaluates."""
+    """Train one epoch: each process's BatchNorm statistics before they are averaged, and the model
+    it evaluates.
+    """
     found: PlainDict = {}
     real_epoch, real_detect = train.train_one_epoch, val.detect
 
     def train_one_epoch(state: train.TrainState, *arguments: Any, **keywords: Any) -> Any:
         result = real_epoch(state, *arguments, **keywords)
         for part, model in (("model", state.replica.model), ("ema", state.ema.model)):
-            found[part] = {key: value.clone() for key, value in model.state_dict().items() if "running" in key}
+            found[part] = {
+                key: value.clone() for key, value in model.state_dict().items() if "running" in key
+            }
         return result
 
     def detect(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        found.setdefault("evaluated", {key: value.clone() for key, value in model.state_dict().items()})
+        found.setdefault(
+            "evaluated", {key: value.clone() for key, value in model.state_dict().items()}
+        )
         return real_detect(model, *arguments, **keywords)
 
-    with mock.patch.object(train, "train_one_epoch", train_one_epoch), mock.patch.object(val, "detect", detect):
+    with (
+        mock.patch.object(train, "train_one_epoch", train_one_epoch),
+        mock.patch.object(val, "detect", detect),
+    ):
         trains(world, folder, name, flags=flags)
     return found
 
 
 @contextlib.contextmanager
 def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
-    """Divide the loss again by the number of processes. local: normalise by the counts of this process only."""
+    """Divide the loss again by the number of processes. local: normalise by the counts of this
+    process only.
+    """
     real = AnchorBasedLoss.forward
 
-    def forward(self: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, total: Any = None) -> dict[str, Tensor]:
+    def forward(
+        self: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, total: Any = None
+    ) -> dict[str, Tensor]:
         def own_counts(counts: Tensor) -> Tensor:
             if total is not None:
                 total(counts)  # carries the requests to save, too
@@ -153,18 +187,24 @@ def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
 
 
 def seeded_by_rank(world: World) -> AbstractContextManager[object]:
-    def planner(labels: Labels, image_size: int, augmentation: data.Augmentation, seed: int) -> Planner:
+    def planner(
+        labels: Labels, image_size: int, augmentation: data.Augmentation, seed: int
+    ) -> Planner:
         return Planner(labels, image_size, augmentation, seed + world.rank)
 
     return mock.patch.object(data, "Planner", planner)
 
 
 def image_size_by_rank(world: World) -> AbstractContextManager[object]:
-    return mock.patch.object(train, "MultiScale", lambda seed, stride: MultiScale(seed + world.rank, stride))
+    return mock.patch.object(
+        train, "MultiScale", lambda seed, stride: MultiScale(seed + world.rank, stride)
+    )
 
 
 def duplicate_last_sample(world: World) -> AbstractContextManager[object]:
-    """The last sample of an epoch repeats another one, as in a sampler that pads the shares of the processes."""
+    """The last sample of an epoch repeats another one, as in a sampler that pads the shares of the
+    processes.
+    """
     real = TrainSampler.__iter__
 
     def batches(self: TrainSampler) -> Iterator[list[Key]]:
@@ -196,7 +236,9 @@ def slow_writer(world: World) -> Iterator[None]:
 SLOW_S = 4.0
 FAULTS: dict[str, Fault] = {
     "rank-local normalisation": lambda world: scaled_loss(world, local=True),
-    "gradients not multiplied by the number of processes": lambda world: scaled_loss(world, local=False),
+    "gradients not multiplied by the number of processes": lambda world: scaled_loss(
+        world, local=False
+    ),
     "rank-seeded augmentation": seeded_by_rank,
     "rank-local image size": image_size_by_rank,
     "padding duplicates": duplicate_last_sample,
@@ -219,20 +261,31 @@ def evaluates(
     confidence: float = 0.001,
     twice: bool = False,
 ) -> PlainDict:
-    """The results of `evaluate` on the images with these indices. twice: each process repeats its first batch."""
+    """The results of `evaluate` on the images with these indices. twice: each process repeats its
+    first batch.
+    """
     spec = read_data_yaml(yaml)
     labels, _ = scan(spec.sources("val"), spec.names, threads=1)
     model, _ = load_detector(Path(weights))
     shape: PlainDict = {"batch_size": batch, "image_size": 64, "stride": 32}
-    loader = build_evaluation_loader(labels.subset(images), **shape, rank=world.rank, size=world.size)
+    loader = build_evaluation_loader(
+        labels.subset(images), **shape, rank=world.rank, size=world.size
+    )
     sampler = loader.sampler
     if twice:
-        sampler.batches, sampler.numbers = [*sampler.batches, sampler.batches[0]], [*sampler.numbers, 0]
+        sampler.batches, sampler.numbers = (
+            [*sampler.batches, sampler.batches[0]],
+            [*sampler.numbers, 0],
+        )
     criterion = None if twice else build_loss(model.head, LossGains())
-    found = val.evaluate(model, loader, world, criterion=criterion, confidence=confidence, active=False)
+    found = val.evaluate(
+        model, loader, world, criterion=criterion, confidence=confidence, active=False
+    )
     return {
         "numbers": {"loss": found.losses, **found.as_dict(spec.names)},
-        "detections": {column: torch.from_numpy(values) for column, values in vars(found.detections).items()},
+        "detections": {
+            column: torch.from_numpy(values) for column, values in vars(found.detections).items()
+        },
         "precision": torch.from_numpy(found.coco.precision),
         "curves": torch.from_numpy(found.curves.pr_precision),
         "batches": len(loader),
@@ -243,7 +296,9 @@ def evaluates(
 
 
 def run_world_operations(world: World, folder: Path, name: str) -> PlainDict:
-    """The results of all World operations, in a world of three, for inputs that depend on the rank."""
+    """The results of all World operations, in a world of three, for inputs that depend on the
+    rank.
+    """
     rank, rows = world.rank, torch.arange(2.0)
     mine = [rows + rank, torch.tensor([[10.0 * rank]], dtype=torch.float64), torch.tensor(rank)]
     means, rank_0s = [value.clone() for value in mine[:2]], [value.clone() for value in mine]
@@ -257,7 +312,9 @@ def run_world_operations(world: World, folder: Path, name: str) -> PlainDict:
         "untouched": mine[0],
         "whole sum": world.all_reduce_sum(torch.tensor([rank, 1])),
         "gather": world.all_gather_rows(torch.full((rank * 2, 3), rank)),  # no rows from rank 0
-        "gather of rank 1 alone": world.all_gather_rows(torch.ones(int(rank == 1), 7, dtype=torch.float64)),
+        "gather of rank 1 alone": world.all_gather_rows(
+            torch.ones(int(rank == 1), 7, dtype=torch.float64)
+        ),
         "gather of nobody": world.all_gather_rows(torch.zeros(0, 7)),
         "average": means,
         "spread": rank_0s,
@@ -267,8 +324,12 @@ def run_world_operations(world: World, folder: Path, name: str) -> PlainDict:
 
 
 def run_local_main_first(world: World, folder: Path, name: str) -> PlainDict:
-    """Which ranks find the work of local rank 0 done in local_main_first; the last rank is alone on its machine."""
-    local_world = dataclasses.replace(world, local_rank=0 if world.rank == world.size - 1 else world.rank)
+    """Which ranks find the work of local rank 0 done in local_main_first; the last rank is alone on
+    its machine.
+    """
+    local_world = dataclasses.replace(
+        world, local_rank=0 if world.rank == world.size - 1 else world.rank
+    )
     machine, first = int(world.rank == world.size - 1), local_world.local_rank == 0
     done, began = folder / f"machine{machine}", time.monotonic()
     with local_world.local_main_first():
@@ -281,7 +342,10 @@ def run_local_main_first(world: World, folder: Path, name: str) -> PlainDict:
 def run_require_same(world: World, folder: Path, name: str) -> PlainDict:
     """The error messages of require_same if the last process has a different value."""
     messages = []
-    for value in (int(world.rank == world.size - 1), {"a": [1, 2], "b": world.rank // (world.size - 1), "c": 3}):
+    for value in (
+        int(world.rank == world.size - 1),
+        {"a": [1, 2], "b": world.rank // (world.size - 1), "c": 3},
+    ):
         try:
             world.require_same("--this", value)
         except ValueError as error:
@@ -314,7 +378,9 @@ def images_of_one_step() -> Tensor:
 
 
 def accumulates(world: World, folder: Path, name: str) -> PlainDict:
-    """Gradients of two optimizer steps of three batches each, and the number of all-reduces after each batch."""
+    """Gradients of two optimizer steps of three batches each, and the number of all-reduces after
+    each batch.
+    """
     replica, exchanges, counts, gradients = (
         DistributedReplica(SyncBatchNormModel(), world, accumulates=True),
         [],
@@ -334,14 +400,20 @@ def accumulates(world: World, folder: Path, name: str) -> PlainDict:
                 (share * world.size).backward()
             counts.append(len(exchanges))
         gradients.append(
-            [parameter.grad.clone() for parameter in replica.model.parameters() if parameter.grad is not None]
+            [
+                parameter.grad.clone()
+                for parameter in replica.model.parameters()
+                if parameter.grad is not None
+            ]
         )
         replica.model.zero_grad()
     return {"exchanges": counts, "gradients": gradients}
 
 
 def run_sync_buffers(world: World, folder: Path, name: str) -> PlainDict:
-    """The state of a model filled with the rank after sync_buffers, without and with synchronised BatchNorm."""
+    """The state of a model filled with the rank after sync_buffers, without and with synchronised
+    BatchNorm.
+    """
     found = {}
     for synchronised in (False, True):
         model = SyncBatchNormModel()
@@ -350,7 +422,9 @@ def run_sync_buffers(world: World, folder: Path, name: str) -> PlainDict:
         sync_buffers(model, world, synchronised=synchronised)
         state = model.state_dict()
         assert all((value == value.flatten()[0]).all() for value in state.values())
-        found["synchronised" if synchronised else "own"] = {key: value.max().item() for key, value in state.items()}
+        found["synchronised" if synchronised else "own"] = {
+            key: value.max().item() for key, value in state.items()
+        }
     return found
 
 

@@ -1,7 +1,8 @@
 """Make a folder read-only for one forked process and its children: KESTREL_FAULT=read_only:mount.
 
-The process gets its own mount namespace, in which the folder KESTREL_READ_ONLY is read-only, for root too. Where
-namespaces are not allowed, read_only:check checks that the folder's mode denies this user write access.
+The process gets its own mount namespace, in which the folder KESTREL_READ_ONLY is read-only, for
+root too. Where namespaces are not allowed, read_only:check checks that the folder's mode denies
+this user write access.
 """
 
 import ctypes
@@ -14,7 +15,9 @@ NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 
 
 def mount() -> None:
-    """Make the folder read-only in a new mount namespace. Raises AssertionError if it is still writable."""
+    """Make the folder read-only in a new mount namespace. Raises AssertionError if it is still
+    writable.
+    """
     folder = os.environ["KESTREL_READ_ONLY"]
     _enter_namespace()
     for words in ("--make-rprivate /", f"--bind {folder} {folder}", f"-o remount,bind,ro {folder}"):
@@ -31,13 +34,19 @@ def check() -> None:
 
 
 def _enter_namespace() -> None:
-    """Enter a new mount namespace: directly if this user is root, else with a new user namespace."""
+    """Enter a new mount namespace: directly if this user is root, else with a new user
+    namespace.
+    """
     user, group = os.getuid(), os.getgid()
     if user == 0 and not _unshare(NEW_MOUNTS):
         return
     if error_number := _unshare(NEW_MOUNTS | NEW_USER):
         raise OSError(error_number, os.strerror(error_number))
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {user} 1"),
+        ("gid_map", f"0 {group} 1"),
+    ):
         Path("/proc/self", name).write_text(text)
 
 

@@ -1,7 +1,7 @@
 """How much two training runs differ: their weights, optimizer state and losses.
 
-Metrics are not compared here. Those of a model that has learned nothing are decided by ties and by rounding, which
-another processor, number of threads or version of torch changes.
+Metrics are not compared here. Those of a model that has learned nothing are decided by ties and by
+rounding, which another processor, number of threads or version of torch changes.
 """
 
 import csv
@@ -25,10 +25,11 @@ def last_checkpoint(run: Path) -> dict[str, Any]:
 
 
 def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Return the largest |first - second| / |first| of all tensors (Euclidean norm); integer tensors must be equal.
+    """Return the largest |first - second| / |first| of all tensors (Euclidean norm); integer
+    tensors must be equal.
 
-    |first| counts as at least NEGLIGIBLE of that of the largest tensor: the gradient of the bias of self-attention's
-    keys is 0 but for rounding, so its momentum is about 1e-20.
+    |first| counts as at least NEGLIGIBLE of that of the largest tensor: the gradient of the bias of
+    self-attention's keys is 0 but for rounding, so its momentum is about 1e-20.
     """
     assert first.keys() == second.keys()
     floats = {key for key, value in first.items() if value.is_floating_point()}
@@ -36,14 +37,20 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
 
     norms = {key: first[key].norm().item() for key in floats}
     least = NEGLIGIBLE * max(norms.values(), default=0.0)
-    differing = [key for key in floats if not first[key].equal(second[key])]  # a momentum may be all zeros in both
-    shares = [(first[key] - second[key]).norm().item() / max(norms[key], least) for key in differing]
+    differing = [
+        key for key in floats if not first[key].equal(second[key])
+    ]  # a momentum may be all zeros in both
+    shares = [
+        (first[key] - second[key]).norm().item() / max(norms[key], least) for key in differing
+    ]
     assert all(math.isfinite(share) for share in shares)
     return max(shares, default=0.0)
 
 
 def state_differences(first: Path, second: Path) -> dict[str, float]:
-    """Return the differences between the final weights, averages and each kind of optimizer state of two runs."""
+    """Return the differences between the final weights, averages and each kind of optimizer state
+    of two runs.
+    """
     one, other = last_checkpoint(first), last_checkpoint(second)
     assert one["ema_updates"] == other["ema_updates"]
 
@@ -56,17 +63,25 @@ def state_differences(first: Path, second: Path) -> dict[str, float]:
 def state_entries(saved: dict[str, Any], name: str) -> dict[str, Tensor]:
     """Return the optimizer's state entries of this name by the number of their parameter."""
     state = saved["optimizer"]["state"]
-    return {str(number): torch.as_tensor(entry[name]) for number, entry in state.items() if name in entry}
+    return {
+        str(number): torch.as_tensor(entry[name])
+        for number, entry in state.items()
+        if name in entry
+    }
 
 
 def results(run: Path) -> list[dict[str, float]]:
     """The rows of results.csv without the times."""
     with open(run / "results.csv") as file:
-        return [{k: float(v) for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
+        return [
+            {k: float(v) for k, v in row.items() if k != "time"} for row in csv.DictReader(file)
+        ]
 
 
 def assert_losses_agree(run: Path, other: Path, *, relative: float) -> None:
-    """Every loss and learning rate in results.csv of the two runs agrees; each run has at least one epoch."""
+    """Every loss and learning rate in results.csv of the two runs agrees; each run has at least one
+    epoch.
+    """
     rows, expected_rows = results(run), results(other)
     assert len(rows) == len(expected_rows) > 0
     for row, expected in zip(rows, expected_rows, strict=True):

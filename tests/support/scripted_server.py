@@ -1,4 +1,6 @@
-"""An HTTP server on 127.0.0.1 with scripted answers: correct ones, or the faults that a download can meet."""
+"""An HTTP server on 127.0.0.1 with scripted answers: correct ones, or the faults that a download
+can meet.
+"""
 
 import threading
 import time
@@ -10,7 +12,9 @@ Answer = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Gives its answers in order and repeats the last one. received: (path, headers) of each request."""
+    """Gives its answers in order and repeats the last one. received: (path, headers) of each
+    request.
+    """
 
     daemon_threads = True
 
@@ -18,7 +22,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers, self.received, self.stopped = list(answers), [], threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that close the connection."""
@@ -54,12 +60,20 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def file_answer(data: bytes, *, only: int | None = None, then: str = "close", **headers: str) -> Answer:
-    """The file, or the requested range if the file is unchanged. only: send so many bytes. then: close or stall."""
+def file_answer(
+    data: bytes, *, only: int | None = None, then: str = "close", **headers: str
+) -> Answer:
+    """The file, or the requested range if the file is unchanged. only: send so many bytes. then:
+    close or stall.
+    """
 
     def answer(handler: Handler) -> None:
         wanted, validator = handler.headers.get("Range"), handler.headers.get("If-Range")
-        first = int(wanted[len("bytes=") : -1]) if wanted and validator in (None, *headers.values()) else 0
+        first = (
+            int(wanted[len("bytes=") : -1])
+            if wanted and validator in (None, *headers.values())
+            else 0
+        )
         if first >= len(data) > 0:
             return handler.send(416)
         status, extra = 200, {}

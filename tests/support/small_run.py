@@ -27,7 +27,12 @@ NAMES = ["disc", "square"]
 
 
 def state_with(
-    model: Model, optimizer: torch.optim.Optimizer, world: World, *, patience: int = 0, batch_size: int = 64
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    *,
+    patience: int = 0,
+    batch_size: int = 64,
 ) -> TrainState[Model]:
     """The state of a new run of a model with this optimizer, in float32, without BatchNorm."""
     return TrainState(
@@ -46,7 +51,9 @@ def state_with(
     )
 
 
-def small_state(world: World | None = None, *, patience: int = 0, batch_size: int = 16) -> TrainState[nn.Linear]:
+def small_state(
+    world: World | None = None, *, patience: int = 0, batch_size: int = 16
+) -> TrainState[nn.Linear]:
     """The state of a new run of a linear layer whose weights are 0."""
     world = world or World(CPU)
     model = nn.Linear(2, 1)
@@ -60,7 +67,15 @@ def small_description(**config: Any) -> Description:
     """The description of a run with these settings."""
     settings = TrainConfig(**config).as_dict()
     hyp = Hyp().as_dict()
-    return Description(table={}, names=NAMES, data="shapes.yaml", images="abc", config=settings, hyp=hyp, versions={})
+    return Description(
+        table={},
+        names=NAMES,
+        data="shapes.yaml",
+        images="abc",
+        config=settings,
+        hyp=hyp,
+        versions={},
+    )
 
 
 def run_folder(folder: Path) -> Path:
@@ -80,7 +95,9 @@ def set_averaged_weight(state: TrainState[nn.Linear], value: float) -> None:
 
 
 def end_epoch(state: TrainState[nn.Linear]) -> None:
-    """Train an epoch: its number, counted from 1, is the averaged weight. It is pending afterwards."""
+    """Train an epoch: its number, counted from 1, is the averaged weight. It is pending
+    afterwards.
+    """
     state.progress.losses.add({"box": torch.tensor(0.5)})
     set_averaged_weight(state, state.progress.epoch + 1)
     state.progress.end_epoch("9 images/s", 0.01)

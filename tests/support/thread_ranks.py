@@ -1,4 +1,6 @@
-"""The ranks of a run as threads of this process, for tests of decisions and writes that need no model replicas."""
+"""The ranks of a run as threads of this process, for tests of decisions and writes that need no
+model replicas.
+"""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +18,9 @@ WAIT_S = 10.0  # how long a rank waits for the others
 
 
 class ThreadGroup:
-    """Exchanges values between threads; fails if a thread does not call, or calls another operation."""
+    """Exchanges values between threads; fails if a thread does not call, or calls another
+    operation.
+    """
 
     def __init__(self, size: int) -> None:
         self.values: list[tuple[str, Any]] = [("", None)] * size
@@ -28,7 +32,9 @@ class ThreadGroup:
         self.barrier.wait()
         values = list(self.values)
         self.barrier.wait()
-        assert {name for name, _ in values} == {operation}, f"the ranks call different operations: {values}"
+        assert {name for name, _ in values} == {operation}, (
+            f"the ranks call different operations: {values}"
+        )
         return [value for _, value in values]
 
 
@@ -58,7 +64,9 @@ def thread_worlds(size: int) -> list[ThreadWorld]:
 
 
 def run_ranks(works: list[Callable[[], T]], worlds: list[ThreadWorld]) -> list[T]:
-    """Run the work of each rank in a thread; returns their results. If one fails, the others fail too."""
+    """Run the work of each rank in a thread; returns their results. If one fails, the others fail
+    too.
+    """
     barrier = worlds[0].group.barrier
 
     def run(work: Callable[[], T]) -> T:

@@ -1,18 +1,20 @@
-"""Simulate two machines with two network namespaces and a virtual cable, and run train.py over both.
+"""Simulate two machines with two network namespaces and a virtual cable, and run train.py over
+both.
 
     python tests/support/two_machines.py                 all scenes, takes minutes
     python tests/support/two_machines.py same cut        these scenes
 
-Scenes: `same` trains with torch's launcher on both machines and once in one process, and compares the two results.csv;
-`static` does the same with the launcher's static rendezvous, `srun` without a launcher, with SLURM's variables. `cut`
-disconnects the cable during a run and measures when both sides end, `cut-srun` does so without a launcher; `blink`
-reconnects it after three seconds, which must not end the run. `restart` kills a process of a run that allows restarts;
-`elastic` kills a whole machine, and the other must continue alone.
+Scenes: `same` trains with torch's launcher on both machines and once in one process, and compares
+the two results.csv; `static` does the same with the launcher's static rendezvous, `srun` without a
+launcher, with SLURM's variables. `cut` disconnects the cable during a run and measures when both
+sides end, `cut-srun` does so without a launcher; `blink` reconnects it after three seconds, which
+must not end the run. `restart` kills a process of a run that allows restarts; `elastic` kills a
+whole machine, and the other must continue alone.
 
-Nothing is left over, however the script ends: it starts itself again as the first process of new namespaces (as root,
-or as any user if the system allows user namespaces), and the kernel removes them when that process ends. Scripts that
-run at the same time do not see each other, because each has its own network. Exit codes: 0 success, 1 failure, 77
-namespaces cannot be created here.
+Nothing is left over, however the script ends: it starts itself again as the first process of new
+namespaces (as root, or as any user if the system allows user namespaces), and the kernel removes
+them when that process ends. Scripts that run at the same time do not see each other, because each
+has its own network. Exit codes: 0 success, 1 failure, 77 namespaces cannot be created here.
 """
 
 import argparse
@@ -35,7 +37,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
 MAX_DIFFERENCE = 0.5e-4  # relative, in results.csv: four significant digits
-TIMEOUT_S, MARGIN_S = 6, 15  # --dist-timeout of the scene `cut`, and the time allowed after it until the run has ended
+TIMEOUT_S, MARGIN_S = (
+    6,
+    15,
+)  # --dist-timeout of the scene `cut`, and the time allowed after it until the run has ended
 BLINK_S = 3
 UNSHARE = "--mount --net --pid --fork --kill-child --mount-proc"
 CREATE_NETWORK = """set -e
@@ -55,9 +60,19 @@ LAUNCHER_OPTIONS = {
     "restart": "--nnodes 2 --max-restarts 1",
     "elastic": "--nnodes 1:2 --max-restarts 3",
 }
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_")
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "SLURM_",
+)
 TINY_RUN_FLAGS = (
-    f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 --workers 0 --device cpu --noplots"
+    f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 "
+    "--workers 0 --device cpu --noplots"
 )
 ENDLESS_RUN_FLAGS = ("--epochs", "9999", "--amp", "fp32")
 CheckResult = tuple[bool, str]  # whether a check passed, and what was observed
@@ -67,12 +82,16 @@ CheckResult = tuple[bool, str]  # whether a check passed, and what was observed
 
 
 def namespace_command() -> tuple[list[str], str]:
-    """The command prefix that runs a command in new namespaces, and ""; or [] and the reason why it is impossible."""
+    """The command prefix that runs a command in new namespaces, and ""; or [] and the reason why it
+    is impossible.
+    """
     errors = []
     for user in ([], ["--user", "--map-root-user"]):
         command = ["unshare", *user, *UNSHARE.split()]
         try:
-            done = subprocess.run([*command, "sh", "-c", CREATE_NETWORK], capture_output=True, text=True)
+            done = subprocess.run(
+                [*command, "sh", "-c", CREATE_NETWORK], capture_output=True, text=True
+            )
         except FileNotFoundError as error:
             return [], str(error)
         if done.returncode == 0:
@@ -85,7 +104,9 @@ def end_with_parent() -> None:
     """End this process, and its namespaces, as soon as its parent process has ended."""
 
     def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)  # a pipe that is never written to; it returns when the parent ends
+        os.read(
+            sys.stdin.fileno(), 1
+        )  # a pipe that is never written to; it returns when the parent ends
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -112,11 +133,15 @@ def processes_on(machine: str) -> dict[int, list[bytes]]:
 
 
 class Machine:
-    """One side of a run. The output of its processes is in a folder that the other side does not use."""
+    """One side of a run. The output of its processes is in a folder that the other side does not
+    use.
+    """
 
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.name, self.folder = number, "AB"[number], folder
-        self.process: subprocess.Popen[bytes]  # the launcher, or the training process if there is none
+        self.process: subprocess.Popen[
+            bytes
+        ]  # the launcher, or the training process if there is none
         self.rank = 0  # process id of the last training process that was found
 
     def cable(self, state: str) -> None:
@@ -126,11 +151,28 @@ class Machine:
     def start(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start Python on this machine with these arguments."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
-        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable", "PYTHONWARNINGS": "ignore", **variables}
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "cable",
+            "PYTHONWARNINGS": "ignore",
+            **variables,
+        }
         self.folder.mkdir(parents=True)
-        with (self.folder / "stdout.log").open("wb") as out, (self.folder / "stderr.log").open("wb") as err:
+        with (
+            (self.folder / "stdout.log").open("wb") as out,
+            (self.folder / "stderr.log").open("wb") as err,
+        ):
             self.process = subprocess.Popen(
-                ["nsenter", f"--net=/run/netns/{self.name}", "timeout", "-k", "3", "300", sys.executable, *words],
+                [
+                    "nsenter",
+                    f"--net=/run/netns/{self.name}",
+                    "timeout",
+                    "-k",
+                    "3",
+                    "300",
+                    sys.executable,
+                    *words,
+                ],
                 cwd=self.folder,
                 env=inherited | own,
                 stdin=subprocess.DEVNULL,
@@ -148,9 +190,14 @@ class Machine:
 
     def rank_exit_code(self) -> int | None:
         """The exit code of the training process of this machine; None if unknown."""
-        with suppress(OSError):  # a launcher that hangs has not reaped it: the system still has the code
+        with suppress(
+            OSError
+        ):  # a launcher that hangs has not reaped it: the system still has the code
             return int(Path(f"/proc/{self.rank}/stat").read_text().split()[-1]) >> 8
-        found = re.search(r"failed \(exitcode: (-?\d+)\)", (self.folder / "stderr.log").read_text(errors="replace"))
+        found = re.search(
+            r"failed \(exitcode: (-?\d+)\)",
+            (self.folder / "stderr.log").read_text(errors="replace"),
+        )
         return int(found.group(1)) if found else self.process.poll()
 
     def words(self) -> str:
@@ -176,16 +223,24 @@ class Machine:
 
 
 def rendezvous_arguments(number: int, way: str) -> tuple[list[str], dict[str, str]]:
-    """The launcher arguments before train.py, and the variables, with which the processes find each other."""
+    """The launcher arguments before train.py, and the variables, with which the processes find each
+    other.
+    """
     if way == "srun":
-        shared = "SLURM_JOB_ID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=10.99.0.1,10.99.0.2"
+        shared = (
+            "SLURM_JOB_ID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=1(x2) "
+            "SLURM_JOB_NODELIST=10.99.0.1,10.99.0.2"
+        )
         own = f"SLURM_PROCID={number} SLURM_NODEID={number} SLURM_LOCALID=0"
         return [], dict(word.split("=") for word in f"{shared} {own}".split())
     words = f"{LAUNCHER} {LAUNCHER_OPTIONS[way]}"
     if way == "static":
         words += f" --node-rank {number} --master-addr 10.99.0.1 --master-port 29400"
     else:
-        words += f" --rdzv-backend c10d --rdzv-endpoint 10.99.0.1:29400 --rdzv-id run --rdzv-conf is_host={1 - number}"
+        words += (
+            " --rdzv-backend c10d --rdzv-endpoint 10.99.0.1:29400 --rdzv-id run "
+            f"--rdzv-conf is_host={1 - number}"
+        )
         words += f" --local-addr 10.99.0.{number + 1}"
     return words.split(), {}
 
@@ -197,7 +252,9 @@ class ScenarioSetup:
     folder: Path
 
     def __post_init__(self) -> None:
-        from tests.conftest import draw_tiny_data  # imported here: takes seconds, and the outer script does not need it
+        from tests.conftest import (
+            draw_tiny_data,
+        )  # imported here: takes seconds, and the outer script does not need it
 
         self.data = draw_tiny_data(self.folder / "data")
 
@@ -219,7 +276,9 @@ class ScenarioSetup:
                 machine.clear()
 
     def in_one_process(self, name: str, *flags: str) -> Machine:
-        """Train in one process and wait for the end; a second call with the same name does not train again."""
+        """Train in one process and wait for the end; a second call with the same name does not
+        train again.
+        """
         machine = Machine(0, self.folder / name)
         if not machine.folder.exists():
             machine.start(self.train(*flags), {})
@@ -229,15 +288,19 @@ class ScenarioSetup:
     def pretrained_flags(self) -> list[str]:
         """Flags of a run that starts from trained weights, so that its metrics are not zero.
 
-        It uses float64, because in so small a run the rounding errors of float32 grow a hundredfold per epoch.
+        It uses float64, because in so small a run the rounding errors of float32 grow a hundredfold
+        per epoch.
         """
         flags = "--epochs 60 --optimizer AdamW --noval --amp fp32"
         before = self.in_one_process("before", *flags.split())
-        return f"--weights {before.folder}/runs/train/exp/weights/best.pt --amp fp64 --epochs 3".split()
+        weights = f"{before.folder}/runs/train/exp/weights/best.pt"
+        return f"--weights {weights} --amp fp64 --epochs 3".split()
 
 
 def seconds_until(condition: Callable[[], object], seconds: float) -> float:
-    """Wait until condition() is true; returns how many seconds it took, infinity after the timeout."""
+    """Wait until condition() is true; returns how many seconds it took, infinity after the
+    timeout.
+    """
     start = time.monotonic()
     while not condition():
         if time.monotonic() - start > seconds:
@@ -247,16 +310,23 @@ def seconds_until(condition: Callable[[], object], seconds: float) -> float:
 
 
 def largest_difference(one: list[dict[str, str]], other: list[dict[str, str]]) -> float:
-    """The largest relative difference of two results.csv, without the time column; infinity if the rows do not match.
+    """The largest relative difference of two results.csv, without the time column; infinity if the
+    rows do not match.
 
-    >>> largest_difference([{"epoch": "1", "time": "3", "loss": "2"}], [{"epoch": "1", "time": "9", "loss": "2.5"}])
+    >>> one = [{"epoch": "1", "time": "3", "loss": "2"}]
+    >>> largest_difference(one, [{"epoch": "1", "time": "9", "loss": "2.5"}])
     0.2
     >>> largest_difference([], [])
     inf
     """
     if not one or [list(row) for row in one] != [list(row) for row in other]:
         return math.inf
-    pairs = [(float(a[k]), float(b[k])) for a, b in zip(one, other, strict=True) for k in a if k != "time"]
+    pairs = [
+        (float(a[k]), float(b[k]))
+        for a, b in zip(one, other, strict=True)
+        for k in a
+        if k != "time"
+    ]
     return max(abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0 for a, b in pairs)
 
 
@@ -276,7 +346,9 @@ def same(stage: ScenarioSetup, scene: str, way: str) -> Iterator[CheckResult]:
 def compare_results(expected: list[dict[str, str]], rows: list[dict[str, str]]) -> CheckResult:
     worst = largest_difference(expected, rows)
     ap = [row["metrics/mAP_0.5:0.95"] for row in rows]
-    found = any(float(value) > 0 for value in ap)  # else the comparison of the metrics proves nothing
+    found = any(
+        float(value) > 0 for value in ap
+    )  # else the comparison of the metrics proves nothing
     return (
         found and worst < MAX_DIFFERENCE,
         f"results.csv differs from one process's by at most {worst:.1e}; AP {', '.join(ap)}",
@@ -285,26 +357,44 @@ def compare_results(expected: list[dict[str, str]], rows: list[dict[str, str]]) 
 
 def cut(stage: ScenarioSetup, scene: str, way: str) -> Iterator[CheckResult]:
     with stage.run(scene, way, *ENDLESS_RUN_FLAGS, "--dist-timeout", str(TIMEOUT_S)) as (a, b):
-        began = seconds_until(lambda: len(a.rows()) > 1 and a.is_training() and b.is_training(), 100)
-        yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is disconnected"
+        began = seconds_until(
+            lambda: len(a.rows()) > 1 and a.is_training() and b.is_training(), 100
+        )
+        yield (
+            began < math.inf,
+            f"two epochs done after {began:.0f} s; then the cable is disconnected",
+        )
         a.cable("down")
         ends = end_times(a, b, TIMEOUT_S + MARGIN_S + 20)
         for machine in (a, b):
             took = ends.get(machine.name, math.inf)
-            yield took < TIMEOUT_S + MARGIN_S, f"{machine.name}'s training process ended after {took:.1f} s"
+            yield (
+                took < TIMEOUT_S + MARGIN_S,
+                f"{machine.name}'s training process ended after {took:.1f} s",
+            )
             seconds_until(lambda: machine.rank_exit_code() is not None, 2)  # noqa: B023
             code, words = machine.rank_exit_code(), machine.words()
-            yield code == 1 and words.startswith("error: "), f"{machine.name}'s exit code is {code}, stderr: {words}"
+            yield (
+                code == 1 and words.startswith("error: "),
+                f"{machine.name}'s exit code is {code}, stderr: {words}",
+            )
         time.sleep(3)
         left = [machine.name for machine in (a, b) if machine.process.poll() is None]
-        yield True, f"launchers that still wait (torch's do) and are killed: {' '.join(left) or 'none'}"
+        yield (
+            True,
+            f"launchers that still wait (torch's do) and are killed: {' '.join(left) or 'none'}",
+        )
 
 
 def end_times(a: Machine, b: Machine, seconds: float) -> dict[str, float]:
     """For each machine on which the training ended: after how many seconds."""
     start, ends = time.monotonic(), {}
     while len(ends) < 2 and time.monotonic() - start < seconds:
-        ends |= {m.name: time.monotonic() - start for m in (a, b) if m.name not in ends and not m.is_training()}
+        ends |= {
+            m.name: time.monotonic() - start
+            for m in (a, b)
+            if m.name not in ends and not m.is_training()
+        }
         time.sleep(0.05)
     return ends
 
@@ -312,22 +402,33 @@ def end_times(a: Machine, b: Machine, seconds: float) -> dict[str, float]:
 def blink(stage: ScenarioSetup) -> Iterator[CheckResult]:
     with stage.run("blink", "c10d", *ENDLESS_RUN_FLAGS, "--dist-timeout", "30") as (a, _):
         began = seconds_until(lambda: len(a.rows()) > 1, 100)
-        yield began < math.inf, f"two epochs done after {began:.0f} s; then the cable is disconnected for {BLINK_S} s"
+        yield (
+            began < math.inf,
+            f"two epochs done after {began:.0f} s; then the cable is disconnected for {BLINK_S} s",
+        )
         a.cable("down")
         time.sleep(BLINK_S)
         before = len(a.rows())
         a.cable("up")
         took = seconds_until(lambda: len(a.rows()) > before + 2, 25)
-        yield took < math.inf, f"{before} epochs done when it is connected again, 3 more {took:.1f} s later"
+        yield (
+            took < math.inf,
+            f"{before} epochs done when it is connected again, 3 more {took:.1f} s later",
+        )
 
 
 def restart(stage: ScenarioSetup) -> Iterator[CheckResult]:
     """Restart with a project folder that both machines share."""
     flags = [*stage.pretrained_flags(), "--epochs", "8"]
     expected = stage.in_one_process("eight", *flags).rows()
-    with stage.run("restart", "restart", *flags, "--project", str(stage.folder / "restart/A/runs/train")) as (a, b):
+    with stage.run(
+        "restart", "restart", *flags, "--project", str(stage.folder / "restart/A/runs/train")
+    ) as (a, b):
         began = seconds_until(lambda: len(a.rows()) > 2 and b.is_training(), 100)
-        yield began < math.inf, f"three epochs done after {began:.0f} s; then the process on B is killed"
+        yield (
+            began < math.inf,
+            f"three epochs done after {began:.0f} s; then the process on B is killed",
+        )
         if b.rank:
             os.kill(b.rank, signal.SIGKILL)
         took = seconds_until(lambda: None not in (a.process.poll(), b.process.poll()), 100)
@@ -373,7 +474,9 @@ def run_scenarios(names: Sequence[str], folder: Path) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENARIOS))
     parser.add_argument("--folder", type=Path, help="a new folder for the output, which is kept")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -386,7 +489,9 @@ def main() -> int:
         if not prefix:
             print(f"namespaces cannot be created here: {reason}")
             return NOT_SUPPORTED
-        return subprocess.Popen([*prefix, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE).wait()
+        return subprocess.Popen(
+            [*prefix, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE
+        ).wait()
     end_with_parent()
     subprocess.run(["sh", "-c", CREATE_NETWORK], check=True)
     with tempfile.TemporaryDirectory() as temporary:

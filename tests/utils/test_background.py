@@ -58,7 +58,9 @@ def test_memory_error_names_the_task():
 
     task = BackgroundTask("scoring detections")
     task.start(work, lambda _: None)
-    with pytest.raises(FaultError, match=r"^out of memory \(host RAM, not GPU memory\): scoring detections$"):
+    with pytest.raises(
+        FaultError, match=r"^out of memory \(host RAM, not GPU memory\): scoring detections$"
+    ):
         task.wait()
 
 
@@ -69,5 +71,7 @@ from utils.background import BackgroundTask
 BackgroundTask("sleeping").start(lambda: time.sleep(60), print)
 raise KeyboardInterrupt
 """
-    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30, check=False
+    )
     assert ended.stderr.endswith(b"KeyboardInterrupt\n")

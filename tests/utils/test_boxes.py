@@ -24,9 +24,9 @@ def test_xyxy_and_cxcywh_round_trip():
 
 
 def test_complete_iou_by_hand():
-    # Boxes (0, 0, 4, 2) and (2, 0, 4, 4): overlap 2 * 2 = 4, union 8 + 8 - 4 = 12, IoU 1/3.
-    # Centres (2, 1) and (3, 2): rho^2 = 2. Hull (0, 0, 4, 4): c^2 = 32. rho^2 / c^2 = 1/16.
-    # v = 4/pi^2 * (atan(2/4) - atan(4/2))^2 = 0.405285 * 0.643501^2 = 0.167826; a = v / (1 - 1/3 + v) = 0.201121
+    # Boxes (0, 0, 4, 2) and (2, 0, 4, 4): overlap 2 * 2 = 4, union 8 + 8 - 4 = 12, IoU 1/3. Centres
+    # (2, 1) and (3, 2): rho^2 = 2. Hull (0, 0, 4, 4): c^2 = 32. rho^2 / c^2 = 1/16. v = 4/pi^2 *
+    # (atan(2/4) - atan(4/2))^2 = 0.405285 * 0.643501^2 = 0.167826; a = v / (1 - 1/3 + v) = 0.201121
     # CIoU = 0.333333 - 0.0625 - 0.201121 * 0.167826 = 0.237082
     v = 4 / math.pi**2 * (math.atan(0.5) - math.atan(2)) ** 2
     wanted = 1 / 3 - 1 / 16 - v * v / (1 - 1 / 3 + v)
@@ -48,7 +48,9 @@ def test_complete_iou_equals_torchvision():
 
 
 def test_complete_iou_of_all_pairs_by_their_terms_is_bit_identical():
-    """With terms [8, N] of boxes and [T, 8, 1] of targets, as the task-aligned assignment computes them."""
+    """With terms [8, N] of boxes and [T, 8, 1] of targets, as the task-aligned assignment computes
+    them.
+    """
     ours, theirs = random_boxes(70, 1), random_boxes(30, 2)
     found = complete_iou_of_terms(complete_iou_terms(ours), complete_iou_terms(theirs[:, None]))
     assert found.equal(torch.stack([complete_iou(ours, one.expand(70, 4)) for one in theirs]))
@@ -69,8 +71,12 @@ def test_complete_iou_never_exceeds_the_iou():
     nearly = ours + torch.randn(2000, 4, generator=torch.Generator().manual_seed(6)) * 1e-4
     for theirs in (random_boxes(2000, 7), ours, nearly):
         found = complete_iou(ours, theirs)
-        low = torch.maximum(ours[:, :2] - ours[:, 2:] / 2, theirs[:, :2] - theirs[:, 2:] / 2).double()
-        high = torch.minimum(ours[:, :2] + ours[:, 2:] / 2, theirs[:, :2] + theirs[:, 2:] / 2).double()
+        low = torch.maximum(
+            ours[:, :2] - ours[:, 2:] / 2, theirs[:, :2] - theirs[:, 2:] / 2
+        ).double()
+        high = torch.minimum(
+            ours[:, :2] + ours[:, 2:] / 2, theirs[:, :2] + theirs[:, 2:] / 2
+        ).double()
         overlap = (high - low).clamp(min=0).prod(1)
         iou = overlap / (ours[:, 2:].double().prod(1) + theirs[:, 2:].double().prod(1) - overlap)
         assert (found.double() <= iou + 2e-6).all()
@@ -96,12 +102,14 @@ def test_complete_iou_gradient_is_finite_for_degenerate_boxes():
 
 
 def test_no_gradient_flows_through_the_aspect_weight():
-    # With one centre and sizes (2, 1) against (1, 2), d/dw of a * v alone would differ if `a` were differentiated.
+    # With one centre and sizes (2, 1) against (1, 2), d/dw of a * v alone would differ if `a` were
+    # differentiated.
     ours = torch.tensor([[0.0, 0, 2, 1]], dtype=torch.float64, requires_grad=True)
     theirs = torch.tensor([[0.0, 0, 1, 2]], dtype=torch.float64)
     complete_iou(ours, theirs).sum().backward()
-    # IoU = 1 / (2 + 2 - 1) = 1/3, near these sizes min(w, 1) * min(h, 2) / (w h + 2 - ...): d IoU / dw = -1 * 1/9
-    # v = k (atan 1/2 - atan w/h)^2 with k = 4/pi^2; dv/dw = -2 k (atan 1/2 - atan 2) * h / (h^2 + w^2)
+    # IoU = 1 / (2 + 2 - 1) = 1/3, near these sizes min(w, 1) * min(h, 2) / (w h + 2 - ...): d IoU /
+    # dw = -1 * 1/9 v = k (atan 1/2 - atan w/h)^2 with k = 4/pi^2; dv/dw = -2 k (atan 1/2 - atan 2)
+    # * h / (h^2 + w^2)
     k, turn = 4 / math.pi**2, math.atan(0.5) - math.atan(2)
     v = k * turn**2
     weight = v / (1 - 1 / 3 + v)

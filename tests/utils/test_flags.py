@@ -55,7 +55,11 @@ def test_help_omits_unsupported_flags(parser, capsys):
 
 
 def test_help_says_every_default_once():
-    parser = FlagParser("words", argument_default=argparse.SUPPRESS, defaults={"rate": 10.0, "seed": -1, "cache": True})
+    parser = FlagParser(
+        "words",
+        argument_default=argparse.SUPPRESS,
+        defaults={"rate": 10.0, "seed": -1, "cache": True},
+    )
     add = parser.add_argument
     add("--rate", type=float, help="a rate")
     add("--seed", type=int, help="a seed")
@@ -65,7 +69,13 @@ def test_help_says_every_default_once():
     add("--name", default="exp", help="a name (default: any)")
     add("--hidden", default="secret", help=argparse.SUPPRESS)
     add("--empty", default="", help="no text")
-    wanted = ("a rate (default: 10)", "a seed (default: -1)", "a switch\n", "off\n", "two sides (default: 3 4)")
+    wanted = (
+        "a rate (default: 10)",
+        "a seed (default: -1)",
+        "a switch\n",
+        "off\n",
+        "two sides (default: 3 4)",
+    )
     for _ in range(2):
         said = parser.format_help()
         for text in (*wanted, "a name (default: any)\n", "no text\n"):
@@ -103,7 +113,9 @@ def test_single_process_reports_a_mistake_before_the_imports(parser, words, caps
 
 @pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "SLURM_NTASKS"])
 @pytest.mark.parametrize("words", MISTAKES)
-def test_processes_of_a_launcher_report_mistakes_later(parser, words, variable, capsys, monkeypatch):
+def test_processes_of_a_launcher_report_mistakes_later(
+    parser, words, variable, capsys, monkeypatch
+):
     monkeypatch.setattr(sys, "argv", ["train.py", *words.split()])
     monkeypatch.setattr(os, "environ", {variable: "1"})
     check_command_line(parser.read)

@@ -14,7 +14,16 @@ import yaml
 
 from utils.files.folders import new_run_folder
 from utils.files.writers import write_csv, write_json, write_text, write_yaml
-from utils.log import EpochEnded, Event, ImageWritten, Message, RunEnded, RunLog, RunStarted, wrap_groups
+from utils.log import (
+    EpochEnded,
+    Event,
+    ImageWritten,
+    Message,
+    RunEnded,
+    RunLog,
+    RunStarted,
+    wrap_groups,
+)
 from utils.progress import Progress, _Bar
 
 
@@ -24,7 +33,10 @@ def test_run_folders_are_numbered(tmp_path):
     assert all(folder.is_dir() for folder in made)
     shutil.rmtree(made[1])
     assert new_run_folder(tmp_path / "runs" / "train", "exp", False).name == "exp2"
-    assert new_run_folder(tmp_path / "runs" / "train", "a/b", False) == tmp_path / "runs" / "train" / "a" / "b"
+    assert (
+        new_run_folder(tmp_path / "runs" / "train", "a/b", False)
+        == tmp_path / "runs" / "train" / "a" / "b"
+    )
 
 
 def test_concurrent_runs_get_distinct_folders(tmp_path):
@@ -34,7 +46,11 @@ def test_concurrent_runs_get_distinct_folders(tmp_path):
 
 
 def test_exist_ok_reuses_run_folder(tmp_path):
-    assert new_run_folder(tmp_path, "exp", True) == new_run_folder(tmp_path, "exp", True) == tmp_path / "exp"
+    assert (
+        new_run_folder(tmp_path, "exp", True)
+        == new_run_folder(tmp_path, "exp", True)
+        == tmp_path / "exp"
+    )
     assert [folder.name for folder in tmp_path.iterdir()] == ["exp"]
 
 
@@ -54,7 +70,9 @@ def test_project_with_dangling_symlink_is_refused(tmp_path):
 
 
 def test_too_long_run_name_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"the run folder cannot be created \(File name too long\)"):
+    with pytest.raises(
+        ValueError, match=r"the run folder cannot be created \(File name too long\)"
+    ):
         new_run_folder(tmp_path, "x" * 300, False)
 
 
@@ -145,9 +163,24 @@ def test_failed_text_write_keeps_old_file(tmp_path, monkeypatch):
     ("width", "lines"),
     [
         (60, ["1/3  box 0.0822 obj 0.0085  P 0.0004 R 0.0417", "     7.0 img/s, 0:00:05 left"]),
-        (44, ["1/3  box 0.0822 obj 0.0085", "     P 0.0004 R 0.0417", "     7.0 img/s, 0:00:05 left"]),
+        (
+            44,
+            [
+                "1/3  box 0.0822 obj 0.0085",
+                "     P 0.0004 R 0.0417",
+                "     7.0 img/s, 0:00:05 left",
+            ],
+        ),
         (80, ["1/3  box 0.0822 obj 0.0085  P 0.0004 R 0.0417  7.0 img/s, 0:00:05 left"]),
-        (9, ["1/3", "     box 0.0822 obj 0.0085", "     P 0.0004 R 0.0417", "     7.0 img/s, 0:00:05 left"]),
+        (
+            9,
+            [
+                "1/3",
+                "     box 0.0822 obj 0.0085",
+                "     P 0.0004 R 0.0417",
+                "     7.0 img/s, 0:00:05 left",
+            ],
+        ),
     ],
 )
 def test_epoch_line_is_wrapped_between_its_groups(width, lines):

@@ -10,10 +10,13 @@ from utils.optional_packages import require, require_all
 def test_missing_package_is_named_with_its_pip_command(monkeypatch):
     for name in ("no_such_package", "no_such_package.inner"):
         with pytest.raises(
-            ValueError, match=r"^reading needs the package no_such_package: pip install no_such_package"
+            ValueError,
+            match=r"^reading needs the package no_such_package: pip install no_such_package",
         ):
             require(name, "reading")
-    monkeypatch.setitem(sys.modules, "onnx", None)  # as Python marks a module that cannot be imported
+    monkeypatch.setitem(
+        sys.modules, "onnx", None
+    )  # as Python marks a module that cannot be imported
     with pytest.raises(ValueError, match="pip install onnx"):
         require("onnx", "reading")
 
@@ -21,7 +24,9 @@ def test_missing_package_is_named_with_its_pip_command(monkeypatch):
 def test_several_missing_packages_are_named_once_each(monkeypatch):
     for package in ("aaa", "bbb"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=r"^a test needs the packages aaa and bbb: pip install aaa bbb$"):
+    with pytest.raises(
+        ValueError, match=r"^a test needs the packages aaa and bbb: pip install aaa bbb$"
+    ):
         require_all(["json", "aaa", "bbb.part", "bbb"], "a test")
     with pytest.raises(ValueError, match=r"^a test needs the package aaa: pip install aaa$"):
         require_all(["aaa", "json"], "a test")
@@ -31,5 +36,7 @@ def test_several_missing_packages_are_named_once_each(monkeypatch):
 def test_package_that_is_installed_but_broken_is_shown_with_the_reason(monkeypatch, tmp_path):
     (tmp_path / "broken_package.py").write_text("import no_such_part")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"pip install broken_package \(No module named 'no_such_part'\)$"):
+    with pytest.raises(
+        ValueError, match=r"pip install broken_package \(No module named 'no_such_part'\)$"
+    ):
         require("broken_package", "a test")

@@ -1,4 +1,6 @@
-"""utils/prefetch.py: items of a background thread, in order, with its errors; the thread ends with its consumer."""
+"""utils/prefetch.py: items of a background thread, in order, with its errors; the thread ends with
+its consumer.
+"""
 
 import threading
 import time
@@ -19,7 +21,10 @@ def threads_ended() -> bool:
 
 
 def test_items_come_in_order_from_another_thread():
-    names = [(number, name) for number, name in prefetch(((i, threading.current_thread().name) for i in range(50)), 3)]
+    names = [
+        (number, name)
+        for number, name in prefetch(((i, threading.current_thread().name) for i in range(50)), 3)
+    ]
     assert [number for number, _ in names] == list(range(50))
     assert {name for _, name in names}.isdisjoint({threading.current_thread().name})
     assert threads_ended()

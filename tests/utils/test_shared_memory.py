@@ -41,7 +41,9 @@ def test_shared_memory_is_anonymous_and_closed_with_its_owner() -> None:
 
 
 @pytest.mark.parametrize("allowed", [None, False])
-def test_torch_shared_memory_is_used_without_memfd(monkeypatch: pytest.MonkeyPatch, allowed: bool | None) -> None:
+def test_torch_shared_memory_is_used_without_memfd(
+    monkeypatch: pytest.MonkeyPatch, allowed: bool | None
+) -> None:
     def refuse(_: str) -> int:
         raise PermissionError
 

@@ -11,7 +11,9 @@ import pytest
 from utils.startup import allow_interrupts, is_first_process, prepare_script
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX file descriptors and signals")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="needs POSIX file descriptors and signals"
+)
 
 
 def run_in_shell(
@@ -24,7 +26,13 @@ def run_in_shell(
     limit = f"ulimit -v {limit_kb} && " if limit_kb else ""
     command = ["bash", "-c", f'{limit}exec "$@" {redirections}', "-", sys.executable, "-c", program]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -36,7 +44,7 @@ prepare_script()
 file = open(sys.executable, "rb")
 print("out"), print("err", file=sys.stderr), sys.stdout.flush(), os.write(1, b"1"), os.write(2, b"2")
 sys.exit(file.fileno() < 3 or sys.stdin.read() != "")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -54,9 +62,15 @@ def test_closed_streams_accept_and_discard_output(redirections, out, err):
 
 
 def test_child_processes_inherit_reopened_streams():
-    start = f"import subprocess, sys; from utils.startup import prepare_script; prepare_script(); child = {WRITE!r}; "
+    start = (
+        "import subprocess, sys; from utils.startup import prepare_script; "
+        f"prepare_script(); child = {WRITE!r}; "
+    )
     assert (
-        run_in_shell(start + "sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)", "<&- >&- 2>&-")[0]
+        run_in_shell(
+            start + "sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)",
+            "<&- >&- 2>&-",
+        )[0]
         == 0
     )
 
@@ -71,17 +85,25 @@ print("started")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce ulimit -v")
 def test_too_little_address_space_for_packages_is_a_fault_with_one_sentence():
-    """torch's libraries have gigabytes; their C++ code would abort the process with std::bad_alloc, exit code 134."""
+    """torch's libraries have gigabytes; their C++ code would abort the process with std::bad_alloc,
+    exit code 134.
+    """
     code, out, err = run_in_shell(LIMITED.format(packages=("torch",)), limit_kb=300_000, RANK="")
     assert (code, out) == (1, "")
-    assert err == "error: torch cannot be loaded in the 0.31 GB of address space that ulimit -v allows: raise it\n"
+    assert err == (
+        "error: torch cannot be loaded in the 0.31 GB of address space that ulimit -v "
+        "allows: raise it\n"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce ulimit -v")
 def test_help_and_mistakes_do_not_wait_for_packages_under_a_limit():
     """Loading torch in another process first takes seconds; neither needs torch."""
     for flag, expected in (("--help", 0), ("--no-such-flag", 2)):
-        start = f"import runpy, sys; sys.argv = ['train.py', '{flag}']; runpy.run_path('train.py', run_name='__main__')"
+        start = (
+            f"import runpy, sys; sys.argv = ['train.py', '{flag}']; "
+            "runpy.run_path('train.py', run_name='__main__')"
+        )
         assert run_in_shell(start, limit_kb=300_000, OMP_NUM_THREADS="1")[0] == expected
 
 
@@ -104,7 +126,9 @@ runpy.run_path("{script}", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["utils.distributed.launch", "utils.flags", "torch", "utils.distributed.session"])
+@pytest.mark.parametrize(
+    "module", ["utils.distributed.launch", "utils.flags", "torch", "utils.distributed.session"]
+)
 @pytest.mark.parametrize("script", ["train.py", "val.py"])
 def test_ctrl_c_during_imports_exits_130(script, module):
     program = INTERRUPT.format(script=script, module=module)
@@ -112,7 +136,8 @@ def test_ctrl_c_during_imports_exits_130(script, module):
 
 
 @pytest.mark.parametrize(
-    ("environment", "err"), [({"RANK": "0"}, "interrupted\n"), ({"RANK": "1"}, ""), ({"KESTREL_SPAWNED": "1"}, "")]
+    ("environment", "err"),
+    [({"RANK": "0"}, "interrupted\n"), ({"RANK": "1"}, ""), ({"KESTREL_SPAWNED": "1"}, "")],
 )
 def test_only_first_process_reports_ctrl_c_during_imports(environment, err):
     program = INTERRUPT.format(script="val.py", module="utils.flags")
@@ -121,7 +146,10 @@ def test_only_first_process_reports_ctrl_c_during_imports(environment, err):
 
 def test_ignored_interrupt_stays_ignored():
     ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    prepare = "from utils.startup import prepare_script; prepare_script(); signal.raise_signal(signal.SIGINT)"
+    prepare = (
+        "from utils.startup import prepare_script; prepare_script(); "
+        "signal.raise_signal(signal.SIGINT)"
+    )
     assert run_in_shell(ignore + prepare) == (0, "", "")
 
 

@@ -21,7 +21,9 @@ run_and_exit(run)
 
 def run_script(body: str, **environment: str) -> tuple[int, str]:
     command = [sys.executable, "-c", SCRIPT.format(body=body)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -34,12 +36,24 @@ def run_script(body: str, **environment: str) -> tuple[int, str]:
             2,
             "error: --epochs 0: train for 1 epoch or more\n",
         ),
-        (r"raise ValueError('a\nerror: b \x1b[2J\udcff.txt: no')", 2, "error: a\\nerror: b \\x1b[2J\\udcff.txt: no\n"),
+        (
+            r"raise ValueError('a\nerror: b \x1b[2J\udcff.txt: no')",
+            2,
+            "error: a\\nerror: b \\x1b[2J\\udcff.txt: no\n",
+        ),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
-        ("import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt", 130, ""),  # the launcher reports it
+        (
+            "import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt",
+            130,
+            "",
+        ),  # the launcher reports it
         ("sys.exit(3)", 3, ""),
         ("raise MemoryError", 1, "error: out of memory (host RAM)\n"),
-        ("raise MemoryError('std::bad_alloc')", 1, "error: out of memory (host RAM): std::bad_alloc\n"),
+        (
+            "raise MemoryError('std::bad_alloc')",
+            1,
+            "error: out of memory (host RAM): std::bad_alloc\n",
+        ),
     ],
 )
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
@@ -54,8 +68,14 @@ def test_printed_control_characters_are_escaped(capsys):
 
 def test_distributed_process_ends_its_children_on_exit():
     """It exits with os._exit, but first ends its child processes, which would keep stderr open."""
-    child = "import multiprocessing as m, time; m.Process(target=time.sleep, args=(60,), daemon=True).start()"
-    assert run_script(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (0, "late")
+    child = (
+        "import multiprocessing as m, time; m.Process(target=time.sleep, args=(60,), "
+        "daemon=True).start()"
+    )
+    assert run_script(f"{child}; print('late', end='', file=sys.stderr)", WORLD_SIZE="2") == (
+        0,
+        "late",
+    )
 
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2"}])
@@ -75,25 +95,35 @@ def test_kestrel_traceback_variable_adds_traceback():
 
 def test_disk_error_is_one_line():
     code, text = run_script(
-        "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/exp/last.pt')"
+        "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "
+        "'runs/exp/last.pt')"
     )
     assert (code, text) == (1, "error: runs/exp/last.pt: No space left on device\n")
-    code, text = run_script("import errno, os; raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), 'last.pt')")
-    assert (code, text) == (1, "error: last.pt: File too large (over the limit of ulimit -f or of the disk)\n")
+    code, text = run_script(
+        "import errno, os; raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), 'last.pt')"
+    )
+    assert (code, text) == (
+        1,
+        "error: last.pt: File too large (over the limit of ulimit -f or of the disk)\n",
+    )
     code, text = run_script("open('/dev/null/x')")  # not a directory: a bug of ours
     assert code == 1
     assert text.startswith("Traceback")
 
 
 def test_printing_unencodable_characters_does_not_fail():
-    assert run_script("from utils.terminal import print_lines; print_lines('\\u6f22')", PYTHONIOENCODING="ascii") == (
+    assert run_script(
+        "from utils.terminal import print_lines; print_lines('\\u6f22')", PYTHONIOENCODING="ascii"
+    ) == (
         0,
         "",
     )
 
 
 def test_printing_without_stdout_does_not_fail():
-    assert run_script("from utils.terminal import print_lines; sys.stdout = None; print_lines('a')") == (0, "")
+    assert run_script(
+        "from utils.terminal import print_lines; sys.stdout = None; print_lines('a')"
+    ) == (0, "")
 
 
 # ---------------------------------------------------------------------- a terminal that is closed
@@ -120,7 +150,9 @@ run_and_exit(run)
     ("end", "code"), [("pass", 0), ("raise ValueError('no')", 2), ("raise KeyboardInterrupt", 130)]
 )
 def test_program_goes_on_when_its_terminal_is_closed(end, code):
-    """The connection is lost, and the program ignores SIGHUP: without its output it still ends with its own code."""
+    """The connection is lost, and the program ignores SIGHUP: without its output it still ends with
+    its own code.
+    """
     import pty  # not on Windows
 
     parent, child = pty.openpty()
@@ -136,6 +168,12 @@ def test_program_goes_on_when_its_terminal_is_closed(end, code):
 def test_other_errors_of_the_output_are_reported(tmp_path):
     """A full disk is not a closed terminal."""
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-c", SCRIPT.format(body="from utils.terminal import print_lines; print_lines('a')")]
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        command = [
+            sys.executable,
+            "-c",
+            SCRIPT.format(body="from utils.terminal import print_lines; print_lines('a')"),
+        ]
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.stderr.startswith("error: No space left on device\n")

@@ -14,7 +14,9 @@ def test_results_come_in_the_order_of_the_items(threads):
         time.sleep(0.02 if number % 3 == 0 else 0)
         return number * number
 
-    assert list(map_ahead(slow_first, range(20), threads)) == [number * number for number in range(20)]
+    assert list(map_ahead(slow_first, range(20), threads)) == [
+        number * number for number in range(20)
+    ]
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (2, 5), (3, 7)])

@@ -1,4 +1,6 @@
-"""Misspelt flags get a suggestion if it is near; tests/test_yolov5_flags_list.py walks all flags of YOLOv5."""
+"""Misspelt flags get a suggestion if it is near; tests/test_yolov5_flags_list.py walks all flags of
+YOLOv5.
+"""
 
 import pytest
 
@@ -30,7 +32,10 @@ def error_message(script, word: str) -> str:
     ],
 )
 def test_close_misspellings_get_a_suggestion(word, flag):
-    assert error_message(train, word) == f"unknown flag {word} (did you mean {flag}?); --help lists the flags"
+    assert (
+        error_message(train, word)
+        == f"unknown flag {word} (did you mean {flag}?); --help lists the flags"
+    )
 
 
 @pytest.mark.parametrize("word", ["--wandb", "--classes", "--amp-off", "--evolv"])

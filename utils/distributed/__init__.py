@@ -1,1 +1,3 @@
-"""Processes and devices: launchers, rendezvous, collectives, model replicas. Independent of training code."""
+"""Processes and devices: launchers, rendezvous, collectives, model replicas. Independent of
+training code.
+"""

@@ -12,12 +12,14 @@ from utils.distributed.launch import RankInfo
 
 
 def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
-    """The devices of a process: one device, or in a single process all that `wanted` names (DataParallel).
+    """The devices of a process: one device, or in a single process all that `wanted` names
+    (DataParallel).
 
-    wanted: "cpu", "mps", a GPU number, or several ("0,1"), of which each process takes the one at the index of its
-    local rank. "" means the GPU at the local rank, or the CPU on a machine without GPUs. Numbers count the GPUs that
-    CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has bound to a single GPU takes that one.
-    Raises ValueError if this machine does not have the device, or has fewer devices than processes.
+    wanted: "cpu", "mps", a GPU number, or several ("0,1"), of which each process takes the one at
+    the index of its local rank. "" means the GPU at the local rank, or the CPU on a machine without
+    GPUs. Numbers count the GPUs that CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has
+    bound to a single GPU takes that one. Raises ValueError if this machine does not have the
+    device, or has fewer devices than processes.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
     if name == "cpu":
@@ -38,14 +40,17 @@ def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
 
     numbers = _gpu_numbers(wanted, name)
     if bound and len(numbers) == tasks:
-        return (torch.device("cuda", 0),)  # the numbers are those of the machine, of which each process sees one
+        # the numbers are those of the machine, of which each process sees one
+        return (torch.device("cuda", 0),)
     if max(numbers) >= count:
         use = "--device cpu or another number" if count else "--device cpu"
         raise ValueError(f"--device {wanted}: {_visible_gpus(count)}; use {use}")
     if rank_info.size == 1:
         return tuple(torch.device("cuda", number) for number in numbers)
     if rank_info.local_size > len(numbers):
-        need = f"{rank_info.local_size} processes on this machine need {rank_info.local_size} devices"
+        need = (
+            f"{rank_info.local_size} processes on this machine need {rank_info.local_size} devices"
+        )
         raise ValueError(f"--device {wanted}: {need}")
     return (torch.device("cuda", numbers[rank_info.local_rank]),)
 
@@ -61,14 +66,18 @@ def _check_gpu_for_each_process(wanted: str, count: int, rank_info: RankInfo) ->
 
 
 def _gpu_numbers(wanted: str, name: str) -> list[int]:
-    """The numbers in "0" or "0,1". Raises ValueError for other texts, and for a number that is given twice."""
+    """The numbers in "0" or "0,1". Raises ValueError for other texts, and for a number that is
+    given twice.
+    """
     if name.startswith(("gpu-", "mig-")):
         given = wanted.strip()
         own = f"set CUDA_VISIBLE_DEVICES={given}, which makes this GPU number 0, and use --device 0"
         raise ValueError(f"--device {given}: a GPU is given by its number here; {own}")
     words = [word.strip() for word in name.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise ValueError(f'--device {wanted}: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1')
+        raise ValueError(
+            f'--device {wanted}: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'
+        )
     numbers = [int(word) for word in words]
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"--device {wanted}: a GPU is named twice")
@@ -90,19 +99,31 @@ def _metal_device(rank_info: RankInfo) -> torch.device:
     if rank_info.size > 1:
         raise ValueError("--device mps: Metal has one device, which only one process can use")
     if not torch.backends.mps.is_available():
-        raise ValueError("--device mps: this machine or this torch has no Metal device; use --device cpu")
+        raise ValueError(
+            "--device mps: this machine or this torch has no Metal device; use --device cpu"
+        )
     return torch.device("mps")
 
 
 def processes_for(wanted: str, processes: int) -> int:
-    """The number of processes that --spawn starts: `processes`, or if 0, one per device in `wanted` ("": all GPUs).
+    """The number of processes that --spawn starts: `processes`, or if 0, one per device in `wanted`
+    ("": all GPUs).
 
     Raises ValueError if neither gives a number, for example for the CPU.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
-    named = torch.cuda.device_count() if name in ("", "cuda") else len(name.split(",")) if name[0].isdecimal() else 0
+    named = (
+        torch.cuda.device_count()
+        if name in ("", "cuda")
+        else len(name.split(","))
+        if name[0].isdecimal()
+        else 0
+    )
     if not (processes or named):
-        raise ValueError(f"--spawn: give the number of processes, for example --spawn 2 (--device {wanted or 'cpu'})")
+        raise ValueError(
+            "--spawn: give the number of processes, for example --spawn 2 (--device "
+            f"{wanted or 'cpu'})"
+        )
     return processes or named
 
 
@@ -117,10 +138,11 @@ def describe(device: torch.device) -> str:
 
 
 def loader_workers(wanted: int, batch_size: int, device: torch.device, local_size: int = 1) -> int:
-    """The number of DataLoader workers per training process: at most `wanted` and at most `batch_size`.
+    """The number of DataLoader workers per training process: at most `wanted` and at most
+    `batch_size`.
 
-    The workers of all `local_size` processes on a machine together use at most all cores, or half of them if the model
-    runs on the CPU as well.
+    The workers of all `local_size` processes on a machine together use at most all cores, or half
+    of them if the model runs on the CPU as well.
     """
     cores = (os.cpu_count() or 1) // local_size
     return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
@@ -130,8 +152,8 @@ def loader_workers(wanted: int, batch_size: int, device: torch.device, local_siz
 def tuned_convolutions(one_shape: bool) -> Iterator[None]:
     """Context manager that turns cuDNN's benchmark mode on if all images have one shape, else off.
 
-    cuDNN then times its convolution algorithms once per shape and uses the fastest. With many shapes that costs more
-    than it saves.
+    cuDNN then times its convolution algorithms once per shape and uses the fastest. With many
+    shapes that costs more than it saves.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = one_shape

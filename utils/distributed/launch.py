@@ -1,7 +1,9 @@
-"""Read rank and number of processes from the launcher's environment variables, and start processes for --spawn.
+"""Read rank and number of processes from the launcher's environment variables, and start processes
+for --spawn.
 
-Three launchers are supported: torch's (`python -m torch.distributed.run`, and the older `torch.distributed.launch`),
-SLURM's srun, and `--spawn`, which starts torch's launcher from here. Without a launcher there is a single process.
+Three launchers are supported: torch's (`python -m torch.distributed.run`, and the older
+`torch.distributed.launch`), SLURM's srun, and `--spawn`, which starts torch's launcher from here.
+Without a launcher there is a single process.
 """
 
 import logging
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 LOST = 70  # the exit code of a process that ends because another one died
 ENDED_BY_OTHERS = (LOST, -signal.SIGTERM)
-MASTER_PORTS = range(20000, 32768)  # for SLURM, which sets no port; higher ports are the system's ephemeral ports
+# for SLURM, which sets no port; higher ports are the system's ephemeral ports
+MASTER_PORTS = range(20000, 32768)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Launch:
     def __post_init__(self) -> None:
         scheme, _, rest = self.dist_url.partition("://")
         if scheme not in ("env", "tcp", "file") or (scheme == "env") == bool(rest):
-            raise ValueError(f"--dist-url {self.dist_url}: choose env://, tcp://HOST:PORT or file:///PATH")
+            raise ValueError(
+                f"--dist-url {self.dist_url}: choose env://, tcp://HOST:PORT or file:///PATH"
+            )
         if scheme == "tcp" and not re.fullmatch(r"(\[[^]]+]|[^:/]+):\d{1,5}/?", rest):
             raise ValueError(f"--dist-url {self.dist_url}: expected tcp://HOST:PORT")
         if scheme == "file" and not rest.startswith("/"):
@@ -54,18 +59,42 @@ class Launch:
         if not 1 <= self.dist_timeout <= 86400:
             raise ValueError(f"--dist-timeout {self.dist_timeout:g}: choose 1 to 86400 seconds")
         if self.spawn is not None and self.spawn < 0:
-            raise ValueError(f"--spawn {self.spawn}: give 1 process or more, or no number for one process per device")
+            raise ValueError(
+                f"--spawn {self.spawn}: give 1 process or more, or no number for one process per "
+                "device"
+            )
 
 
-def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> tuple[Launch, dict[str, Any]]:
-    """Parse a command line into the flags of Launch, which every script has, and the other flags of the parser."""
+def read_launch(
+    parser: FlagParser, arguments: Sequence[str] | None = None
+) -> tuple[Launch, dict[str, Any]]:
+    """Parse a command line into the flags of Launch, which every script has, and the other flags of
+    the parser.
+    """
     add = parser.add_argument
-    add("--device", help="cpu, mps, a GPU number, or several (0,1): DataParallel, or one per process")
-    add("--spawn", nargs="?", type=int, const=0, help="start N processes (default: one per --device)")
-    add("--dist-url", help="rendezvous address of the processes: env://, tcp://HOST:PORT or file:///PATH")
+    add(
+        "--device",
+        help="cpu, mps, a GPU number, or several (0,1): DataParallel, or one per process",
+    )
+    add(
+        "--spawn",
+        nargs="?",
+        type=int,
+        const=0,
+        help="start N processes (default: one per --device)",
+    )
+    add(
+        "--dist-url",
+        help="rendezvous address of the processes: env://, tcp://HOST:PORT or file:///PATH",
+    )
     add("--dist-backend", help="auto (nccl on GPUs, gloo on CPUs), nccl or gloo")
     add("--dist-timeout", type=float, help="timeout in seconds for a process that does not answer")
-    add("--local-rank", "--local_rank", type=int, help="set by older launchers (default: from LOCAL_RANK)")
+    add(
+        "--local-rank",
+        "--local_rank",
+        type=int,
+        help="set by older launchers (default: from LOCAL_RANK)",
+    )
     parser.set_defaults(**asdict(Launch()))
     values = vars(parser.read(arguments))
     return Launch(**{name: values.pop(name) for name in asdict(Launch())}), values
@@ -74,8 +103,10 @@ def read_launch(parser: FlagParser, arguments: Sequence[str] | None = None) -> t
 def find_dist_url(words: Sequence[str]) -> str:
     """The value of --dist-url in a command line whose other flags may be invalid.
 
-    >>> [find_dist_url(words) for words in (["--bogus", "--dist-url", "tcp://a:1"], ["--dist-url=file:///x"], [])]
-    ['tcp://a:1', 'file:///x', 'env://']
+    >>> find_dist_url(["--bogus", "--dist-url", "tcp://a:1"])
+    'tcp://a:1'
+    >>> find_dist_url(["--dist-url=file:///x"]), find_dist_url([])
+    ('file:///x', 'env://')
     """
     words = [part for word in words for part in word.split("=", 1)]
     return next((url for flag, url in pairwise(words) if flag == "--dist-url"), "env://")
@@ -83,7 +114,9 @@ def find_dist_url(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Rank of a process among the `size` of a run; its `local_rank` among the `local_size` on its machine."""
+    """Rank of a process among the `size` of a run; its `local_rank` among the `local_size` on its
+    machine.
+    """
 
     rank: int = 0
     size: int = 1
@@ -92,7 +125,8 @@ class RankInfo:
     host: str = ""  # where rank 0 listens
     port: int = 0
     hosted: bool = False  # whether the launcher hosts the store, not rank 0
-    own_gpu: bool = False  # if only one GPU is visible, others may see other GPUs: SLURM or the launcher hides them
+    # if only one GPU is visible, others may see other GPUs: SLURM or the launcher hides them
+    own_gpu: bool = False
     run: str = ""  # identifies the run, where several runs may use the same host and port
 
 
@@ -114,7 +148,9 @@ def read_rank_info(environment: Mapping[str, str], local_rank: int = -1) -> Rank
 
 
 def read_rank_info_leniently(environment: Mapping[str, str]) -> RankInfo:
-    """Rank, size and rendezvous address, even if other variables are invalid: enough for processes to end together."""
+    """Rank, size and rendezvous address, even if other variables are invalid: enough for processes
+    to end together.
+    """
     given = {name: value for name, value in environment.items() if value}
     try:
         return read_rank_info(environment)
@@ -123,11 +159,23 @@ def read_rank_info_leniently(environment: Mapping[str, str]) -> RankInfo:
         if rank >= size:
             raise
         hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return RankInfo(rank, size, 0, 1, given.get("MASTER_ADDR", ""), _read_count(given, "MASTER_PORT"), hosted)
+        return RankInfo(
+            rank,
+            size,
+            0,
+            1,
+            given.get("MASTER_ADDR", ""),
+            _read_count(given, "MASTER_PORT"),
+            hosted,
+        )
 
 
 def _is_single(given: Mapping[str, str]) -> bool:
-    return given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0" and given.get("LOCAL_RANK", "0") == "0"
+    return (
+        given.get("WORLD_SIZE") == "1"
+        and given.get("RANK", "0") == "0"
+        and given.get("LOCAL_RANK", "0") == "0"
+    )
 
 
 def _read_count(given: Mapping[str, str], name: str) -> int:
@@ -142,29 +190,55 @@ def _read_count(given: Mapping[str, str], name: str) -> int:
 def _from_torch(given: Mapping[str, str], flag: int) -> RankInfo:
     rank, size = _read_count(given, "RANK"), _read_count(given, "WORLD_SIZE")
     if rank >= size:
-        raise ValueError(f"RANK is {rank} and WORLD_SIZE is {size}: ranks run from 0 to {max(size - 1, 0)}")
+        raise ValueError(
+            f"RANK is {rank} and WORLD_SIZE is {size}: ranks run from 0 to {max(size - 1, 0)}"
+        )
     if "LOCAL_RANK" not in given and flag < 0:
-        raise ValueError("RANK and WORLD_SIZE are set but LOCAL_RANK is not: set it to select this process's device")
+        raise ValueError(
+            "RANK and WORLD_SIZE are set but LOCAL_RANK is not: set it to select this process's "
+            "device"
+        )
     local_rank = _read_count(given, "LOCAL_RANK") if "LOCAL_RANK" in given else flag
     if flag >= 0 and flag != local_rank:
-        raise ValueError(f"--local-rank is {flag} but LOCAL_RANK is {local_rank}: they contradict each other")
-    local_size = _read_count(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else local_rank + 1
+        raise ValueError(
+            f"--local-rank is {flag} but LOCAL_RANK is {local_rank}: they contradict each other"
+        )
+    local_size = (
+        _read_count(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else local_rank + 1
+    )
     if not local_rank < local_size <= size:
         values = f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size}"
         raise ValueError(f"{values}: they contradict each other")
     if "TORCHELASTIC_RUN_ID" not in given and "SLURM_PROCID" in given:
         slurm = _read_count(given, "SLURM_PROCID"), _slurm_size(given)
         if slurm != (rank, size):
-            values = f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of WORLD_SIZE {size}"
-            raise ValueError(f"{values}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun")
+            values = (
+                f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of "
+                f"WORLD_SIZE {size}"
+            )
+            raise ValueError(
+                f"{values}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun"
+            )
     hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = _first_set(given, "MASTER_PORT")
-    own_gpu = local_rank == 0  # in all processes under --virtual-local-rank; else in one, and the others raise an error
-    return RankInfo(rank, size, local_rank, local_size, given.get("MASTER_ADDR", ""), port, hosted, own_gpu=own_gpu)
+    # in all processes under --virtual-local-rank; else in one, and the others raise an error
+    own_gpu = local_rank == 0
+    return RankInfo(
+        rank,
+        size,
+        local_rank,
+        local_size,
+        given.get("MASTER_ADDR", ""),
+        port,
+        hosted,
+        own_gpu=own_gpu,
+    )
 
 
 def _slurm_size(given: Mapping[str, str]) -> int:
-    """The number of tasks of the step; 1 in a batch script, where SLURM_NTASKS counts the tasks it may start."""
+    """The number of tasks of the step; 1 in a batch script, where SLURM_NTASKS counts the tasks it
+    may start.
+    """
     if "SLURM_STEP_NUM_TASKS" in given:
         return _read_count(given, "SLURM_STEP_NUM_TASKS")
     if "SLURM_NTASKS" not in given or given.get("ENVIRONMENT") == "BATCH":
@@ -173,7 +247,11 @@ def _slurm_size(given: Mapping[str, str]) -> int:
 
 
 def _from_slurm(given: Mapping[str, str]) -> RankInfo:
-    rank, size, local_rank = _read_count(given, "SLURM_PROCID"), _slurm_size(given), _read_count(given, "SLURM_LOCALID")
+    rank, size, local_rank = (
+        _read_count(given, "SLURM_PROCID"),
+        _slurm_size(given),
+        _read_count(given, "SLURM_LOCALID"),
+    )
     if rank >= size or local_rank > rank:
         values = f"SLURM_PROCID is {rank}, SLURM_LOCALID {local_rank} and SLURM_NTASKS {size}"
         raise ValueError(f"{values}: they contradict each other")
@@ -181,22 +259,35 @@ def _from_slurm(given: Mapping[str, str]) -> RankInfo:
     counts = tasks_per_node(tasks)
     node = _first_set(given, "SLURM_NODEID")
     local_size = counts[node] if node < len(counts) and sum(counts) == size else local_rank + 1
-    hosts = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or ""
-    job, step = (_first_set(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP"))
+    hosts = (
+        given.get("SLURM_STEP_NODELIST")
+        or given.get("SLURM_JOB_NODELIST")
+        or given.get("SLURM_NODELIST")
+        or ""
+    )
+    job, step = (
+        _first_set(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP")
+    )
     port = _first_set(given, "MASTER_PORT") or MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
     own_gpu = _slurm_binds_gpus(given, local_size)
-    return RankInfo(rank, size, local_rank, local_size, host, port, own_gpu=own_gpu, run=f"{job}.{step}")
+    return RankInfo(
+        rank, size, local_rank, local_size, host, port, own_gpu=own_gpu, run=f"{job}.{step}"
+    )
 
 
 def _slurm_binds_gpus(given: Mapping[str, str], local_size: int) -> bool:
     """Whether SLURM gives each task a GPU of its own, so that a task sees only that one.
 
-    >>> [_slurm_binds_gpus({"SLURM_GPU_BIND": bind}, 2) for bind in ("single:1", "verbose,per_task:1", "none")]
+    >>> binds = ("single:1", "verbose,per_task:1", "none")
+    >>> [_slurm_binds_gpus({"SLURM_GPU_BIND": bind}, 2) for bind in binds]
     [True, True, False]
     """
-    per_task = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]  # it may contain the type: a100:1
-    tres = re.search(r"gres[/:]gpu(?:[:=][^,:=\d][^,:=]*)?[:=](\d+)", given.get("SLURM_TRES_PER_TASK", ""))
+    # The number may follow the type: a100:1.
+    per_task = given.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    tres = re.search(
+        r"gres[/:]gpu(?:[:=][^,:=\d][^,:=]*)?[:=](\d+)", given.get("SLURM_TRES_PER_TASK", "")
+    )
     bind = given.get("SLURM_GPU_BIND", "")
     gpus = given.get("SLURM_GPUS_ON_NODE", "").rpartition(":")[2]
     return (
@@ -204,7 +295,8 @@ def _slurm_binds_gpus(given: Mapping[str, str], local_size: int) -> bool:
         or (tres is not None and tres[1] == "1")
         or given.get("SLURM_NTASKS_PER_GPU") == "1"
         or re.search(r"single:1\b|per_task:1\b|map_gpu|mask_gpu|closest", bind) is not None
-        or (gpus.isdecimal() and int(gpus) > 1 and int(gpus) >= local_size)  # but this process may see only one
+        # but this process may see only one
+        or (gpus.isdecimal() and int(gpus) > 1 and int(gpus) >= local_size)
     )
 
 
@@ -216,8 +308,10 @@ def _first_set(given: Mapping[str, str], *names: str) -> int:
 def first_host(nodes: str) -> str:
     """The first host name in a SLURM node list.
 
-    >>> first_host("gpu[007-010,12],login"), first_host("a,b"), first_host("rack[1-2]n[01-04]"), first_host("")
-    ('gpu007', 'a', 'rack1n01', '')
+    >>> first_host("gpu[007-010,12],login"), first_host("a,b")
+    ('gpu007', 'a')
+    >>> first_host("rack[1-2]n[01-04]"), first_host("")
+    ('rack1n01', '')
     """
     first = re.match(r"(?:[^,\[]|\[[^]]*])*", nodes)
     return re.sub(r"\[([^],-]+)[^]]*]", r"\1", first.group() if first else "")
@@ -238,23 +332,33 @@ def tasks_per_node(text: str) -> list[int]:
 def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     """Run `script` in several processes with torch's launcher.
 
-    Raises SystemExit with the exit code of the first process that failed, KeyboardInterrupt for Ctrl-C, FaultError if a
-    process died.
+    Raises SystemExit with the exit code of the first process that failed, KeyboardInterrupt for
+    Ctrl-C, FaultError if a process died.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if read_rank_info(os.environ).size > 1:
-        raise ValueError("--spawn: a launcher has already started this process as one of several; remove --spawn")
-    for part in ("", ".agent.server.api", ".multiprocessing.api"):  # the processes report their errors themselves
+        raise ValueError(
+            "--spawn: a launcher has already started this process as one of several; remove --spawn"
+        )
+    # the processes report their errors themselves
+    for part in ("", ".agent.server.api", ".multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    settings: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    settings: dict[str, Any] = {
+        "run_id": uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+    }
     settings["local_addr"] = "127.0.0.1"  # the machine's host name may not resolve
-    settings["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)  # else it leaves an empty temporary folder
-    handled = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]  # which it forwards to the processes
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # set by nohup; the launcher's handler would override it
+    # else it leaves an empty temporary folder
+    settings["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)
+    # signals that it forwards to the processes
+    handled = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]
+    # set by nohup; the launcher's handler would override it
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         handled.remove("SIGHUP")
     settings["signals_to_handle"] = ",".join(handled)
     config = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **settings)
@@ -271,26 +375,37 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
 
 
 def exit_exception(code: int) -> BaseException:
-    """The exception that --spawn ends with for an exit code. Ctrl-C is reported here, other errors by a process."""
+    """The exception that --spawn ends with for an exit code. Ctrl-C is reported here, other errors
+    by a process.
+    """
     return KeyboardInterrupt() if code == 128 + signal.SIGINT else SystemExit(code)
 
 
 def failure_exception(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
     """The exception that --spawn ends with when processes failed.
 
-    FaultError if a signal killed the first failed process, else the exit code of a process that reported its error.
-    Later failures are caused by the first one: the launcher sends SIGTERM to the other processes, and SIGKILL to those
-    that are stuck after 30 s. Times are in whole seconds, so the first failures may be one second apart.
+    FaultError if a signal killed the first failed process, else the exit code of a process that
+    reported its error. Later failures are caused by the first one: the launcher sends SIGTERM to
+    the other processes, and SIGKILL to those that are stuck after 30 s. Times are in whole seconds,
+    so the first failures may be one second apart.
     """
     first_s = min(failure.timestamp for failure in failures.values())
     for rank, failure in sorted(failures.items()):
         killed = failure.exitcode < 0 and failure.exitcode not in ENDED_BY_OTHERS
         if killed and failure.timestamp <= first_s + 1:
             memory = ", probably out of memory" if failure.exitcode == -signal.SIGKILL else ""
-            return FaultError(f"process {rank} died ({signal.Signals(-failure.exitcode).name}){memory}")
-    chosen = [failure.exitcode for failure in failures.values() if failure.exitcode > 0 and failure.exitcode != LOST]
+            return FaultError(
+                f"process {rank} died ({signal.Signals(-failure.exitcode).name}){memory}"
+            )
+    chosen = [
+        failure.exitcode
+        for failure in failures.values()
+        if failure.exitcode > 0 and failure.exitcode != LOST
+    ]
     if not chosen:
-        return FaultError("a process ended without an error message, and the others cannot continue without it")
+        return FaultError(
+            "a process ended without an error message, and the others cannot continue without it"
+        )
     return exit_exception(chosen[0])
 
 

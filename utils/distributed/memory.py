@@ -40,9 +40,11 @@ def release_memory(device: torch.device) -> None:
 
 
 def reserved_by(step: Callable[[], None], device: torch.device) -> int:
-    """Peak bytes that this process reserves on a GPU during `step`, minus the bytes allocated before.
+    """Peak bytes that this process reserves on a GPU during `step`, minus the bytes allocated
+    before.
 
-    It counts reserved bytes, not allocated ones: what the allocator loses to rounding and fragmentation is not free.
+    It counts reserved bytes, not allocated ones: what the allocator loses to rounding and
+    fragmentation is not free.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()  # or the step would reuse cached memory, which would not be counted
@@ -54,7 +56,8 @@ def reserved_by(step: Callable[[], None], device: torch.device) -> int:
 
 
 def ring_budget(local_processes: int = 1) -> int:
-    """Bytes of RAM for the batches that this process's loader workers prepare: its share of a quarter of what is free.
+    """Bytes of RAM for the batches that this process's loader workers prepare: its share of a
+    quarter of what is free.
 
     For GPUs this memory is page-locked, so that the system cannot move it to disk.
     """
@@ -62,7 +65,8 @@ def ring_budget(local_processes: int = 1) -> int:
 
 
 def free_ram(root: Path = Path("/")) -> int:
-    """Bytes of RAM that are free or could be freed, within the limits of this process's control groups.
+    """Bytes of RAM that are free or could be freed, within the limits of this process's control
+    groups.
 
     sys.maxsize if unknown. root: the folder that contains proc/ and sys/.
     """
@@ -72,12 +76,15 @@ def free_ram(root: Path = Path("/")) -> int:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left in each control group (cgroup v1 or v2) of this process and in each of its parent groups."""
+    """Bytes left in each control group (cgroup v1 or v2) of this process and in each of its parent
+    groups.
+    """
     for line in _read_lines(root / "proc/self/cgroup"):
         _, kind, path = line.split(":", 2)
         if kind in ("", "memory"):  # the field is empty in version 2
             base = root / "sys/fs/cgroup" / kind
-            group = base / path.lstrip("/")  # a container sees its own group as the base, whatever the path is
+            # a container sees its own group as the base, whatever the path is
+            group = base / path.lstrip("/")
             for folder in (group, *group.parents):
                 if folder.is_relative_to(base):
                     yield from _free_in_group(folder)
@@ -90,12 +97,19 @@ def _free_in_group(folder: Path) -> Iterator[int]:
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         numbers = [*_read_lines(folder / limit), *_read_lines(folder / used)]
-        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):  # "max" means no limit
-            yield int(numbers[0]) - int(numbers[1]) + (_read_number(cache, folder / "memory.stat") or 0)
+        # "max" means no limit
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            yield (
+                int(numbers[0])
+                - int(numbers[1])
+                + (_read_number(cache, folder / "memory.stat") or 0)
+            )
 
 
 def _read_number(name: str, file: Path) -> int | None:
-    """The number after `name` in a file with one name and number per line; None if it is missing."""
+    """The number after `name` in a file with one name and number per line; None if it is
+    missing.
+    """
     found = (line.replace(":", " ").split() for line in _read_lines(file))
     return next((int(words[1]) for words in found if words and words[0] == name), None)
 

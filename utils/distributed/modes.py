@@ -1,4 +1,6 @@
-"""Choose the parallel mode of a model: one process, DataParallel, DistributedDataParallel or sharded."""
+"""Choose the parallel mode of a model: one process, DataParallel, DistributedDataParallel or
+sharded.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -17,8 +19,9 @@ def build_replica(
 ) -> Replica[Model]:
     """Wrap the model for the parallel mode of the run.
 
-    sharded_layers: the layers whose weights are gathered separately in a sharded run; None for other runs.
-    accumulates: whether gradients may be accumulated over several batches per optimizer step.
+    sharded_layers: the layers whose weights are gathered separately in a sharded run; None for
+    other runs. accumulates: whether gradients may be accumulated over several batches per optimizer
+    step.
     """
     if world.size == 1:
         return Replica(model, world)
@@ -30,7 +33,9 @@ def build_replica(
 def synchronize_if_asked(
     model: nn.Module, world: World, *, sync_bn: bool, shard: bool, say: Callable[[str], None]
 ) -> bool:
-    """Synchronise BatchNorm if asked, and return whether it is; report flags that have no effect."""
+    """Synchronise BatchNorm if asked, and return whether it is; report flags that have no
+    effect.
+    """
     synchronised = sync_bn or shard
     if synchronised:
         synchronize_batch_norm(model)
@@ -49,7 +54,10 @@ def agree_on_precision(wanted: str, world: World, *, sharded: bool) -> torch.dty
     precision = choose_precision(wanted, world.device)
     world.require_same(f"--amp {wanted}", str(precision))
     if sharded and precision == torch.float16:
-        raise ValueError("--shard: this GPU trains in float16, which needs unsharded gradients; choose --amp fp32")
+        raise ValueError(
+            "--shard: this GPU trains in float16, which needs unsharded gradients; choose --amp "
+            "fp32"
+        )
     return precision
 
 
@@ -57,7 +65,12 @@ def describe_mode(world: World, *, shard: bool) -> list[str]:
     """Lines about the parallel mode, for the log at the start of a run."""
     lines = []
     if shard and world.size > 1:
-        lines.append("experimental: weights, gradients and optimizer state are sharded over the processes")
+        lines.append(
+            "experimental: weights, gradients and optimizer state are sharded over the processes"
+        )
     if world.devices:
-        lines.append(f"DataParallel over {len(world.devices)} GPUs; one process per GPU is faster: --spawn or torchrun")
+        lines.append(
+            f"DataParallel over {len(world.devices)} GPUs; one process per GPU is faster: --spawn "
+            "or torchrun"
+        )
     return lines

@@ -1,4 +1,6 @@
-"""Threads that end this process if it is stuck while another process fails, dies or stops answering."""
+"""Threads that end this process if it is stuck while another process fails, dies or stops
+answering.
+"""
 
 import math
 import sys
@@ -11,35 +13,53 @@ import torch.distributed as dist
 from utils.distributed.rendezvous import PeerFailedError, Rendezvous
 
 ASK_S = 0.5  # between two questions to the store
-HEARTBEAT_S = 30.0  # at most between two heartbeats; not less, since a store may be a file, which each of them extends
+# at most between two heartbeats; not less, since a store may be a file, which each of them extends
+HEARTBEAT_S = 30.0
 PEER_DIED = "another process of the run died, probably out of memory"
 
 
 class PeerWatch:
-    """Threads that end this process if it is stuck while another process fails, dies or stops answering.
+    """Threads that end this process if it is stuck while another process fails, dies or stops
+    answering.
 
-    rendezvous: with its own connection, because a wait in the main thread blocks the main thread's connection.
-    grace_s: how long the main thread has to notice the failure itself. end: called with the exit code. patience_s: how
-    long the store and the other processes may take to answer. If the network is cut, torch's client and the main thread
-    wait for 15 minutes; for a process that was killed, `Rendezvous.wait` waits forever.
+    rendezvous: with its own connection, because a wait in the main thread blocks the main thread's
+    connection. grace_s: how long the main thread has to notice the failure itself. end: called with
+    the exit code. patience_s: how long the store and the other processes may take to answer. If the
+    network is cut, torch's client and the main thread wait for 15 minutes; for a process that was
+    killed, `Rendezvous.wait` waits forever.
 
-    Each process writes heartbeats, numbers that change, to the store. Rank 0 watches those of all others, and these
-    watch that of rank 0. All times are counted, not read from a clock: the process may be suspended and resumed.
+    Each process writes heartbeats, numbers that change, to the store. Rank 0 watches those of all
+    others, and these watch that of rank 0. All times are counted, not read from a clock: the
+    process may be suspended and resumed.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, grace_s: float, end: Callable[[int], object], patience_s: float = math.inf
+        self,
+        rendezvous: Rendezvous,
+        grace_s: float,
+        end: Callable[[int], object],
+        patience_s: float = math.inf,
     ) -> None:
-        self.rendezvous, self.grace_s, self.end, self.patience_s = rendezvous, grace_s, end, patience_s
+        self.rendezvous, self.grace_s, self.end, self.patience_s = (
+            rendezvous,
+            grace_s,
+            end,
+            patience_s,
+        )
         self._stopped = threading.Event()
-        self.code = 0  # exit code of a failure that another process has reported, or 1 if this one has found it dead
+        # exit code of a failure that another process has reported, or 1 if this one has found it
+        # dead
+        self.code = 0
         self._store_lost, self._silent_s = False, 0.0
         silence_s = patience_s + grace_s  # a collective ends before it
         self._silent_questions = silence_s / ASK_S
         self._questions_per_beat = max(1, int(min(silence_s / 20, HEARTBEAT_S) / ASK_S))
         self._watched = [*range(1, rendezvous.size)] if rendezvous.rank == 0 else [0]
-        self._beats: dict[int, tuple[bytes, int]] = {}  # by rank: its last heartbeat, and the question that found it
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._check)]
+        # by rank: its last heartbeat, and the question that found it
+        self._beats: dict[int, tuple[bytes, int]] = {}
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._poll, self._check)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -58,11 +78,14 @@ class PeerWatch:
                 self._silent_s = 0.0
             except PeerFailedError as failure:
                 self.code = failure.code
-            except dist.DistError:  # the host of the store, rank 0 or the launcher, died without reporting a failure
+            except dist.DistError:
+                # the host of the store, rank 0 or the launcher, died without reporting a failure
                 self._store_lost = True
 
     def _exchange_heartbeats(self, question: int) -> None:
-        """Write this process's heartbeat and read another one's; claim the failure of a process that is silent."""
+        """Write this process's heartbeat and read another one's; claim the failure of a process
+        that is silent.
+        """
         store = self.rendezvous.store
         if question % self._questions_per_beat == 0:
             store.set(f"heartbeat/{self.rendezvous.rank}", str(question))
@@ -70,10 +93,14 @@ class PeerWatch:
         beat = store.get(key) if store.check([key := f"heartbeat/{rank}"]) else b""
         last, since = self._beats.get(rank, (b"", question))
         self._beats[rank] = (beat, question if beat != last else since)
-        if question - self._beats[rank][1] > self._silent_questions and not store.check([f"ended/{rank}"]):
+        if question - self._beats[rank][1] > self._silent_questions and not store.check(
+            [f"ended/{rank}"]
+        ):
             first, self.code = self.rendezvous.claim_failure(1)
             if first:
-                self._report(f"rank {rank} gave no sign of life for {self.patience_s:g} s (--dist-timeout)")
+                self._report(
+                    f"rank {rank} gave no sign of life for {self.patience_s:g} s (--dist-timeout)"
+                )
 
     def _check(self) -> None:
         while not self._stopped.wait(ASK_S):

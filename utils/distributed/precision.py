@@ -16,13 +16,19 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
-    """The dtype to compute in: float32, bfloat16 or float16 with autocast, or float64 (slow, to verify results).
+    """The dtype to compute in: float32, bfloat16 or float16 with autocast, or float64 (slow, to
+    verify results).
 
-    auto: bfloat16 if the hardware multiplies it natively, float16 on older GPUs with tensor cores, else float32. The
-    choice depends on what the hardware reports, never on timings, so two runs on one machine make the same choice.
-    Raises ValueError for a dtype that the device cannot use.
+    auto: bfloat16 if the hardware multiplies it natively, float16 on older GPUs with tensor cores,
+    else float32. The choice depends on what the hardware reports, never on timings, so two runs on
+    one machine make the same choice. Raises ValueError for a dtype that the device cannot use.
     """
-    named = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    named = {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+    }
     if wanted in named:
         if wanted == "fp16" and device.type == "cpu":
             raise ValueError("--amp fp16: not supported on a CPU; choose auto, bf16, fp32 or fp64")
@@ -33,9 +39,12 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
         raise ValueError(f"--amp {wanted}: choose auto, fp64, fp32, bf16 or fp16")
     if device.type == "cuda":
         generation = torch.cuda.get_device_capability(device)[0]
-        # The GTX 16 series reports generation 7, but has no tensor cores, and its float16 convolutions give nan.
+        # The GTX 16 series reports generation 7, but has no tensor cores, and its float16
+        # convolutions give nan.
         tensor_cores = generation >= 7 and "GTX 16" not in torch.cuda.get_device_name(device)
-        return torch.bfloat16 if generation >= 8 else torch.float16 if tensor_cores else torch.float32
+        return (
+            torch.bfloat16 if generation >= 8 else torch.float16 if tensor_cores else torch.float32
+        )
     if device.type == "cpu" and _cpu_has_bf16():
         return torch.bfloat16
     return torch.float32
@@ -52,7 +61,9 @@ def autocast_for(precision: torch.dtype, device: torch.device) -> torch.autocast
 
 
 class _ExactFloat32:
-    """Turns TF32 off for the whole process, which is all that torch offers, while any thread asks for it."""
+    """Turns TF32 off for the whole process, which is all that torch offers, while any thread asks
+    for it.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -93,10 +104,12 @@ class _ExactFloat32:
 
 
 def _older_matmul_setting() -> str:
-    """What set_float32_matmul_precision, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, has set; "" if it is void.
+    """What set_float32_matmul_precision, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, has set; "" if it is
+    void.
 
-    torch has an older and a newer setting for the products of matrices. It raises an error wherever it finds that they
-    contradict each other, so both are changed. If a program has changed the newer one alone, they do already.
+    torch has an older and a newer setting for the products of matrices. It raises an error wherever
+    it finds that they contradict each other, so both are changed. If a program has changed the
+    newer one alone, they do already.
     """
     try:
         return torch.get_float32_matmul_precision()

@@ -1,9 +1,11 @@
-"""Rendezvous of the processes of a run through keys in a store, which also reports failures to all processes.
+"""Rendezvous of the processes of a run through keys in a store, which also reports failures to all
+processes.
 
-The store survives a restart (torch's launcher keeps it), and so do the keys of processes that died. So each attempt
-(start or restart) of a run is a generation with its own key prefix. Its rank 0 creates the generation, and the others
-join by writing a random greeting that this rank 0 must return. The keys of torch's process groups, which restarts would
-mix up (pytorch issue 167288), have the generation's prefix too.
+The store survives a restart (torch's launcher keeps it), and so do the keys of processes that died.
+So each attempt (start or restart) of a run is a generation with its own key prefix. Its rank 0
+creates the generation, and the others join by writing a random greeting that this rank 0 must
+return. The keys of torch's process groups, which restarts would mix up (pytorch issue 167288), have
+the generation's prefix too.
 """
 
 import json
@@ -26,12 +28,15 @@ from utils.distributed.launch import RankInfo
 from utils.terminal import FaultError
 
 POLL_S = 0.02
-TRY_S = 5.0  # timeout of one attempt to connect: a machine that is switched off does not answer at all
+# timeout of one attempt to connect: a machine that is switched off does not answer at all
+TRY_S = 5.0
 GENERATION, FAILED = "kestrel/generation", "failed"
 
 
 class PeerFailedError(RuntimeError):
-    """Another process of the run failed and reports its error itself; `code` is the exit code for all processes."""
+    """Another process of the run failed and reports its error itself; `code` is the exit code for
+    all processes.
+    """
 
     def __init__(self, code: int) -> None:
         super().__init__(f"another process of the run failed, exit code {code}")
@@ -39,7 +44,8 @@ class PeerFailedError(RuntimeError):
 
 
 def hosts_store(rank_info: RankInfo, url: str) -> bool:
-    """Whether this process hosts the store, which ends with it: rank 0 does, unless the launcher hosts it (env://).
+    """Whether this process hosts the store, which ends with it: rank 0 does, unless the launcher
+    hosts it (env://).
 
     >>> [hosts_store(RankInfo(hosted=True), url) for url in ("env://", "tcp://a:1")]
     [False, True]
@@ -49,16 +55,21 @@ def hosts_store(rank_info: RankInfo, url: str) -> bool:
     return rank_info.rank == 0 and (not rank_info.hosted or url.startswith(("tcp:", "file:")))
 
 
-def open_store(rank_info: RankInfo, url: str, timeout_s: float, *, again: bool = False) -> dist.Store:
+def open_store(
+    rank_info: RankInfo, url: str, timeout_s: float, *, again: bool = False
+) -> dist.Store:
     """Connect to the store of the run; rank 0 hosts it, unless the launcher does.
 
-    url: as Launch.dist_url. again: whether this is a further connection of the same process. Raises ValueError if the
-    address is missing or invalid, and FaultError if the store cannot be reached.
+    url: as Launch.dist_url. again: whether this is a further connection of the same process. Raises
+    ValueError if the address is missing or invalid, and FaultError if the store cannot be reached.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "file":
-        if Path(rest).is_dir() or not Path(rest).parent.is_dir():  # torch would wait for the folder, for minutes
-            raise ValueError(f"--dist-url {url}: give a file, not a folder, in a folder that exists")
+        # torch would wait for the folder, for minutes
+        if Path(rest).is_dir() or not Path(rest).parent.is_dir():
+            raise ValueError(
+                f"--dist-url {url}: give a file, not a folder, in a folder that exists"
+            )
         return dist.FileStore(rest, -1)
     if scheme == "tcp":
         host, _, port = rest.rstrip("/").rpartition(":")
@@ -66,7 +77,10 @@ def open_store(rank_info: RankInfo, url: str, timeout_s: float, *, again: bool =
     else:
         host, port = rank_info.host, str(rank_info.port)
     if scheme == "env" and (not host or port == "0"):
-        raise ValueError("MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use torchrun")
+        raise ValueError(
+            "MASTER_ADDR and MASTER_PORT are not set: give --dist-url tcp://HOST:PORT, or use "
+            "torchrun"
+        )
     if not 0 < int(port) < 65536:
         raise ValueError(f"{host} port {port}: a port is a number from 1 to 65535")
     is_host, timeout = hosts_store(rank_info, url) and not again, timedelta(seconds=timeout_s)
@@ -75,19 +89,26 @@ def open_store(rank_info: RankInfo, url: str, timeout_s: float, *, again: bool =
     def connect() -> dist.Store:
         if not is_host:
             _wait_for_host(host, int(port), deadline)
-        return dist.TCPStore(host, int(port), is_master=is_host, timeout=timeout, wait_for_workers=False)
+        return dist.TCPStore(
+            host, int(port), is_master=is_host, timeout=timeout, wait_for_workers=False
+        )
 
     try:
         return _within(timeout_s, connect)
     except (dist.DistError, OSError) as error:
-        what = "cannot listen on this port" if is_host else f"no answer within {timeout_s:g} s (--dist-timeout)"
+        what = (
+            "cannot listen on this port"
+            if is_host
+            else f"no answer within {timeout_s:g} s (--dist-timeout)"
+        )
         raise FaultError(f"{host} port {port}: {what}") from error
 
 
 def _within(seconds: float, work: Callable[[], dist.Store]) -> dist.Store:
     """Return the result of `work`. Raises TimeoutError after `seconds`.
 
-    A name server may not answer, and torch's client waits forever if another program listens on the port.
+    A name server may not answer, and torch's client waits forever if another program listens on the
+    port.
     """
     try:
         return run_in_background(work).result(seconds)
@@ -96,7 +117,8 @@ def _within(seconds: float, work: Callable[[], dist.Store]) -> dist.Store:
 
 
 def _wait_for_host(host: str, port: int, deadline: float) -> None:
-    """Wait until the port accepts connections; torch would also wait, but twice as long and with pages of warnings.
+    """Wait until the port accepts connections; torch would also wait, but twice as long and with
+    pages of warnings.
 
     deadline: in time.monotonic() seconds; after it OSError is raised.
     """
@@ -118,12 +140,15 @@ class Rendezvous:
     generation: int
     rank: int
     size: int
-    _numbers: Iterator[int] = field(default_factory=count)  # of exchanges, which all processes make in one order
+    # of exchanges, which all processes make in one order
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def wait(self, key: str) -> bytes:
-        """Wait for a key and return its value. Unlike a wait in a collective it has no timeout: rank 0 may work long.
+        """Wait for a key and return its value. Unlike a wait in a collective it has no timeout:
+        rank 0 may work long.
 
-        Raises PeerFailedError as soon as another process has failed, or `PeerWatch` reports that one has died.
+        Raises PeerFailedError as soon as another process has failed, or `PeerWatch` reports that
+        one has died.
         """
         while not self.store.check([key]):
             self.raise_if_failed()
@@ -136,7 +161,9 @@ class Rendezvous:
             raise PeerFailedError(json.loads(self.store.get(FAILED))["code"])
 
     def broadcast_object(self, value: Any) -> Any:
-        """Broadcast rank 0's JSON-serialisable value; floats keep their bits. The others wait for rank 0."""
+        """Broadcast rank 0's JSON-serialisable value; floats keep their bits. The others wait for
+        rank 0.
+        """
         key = f"share/{next(self._numbers)}"
         if self.rank == 0:
             self.store.set(key, json.dumps(value))
@@ -149,7 +176,9 @@ class Rendezvous:
         return [json.loads(self.wait(f"{key}/{rank}")) for rank in range(self.size)]
 
     def claim_failure(self, code: int) -> tuple[bool, int]:
-        """Report a failure to the others; returns whether this process failed first, and the first one's exit code."""
+        """Report a failure to the others; returns whether this process failed first, and the first
+        one's exit code.
+        """
         own = json.dumps({"code": code, "rank": self.rank})
         first = self.store.compare_set(FAILED, "", own).decode()
         return first == own, json.loads(first)["code"]
@@ -161,7 +190,9 @@ class Rendezvous:
             time.sleep(POLL_S)
 
     def wait_for_all_to_end(self, seconds: float) -> None:
-        """Wait until all processes are about to end, so that the exit of one does not interrupt the others."""
+        """Wait until all processes are about to end, so that the exit of one does not interrupt the
+        others.
+        """
         deadline = time.monotonic() + seconds
         with suppress(dist.DistError):
             self.store.set(f"ended/{self.rank}", "")  # its silence from now on is not a failure
@@ -169,7 +200,8 @@ class Rendezvous:
             while self.store.add("ended", 0) < self.size and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             left = self.store.add("left", 1)
-            while self.rank == 0 and left < self.size and time.monotonic() < deadline:  # it may host the store
+            # it may host the store
+            while self.rank == 0 and left < self.size and time.monotonic() < deadline:
                 time.sleep(POLL_S)
                 left = self.store.add("left", 0)
 
@@ -199,7 +231,9 @@ def _open(store: dist.Store, rank_info: RankInfo, deadline: float, timeout_s: fl
             missing.discard(rank)
         if missing and time.monotonic() > deadline:
             ranks = ", ".join(map(str, sorted(missing)))
-            raise FaultError(f"rank {ranks} of {rank_info.size} processes did not connect within {timeout_s:g} s")
+            raise FaultError(
+                f"rank {ranks} of {rank_info.size} processes did not connect within {timeout_s:g} s"
+            )
         time.sleep(POLL_S if missing else 0)
     own.set("all", "")
     return generation
@@ -218,5 +252,7 @@ def _join(store: dist.Store, rank_info: RankInfo, deadline: float, timeout_s: fl
             return generation
         if time.monotonic() > deadline:
             who = "another" if welcome else "rank 0"
-            raise FaultError(f"{who} of {rank_info.size} processes did not connect within {timeout_s:g} s")
+            raise FaultError(
+                f"{who} of {rank_info.size} processes did not connect within {timeout_s:g} s"
+            )
         time.sleep(POLL_S)

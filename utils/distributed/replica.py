@@ -27,30 +27,41 @@ class Replica(Generic[Model]):
 
     def __init__(self, model: Model, world: World) -> None:
         self.model: Model = model
-        self.module: nn.Module = ThreadedReplicas(model, list(world.devices)) if world.devices else model
+        self.module: nn.Module = (
+            ThreadedReplicas(model, list(world.devices)) if world.devices else model
+        )
         self._live: dict[str, Tensor] | None = None
 
     def __call__(self, images: Tensor) -> Any:
         return self.module(images)
 
     def without_exchange(self, images: Tensor) -> Any:
-        """The output for images as in training, for a backward pass that exchanges no gradients with processes."""
+        """The output for images as in training, for a backward pass that exchanges no gradients
+        with processes.
+        """
         with self.gradients(last=False):
             return self(images)
 
     def warm_up(self, images: Tensor) -> None:
-        """Fix the order of the gradient all-reduce before the first step. images: [1, 3, H, W], zeros."""
+        """Fix the order of the gradient all-reduce before the first step. images: [1, 3, H, W],
+        zeros.
+        """
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """Context manager for a forward and backward pass. last: the last pass before an optimizer step."""
+        """Context manager for a forward and backward pass. last: the last pass before an optimizer
+        step.
+        """
         return nullcontext()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """The model's unsharded weights and buffers. A collective in sharded runs: call it on all processes."""
+        """The model's unsharded weights and buffers. A collective in sharded runs: call it on all
+        processes.
+        """
         return self.model.state_dict()
 
     def live_state(self) -> Mapping[str, Tensor]:
-        """The entries of `state_dict` as the model's own parameters and buffers, listed once: cheap in every step.
+        """The entries of `state_dict` as the model's own parameters and buffers, listed once: cheap
+        in every step.
 
         They change with training. A collective in sharded runs.
         """
@@ -65,14 +76,18 @@ class Replica(Generic[Model]):
         self.model.load_state_dict(state)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The unsharded state of the model's optimizer. A collective in sharded runs: call it on all processes."""
+        """The unsharded state of the model's optimizer. A collective in sharded runs: call it on
+        all processes.
+        """
         return optimizer.state_dict()
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip the total gradient norm to `max_norm`; returns the norm before clipping, the same on all processes."""
+        """Clip the total gradient norm to `max_norm`; returns the norm before clipping, the same on
+        all processes.
+        """
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
     def sync_buffers(self, world: World, *, synchronised: bool) -> None:
@@ -83,8 +98,9 @@ class Replica(Generic[Model]):
 class ThreadedReplicas(DataParallel):
     """torch's DataParallel, but each replica computes in the autocast dtype of the caller.
 
-    Every replica runs in a thread of its own, and the dtype of autocast belongs to a thread. torch passes on only
-    whether autocast is enabled, so that bfloat16 would become the default of GPUs: float16, without a gradient scaler.
+    Every replica runs in a thread of its own, and the dtype of autocast belongs to a thread. torch
+    passes on only whether autocast is enabled, so that bfloat16 would become the default of GPUs:
+    float16, without a gradient scaler.
     """
 
     def __init__(self, model: nn.Module, devices: list[torch.device]) -> None:
@@ -97,7 +113,9 @@ class ThreadedReplicas(DataParallel):
 
 
 class _InAutocast(nn.Module):
-    """Runs a model in autocast to the given dtype, in any thread; without autocast if it is None."""
+    """Runs a model in autocast to the given dtype, in any thread; without autocast if it is
+    None.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -109,15 +127,17 @@ class _InAutocast(nn.Module):
 
 
 class DistributedReplica(Replica[Model]):
-    """DistributedDataParallel: gradients are averaged over the processes in the last backward pass of a step.
+    """DistributedDataParallel: gradients are averaged over the processes in the last backward pass
+    of a step.
 
-    accumulates: whether an optimizer step may have several backward passes. If not, static_graph is used, which with
-    `no_sync` fails an internal assertion of torch (pytorch issue 143580).
+    accumulates: whether an optimizer step may have several backward passes. If not, static_graph is
+    used, which with `no_sync` fails an internal assertion of torch (pytorch issue 143580).
     """
 
     def __init__(self, model: Model, world: World, accumulates: bool) -> None:
         super().__init__(model, world)
-        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # from torch 2.13 on
+        # from torch 2.13 on
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if renamed else "broadcast_buffers"
         settings: dict[str, Any] = {
             "device_ids": [world.device] if world.device.type != "cpu" else None,
@@ -131,9 +151,10 @@ class DistributedReplica(Replica[Model]):
     def warm_up(self, images: Tensor) -> None:
         """Run two forward and backward passes and restore gradients and buffers.
 
-        After the first backward pass (the second with static_graph) torch rebuilds its gradient buckets, and three or
-        more processes then sum the gradients in another order. Without this warm-up, the first step after a restart
-        would differ in the last bits from the same step of an uninterrupted run.
+        After the first backward pass (the second with static_graph) torch rebuilds its gradient
+        buckets, and three or more processes then sum the gradients in another order. Without this
+        warm-up, the first step after a restart would differ in the last bits from the same step of
+        an uninterrupted run.
         """
         with preserve_buffers(self.model):
             for _ in range(2):
@@ -146,7 +167,9 @@ class DistributedReplica(Replica[Model]):
 
 @contextmanager
 def preserve_buffers(model: nn.Module) -> Iterator[None]:
-    """Context manager that restores a model's buffers, such as BatchNorm statistics, after its block."""
+    """Context manager that restores a model's buffers, such as BatchNorm statistics, after its
+    block.
+    """
     saved = [buffer.clone() for buffer in model.buffers()]
     try:
         yield
@@ -156,16 +179,23 @@ def preserve_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The means and variances of a model's BatchNorm layers, which forward passes in training change in place."""
+    """The means and variances of a model's BatchNorm layers, which forward passes in training
+    change in place.
+    """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+    return [
+        buffer
+        for norm in norms
+        for buffer in (norm.running_mean, norm.running_var)
+        if buffer is not None
+    ]
 
 
 def sync_buffers(model: nn.Module, world: World, *, synchronised: bool) -> None:
     """Make the model identical on all processes: broadcast weights and buffers from rank 0.
 
-    synchronised: whether BatchNorm is synchronised. If not, each process has its own running statistics; they are
-    replaced by their mean over the processes.
+    synchronised: whether BatchNorm is synchronised. If not, each process has its own running
+    statistics; they are replaced by their mean over the processes.
     """
     world.all_reduce_mean_([] if synchronised else running_statistics(model))
     world.broadcast_([*model.parameters(), *model.buffers()])

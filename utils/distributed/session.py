@@ -1,4 +1,6 @@
-"""Run a script in one or several processes: connect them at the start, and end all of them together."""
+"""Run a script in one or several processes: connect them at the start, and end all of them
+together.
+"""
 
 import ctypes
 import os
@@ -16,7 +18,14 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.devices import pick_devices
-from utils.distributed.launch import LOST, Launch, RankInfo, find_dist_url, read_rank_info, read_rank_info_leniently
+from utils.distributed.launch import (
+    LOST,
+    Launch,
+    RankInfo,
+    find_dist_url,
+    read_rank_info,
+    read_rank_info_leniently,
+)
 from utils.distributed.peer_watch import PEER_DIED, PeerWatch
 from utils.distributed.rendezvous import (
     PeerFailedError,
@@ -40,32 +49,36 @@ class LostError(FaultError):
 
 
 class Connection:
-    """Connects this process to the others: `world = connect(launch)` in `with distributed_session() as connect`.
+    """Connects this process to the others: `world = connect(launch)` in `with distributed_session()
+    as connect`.
 
     How a process ends:
-    success                 when all are about to end; the host of the store ends last
-    error, the first one    claims the failure, leaves its process groups, and ends with the error, which is then shown
-    error, a later one      ends silently, with the exit code of the first
-    error before the        joins the others to end together with them, since their flags or variables may differ; if
-    rendezvous              that is impossible, or no other process connects, every process reports its own error
-    another process died    one sentence in place of the error of gloo or NCCL; with --spawn the launcher reports it
-    stuck                   PeerWatch ends the process after its grace period
+    success                 when all are about to end; the host of the store ends last error, the
+    first one    claims the failure, leaves its process groups, and ends with the error, which is
+    then shown error, a later one      ends silently, with the exit code of the first error before
+    the        joins the others to end together with them, since their flags or variables may
+    differ; if rendezvous              that is impossible, or no other process connects, every
+    process reports its own error another process died    one sentence in place of the error of gloo
+    or NCCL; with --spawn the launcher reports it stuck                   PeerWatch ends the process
+    after its grace period
     """
 
     def __init__(self) -> None:
         self.rendezvous: Rendezvous | None = None
         self.watch: PeerWatch | None = None
-        self.hosts = False  # whether this process hosts the store, which the others need until they end
+        # whether this process hosts the store, which the others need until they end
+        self.hosts = False
         self.device = torch.device("cpu")
         self._left = False
         self._tried_to_join = False
-        self._rank_0_reports = False  # whether rank 0 has, and reports, the same error as this process
+        # whether rank 0 has, and reports, the same error as this process
+        self._rank_0_reports = False
 
     def __call__(self, launch: Launch) -> World:
         """Connect to the other processes, if there are any, and return the world of this process.
 
-        Raises ValueError on every process if one of them finds invalid input: variables that contradict each other, a
-        device that does not exist, fewer devices than processes.
+        Raises ValueError on every process if one of them finds invalid input: variables that
+        contradict each other, a device that does not exist, fewer devices than processes.
         """
         die_with_launcher()
         rank_info = read_rank_info(os.environ, launch.local_rank)
@@ -85,14 +98,23 @@ class Connection:
         self.device = device
         kinds = sorted(set(rendezvous.all_gather_object(device.type)))
         if len(kinds) > 1:
-            raise ValueError(f"some processes would run on {kinds[0]}, others on {kinds[1]}: set --device for all")
-        return init_world(rendezvous, rank_info, device, backend, timedelta(seconds=launch.dist_timeout))
+            raise ValueError(
+                f"some processes would run on {kinds[0]}, others on {kinds[1]}: set --device for "
+                "all"
+            )
+        return init_world(
+            rendezvous, rank_info, device, backend, timedelta(seconds=launch.dist_timeout)
+        )
 
     def join(self, rank_info: RankInfo, url: str, timeout_s: float) -> Rendezvous:
-        """Wait for the other processes at the rendezvous, and watch for their failures from then on."""
+        """Wait for the other processes at the rendezvous, and watch for their failures from then
+        on.
+        """
 
         def open_own(*, again: bool = False) -> dist.Store:
-            return dist.PrefixStore(rank_info.run, open_store(rank_info, url, timeout_s, again=again))
+            return dist.PrefixStore(
+                rank_info.run, open_store(rank_info, url, timeout_s, again=again)
+            )
 
         self._tried_to_join = True
         try:
@@ -102,15 +124,19 @@ class Connection:
             raise
         rendezvous = join_rendezvous(store, rank_info, timeout_s)
         own = of_generation(open_own(again=True), rendezvous.generation)
-        self.watch = PeerWatch(replace(rendezvous, store=own), GRACE_S, end=os._exit, patience_s=timeout_s)
+        self.watch = PeerWatch(
+            replace(rendezvous, store=own), GRACE_S, end=os._exit, patience_s=timeout_s
+        )
         self.rendezvous = rendezvous
         self.hosts = hosts_store(rank_info, url)
         return rendezvous
 
     def fail(self, error: BaseException) -> BaseException:
-        """The exception that this process ends with: the error, or a silent exit if another process failed first.
+        """The exception that this process ends with: the error, or a silent exit if another process
+        failed first.
 
-        Invalid input (ValueError) is reported by rank 0; then all processes end at once, with the same exit code.
+        Invalid input (ValueError) is reported by rank 0; then all processes end at once, with the
+        same exit code.
         """
         if isinstance(error, AgreedExit) or (isinstance(error, SystemExit) and not error.code):
             self.part()
@@ -118,7 +144,8 @@ class Connection:
         if not launched_as_several(os.environ):
             return error
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # when one process ends, a launcher ends the others
+            # when one process ends, a launcher ends the others
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         rendezvous = self.rendezvous or self._join_to_end(error)
         if rendezvous is None:
             return self._end_alone(error)
@@ -144,32 +171,44 @@ class Connection:
             return not reported, reported or exit_code(error)
 
     def _join_to_end(self, error: BaseException) -> Rendezvous | None:
-        """The rendezvous of processes that fail before it, for example on a flag; None if it is not possible."""
+        """The rendezvous of processes that fail before it, for example on a flag; None if it is not
+        possible.
+        """
         if self._tried_to_join or isinstance(error, KeyboardInterrupt):
             return None
         with suppress(ValueError, FaultError, dist.DistError):
             rank_info = read_rank_info_leniently(os.environ)
-            return self.join(rank_info, find_dist_url(sys.argv), JOIN_S) if rank_info.size > 1 else None
+            return (
+                self.join(rank_info, find_dist_url(sys.argv), JOIN_S)
+                if rank_info.size > 1
+                else None
+            )
         return None
 
     def _end_alone(self, error: BaseException) -> BaseException:
-        """The exception of a process that cannot reach the others: its error, or a silent exit if rank 0 reports it.
+        """The exception of a process that cannot reach the others: its error, or a silent exit if
+        rank 0 reports it.
 
         Ctrl-C interrupts all processes of a launcher.
         """
         interrupted = isinstance(error, KeyboardInterrupt) and not is_first_process(os.environ)
         if not (interrupted or (isinstance(error, ValueError) and self._rank_0_reports)):
             return error
-        time.sleep(2)  # if this process ended first, a launcher would end rank 0 before it has reported the error
+        # If this process ended first, a launcher would end rank 0 before it has reported the error.
+        time.sleep(2)
         return SystemExit(exit_code(error))
 
     def part(self) -> None:
-        """Report that this process is about to end; if it hosts the store, it waits for the others and ends last."""
+        """Report that this process is about to end; if it hosts the store, it waits for the others
+        and ends last.
+        """
         if self.rendezvous:
             self.rendezvous.wait_for_all_to_end(PATIENCE_S if self.hosts else 0)
 
     def leave(self, seconds: float = GRACE_S) -> None:
-        """Destroy the process groups; give up after some seconds, since other processes may have ended already."""
+        """Destroy the process groups; give up after some seconds, since other processes may have
+        ended already.
+        """
         if self.watch:
             self.watch.stop()
         if dist.is_initialized() and not self._left:
@@ -185,7 +224,9 @@ def _destroy_groups(device: torch.device) -> None:
 
 
 def launched_as_several(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher started several processes, according to its variables; True if they are invalid."""
+    """Whether a launcher started several processes, according to its variables; True if they are
+    invalid.
+    """
     try:
         return read_rank_info_leniently(environment).size > 1
     except ValueError:
@@ -193,7 +234,9 @@ def launched_as_several(environment: Mapping[str, str]) -> bool:
 
 
 def exit_after_grace(code: int) -> None:
-    """Start a timer that ends this process after twice the grace period, even if its clean-up hangs."""
+    """Start a timer that ends this process after twice the grace period, even if its clean-up
+    hangs.
+    """
     timer = threading.Timer(2 * GRACE_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -201,9 +244,11 @@ def exit_after_grace(code: int) -> None:
 
 @contextmanager
 def distributed_session() -> Iterator[Connection]:
-    """Run a script in one or several processes: `with distributed_session() as connect: main(cfg, connect(launch))`.
+    """Run a script in one or several processes: `with distributed_session() as connect: main(cfg,
+    connect(launch))`.
 
-    Whatever ends one process ends all of them. The first error is reported once. Process groups are always destroyed.
+    Whatever ends one process ends all of them. The first error is reported once. Process groups are
+    always destroyed.
     """
     connection = Connection()
     try:
@@ -219,13 +264,19 @@ def distributed_session() -> Iterator[Connection]:
 
 
 def set_device(device: torch.device) -> None:
-    """Make a GPU the current device of this thread; otherwise torch would use the first GPU where none is named."""
+    """Make a GPU the current device of this thread; otherwise torch would use the first GPU where
+    none is named.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def init_world(
-    rendezvous: Rendezvous, rank_info: RankInfo, device: torch.device, backend: str, timeout: timedelta
+    rendezvous: Rendezvous,
+    rank_info: RankInfo,
+    device: torch.device,
+    backend: str,
+    timeout: timedelta,
 ) -> World:
     """Create the process groups and return the world of this process."""
     set_device(device)
@@ -243,17 +294,22 @@ def init_world(
 
 
 def pick_backend(wanted: str, device: torch.device) -> str:
-    """The backend: nccl for GPUs, else gloo. Chosen by the device: torch reports NCCL as available without a GPU too.
+    """The backend: nccl for GPUs, else gloo. Chosen by the device: torch reports NCCL as available
+    without a GPU too.
 
     Raises ValueError for nccl without a GPU.
     """
     if wanted == "nccl" and device.type != "cuda":
-        raise ValueError(f"--dist-backend nccl: nccl needs GPUs, but the device is {device.type}; use gloo")
+        raise ValueError(
+            f"--dist-backend nccl: nccl needs GPUs, but the device is {device.type}; use gloo"
+        )
     return ("nccl" if device.type == "cuda" else "gloo") if wanted == "auto" else wanted
 
 
 def explain(error: BaseException) -> BaseException:
-    """The error itself, or a one-sentence FaultError in place of an error of gloo or NCCL about a lost process."""
+    """The error itself, or a one-sentence FaultError in place of an error of gloo or NCCL about a
+    lost process.
+    """
     text = str(error)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return LostError(PEER_DIED)
@@ -261,17 +317,20 @@ def explain(error: BaseException) -> BaseException:
         return error
     if "Duplicate GPU" in text:
         return FaultError(
-            "two processes would use the same GPU: start one process for each GPU, or bind a GPU to each process "
+            "two processes would use the same GPU: start one process for each GPU, or bind a GPU "
+            "to each process "
             "(srun --gpus-per-task=1)"
         )
     if re.search(r"connectFullMesh|Connection refused", text):
         return FaultError(
-            "the processes cannot reach each other at their own addresses: set the network interface with "
+            "the processes cannot reach each other at their own addresses: set the network "
+            "interface with "
             "GLOO_SOCKET_IFNAME=eth0 (and NCCL_SOCKET_IFNAME), see docs/multi_machine.md"
         )
     if re.search(r"[Tt]imed? ?out", text):
         return FaultError(
-            "another process of the run did not answer in time (--dist-timeout): the process or the network hangs"
+            "another process of the run did not answer in time (--dist-timeout): the process or "
+            "the network hangs"
         )
     if re.search(r"[Cc]onnection|by peer|remote process|[Bb]roken pipe|[Ss]ocket", text):
         return LostError(PEER_DIED)
@@ -279,7 +338,9 @@ def explain(error: BaseException) -> BaseException:
 
 
 def die_with_launcher() -> None:
-    """Let the system end this process when its launcher dies, since a killed launcher cannot forward a signal."""
+    """Let the system end this process when its launcher dies, since a killed launcher cannot
+    forward a signal.
+    """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

@@ -1,8 +1,9 @@
 """Shard weights, gradients and optimizer state over the processes (`--shard`, experimental).
 
-Source: ZeRO, arXiv 1910.02054, stage 3, as implemented by torch's fully_shard. Outside this file a sharded run looks
-like any other: state dicts are unsharded on every process, and checkpoints are the same. The moving average of the
-weights is unsharded too: the weights are gathered for it after each optimizer step.
+Source: ZeRO, arXiv 1910.02054, stage 3, as implemented by torch's fully_shard. Outside this file a
+sharded run looks like any other: state dicts are unsharded on every process, and checkpoints are
+the same. The moving average of the weights is unsharded too: the weights are gathered for it after
+each optimizer step.
 """
 
 import warnings
@@ -21,15 +22,18 @@ from utils.distributed.world import World
 
 
 class ShardedReplica(Replica[Model]):
-    """Fully sharded: a layer's weights are gathered before it runs; its gradients are averaged and scattered after.
+    """Fully sharded: a layer's weights are gathered before it runs; its gradients are averaged and
+    scattered after.
 
-    layers: the layers that are gathered separately. Parameters are replaced by shards in place, so build the optimizer
-    afterwards. BatchNorm must be synchronised: its statistics are not sharded, and torch does not make them equal.
+    layers: the layers that are gathered separately. Parameters are replaced by shards in place, so
+    build the optimizer afterwards. BatchNorm must be synchronised: its statistics are not sharded,
+    and torch does not make them equal.
     """
 
     def __init__(self, model: Model, world: World, layers: list[nn.Module]) -> None:
         super().__init__(model, world)
-        model.to(memory_format=torch.contiguous_format)  # for sharding; activations stay channels last
+        # for sharding; activations stay channels last
+        model.to(memory_format=torch.contiguous_format)
         mesh = init_device_mesh(world.device.type, (world.size,))
         for layer in layers:
             if any(True for _ in layer.parameters()):
@@ -37,7 +41,8 @@ class ShardedReplica(Replica[Model]):
         self.sharded: Any = fully_shard(model, mesh=mesh)
 
     def __call__(self, images: Tensor) -> Any:
-        with warnings.catch_warnings():  # about views in the output, a problem only for in-place changes
+        # a warning about views in the output, a problem only for in-place changes
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             return super().__call__(images)
 
@@ -58,7 +63,9 @@ class ShardedReplica(Replica[Model]):
         return _gather_full(optimizer.state_dict())
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         sharded = {
             index: {name: _shard_like(value, parameters[index]) for name, value in values.items()}
             for index, values in state["state"].items()
@@ -73,20 +80,36 @@ class ShardedReplica(Replica[Model]):
 
 
 def _gather_full(value: Any) -> Any:
-    """Gather every sharded tensor in nested dicts and lists. A collective: all processes must make the same calls."""
-    return _map_leaves(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value)
+    """Gather every sharded tensor in nested dicts and lists. A collective: all processes must make
+    the same calls.
+    """
+    return _map_leaves(
+        lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value
+    )
 
 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _map_leaves(change, entry) for key, entry in value.items()}
-    return [_map_leaves(change, entry) for entry in value] if isinstance(value, list) else change(value)
+    return (
+        [_map_leaves(change, entry) for entry in value]
+        if isinstance(value, list)
+        else change(value)
+    )
 
 
 def _shard_like(value: Any, reference: Any) -> Any:
-    """Shard a tensor, or a dict of tensors, like `reference`. Values without shards, such as step counts, stay."""
+    """Shard a tensor, or a dict of tensors, like `reference`. Values without shards, such as step
+    counts, stay.
+    """
     if isinstance(value, dict):
         return {key: _shard_like(entry, reference[key]) for key, entry in value.items()}
-    if not isinstance(reference, DTensor) or not isinstance(value, Tensor) or value.shape != reference.shape:
+    if (
+        not isinstance(reference, DTensor)
+        or not isinstance(value, Tensor)
+        or value.shape != reference.shape
+    ):
         return value
-    return distribute_tensor(value.to(reference.device), reference.device_mesh, reference.placements)
+    return distribute_tensor(
+        value.to(reference.device), reference.device_mesh, reference.placements
+    )

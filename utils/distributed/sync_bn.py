@@ -1,14 +1,17 @@
-"""Synchronised batch normalisation over all processes: without waiting for the device, and for the CPU too.
+"""Synchronised batch normalisation over all processes: without waiting for the device, and for the
+CPU too.
 
-torch's SyncBatchNorm does not support the CPU, and on a GPU the host waits three times in each layer, because it leaves
-out processes without images by boolean masks.
+torch's SyncBatchNorm does not support the CPU, and on a GPU the host waits three times in each
+layer, because it leaves out processes without images by boolean masks.
 
-B images of this process (0 is allowed), C channels, H W cells, P processes. Each layer costs one all-gather of 2C + 1
-numbers in the forward pass and one all-reduce of 2C numbers in the backward pass. Every process must take part in both.
+B images of this process (0 is allowed), C channels, H W cells, P processes. Each layer costs one
+all-gather of 2C + 1 numbers in the forward pass and one all-reduce of 2C numbers in the backward
+pass. Every process must take part in both.
 
-On CUDA the kernels of torch's SyncBatchNorm are used, and a single process uses torch's BatchNorm. Elsewhere a single
-process uses the same code as several, because torch's BatchNorm is less precise on a CPU: for channels-last maps it
-sums the values one by one in float32. After 20 steps of yolov5n it differs from float64 by 1e-3, this layer by 1e-5.
+On CUDA the kernels of torch's SyncBatchNorm are used, and a single process uses torch's BatchNorm.
+Elsewhere a single process uses the same code as several, because torch's BatchNorm is less precise
+on a CPU: for channels-last maps it sums the values one by one in float32. After 20 steps of yolov5n
+it differs from float64 by 1e-3, this layer by 1e-5.
 """
 
 from collections.abc import Callable
@@ -24,25 +27,30 @@ from utils.distributed.precision import widest_float
 
 NON_CHANNEL_DIMS = (0, 2, 3)
 PER_CHANNEL = (1, -1, 1, 1)  # view of [C] that broadcasts against [B, C, H, W]
-NO_VALUES = 1e-30  # number of values that a process without images reports to the fused kernels, which divide by it
+# number of values that a process without images reports to the fused kernels, which divide by it
+NO_VALUES = 1e-30
 
 
 def synchronize_batch_norm(model: nn.Module) -> nn.Module:
-    """Synchronise every BatchNorm2d of `model` over the processes, and return the model, which may itself be one.
+    """Synchronise every BatchNorm2d of `model` over the processes, and return the model, which may
+    itself be one.
 
-    Parameters and buffers stay the same tensors with the same names, so an existing optimizer remains valid.
+    Parameters and buffers stay the same tensors with the same names, so an existing optimizer
+    remains valid.
     """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.__class__ = SyncBatchNorm2d  # only the computation differs; the state is the same
+            # only the computation differs; the state is the same
+            module.__class__ = SyncBatchNorm2d
     return model
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose training statistics cover the images of all processes in the default process group, if any.
+    """BatchNorm2d whose training statistics cover the images of all processes in the default
+    process group, if any.
 
-    In evaluation mode it equals BatchNorm2d to the bit. A process without images takes part with an empty map; its loss
-    must depend on the output, so that its backward pass runs this layer too.
+    In evaluation mode it equals BatchNorm2d to the bit. A process without images takes part with an
+    empty map; its loss must depend on the output, so that its backward pass runs this layer too.
     Raises ValueError if all processes together have fewer than two values per channel.
     """
 
@@ -50,7 +58,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
-        # torch.compile has no description of these kernels, and would interrupt its graph at each layer.
+        # torch.compile has no description of these kernels, and would interrupt its graph at each
+        # layer.
         fused = has_fused_kernels(x) and not torch.compiler.is_compiling()
         if fused and _processes() == 1:
             return super().forward(x)
@@ -60,7 +69,9 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if fused:
             x = _dense(x)
             mean, inverse_deviation, counts = self._fused_statistics(x)
-            return FusedNormalizeByAll.apply(x, weight, bias, mean, inverse_deviation, counts, self.eps)
+            return FusedNormalizeByAll.apply(
+                x, weight, bias, mean, inverse_deviation, counts, self.eps
+            )
         mean, var, count = global_moments(x)
         if self.track_running_stats:
             self._update_running_stats(mean, var, count)
@@ -68,16 +79,21 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _fused_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the running statistics; return mean and 1 / sqrt(var + eps) [C], and the counts [P], int32.
+        """Update the running statistics; return mean and 1 / sqrt(var + eps) [C], and the counts
+        [P], int32.
 
-        Two of torch's kernels for CUDA do this: one for this process, one that merges the processes' results.
+        Two of torch's kernels for CUDA do this: one for this process, one that merges the
+        processes' results.
         """
         row = fused_moments(x, self.eps)
-        means, inverse_deviations, counts = _gather(row).split([self.num_features, self.num_features, 1], 1)
+        means, inverse_deviations, counts = _gather(row).split(
+            [self.num_features, self.num_features, 1], 1
+        )
         counts = counts.flatten()
         _check_count(x, counts.sum)
 
-        # The second kernel can update running statistics of its own dtype, and by a constant momentum.
+        # The second kernel can update running statistics of its own dtype, and by a constant
+        # momentum.
         running_mean, running_var, momentum = self.running_mean, self.running_var, self.momentum
         in_kernel = (
             self.track_running_stats
@@ -103,12 +119,17 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _update_running_stats(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Update the running statistics with the weight `momentum`; if that is None, average over all batches.
+        """Update the running statistics with the weight `momentum`; if that is None, average over
+        all batches.
 
-        var: biased. count: number of values, a scalar tensor. Averaging over all batches reads the number of batches on
-        the host.
+        var: biased. count: number of values, a scalar tensor. Averaging over all batches reads the
+        number of batches on the host.
         """
-        if self.num_batches_tracked is None or self.running_mean is None or self.running_var is None:
+        if (
+            self.num_batches_tracked is None
+            or self.running_mean is None
+            or self.running_var is None
+        ):
             return
         self.num_batches_tracked.add_(1)
         weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -127,7 +148,9 @@ def _processes() -> int:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return `x` [B, C, H, W] without gaps in memory, channels last or contiguous, as the fused kernels need it."""
+    """Return `x` [B, C, H, W] without gaps in memory, channels last or contiguous, as the fused
+    kernels need it.
+    """
     return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
 
 
@@ -149,22 +172,26 @@ def _gather(row: Tensor) -> Tensor:
 def _check_count(x: Tensor, count: Callable[[], Tensor]) -> None:
     """Raise ValueError on all processes if they have fewer than two values per channel together.
 
-    x: the values of this process. count: returns the number of all, a scalar tensor; it is read only by a process that
-    has fewer than two values itself, so that the host does not wait in other cases.
+    x: the values of this process. count: returns the number of all, a scalar tensor; it is read
+    only by a process that has fewer than two values itself, so that the host does not wait in other
+    cases.
     """
     own_count = x.numel() // x.shape[1]
     if own_count < 2 and (total := int(count())) < 2:
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got {total} in {_processes()} processes together"
+            f"Expected more than 1 value per channel when training, got {total} in {_processes()} "
+            "processes together"
         )
 
 
 @torch.no_grad()
 def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and number of values per channel, a scalar, of `x` [B, C, H, W] over all processes.
+    """Mean [C], biased variance [C] and number of values per channel, a scalar, of `x` [B, C, H, W]
+    over all processes.
 
-    The dtype is float32, or float64 if `x` is float64. All processes get the same bits, because all merge the same rows
-    in the same order. Raises ValueError on all processes if there are fewer than two values per channel.
+    The dtype is float32, or float64 if `x` is float64. All processes get the same bits, because all
+    merge the same rows in the same order. Raises ValueError on all processes if there are fewer
+    than two values per channel.
     """
     row = local_moments(x)
     mean, m2, count = merge_moments(_gather(row).to(widest_float(x.device)))
@@ -173,9 +200,11 @@ def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def local_moments(x: Tensor) -> Tensor:
-    """[2C + 1]: per channel the mean and M2 (sum of squared deviations), then the number of values; zeros if empty.
+    """[2C + 1]: per channel the mean and M2 (sum of squared deviations), then the number of values;
+    zeros if empty.
 
-    Source: the corrected two-pass algorithm of Chan, Golub and LeVeque, The American Statistician 37 (1983), eq. 1.7.
+    Source: the corrected two-pass algorithm of Chan, Golub and LeVeque, The American Statistician
+    37 (1983), eq. 1.7.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     channels = x.shape[1]
@@ -184,17 +213,20 @@ def local_moments(x: Tensor) -> Tensor:
     count = x.numel() // channels
     approx_mean = x.mean(NON_CHANNEL_DIMS, dtype=dtype)
     centred = x - approx_mean.view(PER_CHANNEL)
-    error = centred.mean(NON_CHANNEL_DIMS)  # rounding error of approx_mean, which matters if the mean is large
+    # rounding error of approx_mean, which matters if the mean is large
+    error = centred.mean(NON_CHANNEL_DIMS)
     m2 = centred.square_().sum(NON_CHANNEL_DIMS) - count * error.square()
     return torch.cat((approx_mean + error, m2, m2.new_full((1,), count)))
 
 
 @torch.no_grad()
 def fused_moments(x: Tensor, eps: float) -> Tensor:
-    """[2C + 1]: per channel the mean and 1 / sqrt(variance + eps), then the number of values, by a kernel for CUDA.
+    """[2C + 1]: per channel the mean and 1 / sqrt(variance + eps), then the number of values, by a
+    kernel for CUDA.
 
-    A process without images reports a mean of 0, an inverse deviation of 1 and a number of values so small that it has
-    no effect on the others: of 0 values the kernel that merges the rows would make nan.
+    A process without images reports a mean of 0, an inverse deviation of 1 and a number of values
+    so small that it has no effect on the others: of 0 values the kernel that merges the rows would
+    make nan.
     """
     if x.numel() == 0:
         dtype, channels = torch.promote_types(x.dtype, torch.float32), x.shape[1]
@@ -207,8 +239,9 @@ def fused_moments(x: Tensor, eps: float) -> Tensor:
 def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [C], M2 [C] and number of values, a scalar, of the union of P sets.
 
-    table: a row for each set, [P, 2C + 1]. An empty set is a row of zeros. If all sets are empty, the mean is 0.
-    Source: Chan, Golub and LeVeque, as above, eq. 2.1, extended to more than two sets.
+    table: a row for each set, [P, 2C + 1]. An empty set is a row of zeros. If all sets are empty,
+    the mean is 0. Source: Chan, Golub and LeVeque, as above, eq. 2.1, extended to more than two
+    sets.
 
     >>> merge_moments(torch.tensor([[2.0, 2.0, 3.0], [6.0, 2.0, 2.0]]))  # of 1, 2, 3 and of 5, 7
     (tensor([3.6000]), tensor([23.2000]), tensor(5.))
@@ -222,7 +255,8 @@ def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class NormalizeByAll(torch.autograd.Function):
-    """Batch normalisation with given global moments; its gradient includes the values of all processes.
+    """Batch normalisation with given global moments; its gradient includes the values of all
+    processes.
 
     With N values per channel, xhat = (x - mean) / sqrt(var + eps), and sums over all processes,
     dx = weight / sqrt(var + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N).
@@ -259,16 +293,28 @@ class NormalizeByAll(torch.autograd.Function):
                 dist.all_reduce(sums)
             offset, slope = sums / count
             scale = inv if weight is None else inv * weight
-            dx = centred.mul_((-slope * inv).view(PER_CHANNEL)).add_(dy).sub_(offset.view(PER_CHANNEL))
+            dx = (
+                centred.mul_((-slope * inv).view(PER_CHANNEL))
+                .add_(dy)
+                .sub_(offset.view(PER_CHANNEL))
+            )
             dx = dx.mul_(scale.view(PER_CHANNEL)).to(x.dtype)
-        return dx, dweight if wants_dweight else None, dbias if wants_dbias else None, None, None, None, None
+        return (
+            dx,
+            dweight if wants_dweight else None,
+            dbias if wants_dbias else None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class FusedNormalizeByAll(torch.autograd.Function):
     """`NormalizeByAll` by torch's kernels for CUDA, in float32 for x in 16 bits.
 
-    inverse_deviation: 1 / sqrt(var + eps), [C]. counts: int32, number of values of each process, [P].
-    Source: as torch's SyncBatchNorm calls them (torch/nn/modules/_functions.py, BSD licence).
+    inverse_deviation: 1 / sqrt(var + eps), [C]. counts: int32, number of values of each process,
+    [P]. Source: as torch's SyncBatchNorm calls them (torch/nn/modules/_functions.py, BSD licence).
     """
 
     @staticmethod
@@ -308,5 +354,15 @@ class FusedNormalizeByAll(torch.autograd.Function):
             if x.numel() == 0:
                 dx = torch.empty_like(x)
             else:
-                dx = torch.batch_norm_backward_elemt(dy, x, mean, inverse_deviation, weight, sums[0], sums[1], counts)
-        return dx, dweight if wants_dweight else None, dbias if wants_dbias else None, None, None, None, None
+                dx = torch.batch_norm_backward_elemt(
+                    dy, x, mean, inverse_deviation, weight, sums[0], sums[1], counts
+                )
+        return (
+            dx,
+            dweight if wants_dweight else None,
+            dbias if wants_dbias else None,
+            None,
+            None,
+            None,
+            None,
+        )

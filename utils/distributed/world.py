@@ -1,4 +1,6 @@
-"""The processes of a run and their collectives. A single process is a world of size one with the same interface."""
+"""The processes of a run and their collectives. A single process is a world of size one with the
+same interface.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,7 +17,9 @@ from utils.distributed.rendezvous import Rendezvous
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the run. Decisions use values that all ranks hold; only rank 0 writes files."""
+    """This process among those of the run. Decisions use values that all ranks hold; only rank 0
+    writes files.
+    """
 
     device: torch.device
     rank: int = 0
@@ -42,10 +46,11 @@ class World:
         return total
 
     def all_reduce_mean_(self, values: Iterable[Tensor]) -> None:
-        """Replace floating-point tensors by their means over all processes; repeating it changes no bit.
+        """Replace floating-point tensors by their means over all processes; repeating it changes no
+        bit.
 
-        It averages the differences to rank 0's values, because the sum of seven equal floats, divided by seven, can be
-        a different float.
+        It averages the differences to rank 0's values, because the sum of seven equal floats,
+        divided by seven, can be a different float.
         """
         for flat, parts in self._by_type(values):
             first = flat.clone()
@@ -61,7 +66,9 @@ class World:
             _copy_to_parts(flat, parts)
 
     def _by_type(self, values: Iterable[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """One flat tensor per dtype, since every collective has a start-up cost; nothing for a single process."""
+        """One flat tensor per dtype, since every collective has a start-up cost; nothing for a
+        single process.
+        """
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for value in values if self.size > 1 else ():
             by_dtype.setdefault(value.dtype, []).append(value.detach())
@@ -71,7 +78,9 @@ class World:
     # ---- collectives on host memory
 
     def all_gather_rows(self, rows: Tensor) -> Tensor:
-        """All-gather the rows of all processes, in rank order: [N_0 + N_1 + ..., ...]. rows: on the CPU."""
+        """All-gather the rows of all processes, in rank order: [N_0 + N_1 + ..., ...]. rows: on the
+        CPU.
+        """
         if self.size == 1:
             return rows
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -83,14 +92,20 @@ class World:
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
     def broadcast_collective(self, value: Any) -> Any:
-        """Broadcast rank 0's JSON-serialisable value. A collective: all ranks must call it at about the same time."""
+        """Broadcast rank 0's JSON-serialisable value. A collective: all ranks must call it at about
+        the same time.
+        """
         if self.size == 1:
             return value
         text = json.dumps(value).encode() if self.is_main else b""
-        return json.loads(self.all_gather_rows(torch.tensor(list(text), dtype=torch.uint8)).numpy().tobytes())
+        return json.loads(
+            self.all_gather_rows(torch.tensor(list(text), dtype=torch.uint8)).numpy().tobytes()
+        )
 
     def broadcast_object(self, value: Any) -> Any:
-        """Broadcast rank 0's JSON-serialisable value. Not a collective: others wait for rank 0 without timeout."""
+        """Broadcast rank 0's JSON-serialisable value. Not a collective: others wait for rank 0
+        without timeout.
+        """
         return self.rendezvous.broadcast_object(value) if self.rendezvous else value
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -98,23 +113,31 @@ class World:
         return self.rendezvous.all_gather_object(value) if self.rendezvous else [value]
 
     def wait_for_main(self) -> None:
-        """Wait until rank 0 gets here too. Not a collective: no timeout runs while rank 0 draws or writes."""
+        """Wait until rank 0 gets here too. Not a collective: no timeout runs while rank 0 draws or
+        writes.
+        """
         self.broadcast_object(None)
 
     def require_same(self, what: str, value: Any) -> None:
-        """Raise ValueError in all processes unless all of them hold the same JSON-serialisable value.
+        """Raise ValueError in all processes unless all of them hold the same JSON-serialisable
+        value.
 
-        what: the subject of the error message. For dicts the message shows only the entries that differ.
+        what: the subject of the error message. For dicts the message shows only the entries that
+        differ.
         """
         values = self.all_gather_object(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 one, another = _differing(values[0], other)
-                raise ValueError(f"{what} differs between the processes: {one} on rank 0, {another} on rank {rank}")
+                raise ValueError(
+                    f"{what} differs between the processes: {one} on rank 0, {another} on rank "
+                    f"{rank}"
+                )
 
     @contextmanager
     def local_main_first(self) -> Iterator[None]:
-        """Context manager whose block runs first in local rank 0 of each machine, then in the other processes.
+        """Context manager whose block runs first in local rank 0 of each machine, then in the other
+        processes.
 
         Raises PeerFailedError in the waiting processes if another process fails.
         """
@@ -136,4 +159,6 @@ def _differing(one: Any, other: Any) -> tuple[str, str]:
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return str(one), str(other)
     keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    return ", ".join(f"{key} {one.get(key)}" for key in keys), ", ".join(f"{key} {other.get(key)}" for key in keys)
+    return ", ".join(f"{key} {one.get(key)}" for key in keys), ", ".join(
+        f"{key} {other.get(key)}" for key in keys
+    )

@@ -1,7 +1,9 @@
-"""Unpack untrusted zip and tar archives: all names are checked before the first write, all bytes are counted.
+"""Unpack untrusted zip and tar archives: all names are checked before the first write, all bytes
+are counted.
 
-Only regular files and folders are written, below the given folder, with the permissions of new files. An archive that
-contains anything else, such as links or devices, is refused as a whole: data sets do not need them, attackers do.
+Only regular files and folders are written, below the given folder, with the permissions of new
+files. An archive that contains anything else, such as links or devices, is refused as a whole: data
+sets do not need them, attackers do.
 """
 
 import bz2
@@ -33,7 +35,8 @@ MAX_READ = 4 * CHUNK  # bytes per read; no valid tar header is longer
 MAX_END = 65535 + 200  # bytes that hold a zip's last records: a comment, and what precedes it
 MAX_PADDING = CHUNK  # bytes of zeros after a tar's end
 EXISTING_FILE_ERRORS = (FileExistsError, IsADirectoryError, NotADirectoryError)
-WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'  # devices, streams, trailing dots
+# devices, streams, trailing dots
+WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'
 
 
 class ArchiveError(ValueError):
@@ -44,7 +47,8 @@ class ArchiveError(ValueError):
 class Limits:
     """The most that an archive may contain.
 
-    size: bytes unpacked. ratio: bytes unpacked per byte of the archive; up to `size_always` bytes any ratio is allowed.
+    size: bytes unpacked. ratio: bytes unpacked per byte of the archive; up to `size_always` bytes
+    any ratio is allowed.
     """
 
     entries: int = 5_000_000
@@ -77,14 +81,16 @@ def unpack(
     top: str = "",
     limits: Limits = LIMITS,
 ) -> Counter[str]:
-    """Write the files of a zip or tar (plain, gzip, bzip2 or xz) below `folder`; return the suffixes of skipped files.
+    """Write the files of a zip or tar (plain, gzip, bzip2 or xz) below `folder`; return the
+    suffixes of skipped files.
 
-    wanted: whether to write a file, given its folders and name. top: a top folder that is left out of the paths if all
-    wanted files are in it. An interrupted call leaves files behind, so `folder` should be one that may be deleted.
+    wanted: whether to write a file, given its folders and name. top: a top folder that is left out
+    of the paths if all wanted files are in it. An interrupted call leaves files behind, so `folder`
+    should be one that may be deleted.
 
-    Raises ArchiveError, with half a sentence, for an archive that is damaged, exceeds `limits`, contains anything but
-    files and folders, or contains a file that exists in `folder`; FaultError if the disk has too little space; and
-    OSError if the disk fills up.
+    Raises ArchiveError, with half a sentence, for an archive that is damaged, exceeds `limits`,
+    contains anything but files and folders, or contains a file that exists in `folder`; FaultError
+    if the disk has too little space; and OSError if the disk fills up.
     """
     with _archive_errors(), _open_entries(archive) as entries:
         files = _check_entries(entries, archive.stat().st_size, limits)
@@ -100,7 +106,8 @@ def unpack(
 
 
 def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
-    """An entry's name split into folders and file name, relative to the target folder; () for that folder itself.
+    """An entry's name split into folders and file name, relative to the target folder; () for that
+    folder itself.
 
     Raises ArchiveError, with half a sentence, for a name that is unsafe or exceeds `limits`.
 
@@ -136,7 +143,9 @@ def _quoted(name: str) -> str:
 
 @contextmanager
 def _archive_errors() -> Iterator[None]:
-    """Turn the errors of zipfile and tarfile, which can be of nearly any type, into ArchiveError."""
+    """Turn the errors of zipfile and tarfile, which can be of nearly any type, into
+    ArchiveError.
+    """
     try:
         yield
     except (ArchiveError, FaultError):
@@ -151,13 +160,16 @@ def _archive_errors() -> Iterator[None]:
 
 @contextmanager
 def _open_entries(archive: Path) -> Iterator[Iterator[Entry]]:
-    """Yield the entries of an archive. Its first bytes decide which reader is used, not its file name."""
+    """Yield the entries of an archive. Its first bytes decide which reader is used, not its file
+    name.
+    """
     with open(archive, "rb") as raw:
         start = raw.read(6)
         raw.seek(0)
         if start.startswith((b"PK\3\4", b"PK\5\6")):
             with zipfile.ZipFile(raw) as zip_file:
-                if len(zip_file.infolist()) != _stated_entry_count(raw):  # a damaged entry can hide the next one
+                # a damaged entry can hide the next one
+                if len(zip_file.infolist()) != _stated_entry_count(raw):
                     raise ArchiveError("its list of files is damaged")
                 yield _zip_entries(zip_file)
             return
@@ -172,11 +184,15 @@ def _open_tar(stream: Any) -> tarfile.TarFile:
     try:
         return tarfile.open(fileobj=stream, mode="r:", encoding="utf-8")
     except tarfile.ReadError:
-        raise ArchiveError("it is not a zip or tar (plain, gzip, bzip2 or xz), or is damaged") from None
+        raise ArchiveError(
+            "it is not a zip or tar (plain, gzip, bzip2 or xz), or is damaged"
+        ) from None
 
 
 def _stated_entry_count(raw: BinaryIO) -> int:
-    """The number of entries stated at the end of a zip (APPNOTE.TXT, 4.3.14 and 4.3.16), which zipfile ignores."""
+    """The number of entries stated at the end of a zip (APPNOTE.TXT, 4.3.14 and 4.3.16), which
+    zipfile ignores.
+    """
     size = raw.seek(0, os.SEEK_END)
     raw.seek(max(size - MAX_END, 0))
     end = raw.read()
@@ -191,9 +207,12 @@ def _stated_entry_count(raw: BinaryIO) -> int:
 def _zip_entries(zip_file: zipfile.ZipFile) -> Iterator[Entry]:
     for info in zip_file.infolist():
         name = info.orig_filename  # info.filename ends at a NUL
-        kind = stat.S_IFMT(info.external_attr >> 16)  # the Unix file type; 0 if the zip was made elsewhere
+        # the Unix file type; 0 if the zip was made elsewhere
+        kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise ArchiveError(f"{_quoted(name)} is a {'link' if kind == stat.S_IFLNK else 'device or pipe'}")
+            raise ArchiveError(
+                f"{_quoted(name)} is a {'link' if kind == stat.S_IFLNK else 'device or pipe'}"
+            )
         if info.flag_bits & 0x41:
             raise ArchiveError(f"{_quoted(name)} is encrypted")
         yield Entry(name, info.file_size, name.endswith("/"), partial(zip_file.open, info))
@@ -201,10 +220,22 @@ def _zip_entries(zip_file: zipfile.ZipFile) -> Iterator[Entry]:
 
 def _tar_entries(tar: tarfile.TarFile, stream: "Stream") -> Iterator[Entry]:
     for member in tar:
-        if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse():
-            kind = "link" if member.islnk() or member.issym() else "device, pipe, sparse or other special file"
+        if (
+            not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE))
+            or member.issparse()
+        ):
+            kind = (
+                "link"
+                if member.islnk() or member.issym()
+                else "device, pipe, sparse or other special file"
+            )
             raise ArchiveError(f"{_quoted(member.name)} is a {kind}")
-        yield Entry(member.name, 0 if member.isdir() else member.size, member.isdir(), partial(tar.extractfile, member))
+        yield Entry(
+            member.name,
+            0 if member.isdir() else member.size,
+            member.isdir(),
+            partial(tar.extractfile, member),
+        )
     # tarfile treats a damaged header as the end, and reads nothing after it.
     if any(stream.last) or len(stream.last) < tarfile.BLOCKSIZE:
         raise ArchiveError("it is truncated, or one of its headers is damaged")
@@ -214,7 +245,9 @@ def _tar_entries(tar: tarfile.TarFile, stream: "Stream") -> Iterator[Entry]:
 
 
 class Stream:
-    """A tar's decompressed bytes for tarfile. Refuses long reads: tarfile would read a header of any length."""
+    """A tar's decompressed bytes for tarfile. Refuses long reads: tarfile would read a header of
+    any length.
+    """
 
     def __init__(self, file: Any) -> None:
         self.file, self.last = file, b""
@@ -232,8 +265,12 @@ class Stream:
         return self.file.tell()
 
 
-def _check_entries(entries: Iterator[Entry], archive_size: int, limits: Limits) -> dict[tuple[str, ...], Entry]:
-    """The files of an archive by path. Raises ArchiveError for the first entry that is not allowed."""
+def _check_entries(
+    entries: Iterator[Entry], archive_size: int, limits: Limits
+) -> dict[tuple[str, ...], Entry]:
+    """The files of an archive by path. Raises ArchiveError for the first entry that is not
+    allowed.
+    """
     files: dict[tuple[str, ...], Entry] = {}
     file_keys: set[str] = set()
     folder_keys: set[str] = {""}
@@ -243,7 +280,9 @@ def _check_entries(entries: Iterator[Entry], archive_size: int, limits: Limits) 
         if number > limits.entries:
             raise ArchiveError(f"it contains more than {limits.entries:,} files and folders")
         if entry.size < 0 or total > most:
-            raise ArchiveError(f"its {format_bytes(archive_size)} would unpack to more than {format_bytes(most)}")
+            raise ArchiveError(
+                f"its {format_bytes(archive_size)} would unpack to more than {format_bytes(most)}"
+            )
         path = safe_path(entry.name, limits)
         parent = path if entry.is_folder else path[:-1]
         while (key := _collision_key(parent)) not in folder_keys:
@@ -252,7 +291,9 @@ def _check_entries(entries: Iterator[Entry], archive_size: int, limits: Limits) 
         if entry.is_folder:
             continue
         if not path or (key := _collision_key(path)) in file_keys:
-            raise ArchiveError(f"{_quoted(entry.name)} appears twice (upper and lower case count as the same)")
+            raise ArchiveError(
+                f"{_quoted(entry.name)} appears twice (upper and lower case count as the same)"
+            )
         file_keys.add(key)
         files[path] = entry
     if clash := file_keys & folder_keys:
@@ -266,7 +307,9 @@ def _collision_key(path: tuple[str, ...]) -> str:
 
 
 def _write(entry: Entry, target: Path) -> None:
-    """Write a file's bytes to `target`. Raises ArchiveError if there are not as many as its header says."""
+    """Write a file's bytes to `target`. Raises ArchiveError if there are not as many as its header
+    says.
+    """
     left = entry.size
     target.parent.mkdir(parents=True, exist_ok=True)
     with entry.open() as source, name_os_errors(target), open(target, "xb") as out:

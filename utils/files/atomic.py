@@ -12,7 +12,9 @@ from utils.terminal import FaultError
 
 @contextmanager
 def name_os_errors(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError from the block: the error of a write to a full disk does not name the file."""
+    """Add `path` to an OSError from the block: the error of a write to a full disk does not name
+    the file.
+    """
     try:
         yield
     except OSError as error:
@@ -23,10 +25,11 @@ def name_os_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file to write; it replaces `path` when the block ends without an exception.
+    """Yield the path of a temporary file to write; it replaces `path` when the block ends without
+    an exception.
 
-    After an exception the temporary file is removed and `path` stays as it was. Raises FaultError if the folder of
-    `path` no longer exists.
+    After an exception the temporary file is removed and `path` stays as it was. Raises FaultError
+    if the folder of `path` no longer exists.
     """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
@@ -44,7 +47,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, to be filled before `path` is replaced. It is removed at the end."""
+    """Yield an empty folder beside `path`, to be filled before `path` is replaced. It is removed at
+    the end.
+    """
     with name_os_errors(path):
         temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.tmp.", dir=path.parent))
     try:
@@ -56,8 +61,8 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 def replace_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`, in place of a folder that exists there.
 
-    After an exception `path` is the old folder. If the process is killed, `path` is the complete old or new folder, or
-    is missing, and the old one is beside it; it is never half written.
+    After an exception `path` is the old folder. If the process is killed, `path` is the complete
+    old or new folder, or is missing, and the old one is beside it; it is never half written.
     """
     old = path.with_name(f"{path.name}.old.tmp.{os.getpid()}")
     with name_os_errors(path):

@@ -1,4 +1,6 @@
-"""Checkpoint files: tensors and plain values only, written atomically, read without executing anything."""
+"""Checkpoint files: tensors and plain values only, written atomically, read without executing
+anything.
+"""
 
 import hashlib
 import os
@@ -15,7 +17,8 @@ from utils.files.folders import newest_first
 from utils.files.pickled import read_plain
 from utils.printable import one_line
 
-NUMPY_CODES = "?bBhHiIlLqQefdU"  # dtypes with an equivalent in Python: booleans, integers, floats and text
+# dtypes with an equivalent in Python: booleans, integers, floats and text
+NUMPY_CODES = "?bBhHiIlLqQefdU"
 
 
 def to_plain(value: Any) -> Any:
@@ -40,10 +43,11 @@ def to_plain(value: Any) -> Any:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` to `path` atomically: at any moment `path` is the complete old or the complete new checkpoint.
+    """Write `state` to `path` atomically: at any moment `path` is the complete old or the complete
+    new checkpoint.
 
-    Raises TypeError if `state` contains anything that `to_plain` refuses, OSError if the disk is full, and FaultError
-    if the folder no longer exists; the old checkpoint then stays.
+    Raises TypeError if `state` contains anything that `to_plain` refuses, OSError if the disk is
+    full, and FaultError if the folder no longer exists; the old checkpoint then stays.
     """
     values = to_plain(state)
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
@@ -54,7 +58,9 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def _write(values: Any, file: BinaryIO) -> None:
-    """Call torch.save, but raise the cause where it hides a full disk or Ctrl-C behind its own RuntimeError."""
+    """Call torch.save, but raise the cause where it hides a full disk or Ctrl-C behind its own
+    RuntimeError.
+    """
     try:
         torch.save(values, file)
     except RuntimeError as error:
@@ -64,7 +70,9 @@ def _write(values: Any, file: BinaryIO) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """fsync a folder, so that a renamed file survives a power failure. Only POSIX can open folders."""
+    """fsync a folder, so that a renamed file survives a power failure. Only POSIX can open
+    folders.
+    """
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -78,29 +86,39 @@ def _flush_folder(folder: Path) -> None:
 def load(path: Path) -> dict[str, Any]:
     """The state saved in a checkpoint, with tensors on the CPU.
 
-    Raises ValueError if the file does not exist, is damaged, holds anything but tensors and plain values, or is not a
-    checkpoint of Kestrel.
+    Raises ValueError if the file does not exist, is damaged, holds anything but tensors and plain
+    values, or is not a checkpoint of Kestrel.
     """
     try:
         state = read_plain(path)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from error
     except Exception as error:  # a foreign or damaged file can cause errors of nearly any type
-        raise ValueError(f"{path}: is not a checkpoint of Kestrel, or is damaged ({one_line(error)})") from error
+        raise ValueError(
+            f"{path}: is not a checkpoint of Kestrel, or is damaged ({one_line(error)})"
+        ) from error
     if not isinstance(state, dict) or not {"model", "table", "names"} <= state.keys():
-        raise ValueError(f"{path}: is not a checkpoint of Kestrel (model, table or names are missing)")
+        raise ValueError(
+            f"{path}: is not a checkpoint of Kestrel (model, table or names are missing)"
+        )
     return state
 
 
 def fingerprint(path: Path) -> str:
-    """Text that differs between checkpoint files with different contents: their checksums, which the file stores."""
+    """Text that differs between checkpoint files with different contents: their checksums, which
+    the file stores.
+    """
     with zipfile.ZipFile(path) as archive:
-        entries = sorted((entry.filename.partition("/")[2], entry.CRC) for entry in archive.infolist())
+        entries = sorted(
+            (entry.filename.partition("/")[2], entry.CRC) for entry in archive.infolist()
+        )
     return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def newest(folder: Path, pattern: str) -> Path:
-    """The most recently written file in `folder` that matches `pattern`. Raises ValueError if none does."""
+    """The most recently written file in `folder` that matches `pattern`. Raises ValueError if none
+    does.
+    """
     found = newest_first(folder, pattern)
     if not found:
         name = pattern.removeprefix("**/")

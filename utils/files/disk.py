@@ -29,7 +29,9 @@ def require_free_space(folder: Path, size: int) -> None:
     """Raise FaultError if the disk of `folder` has less than `size` bytes free."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise FaultError(f"{folder}: the disk has {format_bytes(free)} free, but {format_bytes(size)} are needed")
+        raise FaultError(
+            f"{folder}: the disk has {format_bytes(free)} free, but {format_bytes(size)} are needed"
+        )
 
 
 class FolderLock:
@@ -47,11 +49,12 @@ class FolderLock:
 
 
 def lock_folder(folder: Path, patience_s: float = 5.0) -> FolderLock:
-    """Lock a run folder for this process. Raises ValueError if another process holds it for longer than `patience_s`.
+    """Lock a run folder for this process. Raises ValueError if another process holds it for longer
+    than `patience_s`.
 
-    Loader processes do not inherit the lock, and the operating system releases it however this process ends. The wait
-    is for a launcher that restarts processes before the old ones have ended. On a disk that does not support locks the
-    folder counts as free.
+    Loader processes do not inherit the lock, and the operating system releases it however this
+    process ends. The wait is for a launcher that restarts processes before the old ones have ended.
+    On a disk that does not support locks the folder counts as free.
     """
     deadline = time.monotonic() + patience_s
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -59,17 +62,21 @@ def lock_folder(folder: Path, patience_s: float = 5.0) -> FolderLock:
         while not _locked(descriptor, inherited=False):
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise ValueError(f"{folder}: another run is writing there; wait for its end, or choose another --name")
+                raise ValueError(
+                    f"{folder}: another run is writing there; wait for its end, or choose another "
+                    "--name"
+                )
             time.sleep(POLL_S)
     return FolderLock(descriptor)
 
 
 @contextmanager
 def exclusive_access(folder: Path) -> Iterator[None]:
-    """Lock `folder` during the block: of all processes on machines that share the disk, one at a time; others wait.
+    """Lock `folder` during the block: of all processes on machines that share the disk, one at a
+    time; others wait.
 
-    The folder is created, and removed at the end if it is empty. The operating system releases the lock of a killed
-    process. Raises FaultError if the disk does not support locks.
+    The folder is created, and removed at the end if it is empty. The operating system releases the
+    lock of a killed process. Raises FaultError if the disk does not support locks.
     """
     file = folder / "lock"
     descriptor = _take(file)
@@ -89,13 +96,16 @@ def _take(file: Path) -> int:
     while True:
         with suppress(FileExistsError):
             file.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # the process that held the lock has just removed the folder
+        # the process that held the lock has just removed the folder
+        with suppress(FileNotFoundError):
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 has_lock = _locked(descriptor)
             except OSError as error:
                 os.close(descriptor)
-                raise FaultError(f"{file}: this disk does not support file locks: {error.strerror}") from error
+                raise FaultError(
+                    f"{file}: this disk does not support file locks: {error.strerror}"
+                ) from error
             if has_lock and os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 return descriptor
             os.close(descriptor)
@@ -106,7 +116,9 @@ def _take(file: Path) -> int:
 
 
 def lock_shared(descriptor: int) -> None:
-    """Keep `remove_unused` from removing an open file until it is closed. No effect if the disk lacks such locks."""
+    """Keep `remove_unused` from removing an open file until it is closed. No effect if the disk
+    lacks such locks.
+    """
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -114,7 +126,9 @@ def lock_shared(descriptor: int) -> None:
 
 
 def remove_unused(file: Path) -> None:
-    """Try to remove a file, unless a process on any machine that shares the disk holds it with `lock_shared`."""
+    """Try to remove a file, unless a process on any machine that shares the disk holds it with
+    `lock_shared`.
+    """
     with suppress(OSError), file.open("r+b") as stream:
         if _locked(stream.fileno()):
             file.unlink()
@@ -135,5 +149,6 @@ def _locked(descriptor: int, *, inherited: bool = True) -> bool:
 
             (fcntl.flock if inherited else fcntl.lockf)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except (BlockingIOError, PermissionError):  # another process holds it; the error depends on the operating system
+    except (BlockingIOError, PermissionError):
+        # another process holds it; the error depends on the operating system
         return False

@@ -1,8 +1,9 @@
-"""Download a file from a URL: interrupted downloads are resumed, and the file is checked and renamed into place.
+"""Download a file from a URL: interrupted downloads are resumed, and the file is checked and
+renamed into place.
 
 This is the only module of Kestrel that requests anything from the network. It is called only with
-`--download`, for URLs that a program gives to a model loaded with `urls=True`, and (`open_response`)
-for an address that `--source` gives.
+`--download`, for URLs that a program gives to a model loaded with `urls=True`, and
+(`open_response`) for an address that `--source` gives.
 """
 
 import base64
@@ -44,7 +45,8 @@ from utils.terminal import FaultError, print_lines
 
 MAX_BYTES = 2**41  # largest file
 STALL_S = 30.0  # read timeout
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # waits after the 1st, 2nd, ... failure in a row; one more failure is the last
+# waits after the 1st, 2nd, ... failure in a row; one more failure is the last
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 PROGRESS_BYTES = 2**20  # bytes: a try that receives this many starts the count of failures anew
 CHUNK = 2**20
 MAX_REDIRECTS = 10
@@ -81,8 +83,8 @@ def host_of(url: str) -> str:
 def check_url(url: str, *, plain_http: bool = False) -> None:
     """Raise ValueError, with half a sentence, for anything but an https or file URL.
 
-    http is allowed only to this machine, unless plain_http. A URL with a password is refused, because
-    URLs are printed and stored.
+    http is allowed only to this machine, unless plain_http. A URL with a password is refused,
+    because URLs are printed and stored.
 
     >>> check_url("https://a.org/b.zip")
     >>> check_url("http://a.org/b.zip")
@@ -100,7 +102,9 @@ def check_url(url: str, *, plain_http: bool = False) -> None:
         raise ValueError("it contains a user name or a password, which would be printed and stored")
     if parts.scheme == "file":
         if host not in ("", "localhost") or not parts.path.startswith("/"):
-            raise ValueError("a file URL needs the full path of a file on this machine: file:///folder/file.zip")
+            raise ValueError(
+                "a file URL needs the full path of a file on this machine: file:///folder/file.zip"
+            )
     elif not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f]*:[0-9a-f:.]*", host, re.ASCII):
         raise ValueError("it has no valid host name")
     elif parts.scheme == "http" and host not in LOOPBACK and not plain_http:
@@ -115,15 +119,19 @@ def fetch(
     stall_s: float = STALL_S,
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> str:
-    """Download `source` to `target`, which appears only when it is complete, and return its SHA-256.
+    """Download `source` to `target`, which appears only when it is complete, and return its
+    SHA-256.
 
-    Received bytes are kept in TARGET.part beside `target`, even if this process is killed. The next call resumes from
-    them if the server still has the same file. Only one process at a time may fetch to a target.
+    Received bytes are kept in TARGET.part beside `target`, even if this process is killed. The next
+    call resumes from them if the server still has the same file. Only one process at a time may
+    fetch to a target.
 
-    limit: bytes. stall_s: seconds without a byte after which a try fails. pauses_s: seconds to wait after each failure.
+    limit: bytes. stall_s: seconds without a byte after which a try fails. pauses_s: seconds to wait
+    after each failure.
 
-    Raises ValueError for a URL that is not allowed; FaultError, with the host's name, if the file cannot be fetched, is
-    larger than `limit` or the free disk space, or has a different SHA-256; OSError if the disk is full.
+    Raises ValueError for a URL that is not allowed; FaultError, with the host's name, if the file
+    cannot be fetched, is larger than `limit` or the free disk space, or has a different SHA-256;
+    OSError if the disk is full.
     """
     check_url(source.url)
     part = Part.found(source.url, target)
@@ -156,10 +164,11 @@ def sha256_of(file: Path) -> str:
 
 @dataclass
 class Part:
-    """The part of a file received so far, and a note of its version; both on disk, so that a later run can resume.
+    """The part of a file received so far, and a note of its version; both on disk, so that a later
+    run can resume.
 
-    total: bytes of the whole file, None if the server did not state it. etag, modified: the server's ETag and
-    Last-Modified headers, "" if missing.
+    total: bytes of the whole file, None if the server did not state it. etag, modified: the
+    server's ETag and Last-Modified headers, "" if missing.
     """
 
     file: Path
@@ -170,11 +179,15 @@ class Part:
 
     @classmethod
     def found(cls, url: str, target: Path) -> "Part":
-        """The part of the file at `url` that an earlier run left, or an empty part if there is no usable one."""
+        """The part of the file at `url` that an earlier run left, or an empty part if there is no
+        usable one.
+        """
         part = cls(target.with_name(f"{target.name}.part"), url)
         try:
             values: Any = json.loads(part.note.read_text(encoding="utf-8"))
-            part.total, part.etag, part.modified = (values[key] for key in ("total", "etag", "modified"))
+            part.total, part.etag, part.modified = (
+                values[key] for key in ("total", "etag", "modified")
+            )
             is_usable = (values["url"], type(part.etag), type(part.modified)) == (url, str, str)
             is_usable &= part.total is None or (type(part.total) is int and part.size <= part.total)
         except (OSError, ValueError, TypeError, KeyError):
@@ -194,12 +207,15 @@ class Part:
 
     @property
     def condition(self) -> str:
-        """The If-Range header, "" if unknown: a server sends the rest of this version or all (RFC 9110, 13.1.5)."""
+        """The If-Range header, "" if unknown: a server sends the rest of this version or all (RFC
+        9110, 13.1.5).
+        """
         return self.etag if self.etag.startswith('"') else self.modified
 
     def begin(self, total: int | None, etag: str, modified: str) -> None:
         """Empty the part and note the version that the server has now."""
-        self.file.write_bytes(b"")  # before the note: the bytes must never belong to another version than the note
+        # before the note: the bytes must never belong to another version than the note
+        self.file.write_bytes(b"")
         self.total, self.etag, self.modified = total, etag, modified
         with atomic_write(self.note) as temporary:
             values = {"url": self.url, "total": total, "etag": etag, "modified": modified}
@@ -213,7 +229,9 @@ class Part:
 
 @dataclass
 class _Transfer:
-    """Download a URL into a part. may_resume: resume even if the server does not identify the file's version."""
+    """Download a URL into a part. may_resume: resume even if the server does not identify the
+    file's version.
+    """
 
     part: Part
     bar: Any
@@ -224,7 +242,8 @@ class _Transfer:
     def complete(self, pauses_s: Sequence[float]) -> bool:
         """Receive the missing bytes; return whether the part was assembled from several responses.
 
-        Raises FaultError for a permanent fault, or after more failures in a row than there are pauses.
+        Raises FaultError for a permanent fault, or after more failures in a row than there are
+        pauses.
         """
         part, failures, is_pieced = self.part, 0, self.part.size > 0
         while part.total is None or part.size < part.total:
@@ -236,8 +255,14 @@ class _Transfer:
                 is_pieced = is_pieced or part.size > 0
                 failures = 1 if part.size - before >= PROGRESS_BYTES else failures + 1
                 if failures > len(pauses_s):
-                    kept = f"; {format_bytes(part.size)} are kept for the next run" if part.size else ""
-                    raise FaultError(f"{error}; gave up after {failures} tries in a row{kept}") from error
+                    kept = (
+                        f"; {format_bytes(part.size)} are kept for the next run"
+                        if part.size
+                        else ""
+                    )
+                    raise FaultError(
+                        f"{error}; gave up after {failures} tries in a row{kept}"
+                    ) from error
                 print_lines(f"{error}; trying again in {pauses_s[failures - 1]:g} s")
                 time.sleep(pauses_s[failures - 1])
         return is_pieced
@@ -256,11 +281,15 @@ class _Transfer:
         part, size = self.part, self.part.size
         headers = {"Accept-Encoding": "identity", "User-Agent": "kestrel"}
         if size and (part.condition or self.may_resume):
-            headers |= {"Range": f"bytes={size}-"} | ({"If-Range": part.condition} if part.condition else {})
+            headers |= {"Range": f"bytes={size}-"} | (
+                {"If-Range": part.condition} if part.condition else {}
+            )
         with open_response(part.url, headers, self.stall_s) as (response, host):
             if response.status == 200:
                 self._begin(
-                    announced_length(response), _validator(response, "ETag"), _validator(response, "Last-Modified")
+                    announced_length(response),
+                    _validator(response, "ETag"),
+                    _validator(response, "Last-Modified"),
                 )
             elif response.status == 206 and "Range" in headers:
                 self._resume(response, host)
@@ -269,7 +298,8 @@ class _Transfer:
 
             def read() -> bytes:
                 with network_errors(host, self.stall_s):
-                    return response.read1(CHUNK)  # the bytes available: waiting for a whole chunk would hide a stall
+                    # the bytes available: waiting for a whole chunk would hide a stall
+                    return response.read1(CHUNK)
 
             self._append(read, host)
 
@@ -286,7 +316,9 @@ class _Transfer:
         given = RANGE.fullmatch(response.headers.get("Content-Range", ""))
         first, last, total = given.groups() if given else ("", "", "*")
         known = ((part.etag, "ETag"), (part.modified, "Last-Modified"))
-        changed = [name for value, name in known if value and _validator(response, name) not in ("", value)]
+        changed = [
+            name for value, name in known if value and _validator(response, name) not in ("", value)
+        ]
         if part.total is None and total != "*":
             part.total = int(total)
         if not given or int(first) != part.size or int(last) < part.size:
@@ -310,7 +342,9 @@ class _Transfer:
         raise kind(f"{host} answered {status_text(status)}")
 
     def _append(self, read: Callable[[], bytes], host: str) -> None:
-        """Append all received bytes. Raises FaultError for more than announced or allowed, TemporaryError for fewer."""
+        """Append all received bytes. Raises FaultError for more than announced or allowed,
+        TemporaryError for fewer.
+        """
         size, total = self.part.size, self.part.total
         with name_os_errors(self.part.file), open(self.part.file, "ab") as file:
             while chunk := read():
@@ -318,16 +352,21 @@ class _Transfer:
                 if size > (self.limit if total is None else total):
                     file.truncate(0)
                     kind = "allowed" if total is None else "announced"
-                    raise FaultError(f"{host} sent more than the {kind} {format_bytes(total or self.limit)}")
+                    raise FaultError(
+                        f"{host} sent more than the {kind} {format_bytes(total or self.limit)}"
+                    )
                 file.write(chunk)
                 self.bar.update(len(chunk))
         if total is not None and size < total:
-            raise TemporaryError(f"{host} closed the connection after {format_bytes(size)} of {format_bytes(total)}")
+            raise TemporaryError(
+                f"{host} closed the connection after {format_bytes(size)} of {format_bytes(total)}"
+            )
 
     def _require_allowed(self, size: int) -> None:
         if size > self.limit:
             raise FaultError(
-                f"{Source(self.part.url)} has {format_bytes(size)}; at most {format_bytes(self.limit)} are allowed"
+                f"{Source(self.part.url)} has {format_bytes(size)}; at most "
+                f"{format_bytes(self.limit)} are allowed"
             )
 
 
@@ -337,8 +376,9 @@ def open_response(
 ) -> Iterator[tuple[HTTPResponse, str]]:
     """Yield the response to a request, after redirects, and the host that sent it.
 
-    url: without a user name, as `check_url` allows it. plain_http: redirects from http to http are followed to any
-    host. Raises FaultError, with the host's name, if there is no response, and TemporaryError if another try may help.
+    url: without a user name, as `check_url` allows it. plain_http: redirects from http to http are
+    followed to any host. Raises FaultError, with the host's name, if there is no response, and
+    TemporaryError if another try may help.
     """
     for _ in range(MAX_REDIRECTS + 1):
         host = host_of(url)
@@ -350,28 +390,40 @@ def open_response(
                 return
             url = _redirected(url, response.headers.get("Location", ""), plain_http)
             if host_of(url) != host:
-                headers = {name: value for name, value in headers.items() if name != "Authorization"}
+                headers = {
+                    name: value for name, value in headers.items() if name != "Authorization"
+                }
     raise FaultError(f"{host} redirected more than {MAX_REDIRECTS} times")
 
 
 def authorization(url: str, user: str, password: str, challenges: Sequence[str]) -> str | None:
-    """Return the Authorization header that answers a server's challenges; None if no answer is known.
+    """Return the Authorization header that answers a server's challenges; None if no answer is
+    known.
 
-    user, password: as in an address, percent-encoded. challenges: the WWW-Authenticate headers. Digest is preferred,
-    because Basic sends the password itself. Source: RFC 7616 and 7617. Raises ValueError for control characters, which
-    could start another header.
+    user, password: as in an address, percent-encoded. challenges: the WWW-Authenticate headers.
+    Digest is preferred, because Basic sends the password itself. Source: RFC 7616 and 7617. Raises
+    ValueError for control characters, which could start another header.
     """
     name, secret = unquote(user), unquote(password)
     if re.search(r"[\x00-\x1f\x7f]", name + secret):
         raise ValueError("its user name or password has control characters")
-    by_scheme = {scheme.lower(): rest for scheme, _, rest in (challenge.partition(" ") for challenge in challenges)}
+    by_scheme = {
+        scheme.lower(): rest
+        for scheme, _, rest in (challenge.partition(" ") for challenge in challenges)
+    }
     if "digest" in by_scheme:
         passwords = HTTPPasswordMgrWithDefaultRealm()
         passwords.add_password(None, url, name, secret)
         try:
-            parameters = parse_keqv_list([pair for pair in parse_http_list(by_scheme["digest"]) if pair])
-            answer = AbstractDigestAuthHandler(passwords).get_authorization(Request(url), parameters)  # noqa: S310
-        except (ValueError, IndexError, OSError):  # a damaged challenge, or an algorithm that is not supported
+            parameters = parse_keqv_list(
+                [pair for pair in parse_http_list(by_scheme["digest"]) if pair]
+            )
+            answer = AbstractDigestAuthHandler(passwords).get_authorization(
+                Request(url),  # noqa: S310
+                parameters,
+            )
+        except (ValueError, IndexError, OSError):
+            # a damaged challenge, or an algorithm that is not supported
             answer = None
         if answer:
             return f"Digest {answer}"
@@ -381,9 +433,12 @@ def authorization(url: str, user: str, password: str, challenges: Sequence[str])
 
 
 def _opener(url: str) -> OpenerDirector:
-    """An opener for http and https, with the environment's proxies; it returns errors and redirects as responses."""
+    """An opener for http and https, with the environment's proxies; it returns errors and redirects
+    as responses.
+    """
     opener = OpenerDirector()
-    is_local = urlsplit(url).hostname in LOOPBACK  # to a proxy it would mean the proxy's own machine
+    # to a proxy it would mean the proxy's own machine
+    is_local = urlsplit(url).hostname in LOOPBACK
     for handler in (ProxyHandler({} if is_local else None), HTTPHandler(), HTTPSHandler()):
         opener.add_handler(handler)
     return opener
@@ -405,7 +460,8 @@ def _redirected(url: str, location: str, plain_http: bool = False) -> str:
 
 
 def status_text(status: int) -> str:
-    """The status code of a response with the phrase of the standard; the server's own text is not repeated.
+    """The status code of a response with the phrase of the standard; the server's own text is not
+    repeated.
 
     >>> status_text(404), status_text(799)
     ('404 Not Found', '799')
@@ -421,24 +477,38 @@ def announced_length(response: HTTPResponse) -> int | None:
 
 
 def _validator(response: HTTPResponse, name: str) -> str:
-    """A header that identifies the file's version (RFC 9110, 8.8); "" if missing or unfit to be sent back unchanged."""
+    """A header that identifies the file's version (RFC 9110, 8.8); "" if missing or unfit to be
+    sent back unchanged.
+    """
     value = response.headers.get(name, "")
     return value if re.fullmatch(r"[ -~]{1,200}", value) else ""
 
 
 @contextmanager
 def network_errors(host: str, stall_s: float) -> Iterator[None]:
-    """Turn the errors of network calls into FaultError or TemporaryError with one sentence that names the host."""
+    """Turn the errors of network calls into FaultError or TemporaryError with one sentence that
+    names the host.
+    """
     try:
         yield
     except (OSError, HTTPException, UnicodeError) as error:
-        cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
-        kind = FaultError if isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError)) else TemporaryError
+        cause = (
+            error.reason
+            if isinstance(error, URLError) and isinstance(error.reason, Exception)
+            else error
+        )
+        kind = (
+            FaultError
+            if isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError))
+            else TemporaryError
+        )
         raise kind(f"{host} {_describe(cause, stall_s)}") from error
 
 
 def _describe(error: Exception, stall_s: float) -> str:
-    """The second half of a sentence for an error of the network; the server's own text is not repeated."""
+    """The second half of a sentence for an error of the network; the server's own text is not
+    repeated.
+    """
     if isinstance(error, TimeoutError):
         return f"sent nothing for {stall_s:g} s"
     if isinstance(error, socket.gaierror):

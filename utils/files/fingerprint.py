@@ -1,6 +1,8 @@
-"""Digests of many files, which caches store to notice that a file that they were made from has changed.
+"""Digests of many files, which caches store to notice that a file that they were made from has
+changed.
 
-Modification times prove nothing: archives, `cp -p`, `rsync -t` and image layers set them to what they were elsewhere.
+Modification times prove nothing: archives, `cp -p`, `rsync -t` and image layers set them to what
+they were elsewhere.
 """
 
 import hashlib
@@ -19,19 +21,23 @@ BLOCK_BYTES = 2**20  # read at a time
 
 
 def digest_of_contents(paths: Iterable[FilePath]) -> str:
-    """Return a digest of path and contents of each file, in this order. Files that do not exist are allowed.
+    """Return a digest of path and contents of each file, in this order. Files that do not exist are
+    allowed.
 
-    For small files such as labels: 100,000 take 2 to 3 seconds on two busy cores, three times their `digest_of_states`.
+    For small files such as labels: 100,000 take 2 to 3 seconds on two busy cores, three times their
+    `digest_of_states`.
     """
     return _digest(paths, _content)
 
 
 def digest_of_states(paths: Iterable[FilePath]) -> str:
-    """Return a digest of path, size, modification time, change time and inode of each file, without reading them.
+    """Return a digest of path, size, modification time, change time and inode of each file, without
+    reading them.
 
-    Files that do not exist are allowed. The system sets the change time when a file is written or renamed, and no
-    program can choose it; disks that keep none, such as read-only disk images, repeat the modification time or a
-    constant, and there a file of the same size, time and inode counts as unchanged.
+    Files that do not exist are allowed. The system sets the change time when a file is written or
+    renamed, and no program can choose it; disks that keep none, such as read-only disk images,
+    repeat the modification time or a constant, and there a file of the same size, time and inode
+    counts as unchanged.
     """
     return _digest(paths, _state)
 

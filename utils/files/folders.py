@@ -8,17 +8,27 @@ from collections.abc import Collection
 from pathlib import Path
 
 RUN_MARK = "kestrel-run.txt"  # the file that marks a run folder
-RUN_MARK_TEXT = "Kestrel wrote this folder. Its pictures are results: they are not read as data of a folder above.\n"
-# Of runs made before the mark existed, and of YOLOv5: files that only a run folder has together, and default paths.
-FILES_OF_RUNS = ({"args.yaml", "hyp.yaml"}, {"opt.yaml", "hyp.yaml"}, {"metrics.json", "confusion_matrix.png"})
+RUN_MARK_TEXT = (
+    "Kestrel wrote this folder. Its pictures are results: they are not read as "
+    "data of a folder above.\n"
+)
+# Of runs made before the mark existed, and of YOLOv5: files that only a run folder has together,
+# and default paths.
+FILES_OF_RUNS = (
+    {"args.yaml", "hyp.yaml"},
+    {"opt.yaml", "hyp.yaml"},
+    {"metrics.json", "confusion_matrix.png"},
+)
 PATHS_OF_RUNS = re.compile(r"(.*/)?runs/(train|val|detect)/exp[0-9]*")
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
-    """Create and return project/name, or the first free one of name2, name3, ...; two runs never share a folder.
+    """Create and return project/name, or the first free one of name2, name3, ...; two runs never
+    share a folder.
 
-    The folder is marked with RUN_MARK. exist_ok: use project/name even if it exists; it is marked if it is empty, since
-    it may hold the user's own files. Raises ValueError if the folder cannot be created.
+    The folder is marked with RUN_MARK. exist_ok: use project/name even if it exists; it is marked
+    if it is empty, since it may hold the user's own files. Raises ValueError if the folder cannot
+    be created.
     """
     if not name:
         raise ValueError("--name: must not be empty")
@@ -44,10 +54,14 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 def is_run_folder(folder: str, names: Collection[str]) -> bool:
     """Whether train.py, val.py or detect.py wrote a folder. names: of the files in it.
 
-    >>> is_run_folder("photos/night", ["a.jpg", "kestrel-run.txt"]), is_run_folder("photos/night", ["a.jpg"])
-    (True, False)
-    >>> is_run_folder("/photos/runs/detect/exp2", ["a.jpg"]), is_run_folder("/photos/runs/train/images", ["a.jpg"])
-    (True, False)
+    >>> is_run_folder("photos/night", ["a.jpg", "kestrel-run.txt"])
+    True
+    >>> is_run_folder("photos/night", ["a.jpg"])
+    False
+    >>> is_run_folder("/photos/runs/detect/exp2", ["a.jpg"])
+    True
+    >>> is_run_folder("/photos/runs/train/images", ["a.jpg"])
+    False
     """
     if RUN_MARK in names or any(files.issubset(names) for files in FILES_OF_RUNS):
         return True
@@ -55,7 +69,9 @@ def is_run_folder(folder: str, names: Collection[str]) -> bool:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the temporary files in a run folder that processes left because they were killed while writing."""
+    """Remove the temporary files in a run folder that processes left because they were killed while
+    writing.
+    """
     for file in (*folder.glob("*.tmp.*"), *folder.glob("weights/*.tmp.*")):
         if file.suffix[1:].isdecimal():  # a process id
             file.unlink(missing_ok=True)
@@ -64,8 +80,8 @@ def remove_partial_files(folder: Path) -> None:
 def newest_first(folder: Path, pattern: str) -> list[Path]:
     """The files in `folder` that match a glob `pattern`, the most recently written one first.
 
-    Links to files that do not exist are left out: `Path.glob` returns them since Python 3.13, though not before. So
-    are files that another process removes at this moment.
+    Links to files that do not exist are left out: `Path.glob` returns them since Python 3.13,
+    though not before. So are files that another process removes at this moment.
     """
     written: list[tuple[int, Path]] = []
     for path in folder.glob(pattern):
@@ -75,9 +91,11 @@ def newest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def cache_folder(given: str) -> Path | None:
-    """The folder for scanned labels and decoded images: `given`, or the user's cache folder if that is empty.
+    """The folder for scanned labels and decoded images: `given`, or the user's cache folder if that
+    is empty.
 
-    None if the user has no home folder, as in a container that runs under a user id unknown to the system.
+    None if the user has no home folder, as in a container that runs under a user id unknown to the
+    system.
     """
     if given:
         return Path(given)

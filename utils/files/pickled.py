@@ -1,8 +1,9 @@
 """Read the pickle and the tensors of a torch.save file as data, without executing anything.
 
-A pickle is a program. Here its names are never imported, its calls become `Record` objects, and tensors are read from
-the file's own entries, whose sizes are checked. torch.load is not used: even with weights_only it executes calls
-(bytearray, torch.Tensor) that allocate as much memory as the pickle asks for.
+A pickle is a program. Here its names are never imported, its calls become `Record` objects, and
+tensors are read from the file's own entries, whose sizes are checked. torch.load is not used: even
+with weights_only it executes calls (bytearray, torch.Tensor) that allocate as much memory as the
+pickle asks for.
 """
 
 import io
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Limits far above real checkpoints: yolov5x6 with its optimizer state has 1 GB, a pickle of 1 MB and 900 tensors.
+# Limits far above real checkpoints: yolov5x6 with its optimizer state has 1 GB, a pickle of 1 MB
+# and 900 tensors.
 MAX_FILE = 1 << 34  # bytes, as the next two
 MAX_DIRECTORY = 1 << 22
 MAX_PICKLE = 1 << 26
@@ -56,7 +58,9 @@ HARMFUL_MODULES = re.compile(
 
 
 class LimitedReadFile(io.FileIO):
-    """A file that refuses reads of more than MAX_DIRECTORY bytes: zipfile reads a zip's directory in one call."""
+    """A file that refuses reads of more than MAX_DIRECTORY bytes: zipfile reads a zip's directory
+    in one call.
+    """
 
     def read(self, size: int | None = -1, /) -> bytes:
         size = MAX_DIRECTORY if size is None or size < 0 else size
@@ -66,7 +70,9 @@ class LimitedReadFile(io.FileIO):
 
 
 def open_limited(path: Path) -> LimitedReadFile:
-    """Open a regular file of at most MAX_FILE bytes. Raises OSError or ValueError for others: a pipe would block."""
+    """Open a regular file of at most MAX_FILE bytes. Raises OSError or ValueError for others: a
+    pipe would block.
+    """
     size = path.stat().st_size
     if not path.is_file():
         raise ValueError("it is not a regular file")
@@ -86,18 +92,26 @@ class Archive:
         file.seek(0)
         if file.read(4) != b"PK\x03\x04":
             raise ValueError(
-                "it is empty" if self.size == 0 else "it is not a zip file of torch.save (torch 1.6 or later)"
+                "it is empty"
+                if self.size == 0
+                else "it is not a zip file of torch.save (torch 1.6 or later)"
             )
         self._zip = zipfile.ZipFile(file)
         entries = self._zip.infolist()
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
             raise ValueError("it has two entries with the same name")
-        if any(e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size for e in entries):
+        if any(
+            e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size for e in entries
+        ):
             raise ValueError("its entries are compressed")
         if sum(entry.file_size for entry in entries) > self.size:
             raise ValueError("its entries are larger than the file")
-        folders = [name.removesuffix("data.pkl") for name in self._entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
+        folders = [
+            name.removesuffix("data.pkl")
+            for name in self._entries
+            if re.fullmatch(r"[^/]+/data\.pkl", name)
+        ]
         if len(folders) != 1:
             raise ValueError("it has no data.pkl as torch.save writes it")
         self._folder = folders[0]
@@ -109,7 +123,9 @@ class Archive:
         return PickleReader().run(self.read("data.pkl", MAX_PICKLE))
 
     def read(self, name: str, most: int) -> bytearray:
-        """The bytes of an entry, checksum verified. Raises ValueError if there are more than `most`."""
+        """The bytes of an entry, checksum verified. Raises ValueError if there are more than
+        `most`.
+        """
         entry = self._entries.get(self._folder + name)
         if entry is None:
             raise ValueError(f"it has no entry {name}")
@@ -133,7 +149,9 @@ class ClassName:
 
 @dataclass(eq=False)
 class Record:
-    """Stands for the object that `kind(*args)` would create, with the state and items that the pickle sets on it."""
+    """Stands for the object that `kind(*args)` would create, with the state and items that the
+    pickle sets on it.
+    """
 
     kind: str
     args: Any
@@ -151,22 +169,29 @@ class Stored:
 
 
 def kind(module: Any, name: Any) -> ClassName:
-    """The ClassName of a name. Raises ValueError for names that no checkpoint needs and that do harm when called."""
+    """The ClassName of a name. Raises ValueError for names that no checkpoint needs and that do
+    harm when called.
+    """
     if not isinstance(module, str) or not isinstance(name, str):
         raise ValueError("it builds a class name from values that are not text")
-    if len(module) + len(name) > MAX_LETTERS:  # a long text used in many names would be copied for each
+    # a long text used in many names would be copied for each
+    if len(module) + len(name) > MAX_LETTERS:
         raise ValueError(f"it has names of more than {MAX_LETTERS} letters")
     module = "builtins" if module == "__builtin__" else module
     root = module.partition(".")[0]
-    if HARMFUL_MODULES.fullmatch(root) or (root == "builtins" and not HARMLESS_BUILTINS.fullmatch(name)):
+    if HARMFUL_MODULES.fullmatch(root) or (
+        root == "builtins" and not HARMLESS_BUILTINS.fullmatch(name)
+    ):
         raise ValueError(f"it names {module}.{name}")
     return ClassName(f"{module}.{name}")
 
 
 class PickleReader:
-    """A pickle interpreter that builds plain values and Records. None of its opcodes can call anything.
+    """A pickle interpreter that builds plain values and Records. None of its opcodes can call
+    anything.
 
-    skipped_keys: how many dict items were dropped because their keys are neither text nor small whole numbers.
+    skipped_keys: how many dict items were dropped because their keys are neither text nor small
+    whole numbers.
     """
 
     def __init__(self) -> None:
@@ -178,7 +203,8 @@ class PickleReader:
     def run(self, pickled: bytes | bytearray) -> Any:
         """The pickled value; each call in the pickle is a Record.
 
-        Raises ValueError if the pickle is damaged, too long, or has opcodes that no checkpoint needs.
+        Raises ValueError if the pickle is damaged, too long, or has opcodes that no checkpoint
+        needs.
         """
         for count, (opcode, value, _) in enumerate(pickletools.genops(bytes(pickled))):
             if count == MAX_STEPS:
@@ -233,9 +259,15 @@ class PickleReader:
                 state = self.stack.pop()
                 self._target(Record).state = state
             case "SETITEM" | "SETITEMS":
-                values = self._since_mark() if opcode == "SETITEMS" else [self.stack.pop(-2), self.stack.pop()]
+                values = (
+                    self._since_mark()
+                    if opcode == "SETITEMS"
+                    else [self.stack.pop(-2), self.stack.pop()]
+                )
                 target = self._target(dict, Record)
-                self.skipped_keys += _set_items(target.items if isinstance(target, Record) else target, values)
+                self.skipped_keys += _set_items(
+                    target.items if isinstance(target, Record) else target, values
+                )
             case "APPEND" | "APPENDS" | "ADDITEMS":
                 values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
                 target = self._target(list, Record)
@@ -264,7 +296,8 @@ class PickleReader:
 
 
 def _set_items(target: dict[Any, Any], values: list[Any]) -> int:
-    """Set the items whose keys are text or small whole numbers; return how many items were left out.
+    """Set the items whose keys are text or small whole numbers; return how many items were left
+    out.
 
     Other keys are not hashed: hashing nested tuples may take forever.
     """
@@ -298,11 +331,17 @@ class TensorReader:
         self._read: dict[str, bytearray] = {}
 
     def tensor(self, value: Any) -> Tensor:
-        """The tensor or parameter of a Record, with its saved strides, as a view of the bytes read from the file.
+        """The tensor or parameter of a Record, with its saved strides, as a view of the bytes read
+        from the file.
 
-        Raises ValueError if the Record is something else, or the tensor reaches outside its storage.
+        Raises ValueError if the Record is something else, or the tensor reaches outside its
+        storage.
         """
-        if isinstance(value, Record) and value.kind == "torch._utils._rebuild_parameter" and is_args(value.args, 1):
+        if (
+            isinstance(value, Record)
+            and value.kind == "torch._utils._rebuild_parameter"
+            and is_args(value.args, 1)
+        ):
             value = value.args[0]
         if not is_tensor(value):
             raise ValueError("it has something else where a tensor should be")
@@ -324,12 +363,16 @@ class TensorReader:
             self._read[stored.key] = self._archive.read(f"data/{stored.key}", self._archive.size)
         content = self._read[stored.key]
         if len(content) != stored.count * stored.dtype.itemsize:
-            raise ValueError(f"its data/{stored.key} has {len(content)} bytes for {stored.count} {stored.dtype}")
+            raise ValueError(
+                f"its data/{stored.key} has {len(content)} bytes for {stored.count} {stored.dtype}"
+            )
         return content
 
 
 def mapping_entries(value: Any) -> dict[Any, Any]:
-    """The entries of a dict, or of the record of a dict subclass. Raises ValueError for anything else."""
+    """The entries of a dict, or of the record of a dict subclass. Raises ValueError for anything
+    else.
+    """
     found = value.items if isinstance(value, Record) and value.kind in MAPPINGS else value
     if not isinstance(found, dict):
         raise ValueError("one of its modules is damaged")
@@ -345,8 +388,14 @@ def is_args(args: Any, least: int) -> bool:
 
 
 def is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
-    """Whether offset, size and strides describe a view of a storage of `count` numbers, no larger than that storage."""
-    if not isinstance(size, tuple) or not isinstance(strides, tuple) or not len(size) == len(strides) <= 8:
+    """Whether offset, size and strides describe a view of a storage of `count` numbers, no larger
+    than that storage.
+    """
+    if (
+        not isinstance(size, tuple)
+        or not isinstance(strides, tuple)
+        or not len(size) == len(strides) <= 8
+    ):
         return False
     if not all(type(value) is int and 0 <= value < 1 << 40 for value in (offset, *size, *strides)):
         return False
@@ -355,10 +404,11 @@ def is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
 
 
 def read_plain(path: Path) -> Any:
-    """The content of a torch.save file that holds only tensors and plain values, together no larger than the file.
+    """The content of a torch.save file that holds only tensors and plain values, together no larger
+    than the file.
 
-    Like torch.load(weights_only=True), which does not run code either, but which hashes and allocates whatever the
-    pickle asks for. Raises OSError, ValueError or BadZipFile.
+    Like torch.load(weights_only=True), which does not run code either, but which hashes and
+    allocates whatever the pickle asks for. Raises OSError, ValueError or BadZipFile.
     """
     with open_limited(path) as file:
         archive, machine = Archive(file), PickleReader()
@@ -369,7 +419,9 @@ def read_plain(path: Path) -> Any:
 
 
 def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int) -> Any:
-    """`value` with its Records replaced by tensors. A value that occurs twice is copied, and counted, twice."""
+    """`value` with its Records replaced by tensors. A value that occurs twice is copied, and
+    counted, twice.
+    """
     if next(counted, None) is None or depth > MAX_DEPTH:
         raise ValueError("it is nested too deeply, or contains itself")
     if isinstance(value, dict):

@@ -1,4 +1,6 @@
-"""What an http or https address holds: whether it is a file of a known length, and its content in memory."""
+"""What an http or https address holds: whether it is a file of a known length, and its content in
+memory.
+"""
 
 import time
 from collections.abc import Iterator
@@ -19,14 +21,17 @@ from utils.files.download import (
 from utils.terminal import FaultError
 
 CHUNK = 2**20
-MIN_BYTES_PER_S = 1000  # on average; a server that sends a byte now and then would keep a reader for ever
+# on average; a server that sends a byte now and then would keep a reader for ever
+MIN_BYTES_PER_S = 1000
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kestrel"}
 STREAM_KINDS = ("multipart/", "video/", "audio/")  # how the Content-Type of a stream begins
 UNAUTHORIZED = 401
 
 
 class Remote:
-    """The response of a server. kind: its Content-Type, in lower case. length: bytes, None if it announces none."""
+    """The response of a server. kind: its Content-Type, in lower case. length: bytes, None if it
+    announces none.
+    """
 
     def __init__(self, response: Response, host: str, stall_s: float) -> None:
         self.kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -46,7 +51,8 @@ class Remote:
     def read(self, limit: int) -> bytes:
         """Return the whole content.
 
-        Raises FaultError if it is longer than `limit` bytes, breaks off, or comes slower than MIN_BYTES_PER_S.
+        Raises FaultError if it is longer than `limit` bytes, breaks off, or comes slower than
+        MIN_BYTES_PER_S.
         """
         content = bytearray()
         start_s = time.monotonic()
@@ -56,7 +62,9 @@ class Remote:
                 raise FaultError(f"{self._host} sent more than the allowed {format_bytes(limit)}")
             elapsed_s = time.monotonic() - start_s
             if elapsed_s > self._stall_s and len(content) < MIN_BYTES_PER_S * elapsed_s:
-                raise FaultError(f"{self._host} sent only {format_bytes(len(content))} in {elapsed_s:.0f} s")
+                raise FaultError(
+                    f"{self._host} sent only {format_bytes(len(content))} in {elapsed_s:.0f} s"
+                )
         if self.length is not None and len(content) < self.length:
             received = f"{format_bytes(len(content))} of {format_bytes(self.length)}"
             raise FaultError(f"{self._host} closed the connection after {received}")
@@ -71,8 +79,9 @@ class Remote:
 def open_remote(address: str, stall_s: float) -> Iterator[Remote]:
     """Yield what is at an http or https address, which may hold a user name and a password.
 
-    stall_s: seconds without a byte after which reading fails. Raises ValueError for an address that is not allowed, and
-    FaultError, with the host's name, if the server cannot be reached or answers with an error.
+    stall_s: seconds without a byte after which reading fails. Raises ValueError for an address that
+    is not allowed, and FaultError, with the host's name, if the server cannot be reached or answers
+    with an error.
     """
     parts = urlsplit(address)
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
@@ -81,13 +90,19 @@ def open_remote(address: str, stall_s: float) -> Iterator[Remote]:
 
     headers, answer = HEADERS, None
     with open_response(url, headers, stall_s, plain_http=True) as (response, host):
-        asks_itself = response.status == UNAUTHORIZED and host == host_of(url)  # not a host that it redirects to
+        # not a host that it redirects to
+        asks_itself = response.status == UNAUTHORIZED and host == host_of(url)
         if asks_itself and user:
-            answer = authorization(url, user, password, response.headers.get_all("WWW-Authenticate", []))
+            answer = authorization(
+                url, user, password, response.headers.get_all("WWW-Authenticate", [])
+            )
         if answer is None:
             yield _accepted(response, host, stall_s)
             return
-    with open_response(url, {**headers, "Authorization": answer}, stall_s, plain_http=True) as (response, host):
+    with open_response(url, {**headers, "Authorization": answer}, stall_s, plain_http=True) as (
+        response,
+        host,
+    ):
         yield _accepted(response, host, stall_s)
 
 

@@ -2,14 +2,18 @@
 
 import unicodedata
 
-UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, undecodable bytes, line and paragraph separators
+# control characters, undecodable bytes, line and paragraph separators
+UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 
 
 def safe_name(name: str) -> str:
-    r"""Return a relative path that stays inside its folder and is one line, as close to `name` as possible.
+    r"""Return a relative path that stays inside its folder and is one line, as close to `name` as
+    possible.
 
     >>> safe_name("../a\\b\n.jpg"), safe_name("/etc/x.jpg"), safe_name("street/ä b.jpg")
     ('_/a_b_.jpg', 'etc/x.jpg', 'street/ä b.jpg')
     """
-    clean = "".join("_" if c == "\\" or unicodedata.category(c) in UNSAFE_CATEGORIES else c for c in name)
+    clean = "".join(
+        "_" if c == "\\" or unicodedata.category(c) in UNSAFE_CATEGORIES else c for c in name
+    )
     return "/".join(part if part.strip(". ") else "_" for part in clean.split("/") if part) or "_"

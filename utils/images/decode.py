@@ -27,15 +27,19 @@ from utils.images.opencv import cv2
 from utils.images.orientation import brands, orientation_of, turned
 from utils.printable import printable
 
-# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits change their meaning.
+# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits
+# change their meaning.
 IMAGE_SUFFIXES = frozenset(
     (".avif", ".bmp", ".dib", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo")
     + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-MAX_PIXELS_PER_BYTE = 4000  # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
-MAX_BYTES_PER_UNIT = 2160  # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
-FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")  # PFM, HDR, EXR, with any suffix
+# JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
+MAX_PIXELS_PER_BYTE = 4000
+# 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
+MAX_BYTES_PER_UNIT = 2160
+# PFM, HDR, EXR, with any suffix
+FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")
 FLOAT_VALUES = "has floating-point values, whose range is unknown"
 ALLOWED_VALUES = "allowed are unsigned ones of 8 and 16 bits"
 HEIC_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"))
@@ -53,7 +57,8 @@ def is_image_name(name: str) -> bool:
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """Return the pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order), upright.
+    """Return the pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order),
+    upright.
 
     Raises ValueError if the file cannot be read, and as `decode_bgr` does.
     """
@@ -61,14 +66,18 @@ def read_image(path: str | Path) -> np.ndarray:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return the contents of a regular file. Raises ValueError with its path if it cannot be read."""
+    """Return the contents of a regular file. Raises ValueError with its path if it cannot be
+    read.
+    """
     try:  # reading a pipe may never end, so only regular files are read
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is not a regular file")
         with open(path, "rb") as stream:
             return stream.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ValueError(f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ValueError(
+            f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
@@ -84,10 +93,12 @@ def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
 
 
 def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
-    """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values: uint8 or uint16 [H, W, 3].
+    """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values: uint8 or
+    uint16 [H, W, 3].
 
-    Raises ValueError with `name` if the image is damaged or truncated, or has floating-point, signed or 32-bit values,
-    and MemoryError with `name` if there is too little memory for its pixels.
+    Raises ValueError with `name` if the image is damaged or truncated, or has floating-point,
+    signed or 32-bit values, and MemoryError with `name` if there is too little memory for its
+    pixels.
     """
     image = None
     if not data.startswith(FLOAT_STARTS):
@@ -107,7 +118,8 @@ def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
 def has_end(data: bytes) -> bool:
     """Return False for a JPEG without its end marker, True for all other data.
 
-    >>> has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"), has_end(b"\\xff\\xd8\\xff\\xda\\x00\\x02abc\\xff\\xd9")
+    >>> data = b"\\xff\\xd8\\xff\\xda\\x00\\x02abc"
+    >>> has_end(data), has_end(data + b"\\xff\\xd9")
     (False, True)
     """
     scan = jpeg_header(data).scan
@@ -116,7 +128,9 @@ def has_end(data: bytes) -> bool:
 
 @contextmanager
 def quiet_decoder() -> Iterator[None]:
-    """Silence OpenCV's log on stderr while many files are decoded; the caller reports each problem itself."""
+    """Silence OpenCV's log on stderr while many files are decoded; the caller reports each problem
+    itself.
+    """
     log = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # OpenCV 4, OpenCV 5
     level = log.getLogLevel()
     log.setLogLevel(0)
@@ -127,9 +141,11 @@ def quiet_decoder() -> Iterator[None]:
 
 
 def _is_damaged_png(data: bytes) -> bool:
-    """Whether a PNG has a chunk that reaches past the end of the file, or is animated and has a wrong checksum.
+    """Whether a PNG has a chunk that reaches past the end of the file, or is animated and has a
+    wrong checksum.
 
-    OpenCV allocates as much memory as a chunk claims to need, and verifies checksums of still images only.
+    OpenCV allocates as much memory as a chunk claims to need, and verifies checksums of still
+    images only.
     """
     if not data.startswith(PNG_START):
         return False
@@ -137,7 +153,9 @@ def _is_damaged_png(data: bytes) -> bool:
     for kind, start, end in png_chunks(data):
         if end + 4 > len(data):
             return True
-        if animated and zlib.crc32(memoryview(data)[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+        if animated and zlib.crc32(memoryview(data)[start - 4 : end]) != int.from_bytes(
+            data[end : end + 4], "big"
+        ):
             return True
         if kind == b"IEND":
             return False
@@ -184,16 +202,18 @@ def _decode(data: bytes) -> np.ndarray | None:
 def _decode_without_end(data: bytes) -> np.ndarray | None:
     """Decode a JPEG without end marker; None if pixels are missing too.
 
-    The data are decoded twice, with two fillings that differ from the first bit on: a decoder skips bytes after the
-    last pixel, so the results differ only if pixels are missing. Progressive JPEGs are rejected: without the last scans
-    no pixel is missing, but all are coarse.
+    The data are decoded twice, with two fillings that differ from the first bit on: a decoder skips
+    bytes after the last pixel, so the results differ only if pixels are missing. Progressive JPEGs
+    are rejected: without the last scans no pixel is missing, but all are coarse.
     """
     if jpeg_header(data).frame in PROGRESSIVE:
         return None
     if data.endswith(b"\0\0"):  # as in a file whose length was set before its contents were written
         data = data.rstrip(b"\0")
     data = data.rstrip(b"\xff")  # the first byte of the end marker or of an escaped byte
-    first, second = (_decode(data + MAX_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa"))
+    first, second = (
+        _decode(data + MAX_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa")
+    )
     if first is None or second is None or not np.array_equal(first, second):
         return None
     return first

@@ -1,4 +1,6 @@
-"""What image libraries print to stderr while they decode: libjpeg's warnings, which name no file."""
+"""What image libraries print to stderr while they decode: libjpeg's warnings, which name no
+file.
+"""
 
 import os
 import sys
@@ -21,11 +23,15 @@ class DecoderMessages:
 
     @property
     def size(self) -> int:
-        """The number of bytes. If it grew during a call, that call or one in another thread printed something."""
+        """The number of bytes. If it grew during a call, that call or one in another thread printed
+        something.
+        """
         return os.fstat(self._caught.fileno()).st_size if self._caught else 0
 
     def since(self, start: int) -> str:
-        """Return what was printed after the first `start` bytes, on one line of at most 200 characters."""
+        """Return what was printed after the first `start` bytes, on one line of at most 200
+        characters.
+        """
         if not self._caught:
             return ""
         text = os.pread(self._caught.fileno(), 2000, start).decode("utf-8", "replace")
@@ -34,11 +40,12 @@ class DecoderMessages:
 
 @contextmanager
 def caught_messages() -> Iterator[DecoderMessages]:
-    """Keep what libraries print to stderr in this block from the terminal, and let the block look at it.
+    """Keep what libraries print to stderr in this block from the terminal, and let the block look
+    at it.
 
-    Python's own stderr, such as progress bars, still goes to the terminal. Nothing is caught in a second block at the
-    same time in another thread, on Windows, or without room for the temporary file. What a library prints before it
-    ends the process is lost.
+    Python's own stderr, such as progress bars, still goes to the terminal. Nothing is caught in a
+    second block at the same time in another thread, on Windows, or without room for the temporary
+    file. What a library prints before it ends the process is lost.
     """
     if not hasattr(os, "pread") or not _one_at_a_time.acquire(blocking=False):
         yield DecoderMessages(None)
@@ -51,7 +58,9 @@ def caught_messages() -> Iterator[DecoderMessages]:
             caught = tempfile.TemporaryFile()  # noqa: SIM115  # closed below
             descriptor = os.dup(2)
             if _is_descriptor_2(stderr):
-                sys.stderr = open(os.dup(2), "w", buffering=1, encoding=stderr.encoding, errors="backslashreplace")  # noqa: SIM115
+                sys.stderr = open(  # noqa: SIM115
+                    os.dup(2), "w", buffering=1, encoding=stderr.encoding, errors="backslashreplace"
+                )
             os.dup2(caught.fileno(), 2)
         yield DecoderMessages(caught)
     finally:

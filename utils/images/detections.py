@@ -21,8 +21,12 @@ class ImageDetections:
         """Return the number of detections D."""
         return len(self.scores)
 
-    def best(self, max_detections: int, class_ids: Sequence[int] | None = None) -> "ImageDetections":
-        """Return the first `max_detections` of these classes (None: of all), unchanged; count the others of them."""
+    def best(
+        self, max_detections: int, class_ids: Sequence[int] | None = None
+    ) -> "ImageDetections":
+        """Return the first `max_detections` of these classes (None: of all), unchanged; count the
+        others of them.
+        """
         wanted = np.arange(len(self))
         if class_ids is not None:
             wanted = np.flatnonzero(np.isin(self.class_ids, list(class_ids)))
@@ -37,7 +41,9 @@ class ImageDetections:
         )
 
     def rows(self, index: int) -> NDArray[np.float64]:
-        """Return [D, 7]: `index` of the image, class, x, y, w, h in pixels, score. `from_rows` inverts it."""
+        """Return [D, 7]: `index` of the image, class, x, y, w, h in pixels, score. `from_rows`
+        inverts it.
+        """
         low, high = np.split(self.boxes_xyxy, 2, axis=1)
         head = np.stack([np.full(len(self), index), self.class_ids], 1)
         return np.concatenate([head, low, high - low, self.scores[:, None]], 1)
@@ -53,10 +59,10 @@ class ImageDetections:
 class Frame:
     """An image to detect objects in: an image file, or one frame of a video or stream.
 
-    image: uint8 [H, W, 3], blue green red. path: of the file, or the address of the stream, as text for the user.
-    name: of its outputs: a relative path such as `street/a.jpg`, unique in a run except for the frames of one video.
-    number: of the frame in its video, from 1; None for an image. fps: frames per second of the video that these frames
-    make, 0 for an image.
+    image: uint8 [H, W, 3], blue green red. path: of the file, or the address of the stream, as text
+    for the user. name: of its outputs: a relative path such as `street/a.jpg`, unique in a run
+    except for the frames of one video. number: of the frame in its video, from 1; None for an
+    image. fps: frames per second of the video that these frames make, 0 for an image.
     """
 
     image: NDArray[np.uint8]

@@ -10,15 +10,21 @@ MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
 
 
 def encode_bgr(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """Return an image [H, W, 3], BGR, as the content of a .png file or, with any other suffix, of a JPEG file.
+    """Return an image [H, W, 3], BGR, as the content of a .png file or, with any other suffix, of a
+    JPEG file.
 
     Raises ValueError if the image is too large for the format.
     """
-    kind, options = (".png", []) if suffix.lower() == ".png" else (".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    kind, options = (
+        (".png", [])
+        if suffix.lower() == ".png"
+        else (".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    )
     encoded, content = cv2.imencode(kind, image, options)
     if not encoded:
         height, width = image.shape[:2]
         raise ValueError(
-            f"an image of {width} x {height} px cannot be a {kind} file; JPEG allows {MAX_JPEG_SIDE:,} px, PNG more"
+            f"an image of {width} x {height} px cannot be a {kind} file; JPEG allows "
+            f"{MAX_JPEG_SIDE:,} px, PNG more"
         )
     return content.tobytes()

@@ -1,22 +1,33 @@
-"""What the headers of image files say: sizes that files claim, JPEG segments, whether there is only one channel."""
+"""What the headers of image files say: sizes that files claim, JPEG segments, whether there is only
+one channel.
+"""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-PNG_START, GIF_STARTS, TIFF_STARTS = b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a"), (b"II*\0", b"MM\0*")
+PNG_START, GIF_STARTS, TIFF_STARTS = (
+    b"\x89PNG\r\n\x1a\n",
+    (b"GIF87a", b"GIF89a"),
+    (b"II*\0", b"MM\0*"),
+)
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers, one for each JPEG coding process
+# frame markers, one for each JPEG coding process
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = (0xC2, 0xCA)
 GREY_PNG_TYPES = (0, 4)  # colour types: grey, grey with alpha
 GREY_PNM_STARTS = (b"P1", b"P2", b"P4", b"P5")
-TIFF_PHOTOMETRIC, TIFF_GREY = 262, (0, 1)  # the tag PhotometricInterpretation; WhiteIsZero and BlackIsZero
-TIFF_BITS, TIFF_SAMPLE_FORMAT = 258, 339  # the tags BitsPerSample and SampleFormat, whose values follow
+# the tag PhotometricInterpretation; WhiteIsZero and BlackIsZero
+TIFF_PHOTOMETRIC, TIFF_GREY = 262, (0, 1)
+# the tags BitsPerSample and SampleFormat, whose values follow
+TIFF_BITS, TIFF_SAMPLE_FORMAT = 258, 339
 TIFF_SIGNED, TIFF_FLOAT = 2, 3
 TIFF_SHORT = 3  # the type of 16-bit numbers
 
 
 class JpegHeader(NamedTuple):
-    """The frame marker, the number of pixels and channels, and the offset of the first scan; 0 for what is absent."""
+    """The frame marker, the number of pixels and channels, and the offset of the first scan; 0 for
+    what is absent.
+    """
 
     frame: int = 0
     pixels: int = 0
@@ -27,30 +38,39 @@ class JpegHeader(NamedTuple):
 def jpeg_header(data: bytes) -> JpegHeader:
     """Return what the header of a JPEG says; zeros for other data.
 
-    Goes from segment to segment, because a thumbnail in the header has its own frame and end marker.
+    Goes from segment to segment, because a thumbnail in the header has its own frame and end
+    marker.
     """
     found, position = JpegHeader(), 2 if data.startswith(JPEG_START) else len(data)
     while position + 4 <= len(data) and data[position] == 0xFF:
-        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
+        marker, length = (
+            data[position + 1],
+            int.from_bytes(data[position + 2 : position + 4], "big"),
+        )
         if marker == JPEG_SCAN:
             return found._replace(scan=position)
         if marker in FRAMES:
             sides = data[position + 5 : position + 9]
             pixels = int.from_bytes(sides[:2], "big") * int.from_bytes(sides[2:], "big")
-            found = JpegHeader(marker, pixels, int.from_bytes(data[position + 9 : position + 10], "big"))
+            found = JpegHeader(
+                marker, pixels, int.from_bytes(data[position + 9 : position + 10], "big")
+            )
         position += 1 if marker == 0xFF else 2 + length
     return found
 
 
 def gif_pixels(data: bytes) -> int:
-    """Return the number of pixels of the canvas that the frames of a GIF are drawn on; 0 for other data."""
+    """Return the number of pixels of the canvas that the frames of a GIF are drawn on; 0 for other
+    data.
+    """
     if not data.startswith(GIF_STARTS):
         return 0
     return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
 
 
 def is_grey(data: bytes) -> bool:
-    """Whether the header of a JPEG, PNG, PNM or TIFF file says that the image has grey values only, and no colours.
+    """Whether the header of a JPEG, PNG, PNM or TIFF file says that the image has grey values only,
+    and no colours.
 
     False for all other kinds of files.
 
@@ -65,7 +85,8 @@ def is_grey(data: bytes) -> bool:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the type of each chunk of a PNG, and where its content begins and ends, up to IEND or the end of the data.
+    """Yield the type of each chunk of a PNG, and where its content begins and ends, up to IEND or
+    the end of the data.
 
     The end of the last chunk may be past the end of the data.
     """
@@ -81,7 +102,8 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def tiff_number(data: bytes, tag: int) -> int:
-    """Return the 16-bit number of a tag in the first page of a TIFF, or in EXIF data; -1 if it is absent.
+    """Return the 16-bit number of a tag in the first page of a TIFF, or in EXIF data; -1 if it is
+    absent.
 
     Of several numbers, such as BitsPerSample, the first one. Source: TIFF 6.0, section 2.
     """

@@ -1,10 +1,12 @@
-"""Letterboxing: put a resized image in the middle of a grey canvas, and map boxes between image and canvas.
+"""Letterboxing: put a resized image in the middle of a grey canvas, and map boxes between image and
+canvas.
 
-Coordinate frames: *image* pixels as in the file, *base* pixels of the image after its long side was resized to the
-training size, *canvas* pixels. A size is (width, height); a canvas shape is (height, width), as in arrays.
+Coordinate frames: *image* pixels as in the file, *base* pixels of the image after its long side was
+resized to the training size, *canvas* pixels. A size is (width, height); a canvas shape is (height,
+width), as in arrays.
 
-Both data/ (loading) and models/ (prediction) use this module, because they must place images identically and do not
-import each other.
+Both data/ (loading) and models/ (prediction) use this module, because they must place images
+identically and do not import each other.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,9 @@ EVALUATION_PAD = 0.5  # grey padding in strides, added in evaluation and predict
 
 
 class Placement(NamedTuple):
-    """Position of an image on a canvas: canvas pixels = image pixels * scale_xy + shift_xy, float64 [2] each."""
+    """Position of an image on a canvas: canvas pixels = image pixels * scale_xy + shift_xy, float64
+    [2] each.
+    """
 
     scale_xy: NDArray[np.float64]
     shift_xy: NDArray[np.float64]
@@ -32,10 +36,14 @@ class Placement(NamedTuple):
         """Convert boxes [N, 4] from image pixels to canvas pixels."""
         return boxes_xyxy * np.tile(self.scale_xy, 2) + np.tile(self.shift_xy, 2)
 
-    def to_image(self, boxes_xyxy: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-        """Convert boxes [N, 4] from canvas pixels to image pixels, clipped to the image of `size` (width, height).
+    def to_image(
+        self, boxes_xyxy: NDArray[np.float64], size: tuple[int, int]
+    ) -> NDArray[np.float64]:
+        """Convert boxes [N, 4] from canvas pixels to image pixels, clipped to the image of `size`
+        (width, height).
 
-        >>> placement = Placement(np.array([0.5, 0.5]), np.array([0.0, 40.0]))  # 640 x 480 on 320 x 320
+        >>> # 640 x 480 on 320 x 320
+        >>> placement = Placement(np.array([0.5, 0.5]), np.array([0.0, 40.0]))
         >>> placement.to_image(np.array([[-10.0, 60.0, 100.0, 240.0]]), (640, 480)).tolist()
         [[0.0, 40.0, 200.0, 400.0]]
         """
@@ -51,11 +59,15 @@ def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, 
     """
     x1, y1, x2, y2 = centered(base_size, canvas)
     base_scale = np.array(base_size) / np.array(size)
-    return Placement(base_scale * (np.array([x2 - x1, y2 - y1]) / np.array(base_size)), np.array([x1, y1], np.float64))
+    return Placement(
+        base_scale * (np.array([x2 - x1, y2 - y1]) / np.array(base_size)),
+        np.array([x1, y1], np.float64),
+    )
 
 
 def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
-    """The centred canvas region of a base image. An image that does not fit is shrunk, to at least 1 px per side.
+    """The centred canvas region of a base image. An image that does not fit is shrunk, to at least
+    1 px per side.
 
     >>> centered((320, 239), (320, 320)), centered((320, 240), (160, 160))
     ((0, 40, 320, 279), (0, 20, 160, 140))
@@ -68,9 +80,11 @@ def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
 
 
 def base_sizes(sizes: NDArray[np.int32], image_size: int, tile: int = 0) -> NDArray[np.int32]:
-    """Width and height of the base images, [M, 2], at least 1 px each. sizes: [M, 2] width and height of the images.
+    """Width and height of the base images, [M, 2], at least 1 px each. sizes: [M, 2] width and
+    height of the images.
 
-    tile: side of the tiles that images are cut into, which are resized to image_size in place of the whole image.
+    tile: side of the tiles that images are cut into, which are resized to image_size in place of
+    the whole image.
 
     >>> base_sizes(np.array([[640, 480], [20000, 10]], np.int32), 320).tolist()
     [[320, 240], [320, 1]]
@@ -87,11 +101,15 @@ def resized(image: Image, width: int, height: int) -> Image:
     if image.shape[:2] == (height, width):
         return image
     shrinks = height < image.shape[0] or width < image.shape[1]
-    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return cv2.resize(
+        image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    )
 
 
 def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) -> None:
-    """Draw the resized image in the middle of a canvas [H, W, 3] and fill the rest with grey, in place."""
+    """Draw the resized image in the middle of a canvas [H, W, 3] and fill the rest with grey, in
+    place.
+    """
     canvas[:] = GREY
     x1, y1, x2, y2 = centered(base_size, canvas.shape[:2])
     canvas[y1:y2, x1:x2] = resized(image, x2 - x1, y2 - y1)
@@ -100,7 +118,8 @@ def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) ->
 def round_up_to_stride(size: int, stride: int) -> int:
     """The smallest multiple of the stride that is at least `size` and at least two strides.
 
-    With one stride a single image gives a feature map of one cell, which BatchNorm rejects in training.
+    With one stride a single image gives a feature map of one cell, which BatchNorm rejects in
+    training.
 
     >>> round_up_to_stride(33, 32), round_up_to_stride(100, 32), round_up_to_stride(64, 64)
     (64, 128, 128)
@@ -109,10 +128,15 @@ def round_up_to_stride(size: int, stride: int) -> int:
 
 
 def fit_to_stride(image_size: int, stride: int, say: Callable[[str], None]) -> int:
-    """Round --imgsz up to a size that fits the largest stride of the model; log it if the size changes."""
+    """Round --imgsz up to a size that fits the largest stride of the model; log it if the size
+    changes.
+    """
     fitting = round_up_to_stride(image_size, stride)
     if fitting != image_size:
-        rule = f"must be a multiple of the largest stride, {stride}, and at least twice it (BatchNorm needs 2 cells)"
+        rule = (
+            f"must be a multiple of the largest stride, {stride}, and at least twice it "
+            "(BatchNorm needs 2 cells)"
+        )
         say(f"--imgsz {image_size} is rounded up to {fitting}: {rule}")
     return fitting
 
@@ -126,7 +150,8 @@ class CanvasShapes:
     pad: float = 0.0  # strides added before rounding up
 
     def shape(self, ratios: NDArray[np.float64]) -> tuple[int, int]:
-        """(height, width), multiples of the stride, of a canvas that holds images of these height / width ratios.
+        """(height, width), multiples of the stride, of a canvas that holds images of these height /
+        width ratios.
 
         >>> CanvasShapes(320, 32).shape(np.array([0.75, 0.7]))
         (256, 320)
@@ -146,7 +171,9 @@ class CanvasShapes:
 
 @dataclass(frozen=True)
 class FixedCanvas(CanvasShapes):
-    """The same canvas for all images, (height, width), as an exported model of a fixed input size needs."""
+    """The same canvas for all images, (height, width), as an exported model of a fixed input size
+    needs.
+    """
 
     canvas: tuple[int, int] = (0, 0)
 
@@ -158,10 +185,14 @@ class FixedCanvas(CanvasShapes):
         return self.canvas
 
 
-def canvas_shapes(image_size: int, stride: int, fixed: tuple[int, int] | None = None) -> CanvasShapes:
-    """The canvases of evaluation and prediction: rectangular with padding, or `fixed` (height, width).
+def canvas_shapes(
+    image_size: int, stride: int, fixed: tuple[int, int] | None = None
+) -> CanvasShapes:
+    """The canvases of evaluation and prediction: rectangular with padding, or `fixed` (height,
+    width).
 
-    image_size: long side in pixels, rounded up to a multiple of the stride; of a fixed canvas, its longer side is used.
+    image_size: long side in pixels, rounded up to a multiple of the stride; of a fixed canvas, its
+    longer side is used.
     """
     if fixed:
         return FixedCanvas(max(fixed), stride, canvas=fixed)

@@ -1,10 +1,10 @@
 """How an image file says that its pixels have to be turned, and the turned pixels.
 
-JPEG, PNG and WebP say it by the tag Orientation of their EXIF data, TIFF by the same tag of its own, AVIF by the boxes
-`irot` and `imir`. OpenCV turns JPEG and TIFF; it ignores AVIF's boxes, and EXIF in animated PNG and WebP, and in some
-versions in still ones.
-Source: EXIF 2.32, 4.6.4 (tag 274); PNG 3rd edition, 11.3.3.4 (eXIf); WebP container specification, "Metadata";
-ISO/IEC 23008-12:2022, 6.5.10 (irot), 6.5.12 (imir); ISO/IEC 14496-12, 4.2 and 8.11 (boxes, items).
+JPEG, PNG and WebP say it by the tag Orientation of their EXIF data, TIFF by the same tag of its
+own, AVIF by the boxes `irot` and `imir`. OpenCV turns JPEG and TIFF; it ignores AVIF's boxes, and
+EXIF in animated PNG and WebP, and in some versions in still ones. Source: EXIF 2.32, 4.6.4 (tag
+274); PNG 3rd edition, 11.3.3.4 (eXIf); WebP container specification, "Metadata"; ISO/IEC
+23008-12:2022, 6.5.10 (irot), 6.5.12 (imir); ISO/IEC 14496-12, 4.2 and 8.11 (boxes, items).
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,8 @@ EXIF_START = b"Exif\0\0"
 MAX_IPMA_BYTES = 2**20
 MAX_BOXES = 1000  # a hostile file can have a box for each 8 bytes
 
-# The EXIF orientations 1 to 8: whether rows and columns change places, and then which axes are mirrored.
+# The EXIF orientations 1 to 8: whether rows and columns change places, and then which axes are
+# mirrored.
 TURNS = {
     1: (False, ()),
     2: (False, (1,)),
@@ -33,8 +34,8 @@ TURNS = {
 }
 FLIP_CODES = {(0,): 0, (1,): 1, (0, 1): -1}  # of cv2.flip
 
-# By the quarter turns of AVIF's irot, anticlockwise, and the axis of its imir, which is applied after it.
-# imir 0 exchanges top and bottom, 1 left and right.
+# By the quarter turns of AVIF's irot, anticlockwise, and the axis of its imir, which is applied
+# after it. imir 0 exchanges top and bottom, 1 left and right.
 EXIF_OF_AVIF = {
     (0, None): 1,
     (1, None): 8,
@@ -52,9 +53,11 @@ EXIF_OF_AVIF = {
 
 
 def orientation_of(data: bytes) -> int | None:
-    """Return the EXIF orientation, 1 to 8, of a PNG, WebP or AVIF file; None for other files, which OpenCV turns.
+    """Return the EXIF orientation, 1 to 8, of a PNG, WebP or AVIF file; None for other files, which
+    OpenCV turns.
 
-    1 if the file says nothing, or nothing valid. EXIF in AVIF does not count: the standard gives this to irot and imir.
+    1 if the file says nothing, or nothing valid. EXIF in AVIF does not count: the standard gives
+    this to irot and imir.
     """
     if data.startswith(PNG_START):
         return _exif_orientation(_exif_of_png(data))
@@ -68,14 +71,18 @@ def orientation_of(data: bytes) -> int | None:
 def is_avif(data: bytes) -> bool:
     """Whether the first box of a file says that it is an AVIF image or image sequence.
 
-    >>> is_avif(b"\\0\\0\\0\\x14ftypavif\\0\\0\\0\\0mif1"), is_avif(b"\\0\\0\\0\\x10ftypisom\\0\\0\\0\\0")
-    (True, False)
+    >>> is_avif(b"\\0\\0\\0\\x14ftypavif\\0\\0\\0\\0mif1")
+    True
+    >>> is_avif(b"\\0\\0\\0\\x10ftypisom\\0\\0\\0\\0")
+    False
     """
     return not {b"avif", b"avis"}.isdisjoint(brands(data))
 
 
 def brands(data: bytes) -> set[bytes]:
-    """Return what the first box of an ISO media file (AVIF, HEIC, MP4) says it is; an empty set for other data."""
+    """Return what the first box of an ISO media file (AVIF, HEIC, MP4) says it is; an empty set for
+    other data.
+    """
     if data[4:8] != b"ftyp":
         return set()
     end = min(int.from_bytes(data[:4], "big"), 8 + 4 * MAX_BOXES)
@@ -103,7 +110,9 @@ def _exif_orientation(exif: bytes) -> int:
 
 
 def _exif_of_png(data: bytes) -> bytes:
-    """Return the content of the first eXIf chunk, b"" if there is none. It may follow the pixels."""
+    """Return the content of the first eXIf chunk, b"" if there is none. It may follow the
+    pixels.
+    """
     for kind, start, end in png_chunks(data):
         if kind == b"eXIf":
             return data[start:end]
@@ -138,7 +147,9 @@ def _avif_orientation(data: bytes) -> int:
     return EXIF_OF_AVIF[turns, axis]
 
 
-def _properties_of_primary_item(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+def _properties_of_primary_item(
+    data: bytes, start: int, end: int
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield each property of the primary item of a `meta` box, as `_boxes` does."""
     start += 4  # version and flags of meta
     primary = _first_box(data, b"pitm", start, end)
@@ -155,13 +166,17 @@ def _properties_of_primary_item(data: bytes, start: int, end: int) -> Iterator[t
     found = list(_boxes(data, *container))  # all: their places in this list are their numbers
     for kind, first, last in _boxes(data, *properties):
         if kind == b"ipma":
-            for index in _associations(data[first : min(last, first + MAX_IPMA_BYTES)], int.from_bytes(item, "big")):
+            for index in _associations(
+                data[first : min(last, first + MAX_IPMA_BYTES)], int.from_bytes(item, "big")
+            ):
                 if 0 < index <= len(found):
                     yield found[index - 1]
 
 
 def _associations(content: bytes, item: int) -> Iterator[int]:
-    """Yield the numbers, from 1, of the properties that an `ipma` box gives to an item (ISO/IEC 23008-12, 9.3)."""
+    """Yield the numbers, from 1, of the properties that an `ipma` box gives to an item (ISO/IEC
+    23008-12, 9.3).
+    """
     if len(content) < 8:
         return
     id_bytes = 4 if content[0] else 2
@@ -179,7 +194,9 @@ def _associations(content: bytes, item: int) -> Iterator[int]:
 
 
 def _first_box(data: bytes, wanted: bytes, start: int, end: int) -> tuple[int, int] | None:
-    """Return where the content of the first box of a type begins and ends, None if there is none."""
+    """Return where the content of the first box of a type begins and ends, None if there is
+    none.
+    """
     for kind, first, last in _boxes(data, start, end):
         if kind == wanted:
             return first, last

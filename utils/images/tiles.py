@@ -1,7 +1,7 @@
 """Tiles: overlapping regions that cover a large image, for a detector whose input is smaller.
 
-Both data/ (loading) and models/ (prediction) use this module, because they must cut images identically and do not
-import each other.
+Both data/ (loading) and models/ (prediction) use this module, because they must cut images
+identically and do not import each other.
 """
 
 import math
@@ -14,15 +14,18 @@ from utils.images.letterbox import Region
 
 DEFAULT_OVERLAP, MAX_OVERLAP = 0.2, 0.9  # fractions; beyond 0.9 the number of tiles explodes
 MIN_SIDE = 32  # pixels: smaller tiles would be many thousands
-CUT_MARGIN = 0.01  # of a tile's side: a box that ends within it of the tile's border was probably cut there
+# of a tile's side: a box that ends within it of the tile's border was probably cut there
+CUT_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
 class Tiling:
     """How images are cut into tiles.
 
-    side: of a tile, in pixels of the image. overlap: minimum overlap of neighbours, as a fraction of the side. whole:
-    the whole image is one more region, for objects larger than a tile. Raises ValueError for a number out of range.
+    side: of a tile, in pixels of the image. overlap: minimum overlap of neighbours, as a fraction
+    of the side. whole:
+    the whole image is one more region, for objects larger than a tile. Raises ValueError for a
+    number out of range.
     """
 
     side: int
@@ -31,14 +34,21 @@ class Tiling:
 
     def __post_init__(self) -> None:
         if self.side < 1:
-            raise ValueError(f"tile {self.side}: choose a side of 1 pixel or more, or 0 to use whole images")
+            raise ValueError(
+                f"tile {self.side}: choose a side of 1 pixel or more, or 0 to use whole images"
+            )
         if not 0 <= self.overlap <= MAX_OVERLAP:
-            raise ValueError(f"tile overlap {self.overlap}: choose a fraction of the side from 0 to {MAX_OVERLAP}")
+            raise ValueError(
+                f"tile overlap {self.overlap}: choose a fraction of the side from 0 to "
+                f"{MAX_OVERLAP}"
+            )
 
     def starts(self, length: int) -> list[int]:
-        """Return the first pixel of each tile along a side of the image: evenly spaced, the last tile ends the image.
+        """Return the first pixel of each tile along a side of the image: evenly spaced, the last
+        tile ends the image.
 
-        >>> Tiling(640, 0.2).starts(1500)  # neighbours may be up to 512 px apart, so 1500 - 640 = 860 takes two steps
+        >>> # neighbours may be up to 512 px apart, so 1500 - 640 = 860 takes two steps
+        >>> Tiling(640, 0.2).starts(1500)
         [0, 430, 860]
         >>> Tiling(640, 0.2).starts(640), Tiling(640, 0.2).starts(641), Tiling(4, 0).starts(9)
         ([0], [0, 1], [0, 2, 5])
@@ -61,19 +71,26 @@ class Tiling:
     def grid(self, size: tuple[int, int]) -> list[Region]:
         """Return the tiles of an image of `size` (width, height), row by row.
 
-        An image that is not larger than a tile is one tile. Tiles are smaller than `side` only where the image is.
+        An image that is not larger than a tile is one tile. Tiles are smaller than `side` only
+        where the image is.
 
         >>> Tiling(640).grid((1000, 300))
         [(0, 0, 640, 300), (360, 0, 1000, 300)]
         """
         width, height = size
         lefts, tops = self.starts(width), self.starts(height)
-        return [(x, y, min(x + self.side, width), min(y + self.side, height)) for y in tops for x in lefts]
+        return [
+            (x, y, min(x + self.side, width), min(y + self.side, height))
+            for y in tops
+            for x in lefts
+        ]
 
     def regions(self, size: tuple[int, int]) -> list[Region]:
-        """Return the tiles of an image of `size` (width, height), and then the whole image if `whole`.
+        """Return the tiles of an image of `size` (width, height), and then the whole image if
+        `whole`.
 
-        >>> Tiling(640, whole=True).regions((1000, 300))[2:], Tiling(640, whole=True).regions((640, 300))
+        >>> tiling = Tiling(640, whole=True)
+        >>> tiling.regions((1000, 300))[2:], tiling.regions((640, 300))
         ([(0, 0, 1000, 300)], [(0, 0, 640, 300)])
         """
         tiles = self.grid(size)
@@ -90,12 +107,15 @@ def open_tiling(tile: int, tile_overlap: float, tile_whole: bool) -> Tiling | No
     Raises ValueError for a tile of less than MIN_SIDE pixels, and as Tiling does.
     """
     if tile and tile < MIN_SIDE:
-        raise ValueError(f"tile {tile}: choose a side of {MIN_SIDE} pixels or more, or 0 to use whole images")
+        raise ValueError(
+            f"tile {tile}: choose a side of {MIN_SIDE} pixels or more, or 0 to use whole images"
+        )
     return Tiling(tile, tile_overlap, tile_whole) if tile else None
 
 
 def clip(boxes_xyxy: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
-    """Return the parts of boxes [..., 4] inside a region, in the pixels of the boxes; empty ones have no area.
+    """Return the parts of boxes [..., 4] inside a region, in the pixels of the boxes; empty ones
+    have no area.
 
     >>> clip(np.array([[-5.0, 2.0, 3.0, 20.0], [7.0, 0.0, 9.0, 1.0]]), (0, 0, 6, 10)).tolist()
     [[0.0, 2.0, 3.0, 10.0], [6.0, 0.0, 6.0, 1.0]]
@@ -103,13 +123,16 @@ def clip(boxes_xyxy: NDArray[np.float64], region: Region) -> NDArray[np.float64]
     return boxes_xyxy.clip(np.tile(region[:2], 2), np.tile(region[2:], 2))
 
 
-def cut_by_tile(boxes_xyxy: NDArray[np.float64], region: Region, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which boxes [N, 4] end at a border of their tile that is not a border of the image: [N].
+def cut_by_tile(
+    boxes_xyxy: NDArray[np.float64], region: Region, size: tuple[int, int]
+) -> NDArray[np.bool_]:
+    """Return which boxes [N, 4] end at a border of their tile that is not a border of the image:
+    [N].
 
     boxes_xyxy: in pixels of the image. region: the tile. size: (width, height) of the image.
 
-    >>> boxes = np.array([[0.0, 10.0, 50.0, 50.0], [600.0, 10.0, 636.0, 50.0], [600.0, 10.0, 630.0, 50.0]])
-    >>> cut_by_tile(boxes, (0, 0, 640, 640), (1000, 640)).tolist()  # the margin is 6.4 px
+    >>> boxes = [[0.0, 10.0, 50.0, 50.0], [600.0, 10.0, 636.0, 50.0], [600.0, 10.0, 630.0, 50.0]]
+    >>> cut_by_tile(np.array(boxes), (0, 0, 640, 640), (1000, 640)).tolist()  # the margin is 6.4 px
     [False, True, False]
     """
     margin = CUT_MARGIN * max(region[2] - region[0], region[3] - region[1])

@@ -17,7 +17,9 @@ from utils.printable import printable
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print COCO's twelve numbers of two files; return 0, or 2 if a file cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m utils.metrics", description="COCO's twelve numbers for boxes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.metrics", description="COCO's twelve numbers for boxes."
+    )
     parser.add_argument("truth", metavar="GT.json", help="COCO annotation file")
     parser.add_argument("detections", metavar="DT.json", help="COCO results list")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,6 +1,8 @@
-"""COCO's average precision and average recall for boxes: the numbers of pycocotools' COCOeval, without its loops.
+"""COCO's average precision and average recall for boxes: the numbers of pycocotools' COCOeval,
+without its loops.
 
-Legend: K classes, A area ranges, T IoU thresholds, R recall points, M limits on detections per image and class.
+Legend: K classes, A area ranges, T IoU thresholds, R recall points, M limits on detections per
+image and class.
 
 Source: cocodataset/cocoapi, PythonAPI/pycocotools/cocoeval.py, Simplified BSD License.
 """
@@ -23,9 +25,9 @@ class CocoResult:
     """COCO's numbers; -1 where there is no ground truth.
 
     stats: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl in [0, 1] or -1.
-    class_ids: int64 [K], sorted. precision: float64 [T, R, K, A, M]. recall: float64 [T, K, A, M]. As COCOeval.eval.
-    images, instances: int64 [K], number of images with a ground truth of the class, and of those ground truths, without
-    crowds.
+    class_ids: int64 [K], sorted. precision: float64 [T, R, K, A, M]. recall: float64 [T, K, A, M].
+    As COCOeval.eval. images, instances: int64 [K], number of images with a ground truth of the
+    class, and of those ground truths, without crowds.
     """
 
     stats: dict[str, float]
@@ -46,33 +48,46 @@ class CocoResult:
         table = {}
         for k, class_id in enumerate(self.class_ids.tolist()):
             numbers = summarize(self.precision[:, :, k : k + 1], self.recall[:, k : k + 1])
-            table[class_id] = numbers | {"images": int(self.images[k]), "instances": int(self.instances[k])}
+            table[class_id] = numbers | {
+                "images": int(self.images[k]),
+                "instances": int(self.instances[k]),
+            }
         return table
 
 
-def evaluate_boxes(truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids) -> CocoResult:
-    """COCO's numbers for detections against ground truth, over the given images and classes; ignores all other rows.
+def evaluate_boxes(
+    truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids
+) -> CocoResult:
+    """COCO's numbers for detections against ground truth, over the given images and classes;
+    ignores all other rows.
 
     >>> truth = GroundTruth([7], [0], [[10, 10, 50, 50]], [2500], [False])
     >>> found = Detections([7, 7], [0, 0], [[10, 10, 50, 50], [300, 300, 9, 9]], [0.8, 0.9])
-    >>> evaluate_boxes(truth, found, image_ids=[7], class_ids=[0]).stats["AP"]  # the false positive ranks first
+    >>> # the false positive ranks first
+    >>> evaluate_boxes(truth, found, image_ids=[7], class_ids=[0]).stats["AP"]
     0.5
     """
     matches = match_detections(truth, detections, image_ids=image_ids, class_ids=class_ids)
     precision, recall = precision_and_recall(matches)
     stats = summarize(precision, recall)
     return CocoResult(
-        stats, np.unique(class_ids).astype(np.int64), precision, recall, matches.images, matches.truths[0]
+        stats,
+        np.unique(class_ids).astype(np.int64),
+        precision,
+        recall,
+        matches.images,
+        matches.truths[0],
     )
 
 
 def precision_and_recall(
     matches: DetectionMatches, limits: Sequence[int] = MAX_DETECTIONS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M]; -1 without ground truth.
+    """precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M]; -1
+    without ground truth.
 
-    `limits` must be ascending.
-    Source: COCOeval.accumulate. Precision at a recall is the best precision at that recall or a higher one.
+    `limits` must be ascending. Source: COCOeval.accumulate. Precision at a recall is the best
+    precision at that recall or a higher one.
     """
     A, T, _ = matches.true_positive.shape
     K = matches.truths.shape[1]
@@ -89,7 +104,9 @@ def precision_and_recall(
 
 
 def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
-    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3]; -1 without ground truth."""
+    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3]; -1 without
+    ground truth.
+    """
     average = {
         "AP": precision[..., 0, 2],
         "AP50": precision[0, ..., 0, 2],
@@ -116,7 +133,9 @@ def format_summary(stats: Mapping[str, float]) -> str:
     AP50         -  average precision, IoU 0.50, all areas, 100 detections
     """
     shown = {name: f"{stats[name]:.4f}" if stats[name] >= 0 else "-" for name in SUMMARY_MEANING}
-    return "\n".join(f"{name:<6} {shown[name]:>7}  {meaning}" for name, meaning in SUMMARY_MEANING.items())
+    return "\n".join(
+        f"{name:<6} {shown[name]:>7}  {meaning}" for name, meaning in SUMMARY_MEANING.items()
+    )
 
 
 SUMMARY_MEANING = {
@@ -145,28 +164,40 @@ def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.nd
         needed = _hits_needed(matches.truths[a])
         for t in range(T):
             best, hits = _envelope(
-                matches.true_positive[a, t], matches.counted[a, t], matches.classes, class_starts, needed
+                matches.true_positive[a, t],
+                matches.counted[a, t],
+                matches.classes,
+                class_starts,
+                needed,
             )
             precision[t, :, known, a] = best[known]
             recall[t, known, a] = hits[known] / matches.truths[a, known]
 
 
 def _hits_needed(truths: np.ndarray) -> np.ndarray:
-    """The fewest true positives that reach each recall: smallest n >= 1 with n / truths >= recall. int64 [K, R]."""
+    """The fewest true positives that reach each recall: smallest n >= 1 with n / truths >= recall.
+    int64 [K, R].
+    """
     total = np.maximum(truths, 1)[:, None]
     recall = np.asarray(RECALL_POINTS)
-    needed = np.ceil(recall * total).astype(np.int64)  # the product may round across an integer, in either direction
+    # the product may round across an integer, in either direction
+    needed = np.ceil(recall * total).astype(np.int64)
     needed -= (needed - 1) / total >= recall
     needed += needed / total < recall
     return np.maximum(needed, 1)
 
 
 def _envelope(
-    true_positive: np.ndarray, counted: np.ndarray, classes: np.ndarray, class_starts: np.ndarray, needed: np.ndarray
+    true_positive: np.ndarray,
+    counted: np.ndarray,
+    classes: np.ndarray,
+    class_starts: np.ndarray,
+    needed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Best precision at each recall or a higher one, float64 [K, R], and true positives, int64 [K].
 
-    For one area range and threshold. Only the precision at true positives matters: between two of them it falls.
+    For one area range and threshold. Only the precision at true positives matters: between two of
+    them it falls.
     """
     K, R = needed.shape
     if K == 0:
@@ -175,11 +206,13 @@ def _envelope(
     class_of = classes[positions]
     hits = np.bincount(class_of, minlength=K)
     first = np.cumsum(hits) - hits
-    positives = np.concatenate([[0], np.cumsum(counted)])  # true and false positives before each position
+    # true and false positives before each position
+    positives = np.concatenate([[0], np.cumsum(counted)])
     positives_of_class = positives[positions + 1] - positives[class_starts[class_of]]
     nth = np.arange(1, len(positions) + 1) - first[class_of]
 
-    # One zero after the last hit of each class: the precision at recalls that the class never reaches.
+    # One zero after the last hit of each class: the precision at recalls that the class never
+    # reaches.
     padded = np.zeros(len(positions) + K)
     padded[np.arange(len(positions)) + class_of] = nth / (positives_of_class + np.spacing(1))
     starts = (first + np.arange(K))[:, None] + np.minimum(needed - 1, hits[:, None])

@@ -15,7 +15,9 @@ from utils.metrics.records import Detections, GroundTruth
 
 
 class CocoFiles(NamedTuple):
-    """Two files as arrays. Image and class ids are positions in the sorted ids of the files: numbers or text."""
+    """Two files as arrays. Image and class ids are positions in the sorted ids of the files:
+    numbers or text.
+    """
 
     truth: GroundTruth
     detections: Detections
@@ -23,7 +25,9 @@ class CocoFiles(NamedTuple):
     categories: list[int | str]
 
     def evaluate(self) -> CocoResult:
-        """COCO's numbers of these files; the class ids of the result are positions in `categories`."""
+        """COCO's numbers of these files; the class ids of the result are positions in
+        `categories`.
+        """
         images, classes = np.arange(len(self.images)), np.arange(len(self.categories))
         return evaluate_boxes(self.truth, self.detections, image_ids=images, class_ids=classes)
 
@@ -31,11 +35,11 @@ class CocoFiles(NamedTuple):
 def read_coco_results(truth_path: str | Path, detections_path: str | Path) -> CocoFiles:
     """A COCO annotation file and a COCO results list, as arrays.
 
-    Annotations of images or categories that the file does not declare, and detections of such categories, are left out,
-    as in COCOeval. An annotation of id 0 is treated like any other; COCOeval counts a detection that matches it as a
-    false positive.
-    Raises: ValueError with the file, the row and the key if anything is missing or malformed, or a detection is of an
-    unknown image.
+    Annotations of images or categories that the file does not declare, and detections of such
+    categories, are left out, as in COCOeval. An annotation of id 0 is treated like any other;
+    COCOeval counts a detection that matches it as a false positive. Raises: ValueError with the
+    file, the row and the key if anything is missing or malformed, or a detection is of an unknown
+    image.
     """
     content = _load_json(truth_path)
     if not isinstance(content, dict):
@@ -54,7 +58,9 @@ def read_coco_results(truth_path: str | Path, detections_path: str | Path) -> Co
     )
 
 
-def _read_truth(rows: list[Any], images: Mapping, categories: Mapping, path: str | Path) -> GroundTruth:
+def _read_truth(
+    rows: list[Any], images: Mapping, categories: Mapping, path: str | Path
+) -> GroundTruth:
     """The annotations as arrays. Raises: ValueError if one is malformed or an id is given twice."""
     kept = []
     seen: set[int | str] = set()
@@ -64,31 +70,43 @@ def _read_truth(rows: list[Any], images: Mapping, categories: Mapping, path: str
         if "id" in row:
             _refuse_second(_identifier(row, "id", where), seen, where)
         if image in images and category in categories:
-            kept.append((images[image], categories[category], box, area, bool(row.get("iscrowd", 0))))
+            kept.append(
+                (images[image], categories[category], box, area, bool(row.get("iscrowd", 0)))
+            )
     return GroundTruth(*_columns(kept, 5))
 
 
 def _refuse_second(identifier: int | str, seen: set[int | str], where: str) -> None:
     if identifier in seen:
-        raise ValueError(f"{where}: id {identifier!r} is given twice, but every annotation needs a unique id.")
+        raise ValueError(
+            f"{where}: id {identifier!r} is given twice, but every annotation needs a unique id."
+        )
     seen.add(identifier)
 
 
-def _read_detections(rows: list[Any], images: Mapping, categories: Mapping, path: str | Path) -> Detections:
-    """The results as arrays. Raises: ValueError if one is malformed or of an image that is not declared."""
+def _read_detections(
+    rows: list[Any], images: Mapping, categories: Mapping, path: str | Path
+) -> Detections:
+    """The results as arrays. Raises: ValueError if one is malformed or of an image that is not
+    declared.
+    """
     kept = []
     for row, where in _named(rows, "detections", path):
         image, category = (_identifier(row, key, where) for key in ("image_id", "category_id"))
         box, score = _box(row, where), _number(_field(row, "score", where), "score", where)
         if image not in images:
-            raise ValueError(f"{where}: image_id is {image!r}, but the ground truth has no such image.")
+            raise ValueError(
+                f"{where}: image_id is {image!r}, but the ground truth has no such image."
+            )
         if category in categories:
             kept.append((images[image], categories[category], box, score))
     return Detections(*_columns(kept, 4))
 
 
 def _load_json(path: str | Path) -> Any:
-    """The content of a JSON file. Raises: ValueError that names the file and what is wrong with it."""
+    """The content of a JSON file. Raises: ValueError that names the file and what is wrong with
+    it.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -107,7 +125,9 @@ def _rows(content: Any, name: str, path: str | Path) -> list[Any]:
 
 
 def _named(rows: list[Any], name: str, path: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each row, and its position as text for error messages. Raises: ValueError if a row is not an object."""
+    """Each row, and its position as text for error messages. Raises: ValueError if a row is not an
+    object.
+    """
     for index, row in enumerate(rows):
         where = f"{path}: {name}[{index}]"
         if not isinstance(row, dict):
@@ -117,7 +137,10 @@ def _named(rows: list[Any], name: str, path: str | Path) -> Iterator[tuple[dict[
 
 def _declared_ids(content: Mapping[str, Any], name: str, path: str | Path) -> list[int | str]:
     """The sorted, distinct ids of `images` or `categories`."""
-    ids = {_identifier(row, "id", where) for row, where in _named(_rows(content.get(name), name, path), name, path)}
+    ids = {
+        _identifier(row, "id", where)
+        for row, where in _named(_rows(content.get(name), name, path), name, path)
+    }
     return sorted(ids, key=lambda value: (isinstance(value, str), value))
 
 
@@ -142,7 +165,9 @@ def _identifier(row: Mapping[str, Any], key: str, where: str) -> int | str:
 
 def _number(value: Any, key: str, where: str) -> float:
     if (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
     ):  # false for nan and inf
         return float(value)
     raise ValueError(f"{where}: {key} is {value!r:.60}, but must be a finite number.")
@@ -161,4 +186,6 @@ def _columns(rows: list[tuple], width: int) -> Iterator[Any]:
 
 
 def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")
+    return {dict: "an object", list: "a list", str: "text", type(None): "null"}.get(
+        type(value), "a number"
+    )

@@ -1,8 +1,9 @@
 """Detections and ground truth as COCO JSON, and pycocotools' numbers for them.
 
-Image and category ids are those of the labels: a COCO JSON's own if it is the split's only source, else numbers from 1
-(YOLO's text labels have none): images in the order in which they are read, categories in the order of `names`. So
-predictions.json is only valid with the ground_truth.json next to it; other ground truth may have other image ids.
+Image and category ids are those of the labels: a COCO JSON's own if it is the split's only source,
+else numbers from 1 (YOLO's text labels have none): images in the order in which they are read,
+categories in the order of `names`. So predictions.json is only valid with the ground_truth.json
+next to it; other ground truth may have other image ids.
 """
 
 import contextlib
@@ -27,7 +28,9 @@ def coco_ground_truth(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The content of COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id of each class."""
+    """The content of COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id
+    of each class.
+    """
     images = [
         {"id": int(i), "width": int(w), "height": int(h), "file_name": file_name_text(Path(p).name)}
         for i, (w, h), p in zip(image_ids, sizes, paths, strict=True)
@@ -53,7 +56,10 @@ def file_name_text(name: str) -> str:
 
 
 def coco_results(
-    detections: Detections, category_ids: NDArray[np.int64], image_ids: NDArray[np.int64], paths: Sequence[str]
+    detections: Detections,
+    category_ids: NDArray[np.int64],
+    image_ids: NDArray[np.int64],
+    paths: Sequence[str],
 ) -> list[dict[str, Any]]:
     """COCO's list of results, with unrounded numbers and the file name of each image.
 
@@ -70,14 +76,18 @@ def coco_results(
     return [coco_row(i, c, b, s, file_names[i]) for i, c, b, s in columns]
 
 
-def coco_row(image_id: int, category_id: int, box_xywh: list[float], score: float, file_name: str) -> dict[str, Any]:
+def coco_row(
+    image_id: int, category_id: int, box_xywh: list[float], score: float, file_name: str
+) -> dict[str, Any]:
     """One result of COCO's list. file_name is not part of COCO's format; its tools ignore it."""
     row = {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": score}
     return row | {"file_name": file_name_text(file_name)}
 
 
 def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]) -> str:
-    """A line with pycocotools' AP and AP50 of the two files, and the largest difference from our 12 numbers."""
+    """A line with pycocotools' AP and AP50 of the two files, and the largest difference from our 12
+    numbers.
+    """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -91,7 +101,10 @@ def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]
         evaluator.summarize()
     stats = evaluator.stats
     difference = max(abs(a - b) for a, b in zip(stats, ours.values(), strict=True))
-    return f"pycocotools: AP {stats[0]:.6f}, AP50 {stats[1]:.6f}; largest difference from ours {difference:.1e}"
+    return (
+        f"pycocotools: AP {stats[0]:.6f}, AP50 {stats[1]:.6f}; largest difference from ours "
+        f"{difference:.1e}"
+    )
 
 
 def write_coco(
@@ -106,7 +119,8 @@ def write_coco(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> str:
-    """Write predictions.json and ground_truth.json in COCO's formats; return a line with pycocotools' numbers of both.
+    """Write predictions.json and ground_truth.json in COCO's formats; return a line with
+    pycocotools' numbers of both.
 
     stats: our 12 numbers, for the comparison.
     """

@@ -9,18 +9,25 @@ from utils.metrics.records import Detections, GroundTruth, Ids
 
 
 def confusion_matrix(
-    truth: GroundTruth, detections: Detections, *, class_ids: Ids, confidence: float = 0.25, iou: float = 0.45
+    truth: GroundTruth,
+    detections: Detections,
+    *,
+    class_ids: Ids,
+    confidence: float = 0.25,
+    iou: float = 0.45,
 ) -> np.ndarray:
     """The confusion matrix in counts, int64 [K + 1, K + 1]: rows predicted, columns true.
 
-    The last row and the last column are background. Detections of score `confidence` or more and ground truths of the
-    same image are matched one to one, highest IoU first, whatever their classes. A detection without a match counts in
-    the background column, unless a crowd of its class covers at least `iou` of it. A ground truth without a match
-    counts in the background row.
+    The last row and the last column are background. Detections of score `confidence` or more and
+    ground truths of the same image are matched one to one, highest IoU first, whatever their
+    classes. A detection without a match counts in the background column, unless a crowd of its
+    class covers at least `iou` of it. A ground truth without a match counts in the background row.
     Raises: ValueError if iou is not in (0, 1].
     """
     if not 0 < iou <= 1:
-        raise ValueError(f"The IoU of a confusion matrix is {iou}, but must be above 0 and at most 1.")
+        raise ValueError(
+            f"The IoU of a confusion matrix is {iou}, but must be above 0 and at most 1."
+        )
     classes = np.unique(class_ids)
     background = len(classes)
     truth = _pick_truth(truth, np.isin(truth.class_ids, classes))
@@ -30,11 +37,17 @@ def confusion_matrix(
     real, crowds = _pick_truth(truth, ~truth.crowd), _pick_truth(truth, truth.crowd)
 
     matched, matched_truths = _match_one_to_one(_pairs_in_images(real, detections, iou))
-    unmatched, unmatched_truths = np.ones(len(detections.scores), bool), np.ones(len(real.areas), bool)
+    unmatched, unmatched_truths = (
+        np.ones(len(detections.scores), bool),
+        np.ones(len(real.areas), bool),
+    )
     unmatched[matched] = unmatched_truths[matched_truths] = False
     unmatched[_covered_by_own_crowd(crowds, detections, iou)] = False
 
-    predicted, true = np.searchsorted(classes, detections.class_ids), np.searchsorted(classes, real.class_ids)
+    predicted, true = (
+        np.searchsorted(classes, detections.class_ids),
+        np.searchsorted(classes, real.class_ids),
+    )
     matrix = np.zeros((background + 1, background + 1), np.int64)
     np.add.at(matrix, (predicted[matched], true[matched_truths]), 1)
     matrix[:background, background] = np.bincount(predicted[unmatched], minlength=background)
@@ -51,7 +64,9 @@ def _pick_detections(detections: Detections, kept: np.ndarray) -> Detections:
 
 
 def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> Pairs:
-    """Overlapping pairs within each image, of any classes, highest IoU first, then highest score."""
+    """Overlapping pairs within each image, of any classes, highest IoU first, then highest
+    score.
+    """
     order = np.argsort(truth.image_ids, kind="stable")
     pairs = overlapping_pairs(
         detections.boxes_xywh,
@@ -66,7 +81,9 @@ def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> 
 
 
 def _match_one_to_one(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Rows of the matched detections and of their ground truths: pairs are taken in order, each box once."""
+    """Rows of the matched detections and of their ground truths: pairs are taken in order, each box
+    once.
+    """
     detections: dict[int, int] = {}
     taken: set[int] = set()
     for detection, truth in zip(pairs.detection.tolist(), pairs.truth.tolist(), strict=True):

@@ -40,7 +40,9 @@ class Evaluation:
         return 0.1 * max(self.coco.stats["AP50"], 0.0) + 0.9 * max(self.coco.stats["AP"], 0.0)
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """COCO's 12 numbers, precision, recall and fitness, and the numbers of each class by name."""
+        """COCO's 12 numbers, precision, recall and fitness, and the numbers of each class by
+        name.
+        """
         rows = self.coco.per_class
         per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
         operating = {"precision": self.precision, "recall": self.recall, "fitness": self.fitness}
@@ -67,14 +69,19 @@ class Evaluation:
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
-    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50, mAP50-95.
+    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50,
+    mAP50-95.
 
-    The images of a class are those that contain it; the line for all classes also counts images without objects.
+    The images of a class are those that contain it; the line for all classes also counts images
+    without objects.
     """
     names = [printable(name) for name in names]
     coco, curves = evaluation.coco, evaluation.curves
     width = max(12, *(len(n) for n in names)) if verbose else 12
-    lines = [f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} {'mAP50-95':>9}"]
+    lines = [
+        f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} "
+        f"{'mAP50-95':>9}"
+    ]
 
     def line(name: str, images: int, instances: int, *values: float) -> str:
         cells = " ".join(f"{'-' if v < 0 else f'{v:.4f}':>8}" for v in values)
@@ -86,5 +93,14 @@ def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) 
     for k, row in coco.per_class.items() if verbose and len(names) > 1 else ():
         position = int(np.flatnonzero(curves.class_ids == k)[0])
         at_best = curves.precision_at_best[position], curves.recall_at_best[position]
-        lines.append(line(names[k], int(row["images"]), int(row["instances"]), *at_best, row["AP50"], row["AP"]))
+        lines.append(
+            line(
+                names[k],
+                int(row["images"]),
+                int(row["instances"]),
+                *at_best,
+                row["AP50"],
+                row["AP"],
+            )
+        )
     return "\n".join(lines)

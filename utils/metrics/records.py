@@ -1,4 +1,6 @@
-"""Ground truth and detections as flat arrays: G ground truths, D detections. Boxes are xywh in pixels, as COCO's."""
+"""Ground truth and detections as flat arrays: G ground truths, D detections. Boxes are xywh in
+pixels, as COCO's.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ Ids = Sequence[int] | np.ndarray
 class GroundTruth:
     """The boxes to detect. Crowd boxes are regions: a detection in them is neither right nor wrong.
 
-    image_ids, class_ids: int64 [G]. boxes_xywh: float64 [G, 4], pixels. areas: float64 [G], square pixels, which decide
-    whether a box is small, medium or large, and may differ from width times height. crowd: bool [G].
-    Raises: ValueError if the lengths differ or a number is not finite.
+    image_ids, class_ids: int64 [G]. boxes_xywh: float64 [G, 4], pixels. areas: float64 [G], square
+    pixels, which decide whether a box is small, medium or large, and may differ from width times
+    height. crowd: bool [G]. Raises: ValueError if the lengths differ or a number is not finite.
     """
 
     image_ids: np.ndarray
@@ -34,8 +36,8 @@ class GroundTruth:
 class Detections:
     """The detected boxes.
 
-    image_ids, class_ids: int64 [D]. boxes_xywh: float64 [D, 4], pixels. scores: float64 [D], higher is more confident.
-    Raises: ValueError if the lengths differ or a number is not finite.
+    image_ids, class_ids: int64 [D]. boxes_xywh: float64 [D, 4], pixels. scores: float64 [D], higher
+    is more confident. Raises: ValueError if the lengths differ or a number is not finite.
     """
 
     image_ids: np.ndarray
@@ -61,9 +63,12 @@ def set_columns(record: GroundTruth | Detections, own_columns: Mapping[str, Any]
             values = values.reshape(shape)
         if values.shape != shape:
             raise ValueError(
-                f"{type(record).__name__}.{name} has shape {values.shape}, but image_ids requires {shape}."
+                f"{type(record).__name__}.{name} has shape {values.shape}, but image_ids requires "
+                f"{shape}."
             )
         if values.dtype == np.float64 and not np.isfinite(values).all():
             row = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise ValueError(f"{type(record).__name__}.{name} row {row} is {values[row]}, but must be finite.")
+            raise ValueError(
+                f"{type(record).__name__}.{name} row {row} is {values[row]}, but must be finite."
+            )
         object.__setattr__(record, name, values)

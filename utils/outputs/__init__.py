@@ -1,4 +1,6 @@
-"""What detect.py writes: annotated pictures and videos, label files, CSV, COCO JSON, crops; and the window it shows."""
+"""What detect.py writes: annotated pictures and videos, label files, CSV, COCO JSON, crops; and the
+window it shows.
+"""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -34,13 +36,17 @@ class Outputs:
         self.outputs = list(outputs)
 
     def write(self, frame: Frame, found: ImageDetections) -> None:
-        """Write the frame to all outputs; Ctrl-C waits for the last of them, so that none lacks the frame."""
+        """Write the frame to all outputs; Ctrl-C waits for the last of them, so that none lacks the
+        frame.
+        """
         with delay_interrupt():
             for output in self.outputs:
                 output.write(frame, found)
 
     def close(self) -> None:
-        """Close each output, even if others raise, and raise one of these errors; Ctrl-C waits for the last of them."""
+        """Close each output, even if others raise, and raise one of these errors; Ctrl-C waits for
+        the last of them.
+        """
         with delay_interrupt(), ExitStack() as stack:
             for output in self.outputs:
                 stack.callback(output.close)
@@ -65,15 +71,20 @@ def open_outputs(
 ) -> Outputs:
     """The outputs that are asked for, in an existing run folder.
 
-    pictures: annotated images and videos. text: label files, in text_format 0 (YOLO) or 1 (VOC), with `scores` in each
-    row. line_width, show_labels and show_scores are those of `draw_detections`. inputs: the name of each image and
-    video, and whether it is a video, if they are known before the first frame; the names of files then do not depend on
-    the order. sources.csv lists pictures, videos, label files and crops with their sources.
+    pictures: annotated images and videos. text: label files, in text_format 0 (YOLO) or 1 (VOC),
+    with `scores` in each row. line_width, show_labels and show_scores are those of
+    `draw_detections`. inputs: the name of each image and video, and whether it is a video, if they
+    are known before the first frame; the names of files then do not depend on the order.
+    sources.csv lists pictures, videos, label files and crops with their sources.
 
-    Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be created.
+    Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be
+    created.
     """
-    annotator = Annotator(names, line_width=line_width, show_labels=show_labels, show_scores=show_scores)
-    outputs: list[Output] = [Window(annotator)] if window else []  # first, because it can fail before files are made
+    annotator = Annotator(
+        names, line_width=line_width, show_labels=show_labels, show_scores=show_scores
+    )
+    # first, because it can fail before files are made
+    outputs: list[Output] = [Window(annotator)] if window else []
     try:
         naming: dict[str, Any] = {"known": inputs, "sources": None}
         if text or crops or pictures:
@@ -88,7 +99,10 @@ def open_outputs(
         if crops:
             outputs.append(Crops(folder, names, **naming))
         if pictures:
-            outputs += [PictureFiles(folder, annotator, **naming), VideoFiles(folder, annotator, **naming)]
+            outputs += [
+                PictureFiles(folder, annotator, **naming),
+                VideoFiles(folder, annotator, **naming),
+            ]
     except BaseException:
         Outputs(outputs).close()
         raise

@@ -19,11 +19,18 @@ class Annotator:
         show_labels: bool = True,
         show_scores: bool = True,
     ) -> None:
-        self.names, self.line_width, self.show_labels, self.show_scores = names, line_width, show_labels, show_scores
+        self.names, self.line_width, self.show_labels, self.show_scores = (
+            names,
+            line_width,
+            show_labels,
+            show_scores,
+        )
         self._last: tuple[Frame, NDArray[np.uint8]] | None = None
 
     def draw(self, frame: Frame, found: ImageDetections) -> NDArray[np.uint8]:
-        """The frame with its detections, uint8 [H, W, 3] BGR; the same array if the last call was for this frame."""
+        """The frame with its detections, uint8 [H, W, 3] BGR; the same array if the last call was
+        for this frame.
+        """
         if self._last is None or self._last[0] is not frame:
             from utils.plots.annotate import draw_detections  # loads matplotlib
 

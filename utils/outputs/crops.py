@@ -16,15 +16,22 @@ from utils.outputs.sources_file import SourcesFile
 
 FORBIDDEN = '<>:"/\\|?*'  # in file names on some systems
 RESERVED = frozenset(
-    ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
+    (
+        "con",
+        "prn",
+        "aux",
+        "nul",
+        *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)),
+    )
 )
 
 
 class Crops:
-    """Writes `crops/<class>/<name>.jpg`, with _2, _3, ... at the end if there is such a file: none is overwritten.
+    """Writes `crops/<class>/<name>.jpg`, with _2, _3, ... at the end if there is such a file: none
+    is overwritten.
 
-    The pixels are those of the image, without drawings. Boxes without a whole pixel are left out. known: as for
-    OutputNames. sources: is told of each file.
+    The pixels are those of the image, without drawings. Boxes without a whole pixel are left out.
+    known: as for OutputNames. sources: is told of each file.
     """
 
     def __init__(
@@ -77,7 +84,8 @@ def cut_out(image: NDArray[np.uint8], box_xyxy: NDArray[np.float64]) -> NDArray[
 
 
 def class_folders(names: Sequence[str]) -> list[str]:
-    """A folder name for each class, close to its name, and different even where upper and lower case are the same.
+    """A folder name for each class, close to its name, and different even where upper and lower
+    case are the same.
 
     >>> class_folders(["cat", "Cat", "../x", "", "a/b"])
     ['cat', 'Cat_1', '_x', 'class_3', 'a_b']
@@ -87,7 +95,9 @@ def class_folders(names: Sequence[str]) -> list[str]:
     for class_id, name in enumerate(names):
         safe = _safe_folder(str(name)) or f"class_{class_id}"
         numbered = (f"{safe}_{class_id}" + "_" * count for count in itertools.count())
-        folder = next(each for each in itertools.chain((safe,), numbered) if _same_file(each) not in used)
+        folder = next(
+            each for each in itertools.chain((safe,), numbered) if _same_file(each) not in used
+        )
         used.add(_same_file(folder))
         folders.append(folder)
     return folders
@@ -100,6 +110,8 @@ def _same_file(name: str) -> str:
 
 def _safe_folder(name: str) -> str:
     """A name that is valid on all systems; "" if nothing is left of it."""
-    letters = "".join(letter if letter.isprintable() and letter not in FORBIDDEN else "_" for letter in name)
+    letters = "".join(
+        letter if letter.isprintable() and letter not in FORBIDDEN else "_" for letter in name
+    )
     part = shorten(letters.strip(" .")).strip(" .")
     return f"{part}_" if part.split(".")[0].lower() in RESERVED else part

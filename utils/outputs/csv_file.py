@@ -15,8 +15,8 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uf
 class AppendedRows:
     """A new CSV file (UTF-8), to which whole rows are appended, in one write for each call.
 
-    A process that is killed leaves whole rows, but for the last one: Linux writes memory page by page, and a kill may
-    come between two pages. Raises OSError if the file cannot be created.
+    A process that is killed leaves whole rows, but for the last one: Linux writes memory page by
+    page, and a kill may come between two pages. Raises OSError if the file cannot be created.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -26,7 +26,9 @@ class AppendedRows:
         self.append([columns])
 
     def append(self, rows: Sequence[Sequence[object]]) -> None:
-        """Append whole rows. On a full disk, where only a part may be written, that part is removed."""
+        """Append whole rows. On a full disk, where only a part may be written, that part is
+        removed.
+        """
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         content = text.getvalue().encode("utf-8", "backslashreplace")
@@ -48,9 +50,9 @@ class AppendedRows:
 class CsvFile:
     """Appends a row for each detection to a new CSV file (UTF-8), one write for each frame.
 
-    frame is empty for images. The box is in pixels. source is the path of the image or video, or the address of the
-    stream. Text that a spreadsheet program would run as a formula, such as a class named `=1+1`, gets an apostrophe in
-    front. Raises OSError if the file cannot be created.
+    frame is empty for images. The box is in pixels. source is the path of the image or video, or
+    the address of the stream. Text that a spreadsheet program would run as a formula, such as a
+    class named `=1+1`, gets an apostrophe in front. Raises OSError if the file cannot be created.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -63,7 +65,9 @@ class CsvFile:
         source = as_cell(frame.path)
 
         rows = []
-        columns = zip(found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
+        columns = zip(
+            found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True
+        )
         for class_id, score, box in columns:
             values = [f"{value:.6g}" for value in (score, *box)]
             rows.append((image, number, class_id, self._name(class_id), *values, source))

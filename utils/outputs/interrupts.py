@@ -15,8 +15,8 @@ END_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 def end_on_signals() -> Iterator[None]:
     """Within the block, SIGTERM and SIGHUP act as Ctrl-C does, so that open files are finished.
 
-    Raises EndedBySignalError for one of them. Signals that are ignored, as SIGHUP under nohup, stay ignored. Changes
-    nothing outside the main thread, where no signal arrives.
+    Raises EndedBySignalError for one of them. Signals that are ignored, as SIGHUP under nohup, stay
+    ignored. Changes nothing outside the main thread, where no signal arrives.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -30,7 +30,8 @@ def end_on_signals() -> Iterator[None]:
         received = number
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
-            handler(signal.SIGINT, frame)  # raises KeyboardInterrupt; later within `delay_interrupt`
+            # raises KeyboardInterrupt; later within `delay_interrupt`
+            handler(signal.SIGINT, frame)
         else:
             raise EndedBySignalError(number)
 
@@ -46,14 +47,17 @@ def end_on_signals() -> Iterator[None]:
         raise
     finally:
         for number in handled:
-            signal.signal(number, previous[number] or signal.SIG_DFL)  # None: a handler that was not set by Python
+            # None: a handler that was not set by Python
+            signal.signal(number, previous[number] or signal.SIG_DFL)
 
 
 @contextmanager
 def delay_interrupt() -> Iterator[None]:
-    """Within the block, Ctrl-C raises KeyboardInterrupt only at the end of the block; a second Ctrl-C raises at once.
+    """Within the block, Ctrl-C raises KeyboardInterrupt only at the end of the block; a second
+    Ctrl-C raises at once.
 
-    Changes nothing outside the main thread, where no signal arrives, or if SIGINT is ignored or handled by others.
+    Changes nothing outside the main thread, where no signal arrives, or if SIGINT is ignored or
+    handled by others.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

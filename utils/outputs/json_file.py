@@ -13,12 +13,13 @@ from utils.metrics.coco_results import coco_row, file_name_text
 
 
 class JsonFile:
-    """Writes a JSON list with a COCO result for each detection: image_id, category_id, bbox, score, file_name, source.
+    """Writes a JSON list with a COCO result for each detection: image_id, category_id, bbox, score,
+    file_name, source.
 
-    Images and frames count from 1, in order; a detection in a video also has `frame`. The category is the class
-    counted from 1. The source is the path of the image or video, or the address of the stream. Rows are streamed to a
-    temporary file, which gets its name when it is closed.
-    Raises OSError if the file cannot be created.
+    Images and frames count from 1, in order; a detection in a video also has `frame`. The category
+    is the class counted from 1. The source is the path of the image or video, or the address of the
+    stream. Rows are streamed to a temporary file, which gets its name when it is closed. Raises
+    OSError if the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,10 +36,15 @@ class JsonFile:
         further: dict[str, str | int] = {"source": file_name_text(frame.path)}
         if frame.number is not None:
             further["frame"] = frame.number
-        columns = zip((found.class_ids + 1).tolist(), boxes_xywh.tolist(), found.scores.tolist(), strict=True)
+        columns = zip(
+            (found.class_ids + 1).tolist(), boxes_xywh.tolist(), found.scores.tolist(), strict=True
+        )
         for category_id, box, score in columns:
             row = coco_row(self.images, category_id, box, score, frame.name) | further
-            self._append((",\n" if self.rows else "[\n") + json.dumps(row, ensure_ascii=False, allow_nan=False))
+            self._append(
+                (",\n" if self.rows else "[\n")
+                + json.dumps(row, ensure_ascii=False, allow_nan=False)
+            )
             self.rows += 1
 
     def close(self) -> None:

@@ -15,12 +15,13 @@ YOLO, VOC = 0, 1
 
 
 class LabelFiles:
-    """Writes `labels/<name>.txt` for an image and `labels/<name>_<number>.txt` for a frame of a video.
+    """Writes `labels/<name>.txt` for an image and `labels/<name>_<number>.txt` for a frame of a
+    video.
 
-    text_format: YOLO, rows `class cx cy w h` as fractions of the image size, or VOC, rows `class x1 y1 x2 y2` in
-    pixels. scores: add the score at the end of each row. Without detections the file is empty, so that an image without
-    objects differs from an image that was not processed. known: as for OutputNames. sources: is told of each file.
-    Raises ValueError for another format.
+    text_format: YOLO, rows `class cx cy w h` as fractions of the image size, or VOC, rows `class x1
+    y1 x2 y2` in pixels. scores: add the score at the end of each row. Without detections the file
+    is empty, so that an image without objects differs from an image that was not processed. known:
+    as for OutputNames. sources: is told of each file. Raises ValueError for another format.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class LabelFiles:
         height, width = frame.image.shape[:2]
         low, high = np.split(found.boxes_xyxy, 2, axis=1)
         columns = (
-            yolo_columns(np.concatenate([low, high - low], 1), np.array([width, height], np.float64))
+            yolo_columns(
+                np.concatenate([low, high - low], 1), np.array([width, height], np.float64)
+            )
             if self.text_format == YOLO
             else found.boxes_xyxy
         )

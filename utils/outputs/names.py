@@ -1,4 +1,6 @@
-"""Where the files of a frame are written: below the run folder, a different file for each image and video."""
+"""Where the files of a frame are written: below the run folder, a different file for each image and
+video.
+"""
 
 import itertools
 import os
@@ -12,23 +14,33 @@ from utils.files.safe_names import safe_name
 from utils.images.detections import Frame
 
 # Of the run folder, which a folder of the source must not be called.
-OWN_NAMES = ("crops", "labels", "kestrel-run.txt", "predictions.csv", "predictions.json", "sources.csv")
+OWN_NAMES = (
+    "crops",
+    "labels",
+    "kestrel-run.txt",
+    "predictions.csv",
+    "predictions.json",
+    "sources.csv",
+)
 MAX_BYTES = 180  # of one part of a path: systems allow 255, and suffixes are added
 
 
 class OutputNames:
     """Gives each image and each video a path without suffix, `street/a`, that no other one has.
 
-    known: the name of each input, and whether it is a video, if they are known before the first one arrives. Then the
-    paths do not depend on the order: where several inputs would share a path, as `a.bmp` and `a.jpg`, all of them keep
-    their suffix, `a.bmp` and `a.jpg`. Frames of the video `clip.mp4` have files called `clip_1`, `clip_2`, ..., so an
-    image `clip_1.jpg` keeps its suffix, too.
+    known: the name of each input, and whether it is a video, if they are known before the first one
+    arrives. Then the paths do not depend on the order: where several inputs would share a path, as
+    `a.bmp` and `a.jpg`, all of them keep their suffix, `a.bmp` and `a.jpg`. Frames of the video
+    `clip.mp4` have files called `clip_1`, `clip_2`, ..., so an image `clip_1.jpg` keeps its suffix,
+    too.
 
-    None: inputs arrive one by one. The first of `a.bmp` and `a.jpg` gets `a`, the second one keeps its suffix.
+    None: inputs arrive one by one. The first of `a.bmp` and `a.jpg` gets `a`, the second one keeps
+    its suffix.
     """
 
     def __init__(self, known: Sequence[tuple[str, bool]] | None = None) -> None:
-        self._owners: dict[str, tuple[str, bool]] = {}  # by path: the name of the frame, and whether it is of a video
+        # by path: the name of the frame, and whether it is of a video
+        self._owners: dict[str, tuple[str, bool]] = {}
         self._folders: set[str] = set()
         self._videos: set[str] = set()
         self._numbered: set[str] = set()  # `clip` for an image `clip_1.jpg`
@@ -51,11 +63,13 @@ class OutputNames:
         self._shared = {stem for stem, number in count.items() if number > 1}
 
     def stem(self, frame: Frame, suffix: str = "") -> str:
-        """The path for this frame's image or video; it is unique together with `suffix`, which is not added.
+        """The path for this frame's image or video; it is unique together with `suffix`, which is
+        not added.
 
         >>> import numpy as np
         >>> names, image = OutputNames(), np.zeros((1, 1, 3), np.uint8)
-        >>> [names.stem(Frame(image, "", name)) for name in ("b/a.jpg", "b/a.png", "b/a.jpg", "../c.jpg")]
+        >>> paths = ("b/a.jpg", "b/a.png", "b/a.jpg", "../c.jpg")
+        >>> [names.stem(Frame(image, "", path)) for path in paths]
         ['b/a', 'b/a.png', 'b/a', '_/c']
         >>> names = OutputNames([("a.bmp", False), ("a.jpg", False), ("b.jpg", False)])
         >>> [names.stem(Frame(image, "", name), ".txt") for name in ("a.jpg", "b.jpg", "a.bmp")]
@@ -64,10 +78,11 @@ class OutputNames:
         return self._stem(frame, suffix, keep_suffix=False)
 
     def picture(self, frame: Frame, suffix: str) -> str:
-        """The path of this image's picture, with `suffix`: the image's own one, or that of another format.
+        """The path of this image's picture, with `suffix`: the image's own one, or that of another
+        format.
 
-        `a.jpg` gets `a.jpg`, and no other image does. In another format `a.bmp` gets `a.jpg` only if it is known that
-        no other `a` will arrive, otherwise `a.bmp.jpg`.
+        `a.jpg` gets `a.jpg`, and no other image does. In another format `a.bmp` gets `a.jpg` only
+        if it is known that no other `a` will arrive, otherwise `a.bmp.jpg`.
         """
         is_converted = not path_inside(frame.name).endswith(suffix)
         return self._stem(frame, suffix, keep_suffix=is_converted and not self._are_known) + suffix
@@ -92,14 +107,20 @@ class OutputNames:
                 continue
             if path in self._inputs and not is_own_name:  # the picture of another image
                 continue
-            if path not in self._owners and path not in self._folders and self._claim(candidate.casefold(), owner[1]):
+            if (
+                path not in self._owners
+                and path not in self._folders
+                and self._claim(candidate.casefold(), owner[1])
+            ):
                 self._owners[path] = owner
                 self._folders.update(folders_of(path))
                 break
         return candidate
 
     def _claim(self, candidate: str, is_video: bool) -> bool:
-        """Whether the numbered frames of a video and an image with a number at its end do not share a path."""
+        """Whether the numbered frames of a video and an image with a number at its end do not share
+        a path.
+        """
         base = re.fullmatch(r"(.+)_[0-9]+", candidate, re.DOTALL)
         if is_video and candidate not in self._numbered:
             self._videos.add(candidate)
@@ -127,7 +148,8 @@ def folders_of(path: str) -> list[str]:
 
 
 def path_inside(name: str) -> str:
-    """A relative path that stays in its folder, the same as `name` if that is one. Long parts are shortened.
+    """A relative path that stays in its folder, the same as `name` if that is one. Long parts are
+    shortened.
 
     A folder that has the name of one of the outputs' own gets another one.
 

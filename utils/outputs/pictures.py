@@ -21,9 +21,9 @@ KEPT_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png")
 class PictureFiles:
     """Writes each image with its detections to a run folder, under its own name.
 
-    JPEG and PNG keep their suffix. All other images (.bmp, .tif, .webp, ...) become .jpg files, which every viewer
-    opens: `a.tif` becomes `a.jpg`, or `a.tif.jpg` if there is or may be another `a`. known: as for OutputNames.
-    sources: is told of each file.
+    JPEG and PNG keep their suffix. All other images (.bmp, .tif, .webp, ...) become .jpg files,
+    which every viewer opens: `a.tif` becomes `a.jpg`, or `a.tif.jpg` if there is or may be another
+    `a`. known: as for OutputNames. sources: is told of each file.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class PictureFiles:
         file = prepare_file(self.folder, output)
         if file.exists() and os.path.exists(frame.path) and file.samefile(frame.path):
             raise ValueError(
-                f"{printable(frame.path)} would be overwritten by its own picture: choose another --project"
+                f"{printable(frame.path)} would be overwritten by its own picture: choose another "
+                "--project"
             )
         write_bytes(file, encode_bgr(image, suffix))
         if self._sources:

@@ -11,8 +11,9 @@ MAX_IDLE = 256  # frames; more streams than this cannot be written at once
 class RecentlyUsed(Generic[T]):
     """Open things by name. `close` finishes one.
 
-    Nobody says when a video ends, and each open one takes memory. So before another one is opened, those are closed
-    that were not used for MAX_IDLE frames. Streams that arrive in turn stay open: they are all opened at the start.
+    Nobody says when a video ends, and each open one takes memory. So before another one is opened,
+    those are closed that were not used for MAX_IDLE frames. Streams that arrive in turn stay open:
+    they are all opened at the start.
     """
 
     def __init__(self, close: Callable[[T], None]) -> None:
@@ -28,7 +29,9 @@ class RecentlyUsed(Generic[T]):
         """The thing of this name; it is made if it is not open."""
         self._time += 1
         if name not in self._open:
-            for other in [each for each, (_, used) in self._open.items() if self._time - used > MAX_IDLE]:
+            for other in [
+                each for each, (_, used) in self._open.items() if self._time - used > MAX_IDLE
+            ]:
                 self._close(self._open.pop(other)[0])
             self._open[name] = make(), self._time
         thing = self._open[name][0]

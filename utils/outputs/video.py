@@ -24,21 +24,23 @@ from utils.outputs.sources_file import SourcesFile
 from utils.printable import printable
 from utils.terminal import FaultError
 
-# Tried in this order, until one can be opened. H.264 plays everywhere, but OpenCV's wheels for Linux have no encoder.
-# MPEG-4 plays in VLC, QuickTime and on Windows, though not in browsers; it takes a tenth of the time of VP8, which
-# browsers play, and a fiftieth of that of VP9. VP8 and Motion JPEG take over at sides above 8191 px, MPEG-4's limit.
+# Tried in this order, until one can be opened. H.264 plays everywhere, but OpenCV's wheels for
+# Linux have no encoder. MPEG-4 plays in VLC, QuickTime and on Windows, though not in browsers; it
+# takes a tenth of the time of VP8, which browsers play, and a fiftieth of that of VP9. VP8 and
+# Motion JPEG take over at sides above 8191 px, MPEG-4's limit.
 CODECS = (("avc1", ".mp4"), ("mp4v", ".mp4"), ("VP80", ".webm"), ("MJPG", ".avi"))
-MIN_FREE_BYTES = 16_000_000  # so that a video can still be finished: OpenCV does not raise when the disk is full
+# so that a video can still be finished: OpenCV does not raise when the disk is full
+MIN_FREE_BYTES = 16_000_000
 MIN_FPS, MAX_FPS, USUAL_FPS = 0.1, 1000.0, 25.0
 
 
 class VideoFiles:
     """Writes each video with its detections to a run folder as `<name>.mp4`, at Frame.fps.
 
-    A file gets its name when it is whole: when the video seems to have ended (see RecentlyUsed) or on `close`. Until
-    then it is called `video.tmp.*`. A frame of another size than the first one is letterboxed into the first size; an
-    odd width or height is made even by repeating the last column or row, which the codecs need.
-    known: as for OutputNames. sources: is told of each file.
+    A file gets its name when it is whole: when the video seems to have ended (see RecentlyUsed) or
+    on `close`. Until then it is called `video.tmp.*`. A frame of another size than the first one is
+    letterboxed into the first size; an odd width or height is made even by repeating the last
+    column or row, which the codecs need. known: as for OutputNames. sources: is told of each file.
     Raises FaultError if no codec can write the video, or if the disk is full.
     """
 
@@ -50,7 +52,8 @@ class VideoFiles:
         known: Sequence[tuple[str, bool]] | None = None,
         sources: SourcesFile | None = None,
     ) -> None:
-        os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # no messages about codecs that are tried in vain
+        # no messages about codecs that are tried in vain
+        os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
         self.folder, self.annotator = folder, annotator
         self._names = OutputNames(known)
         self._sources = sources
@@ -61,7 +64,8 @@ class VideoFiles:
     def write(self, frame: Frame, found: ImageDetections) -> None:
         if frame.number is not None:
             image = self.annotator.draw(frame, found)
-            with suppress(FileNotFoundError):  # the folder was removed: reported when the video is finished
+            # the folder was removed: reported when the video is finished
+            with suppress(FileNotFoundError):
                 require_free_space(self.folder, MIN_FREE_BYTES)
             self._videos.get(frame.name, lambda: self._open(frame)).write(image)
 
@@ -77,43 +81,64 @@ class VideoFiles:
         """Raises FaultError if no codec can write frames of this size."""
         again = self._made[frame.name] = self._made.get(frame.name, 0) + 1
         stem, suffix = os.path.splitext(frame.name)
-        stem = self._names.stem(frame if again == 1 else replace(frame, name=f"{stem}-{again}{suffix}"))
+        stem = self._names.stem(
+            frame if again == 1 else replace(frame, name=f"{stem}-{again}{suffix}")
+        )
         return _Video(
-            prepare_file(self.folder, stem), self.folder / f"video.tmp.{os.getpid()}.{next(self._numbers)}", frame
+            prepare_file(self.folder, stem),
+            self.folder / f"video.tmp.{os.getpid()}.{next(self._numbers)}",
+            frame,
         )
 
 
 class _Video:
-    """A video file that is being written. stem: its path without suffix. temporary: its path until it is whole."""
+    """A video file that is being written. stem: its path without suffix. temporary: its path until
+    it is whole.
+    """
 
     def __init__(self, stem: Path, temporary: Path, frame: Frame) -> None:
         height, width = frame.image.shape[:2]
         self.source = frame.path
         self.size = width + width % 2, height + height % 2
-        fps = min(max(frame.fps, MIN_FPS), MAX_FPS) if math.isfinite(frame.fps) and frame.fps > 0 else USUAL_FPS
+        fps = (
+            min(max(frame.fps, MIN_FPS), MAX_FPS)
+            if math.isfinite(frame.fps) and frame.fps > 0
+            else USUAL_FPS
+        )
         for codec, suffix in CODECS:
             self.path = stem.with_name(stem.name + suffix)
             self.temporary = temporary.with_name(temporary.name + suffix)
             with name_os_errors(self.temporary):
-                self.temporary.touch()  # an OSError that says why no file can be made, which OpenCV would not say
+                # an OSError that says why no file can be made, which OpenCV would not say
+                self.temporary.touch()
             with quiet_decoder():
                 fourcc = cv2.VideoWriter.fourcc(*codec)
-                self._writer = cv2.VideoWriter(os.path.abspath(self.temporary), cv2.CAP_ANY, fourcc, fps, self.size)
+                self._writer = cv2.VideoWriter(
+                    os.path.abspath(self.temporary), cv2.CAP_ANY, fourcc, fps, self.size
+                )
             if self._writer.isOpened():
                 return
             self._remove()
         size = f"{width} x {height} px"
-        raise FaultError(f"{printable(self.path)}: OpenCV has no codec for a video of {size}; --nosave writes no video")
+        raise FaultError(
+            f"{printable(self.path)}: OpenCV has no codec for a video of {size}; --nosave writes "
+            "no video"
+        )
 
     def write(self, image: NDArray[np.uint8]) -> None:
         self._writer.write(_fit(image, self.size))
 
     def finish(self) -> None:
-        """Give the file its name. Raises FaultError if it is not whole: OpenCV does not report failed writes."""
+        """Give the file its name. Raises FaultError if it is not whole: OpenCV does not report
+        failed writes.
+        """
         self._writer.release()
         try:
             if not _is_playable(self.temporary):
-                raise FaultError(f"{printable(self.path)}: the video could not be written; perhaps the disk is full")
+                raise FaultError(
+                    f"{printable(self.path)}: the video could not be written; perhaps the disk is "
+                    "full"
+                )
             with name_os_errors(self.path):
                 os.replace(self.temporary, self.path)
         finally:
@@ -125,7 +150,9 @@ class _Video:
 
 
 def _fit(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The image in a size (width, height): unchanged, with its last row or column repeated, or letterboxed."""
+    """The image in a size (width, height): unchanged, with its last row or column repeated, or
+    letterboxed.
+    """
     height, width = image.shape[:2]
     if (width, height) == size:
         return image

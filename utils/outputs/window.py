@@ -33,10 +33,11 @@ class WindowClosed(Exception):  # no suffix Error: the user ends the program
 class Window:
     """Shows each frame: images in one window, and each video or stream in a window of its own.
 
-    A frame of a video is shown until the next one, an image for IMAGE_S seconds or until a key is pressed: `write`
-    never waits for the user for longer, so that a run without a user, and Ctrl-C, come to an end.
-    Toolkits want all calls from one thread, so the window has its own one; on macOS this must be the main thread.
-    `write` raises WindowClosed if the user ends it. Raises ValueError, in one sentence, if no window can be shown.
+    A frame of a video is shown until the next one, an image for IMAGE_S seconds or until a key is
+    pressed: `write` never waits for the user for longer, so that a run without a user, and Ctrl-C,
+    come to an end. Toolkits want all calls from one thread, so the window has its own one; on macOS
+    this must be the main thread. `write` raises WindowClosed if the user ends it. Raises
+    ValueError, in one sentence, if no window can be shown.
     """
 
     def __init__(self, annotator: Annotator, *, image_s: float = IMAGE_S) -> None:
@@ -48,7 +49,9 @@ class Window:
     def write(self, frame: Frame, found: ImageDetections) -> None:
         image = self.annotator.draw(frame, found)
         title = IMAGES if frame.number is None else printable(frame.name)
-        if not self._call(lambda: self._show(title, image, 0.0 if frame.number is not None else self.image_s)):
+        if not self._call(
+            lambda: self._show(title, image, 0.0 if frame.number is not None else self.image_s)
+        ):
             raise WindowClosed
 
     def close(self) -> None:
@@ -61,7 +64,8 @@ class Window:
 
     def _show(self, title: str, image: NDArray[np.uint8], seconds: float) -> bool:
         """Show an image for this time, at least 1 ms; False if the user wants to end."""
-        if title in self._windows and not _is_visible(title):  # closed while another window was shown
+        # closed while another window was shown
+        if title in self._windows and not _is_visible(title):
             return False
         self._windows.get(title, lambda: _make(title, image))
         cv2.imshow(title, image)
@@ -75,19 +79,28 @@ class Window:
 
 
 def require_display() -> None:
-    """Raises ValueError if windows cannot be shown: no display, an OpenCV without windows, the wrong thread."""
+    """Raises ValueError if windows cannot be shown: no display, an OpenCV without windows, the
+    wrong thread.
+    """
     instead = "look at the files in the run folder instead of --view-img"
     if sys.platform.startswith("linux") and not _has_display():
-        raise ValueError(f"--view-img: there is no display (DISPLAY={os.environ.get('DISPLAY', '')!r}); {instead}")
+        raise ValueError(
+            f"--view-img: there is no display (DISPLAY={os.environ.get('DISPLAY', '')!r}); "
+            f"{instead}"
+        )
     if sys.platform == "darwin" and threading.current_thread() is not threading.main_thread():
         raise ValueError(f"--view-img: macOS shows windows only from the main thread; {instead}")
     if _toolkit() in ("", "NONE"):
-        install = "pip uninstall opencv-python-headless && pip install --force-reinstall opencv-python"
+        install = (
+            "pip uninstall opencv-python-headless && pip install --force-reinstall opencv-python"
+        )
         raise ValueError(f"--view-img: this OpenCV has no windows; {install}")
 
 
 def _has_display() -> bool:
-    """Whether the X server of $DISPLAY answers. Qt, which OpenCV's wheels use, aborts the process if it does not."""
+    """Whether the X server of $DISPLAY answers. Qt, which OpenCV's wheels use, aborts the process
+    if it does not.
+    """
     if not os.environ.get("DISPLAY"):
         return bool(os.environ.get("WAYLAND_DISPLAY")) and not _toolkit().startswith("QT")
     try:

@@ -1,1 +1,3 @@
-"""The pictures of a run. The drawing modules load matplotlib, which takes longer than building a model: import late."""
+"""The pictures of a run. The drawing modules load matplotlib, which takes longer than building a
+model: import late.
+"""

@@ -1,7 +1,8 @@
-"""Draw boxes with labels on images: detections on photos and video frames, and the boxes of batches.
+"""Draw boxes with labels on images: detections on photos and video frames, and the boxes of
+batches.
 
-Boxes and label backgrounds are drawn by OpenCV; the text is rendered by Pillow, because OpenCV's own fonts lack most
-letters. D boxes.
+Boxes and label backgrounds are drawn by OpenCV; the text is rendered by Pillow, because OpenCV's
+own fonts lack most letters. D boxes.
 """
 
 from __future__ import annotations
@@ -33,15 +34,22 @@ def draw_detections(
     show_labels: bool = True,
     show_scores: bool = True,
 ) -> NDArray[np.uint8]:
-    """A copy of an image with boxes and labels `name score`, the best score on top, or the smallest box without scores.
+    """A copy of an image with boxes and labels `name score`, the best score on top, or the smallest
+    box without scores.
 
-    image: uint8 [H, W, 3], blue green red. found_boxes_xyxy: [D, 4] in pixels. class_ids, scores: [D]. A box with nan
-    or infinity is left out. line_width: in pixels, by default chosen from the image size. Without show_labels
-    no text is drawn.
+    image: uint8 [H, W, 3], blue green red. found_boxes_xyxy: [D, 4] in pixels. class_ids, scores:
+    [D]. A box with nan or infinity is left out. line_width: in pixels, by default chosen from the
+    image size. Without show_labels no text is drawn.
     """
     drawn: NDArray[np.uint8] = np.array(image, order="C")
-    boxes, ids = np.asarray(found_boxes_xyxy, np.float64).reshape(-1, 4), np.asarray(class_ids).tolist()
-    labels = [_label(names, k, None if scores is None or not show_scores else scores[i]) for i, k in enumerate(ids)]
+    boxes, ids = (
+        np.asarray(found_boxes_xyxy, np.float64).reshape(-1, 4),
+        np.asarray(class_ids).tolist(),
+    )
+    labels = [
+        _label(names, k, None if scores is None or not show_scores else scores[i])
+        for i, k in enumerate(ids)
+    ]
     draw_boxes(
         drawn,
         boxes,
@@ -69,7 +77,8 @@ def draw_boxes(
 ) -> None:
     """Draw boxes [D, 4] in pixels, in place: all boxes, then all labels, the best score last.
 
-    labels: the words of each label, none for a box without label. colours: in the channel order of the image. scores:
+    labels: the words of each label, none for a box without label. colours: in the channel order of
+    the image. scores:
     [D]; without them the smallest box is drawn last.
     """
     height, width = image.shape[:2]
@@ -85,7 +94,13 @@ def draw_boxes(
         _draw_box(image, tuple(corners[number]), tuple(colours[number]), lines)
     for number in order.tolist():
         if labels[number]:
-            _draw_label(image, tuple(corners[number]), tuple(labels[number]), tuple(colours[number]), letters)
+            _draw_label(
+                image,
+                tuple(corners[number]),
+                tuple(labels[number]),
+                tuple(colours[number]),
+                letters,
+            )
 
 
 def default_line_width(width: int, height: int) -> int:
@@ -107,7 +122,8 @@ def text_size(width: int, height: int) -> int:
 
 
 def contrasting(colour: Colour) -> Colour:
-    """Black for a bright colour, white for a dark one. The order of the channels, RGB or BGR, makes no difference.
+    """Black for a bright colour, white for a dark one. The order of the channels, RGB or BGR, makes
+    no difference.
 
     >>> contrasting((255, 255, 0)), contrasting((37, 99, 235))
     ((0, 0, 0), (255, 255, 255))
@@ -117,9 +133,11 @@ def contrasting(colour: Colour) -> Colour:
 
 
 def _draw_box(image: NDArray[np.uint8], corners: Corners, colour: Colour, line_width: int) -> None:
-    """A box between two thin lines of a contrasting colour, so that it is visible on a background of its colour.
+    """A box between two thin lines of a contrasting colour, so that it is visible on a background
+    of its colour.
 
-    The outer edge of the box is at `corners`. Small boxes have thinner lines, so that their content stays visible.
+    The outer edge of the box is at `corners`. Small boxes have thinner lines, so that their content
+    stays visible.
     """
     left, top, right, bottom = corners
     side = min(right - left, bottom - top) + 1
@@ -132,7 +150,9 @@ def _draw_box(image: NDArray[np.uint8], corners: Corners, colour: Colour, line_w
 
 
 def _draw_strips(image: NDArray[np.uint8], corners: Corners, colour: Colour, thick: int) -> None:
-    """The four sides of a rectangle, inside its corners. cv2.rectangle would centre thick lines on them."""
+    """The four sides of a rectangle, inside its corners. cv2.rectangle would centre thick lines on
+    them.
+    """
     left, top, right, bottom = corners
     for strip in (
         (left, top, right, min(top + thick - 1, bottom)),
@@ -143,7 +163,9 @@ def _draw_strips(image: NDArray[np.uint8], corners: Corners, colour: Colour, thi
         cv2.rectangle(image, strip[:2], strip[2:], colour, cv2.FILLED)
 
 
-def _draw_label(image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], colour: Colour, size: int) -> None:
+def _draw_label(
+    image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], colour: Colour, size: int
+) -> None:
     """Draw a label above a box, or inside it if there is no room above; never outside the image.
 
     On an image so low that labels would hide its content, nothing is drawn.
@@ -166,7 +188,9 @@ def _shades(colour: Colour) -> NDArray[np.uint8]:
 
 
 def _label_mask(words: tuple[str, ...], size: int, max_width: int) -> NDArray[np.uint8]:
-    """uint8 [h, w]: the words in a row. If that is wider than max_width, only the first word, shortened to fit."""
+    """uint8 [h, w]: the words in a row. If that is wider than max_width, only the first word,
+    shortened to fit.
+    """
     masks = [_text_mask(word, size) for word in words]
     if sum(mask.shape[1] for mask in masks) <= max_width:
         return np.concatenate(masks, 1)

@@ -38,7 +38,8 @@ def plot_batch(
 
     Args:
         images: uint8 [B, H, W, 3] RGB.
-        targets: [T, 6] image of the batch, class, x1, y1, x2, y2 in pixels; class -1 is an ignored region.
+        targets: [T, 6] image of the batch, class, x1, y1, x2, y2 in pixels; class -1 is an ignored
+            region.
         scores: [T] in [0, 1], written beside the class.
         titles: one per image.
     """
@@ -50,11 +51,17 @@ def plot_batch(
     count, height, width, _ = images.shape
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
-    scale = min(MOSAIC_SIDE / (across * width), MOSAIC_SIDE / (down * height), max(1.0, 480 / max(width, height)))
+    scale = min(
+        MOSAIC_SIDE / (across * width),
+        MOSAIC_SIDE / (down * height),
+        max(1.0, 480 / max(width, height)),
+    )
     tile = max(1, round(width * scale)), max(1, round(height * scale))
 
     gap = 4
-    mosaic = Image.new("RGB", (across * (tile[0] + gap) + gap, down * (tile[1] + gap) + gap), "white")
+    mosaic = Image.new(
+        "RGB", (across * (tile[0] + gap) + gap, down * (tile[1] + gap) + gap), "white"
+    )
     for number, image in enumerate(images):
         own = (targets[:, 0] == number) & np.isfinite(targets).all(1)
         boxes = targets[own, 2:] * np.array([tile[0] / width, tile[1] / height] * 2)
@@ -78,7 +85,9 @@ def _draw_tile(
     """An image, resized to tile (width, height), with its boxes [T, 4] in pixels of the tile."""
     shrinks = tile[0] < image.shape[1]
     pixels: NDArray[Any] = cv2.resize(
-        np.ascontiguousarray(image), tile, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        np.ascontiguousarray(image),
+        tile,
+        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
     )
     for box in boxes[classes < 0]:
         _hatch(pixels, box)
@@ -104,7 +113,9 @@ def _draw_title(image: Image.Image, title: str) -> None:
     """Write the title on a dark strip at the bottom."""
     font = font_for(title, text_size(*image.size))
     tall = sum(font.getmetrics()) + 4
-    strip = image.crop((0, image.height - tall, image.width, image.height)).point(lambda value: value * 0.35)
+    strip = image.crop((0, image.height - tall, image.width, image.height)).point(
+        lambda value: value * 0.35
+    )
     image.paste(strip, (0, image.height - tall))
     ImageDraw.Draw(image).text((5, image.height - tall + 2), title, fill="white", font=font)
 

@@ -1,7 +1,7 @@
 """Shared code of the pictures: colours, fonts, figures that are written atomically.
 
-Figures are drawn with matplotlib's objects on its Agg canvas (no pyplot, so no window, and no state that grows with the
-epochs). Without data a picture shows "no data". Colours are RGB in [0, 255].
+Figures are drawn with matplotlib's objects on its Agg canvas (no pyplot, so no window, and no state
+that grows with the epochs). Without data a picture shows "no data". Colours are RGB in [0, 255].
 """
 
 from __future__ import annotations
@@ -28,7 +28,18 @@ from utils.files.atomic import atomic_write
 INK, FAINT, GRID = "#22272e", "#6b7480", "#e4e7eb"
 
 BLUE, ORANGE = "#2563eb", "#e8590c"
-FIRST_COLOURS = ("2563eb", "e8590c", "16a34a", "c026d3", "ca8a04", "0891b2", "dc2626", "7c3aed", "65a30d", "db2777")
+FIRST_COLOURS = (
+    "2563eb",
+    "e8590c",
+    "16a34a",
+    "c026d3",
+    "ca8a04",
+    "0891b2",
+    "dc2626",
+    "7c3aed",
+    "65a30d",
+    "db2777",
+)
 WIDE_FONTS = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
@@ -41,7 +52,8 @@ WIDE_FONTS = (
 VARIATIONS = "\ufe0e\ufe0f"  # follow an emoji, to choose its style
 
 MAX_NAMED_TICKS = 80  # classes named along an axis
-MAX_DRAWN_CLASSES = 1000  # classes drawn one by one; more would be smaller than a pixel each and take gigabytes
+# classes drawn one by one; more would be smaller than a pixel each and take gigabytes
+MAX_DRAWN_CLASSES = 1000
 
 
 def colour_of(index: int) -> tuple[int, int, int]:
@@ -62,8 +74,8 @@ def colour_of(index: int) -> tuple[int, int, int]:
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
     """The name of a class on one line, shortened in the middle if it is too long.
 
-    Without a name it is the class's number. Letters that the fonts of pictures lack, such as emoji, are left out, and
-    the number is put before the rest, so that names stay different.
+    Without a name it is the class's number. Letters that the fonts of pictures lack, such as emoji,
+    are left out, and the number is put before the rest, so that names stay different.
 
     >>> short_name(["cat", "a very long name of a class"], 1, longest=11)
     'a ver…class'
@@ -81,7 +93,9 @@ def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically. Raises FileNotFoundError if its folder is missing."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a folder: {path.name} cannot be written there.")
+        raise FileNotFoundError(
+            f"{path.parent} is not a folder: {path.name} cannot be written there."
+        )
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
 
@@ -130,9 +144,16 @@ def wide_font() -> str | None:
 
 @lru_cache(maxsize=1)
 def fonts() -> list[FT2Font]:
-    """The fonts of all text: DejaVu Sans, which comes with matplotlib, and `wide_font` if there is one."""
-    default, wide = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", wide_font()
-    return [FT2Font(str(file)) for file in (default, *([font_manager.findfont(wide)] if wide else []))]
+    """The fonts of all text: DejaVu Sans, which comes with matplotlib, and `wide_font` if there is
+    one.
+    """
+    default, wide = (
+        Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf",
+        wide_font(),
+    )
+    return [
+        FT2Font(str(file)) for file in (default, *([font_manager.findfont(wide)] if wide else []))
+    ]
 
 
 def has_letters(font: FT2Font, text: str) -> bool:
@@ -142,26 +163,47 @@ def has_letters(font: FT2Font, text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_drawable(letter: str) -> bool:
-    """Whether a letter can be printed and one of the fonts has it; those of VARIATIONS have no shape of their own."""
-    return letter not in VARIATIONS and letter.isprintable() and any(has_letters(font, letter) for font in fonts())
+    """Whether a letter can be printed and one of the fonts has it; those of VARIATIONS have no
+    shape of their own.
+    """
+    return (
+        letter not in VARIATIONS
+        and letter.isprintable()
+        and any(has_letters(font, letter) for font in fonts())
+    )
 
 
 def draw_no_data(axes: Axes) -> None:
     axes.set_axis_off()
-    axes.text(0.5, 0.5, "no data", ha="center", va="center", fontsize=16, color=FAINT, transform=axes.transAxes)
+    axes.text(
+        0.5,
+        0.5,
+        "no data",
+        ha="center",
+        va="center",
+        fontsize=16,
+        color=FAINT,
+        transform=axes.transAxes,
+    )
 
 
 def hex_colour(index: int) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour_of(index))
 
 
-def name_ticks(axes: Axes, names: Sequence[str], count: int, which: Literal["x", "y"], last: str | None = None) -> None:
-    """Label an axis with class names, unless they are too many to read. last: the label of one more tick at the end."""
+def name_ticks(
+    axes: Axes, names: Sequence[str], count: int, which: Literal["x", "y"], last: str | None = None
+) -> None:
+    """Label an axis with class names, unless they are too many to read. last: the label of one more
+    tick at the end.
+    """
     axis = axes.xaxis if which == "x" else axes.yaxis
     if count > MAX_NAMED_TICKS:
         axis.set_ticks([count] if last else [], [last] if last else [])
     else:
-        labels = [short_name(names, k, 24 if count <= 30 else 16) for k in range(count)] + ([last] if last else [])
+        labels = [short_name(names, k, 24 if count <= 30 else 16) for k in range(count)] + (
+            [last] if last else []
+        )
         axis.set_ticks(np.arange(len(labels)), labels)
     size = float(np.clip(300 / max(count, 1), 5.0, 9))
     upright = which == "x" and count > 8

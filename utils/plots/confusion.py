@@ -9,21 +9,30 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from utils.plots.canvas import FAINT, INK, MAX_DRAWN_CLASSES, draw_no_data, name_ticks, picture, short_name
+from utils.plots.canvas import (
+    FAINT,
+    INK,
+    MAX_DRAWN_CLASSES,
+    draw_no_data,
+    name_ticks,
+    picture,
+    short_name,
+)
 
 MAX_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
 
 
 def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -> None:
-    """Draw a confusion matrix: correct predictions blue, wrong ones orange, darker for a larger share.
+    """Draw a confusion matrix: correct predictions blue, wrong ones orange, darker for a larger
+    share.
 
     Args:
-        matrix: int [K + 1, K + 1], rows predicted, columns true; the last ones are background: its row has the missed
-            objects, its column the false positives.
+        matrix: int [K + 1, K + 1], rows predicted, columns true; the last ones are background: its
+            row has the missed objects, its column the false positives.
 
     Of more than 25 classes, those that occur are drawn, and of these the 1000 with the most boxes.
-    The shares in a column are fractions of the objects of that class. Background has no objects, so the shares in its
-    column are fractions of the boxes predicted for each class.
+    The shares in a column are fractions of the objects of that class. Background has no objects, so
+    the shares in its column are fractions of the boxes predicted for each class.
     """
     classes = max(len(matrix) - 1, 0)
     shown = _shown_classes(np.asarray(matrix), MAX_COUNTED_CLASSES, MAX_DRAWN_CLASSES)
@@ -32,7 +41,10 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
     matrix, count = np.asarray(matrix, np.float64)[np.ix_(rows, rows)], len(shown)
     with picture(path, *_confusion_size(count)) as figure:
         axes = figure.subplots()
-        axes.set_title("Confusion matrix" + (f" of {count:,} of {classes:,} classes" if count < classes else ""))
+        axes.set_title(
+            "Confusion matrix"
+            + (f" of {count:,} of {classes:,} classes" if count < classes else "")
+        )
         if count < 1 or not matrix.any():
             draw_no_data(axes)
             return
@@ -45,14 +57,16 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
         if count <= MAX_COUNTED_CLASSES:
             _write_counts(axes, matrix)
         figure.supxlabel(
-            "Blue: correct. Orange: wrong. Darker: larger share of the true class (last column: predicted class).",
+            "Blue: correct. Orange: wrong. Darker: larger share of the true class (last column: "
+            "predicted class).",
             fontsize=8,
             color=FAINT,
         )
 
 
 def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
-    """The classes to draw: all if there are `few`, else at most `most` of those with boxes, those with the most boxes.
+    """The classes to draw: all if there are `few`, else at most `most` of those with boxes, those
+    with the most boxes.
 
     >>> _shown_classes(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), few=1, most=1)
     array([1])
@@ -71,7 +85,8 @@ def _confusion_size(count: int) -> tuple[float, float]:
 
 
 def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
-    """Each count as a fraction of its true class, in the last column of its predicted class; 0 if that is empty.
+    """Each count as a fraction of its true class, in the last column of its predicted class; 0 if
+    that is empty.
 
     >>> _confusion_shares(np.array([[3, 1], [1, 0]]))
     array([[0.75, 0.25], [0.25, 0.  ]])
@@ -85,8 +100,12 @@ def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
 def _confusion_colours(matrix: np.ndarray) -> np.ndarray:
     """The colour of each cell, [K + 1, K + 1, 3] in [0, 1]."""
     shares = _confusion_shares(matrix)
-    right = LinearSegmentedColormap.from_list("right", ["#ffffff", "#7ea6f4", "#1e40af"])(shares)[..., :3]
-    colours = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#fdba74", "#c2410c"])(shares**0.7)[..., :3]
+    right = LinearSegmentedColormap.from_list("right", ["#ffffff", "#7ea6f4", "#1e40af"])(shares)[
+        ..., :3
+    ]
+    colours = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#fdba74", "#c2410c"])(
+        shares**0.7
+    )[..., :3]
     diagonal = np.arange(len(matrix) - 1)
     colours[diagonal, diagonal] = right[diagonal, diagonal]
     colours[-1, -1] = 0.93  # background predicted as background is never counted

@@ -25,7 +25,9 @@ from utils.plots.canvas import (
 from utils.printable import counted
 
 
-def plot_labels(classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequence[str], png_path: str | Path) -> None:
+def plot_labels(
+    classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequence[str], png_path: str | Path
+) -> None:
     """Draw the class counts, box positions and box sizes of a data set.
 
     Args:
@@ -59,7 +61,9 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
     if len(counts) > MAX_DRAWN_CLASSES:  # one outline instead of a bar and a colour for each
         axes.stairs(counts, np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
     else:
-        axes.bar(np.arange(len(counts)), counts, width=0.8, color=[hex_colour(int(k)) for k in order])
+        axes.bar(
+            np.arange(len(counts)), counts, width=0.8, color=[hex_colour(int(k)) for k in order]
+        )
     axes.set_title(f"{counted(len(classes), 'box')}, {title}")
     axes.set_ylabel("boxes")
     axes.grid(True, axis="y")
@@ -67,7 +71,8 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
     axes.set_xlim(-margin, len(counts) - 1 + margin)
     if counts.size and counts.max() > 100 * max(1, np.median(counts)):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,.0f}")  # the default is math text, which _style() turns off
+        # the default is math text, which _style() turns off
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     name_ticks(axes, names, len(counts), "x")
     if len(counts) <= 25:
         for k, count in enumerate(counts):
@@ -78,7 +83,9 @@ def _draw_heat(axes: Axes, points: np.ndarray, title: str, x_label: str, y_label
     """Draw a 2-D histogram of points [N, 2] in [0, 1], on a log scale that shows single points."""
     share, _, _ = np.histogram2d(points[:, 1], points[:, 0], bins=48, range=[[0, 1], [0, 1]])
     colours = LinearSegmentedColormap.from_list("heat", ["#f4f6f9", "#93b4f5", BLUE, "#14215c"])
-    axes.imshow(np.log1p(share), cmap=colours, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest")
+    axes.imshow(
+        np.log1p(share), cmap=colours, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest"
+    )
     axes.set(title=title, xlabel=f"{x_label} (share of the image)", ylabel=y_label)
 
 
@@ -89,5 +96,12 @@ def _draw_boxes(axes: Axes, classes: np.ndarray, boxes: np.ndarray, most: int = 
     lines = 0.5 + boxes[picked, None, 2:] * corners  # [picked, 5, 2]
     colours = [hex_colour(int(k)) for k in classes[picked]]
     axes.add_collection(LineCollection(list(lines), colors=colours, linewidths=0.7, alpha=0.35))
-    axes.set(title="boxes around one centre", xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=[], yticks=[])
+    axes.set(
+        title="boxes around one centre",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        aspect="equal",
+        xticks=[],
+        yticks=[],
+    )
     axes.spines[:].set(visible=True, color=GRID)

@@ -16,9 +16,10 @@ BATCHES = 3  # number of batches that are drawn
 class Pictures:
     """Draws into a run's folder, one picture after another. Draws nothing unless active.
 
-    Pictures of training are drawn in a background thread, since other processes would wait for this one's next step.
-    That thread also loads matplotlib, which takes longer than building a model. DataLoader workers that are forked
-    meanwhile inherit a half-loaded matplotlib, which does no harm: they do not import it.
+    Pictures of training are drawn in a background thread, since other processes would wait for this
+    one's next step. That thread also loads matplotlib, which takes longer than building a model.
+    DataLoader workers that are forked meanwhile inherit a half-loaded matplotlib, which does no
+    harm: they do not import it.
 
     written: called with the path of each picture after it is written, in the thread that drew it.
     """
@@ -35,17 +36,22 @@ class Pictures:
         self._drawn: list[Future[None]] = []
 
     def labels(self, classes: NDArray[np.int64], boxes_cxcywh_norm: NDArray[np.float64]) -> None:
-        """labels.png: the training labels. classes: [N]. boxes: [N, 4] as fractions of the image size."""
+        """labels.png: the training labels. classes: [N]. boxes: [N, 4] as fractions of the image
+        size.
+        """
 
         def draw() -> None:
             from utils.plots.labels import plot_labels
 
-            self._plot("labels.png", lambda file: plot_labels(classes, boxes_cxcywh_norm, self.names, file))
+            self._plot(
+                "labels.png", lambda file: plot_labels(classes, boxes_cxcywh_norm, self.names, file)
+            )
 
         self._draw_in_background(draw)
 
     def train_batch(self, number: int, images: Any, targets: Any) -> None:
-        """train_batch0.jpg to train_batch2.jpg: a batch as the model sees it. images: uint8 [B, H, W, 3]. targets:
+        """train_batch0.jpg to train_batch2.jpg: a batch as the model sees it. images: uint8 [B, H,
+        W, 3]. targets:
         [T, 6] image, class, x1, y1, x2, y2 in pixels. Both are tensors.
 
         Raises the error of an earlier picture that failed.
@@ -61,10 +67,14 @@ class Pictures:
         for drawing in self._drawn:
             drawing.result()
 
-    def results(self, curves: Sequence[Any], best_confidence: float, confusion: NDArray[np.int64]) -> None:
-        """Draw results.png if there is a results.csv, the curves, and the confusion matrix [K + 1, K + 1].
+    def results(
+        self, curves: Sequence[Any], best_confidence: float, confusion: NDArray[np.int64]
+    ) -> None:
+        """Draw results.png if there is a results.csv, the curves, and the confusion matrix [K + 1,
+        K + 1].
 
-        curves: confidence, precision, recall, F1, recall and precision of the PR curve, as `plot_curves` takes them.
+        curves: confidence, precision, recall, F1, recall and precision of the PR curve, as
+        `plot_curves` takes them.
         """
         if not self.active:
             return
@@ -78,7 +88,9 @@ class Pictures:
         confidence, precision, recall, f1, pr_recall, pr_precision = curves
         points = {"confidence": confidence, "precision": precision, "recall": recall, "f1": f1}
         points |= {"pr_recall": pr_recall, "pr_precision": pr_precision}
-        for file in plot_curves(**points, names=self.names, folder=self.folder, best_confidence=best_confidence):
+        for file in plot_curves(
+            **points, names=self.names, folder=self.folder, best_confidence=best_confidence
+        ):
             self.written(file)
         self._plot("confusion_matrix.png", lambda file: plot_confusion(confusion, self.names, file))
 
@@ -100,9 +112,13 @@ class Pictures:
 
     def _draw_in_background(self, draw: Callable[[], None]) -> None:
         if self.active:
-            self._drawn.append(run_in_background(draw, after=self._drawn[-1] if self._drawn else None))
+            self._drawn.append(
+                run_in_background(draw, after=self._drawn[-1] if self._drawn else None)
+            )
 
-    def _batch(self, name: str, images: NDArray[np.uint8], targets: NDArray[Any], **more: Any) -> None:
+    def _batch(
+        self, name: str, images: NDArray[np.uint8], targets: NDArray[Any], **more: Any
+    ) -> None:
         from utils.plots.batches import plot_batch
 
         self._plot(name, lambda file: plot_batch(images, targets, self.names, file, **more))

@@ -14,7 +14,9 @@ from utils.plots.canvas import draw_no_data, hex_colour, picture
 
 
 def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
-    """Draw every column of results.csv except epoch and time over the epochs; related columns share a panel."""
+    """Draw every column of results.csv except epoch and time over the epochs; related columns share
+    a panel.
+    """
     columns = _read_results(Path(csv_path))
     epochs = columns.pop("epoch", np.zeros(0))
     columns.pop("time", None)
@@ -40,9 +42,12 @@ def _read_results(path: Path) -> dict[str, np.ndarray]:
         rows = list(csv.reader(file))
     names = [name.strip() for name in rows[0]] if rows else []
     table = [
-        [_number(row[column]) if column < len(row) else math.nan for row in rows[1:]] for column in range(len(names))
+        [_number(row[column]) if column < len(row) else math.nan for row in rows[1:]]
+        for column in range(len(names))
     ]
-    return {name: np.array(values, float) for name, values in zip(names, table, strict=True) if name}
+    return {
+        name: np.array(values, float) for name, values in zip(names, table, strict=True) if name
+    }
 
 
 def _number(text: str) -> float:
@@ -56,8 +61,10 @@ def _number(text: str) -> float:
 def _panel_of(column: str) -> str:
     """The title of the panel a column belongs to.
 
-    >>> [_panel_of(name) for name in ("train/box_loss", "val/box_loss", "metrics/mAP_0.5", "metrics/recall", "x/lr0")]
-    ['box loss', 'box loss', 'mAP', 'precision and recall', 'learning rate']
+    >>> [_panel_of(name) for name in ("train/box_loss", "val/box_loss", "metrics/mAP_0.5")]
+    ['box loss', 'box loss', 'mAP']
+    >>> _panel_of("metrics/recall"), _panel_of("x/lr0")
+    ('precision and recall', 'learning rate')
     """
     last = column.rsplit("/", 1)[-1]
     if last.lower().startswith("map"):
@@ -67,7 +74,9 @@ def _panel_of(column: str) -> str:
     return "learning rate" if last.startswith("lr") else last.replace("_", " ")
 
 
-def _draw_history(axes: Axes, title: str, epochs: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+def _draw_history(
+    axes: Axes, title: str, epochs: np.ndarray, columns: dict[str, np.ndarray]
+) -> None:
     axes.set_title(title)
     axes.grid(True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
@@ -81,15 +90,26 @@ def _draw_history(axes: Axes, title: str, epochs: np.ndarray, columns: dict[str,
         marker = "o" if shown.sum() <= 25 else ""
         x = epochs if len(epochs) == len(values) else np.arange(len(values))
         lines += axes.plot(
-            x[shown], values[shown], color=hex_colour(number), marker=marker, markersize=3, linewidth=1.8
+            x[shown],
+            values[shown],
+            color=hex_colour(number),
+            marker=marker,
+            markersize=3,
+            linewidth=1.8,
         )
     if len(columns) > 1:
-        axes.legend(lines, [_line_name(name, values) for name, values in columns.items()], loc="best", fontsize=8)
+        axes.legend(
+            lines,
+            [_line_name(name, values) for name, values in columns.items()],
+            loc="best",
+            fontsize=8,
+        )
     if len(epochs) == 1:
         axes.set_xlim(epochs[0] - 0.5, epochs[0] + 0.5)
     if title in ("mAP", "precision and recall"):
         highest = max(np.nanmax(values, initial=0) for values in columns.values())
-        axes.set_ylim(0, 1.02 if highest > 0.5 else 1.35 * highest or None)  # the legend is above low lines
+        # the legend is above low lines
+        axes.set_ylim(0, 1.02 if highest > 0.5 else 1.35 * highest or None)
 
 
 def _line_name(column: str, values: np.ndarray) -> str:

@@ -1,1 +1,3 @@
-"""The parts of a training run: settings, state, checkpoints, optimizers, schedule, averaged weights."""
+"""The parts of a training run: settings, state, checkpoints, optimizers, schedule, averaged
+weights.
+"""

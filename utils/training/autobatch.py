@@ -1,7 +1,9 @@
-"""--batch-size -1: find the largest batch whose training step fits in a share of the free memory, by trial steps.
+"""--batch-size -1: find the largest batch whose training step fits in a share of the free memory,
+by trial steps.
 
-The result is measured, not extrapolated: gradients, optimizer state, averaged weights and the assignment of images with
-many boxes need memory in addition to the forward pass, and do not grow in proportion to it.
+The result is measured, not extrapolated: gradients, optimizer state, averaged weights and the
+assignment of images with many boxes need memory in addition to the forward pass, and do not grow in
+proportion to it.
 """
 
 import weakref
@@ -17,9 +19,12 @@ from utils.nested import tensors_in
 from utils.printable import counted, one_line
 from utils.terminal import FaultError
 
-SHARE = 0.8  # of a GPU's free memory; the rest is for fragmentation, and for batches with more boxes than the trials
+# of a GPU's free memory; the rest is for fragmentation, and for batches with more boxes than the
+# trials
+SHARE = 0.8
 CPU_BUDGET = 2 * 2**30  # bytes per process; the rest of the RAM caches the images
-MAX_BATCH = 1024  # images in a batch over all processes; larger batches leave few optimizer steps per epoch
+# images in a batch over all processes; larger batches leave few optimizer steps per epoch
+MAX_BATCH = 1024
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
@@ -33,22 +38,26 @@ def choose_batch(
     local_processes: int = 1,
     check: Callable[[int], None] | None = None,
 ) -> tuple[int, str]:
-    """The batch size, a multiple of `shares` and the same on every process, and a sentence about it for the log.
+    """The batch size, a multiple of `shares` and the same on every process, and a sentence about it
+    for the log.
 
-    step: runs a training step on the given number of images, one share of a batch. It must need as much memory as any
-    step of the run, work on copies, so that the trials do not change the run, and use no collectives, because processes
-    may try different sizes. world_min: the minimum of a number over all processes. images: number of training images.
-    shares: processes, or devices of DataParallel, that split a batch. local_processes: processes on this machine.
-    check: a step that is too slow for all trials, because it compiles the model first. It is run with the batch that
-    was found, and with smaller ones until it fits.
-    Raises ValueError, on every process, if no batch fits or there are fewer images than shares.
+    step: runs a training step on the given number of images, one share of a batch. It must need as
+    much memory as any step of the run, work on copies, so that the trials do not change the run,
+    and use no collectives, because processes may try different sizes. world_min: the minimum of a
+    number over all processes. images: number of training images. shares: processes, or devices of
+    DataParallel, that split a batch. local_processes: processes on this machine. check: a step that
+    is too slow for all trials, because it compiles the model first. It is run with the batch that
+    was found, and with smaller ones until it fits. Raises ValueError, on every process, if no batch
+    fits or there are fewer images than shares.
     """
     most = min(images, MAX_BATCH) // shares
     if most < 1:
         raise ValueError(
-            f"--batch-size -1: {counted(images, 'training image')} are too few for {shares} processes or devices"
+            f"--batch-size -1: {counted(images, 'training image')} are too few for {shares} "
+            "processes or devices"
         )
-    step_memory(lambda: step(1), device)  # loads kernels and libraries, so that the budget excludes their memory
+    # loads kernels and libraries, so that the budget excludes their memory
+    step_memory(lambda: step(1), device)
     budget = world_min(memory_budget(device, local_processes))
     needs: dict[int, int | None] = {}
 
@@ -60,11 +69,14 @@ def choose_batch(
     share = world_min(largest)  # a collective: also called if nothing fits on this process
     checked = ""
     if check is not None:
-        share, taken = checked_batch(lambda size: step_memory(lambda: check(size), device), budget, share, world_min)
+        share, taken = checked_batch(
+            lambda size: step_memory(lambda: check(size), device), budget, share, world_min
+        )
         checked = f"; compiled, a step of {share} images needs {format_gib(taken)}"
     if share < 1:
         raise ValueError(
-            f"--batch-size -1: not even one image fits in {format_gib(budget)}; use a smaller --imgsz or model"
+            f"--batch-size -1: not even one image fits in {format_gib(budget)}; use a smaller "
+            "--imgsz or model"
         )
     parts = f" ({shares} x {share})" if shares > 1 else ""
     limit = (
@@ -73,7 +85,8 @@ def choose_batch(
         else f"; more than {MAX_BATCH} are not tried"
     )
     return share * shares, (
-        f"--batch-size -1: batch {share * shares}{parts}: a step of {counted(largest, 'image')} needs "
+        f"--batch-size -1: batch {share * shares}{parts}: a step of {counted(largest, 'image')} "
+        "needs "
         f"{format_gib(needs[largest] or 0)} of the allowed {format_gib(budget)}{checked}"
         f"{limit if share == most else ''}"
     )
@@ -82,10 +95,12 @@ def choose_batch(
 def checked_batch(
     need: Callable[[int], int | None], budget: int, batch: int, world_min: Callable[[int], int]
 ) -> tuple[int, int]:
-    """The largest batch, `batch` or smaller, that fits on every process, and its bytes on this one; 0 if none does.
+    """The largest batch, `batch` or smaller, that fits on every process, and its bytes on this one;
+    0 if none does.
 
-    need: bytes that a batch takes, None if memory runs out. All processes try the same batches: after one that does not
-    fit, the one whose bytes would fit in proportion, or an eighth less if memory ran out.
+    need: bytes that a batch takes, None if memory runs out. All processes try the same batches:
+    after one that does not fit, the one whose bytes would fit in proportion, or an eighth less if
+    memory ran out.
     """
     while batch > 0:
         taken = need(batch)
@@ -103,19 +118,26 @@ def checked_batch(
 
 
 def largest_batch(need: Callable[[int], int | None], budget: int, *, most: int) -> int:
-    """The largest batch in 1..most that needs at most `budget` bytes, to within an eighth; 0 if a batch of 1 does not.
+    """The largest batch in 1..most that needs at most `budget` bytes, to within an eighth; 0 if a
+    batch of 1 does not.
 
-    need: bytes that a batch takes, None if memory runs out. The next batch to try is where a line through the last two
-    that fit reaches the budget, at most four times the last; after one that does not fit, the interval is halved. The
-    returned batch was tried and fits; a batch larger by an eighth (or by 1) was tried and does not fit, or exceeds
-    `most`.
+    need: bytes that a batch takes, None if memory runs out. The next batch to try is where a line
+    through the last two that fit reaches the budget, at most four times the last; after one that
+    does not fit, the interval is halved. The returned batch was tried and fits; a batch larger by
+    an eighth (or by 1) was tried and does not fit, or exceeds `most`.
 
-    >>> largest_batch(lambda batch: 3 + 2 * batch, 23, most=1024), largest_batch(lambda batch: batch, 999, most=40)
-    (10, 40)
+    >>> largest_batch(lambda batch: 3 + 2 * batch, 23, most=1024)
+    10
+    >>> largest_batch(lambda batch: batch, 999, most=40)
+    40
     """
     fitting, bad = [(0, 0)], most + 1
     while bad - (good := fitting[-1][0]) > (eighth := max(good // 8, 1)):
-        guess = (good + bad) // 2 if bad <= most else min(max(_guess(fitting, budget), good + eighth), most)
+        guess = (
+            (good + bad) // 2
+            if bad <= most
+            else min(max(_guess(fitting, budget), good + eighth), most)
+        )
         taken = need(guess)
         if taken is not None and taken <= budget:
             fitting.append((guess, taken))
@@ -132,14 +154,15 @@ def _guess(fitting: list[tuple[int, int]], budget: int) -> int:
     if last_need <= previous_need:
         return 2 * last
     end = last + (budget - last_need) * (last - previous) // (last_need - previous_need)
-    return min(end - end // 32, 4 * last)  # slightly less: a batch that does not fit costs more trials
+    # slightly less: a batch that does not fit costs more trials
+    return min(end - end // 32, 4 * last)
 
 
 def memory_budget(device: torch.device, local_processes: int = 1) -> int:
     """Bytes that a training step may take: 80 % of a GPU's free memory, or 2 GiB of RAM.
 
-    Of RAM the processes of this machine together take at most half of what is free: trials exceed the budget, and a
-    process that runs out of RAM gets no error but is killed by the kernel.
+    Of RAM the processes of this machine together take at most half of what is free: trials exceed
+    the budget, and a process that runs out of RAM gets no error but is killed by the kernel.
     """
     free = free_memory(device)
     if device.type == "cpu":
@@ -148,20 +171,30 @@ def memory_budget(device: torch.device, local_processes: int = 1) -> int:
 
 
 def step_memory(step: Callable[[], None], device: torch.device) -> int | None:
-    """Peak bytes that `step` allocates in addition to those allocated before; None if memory runs out.
+    """Peak bytes that `step` allocates in addition to those allocated before; None if memory runs
+    out.
 
-    On a GPU, what the allocator takes from the device. Elsewhere, the bytes of all tensors that exist at the same time:
-    this number is the same each time, unlike the process's resident memory, which depends on what the heap kept from
-    earlier. It does not include what a kernel allocates internally. The random state is restored afterwards.
+    On a GPU, what the allocator takes from the device. Elsewhere, the bytes of all tensors that
+    exist at the same time:
+    this number is the same each time, unlike the process's resident memory, which depends on what
+    the heap kept from earlier. It does not include what a kernel allocates internally. The random
+    state is restored afterwards.
     """
     need = None
     try:
-        with torch.random.fork_rng([] if device.index is None else [device], device_type=device.type):
-            need = peak_tensor_bytes(step, device) if device.type in ("cpu", "mps") else reserved_by(step, device)
+        with torch.random.fork_rng(
+            [] if device.index is None else [device], device_type=device.type
+        ):
+            need = (
+                peak_tensor_bytes(step, device)
+                if device.type in ("cpu", "mps")
+                else reserved_by(step, device)
+            )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    release_memory(device)  # not in the handler, where the error still references the step's tensors
+    # not in the handler, where the error still references the step's tensors
+    release_memory(device)
     return need
 
 
@@ -181,11 +214,18 @@ def memory_advice(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        batch, size = batch_size // 2 // processes * processes, image_size * 3 // 4 // stride * stride
-        smaller = [f"--batch-size {batch}"] * (batch > 0) + [f"--imgsz {size}"] * (size >= 2 * stride)
+        batch, size = (
+            batch_size // 2 // processes * processes,
+            image_size * 3 // 4 // stride * stride,
+        )
+        smaller = [f"--batch-size {batch}"] * (batch > 0) + [f"--imgsz {size}"] * (
+            size >= 2 * stride
+        )
         raise FaultError(
-            f"out of memory on {device} with --batch-size {batch_size} and --imgsz {image_size}: try "
-            f"{', '.join([*smaller, '--checkpoint-activations'])}; --batch-size -1 finds the largest batch that fits "
+            f"out of memory on {device} with --batch-size {batch_size} and --imgsz {image_size}: "
+            "try "
+            f"{', '.join([*smaller, '--checkpoint-activations'])}; --batch-size -1 finds the "
+            "largest batch that fits "
             f"({one_line(error, 200) or type(error).__name__})"
         ) from error
 
@@ -198,9 +238,11 @@ def peak_tensor_bytes(step: Callable[[], None], device: torch.device) -> int:
 
 
 class _StorageCount(TorchDispatchMode):
-    """Counts the bytes of storages that operations return, until they are freed; views and in-place results add none.
+    """Counts the bytes of storages that operations return, until they are freed; views and in-place
+    results add none.
 
-    torch.profiler would also count what kernels allocate internally, but it writes to stderr and starts CUDA tracing.
+    torch.profiler would also count what kernels allocate internally, but it writes to stderr and
+    starts CUDA tracing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -211,7 +253,9 @@ class _StorageCount(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._seen.update(tensor.untyped_storage() for tensor in tensors_in((*args, *kwargs.values())))
+        self._seen.update(
+            tensor.untyped_storage() for tensor in tensors_in((*args, *kwargs.values()))
+        )
         result = func(*args, **kwargs)
         for tensor in tensors_in((result,)):
             storage = tensor.untyped_storage()
@@ -227,7 +271,8 @@ class _StorageCount(TorchDispatchMode):
 
 
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the gradients and the optimizer's state, which every step of a run after the first finds allocated.
+    """Allocate the gradients and the optimizer's state, which every step of a run after the first
+    finds allocated.
 
     Weights may change: use it on copies.
     """

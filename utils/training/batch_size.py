@@ -1,4 +1,6 @@
-"""What follows from the batch size: images per process, accumulation, loss scale and weight decay."""
+"""What follows from the batch size: images per process, accumulation, loss scale and weight
+decay.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,13 +49,14 @@ class GlobalBatch:
     def loss_scale(self) -> int:
         """The factor of a process's share of the loss before the backward pass.
 
-        The gradient of a step is a sum over the images of its batches, and the all-reduce divides it by the number of
-        processes.
+        The gradient of a step is a sum over the images of its batches, and the all-reduce divides
+        it by the number of processes.
         """
         return self.size * self.processes
 
     def weight_decay(self, of_nominal_batch: float) -> float:
-        """The weight decay for a step of `accumulate` batches. of_nominal_batch: for a step of `nominal` images.
+        """The weight decay for a step of `accumulate` batches. of_nominal_batch: for a step of
+        `nominal` images.
 
         >>> GlobalBatch(16).weight_decay(0.5), GlobalBatch(128).weight_decay(0.5)
         (0.5, 1.0)
@@ -61,10 +64,11 @@ class GlobalBatch:
         return of_nominal_batch * self.size * self.accumulate / self.nominal
 
     def limited_to(self, images: int, say: Callable[[str], None] = lambda _: None) -> "GlobalBatch":
-        """This batch or, if there are fewer images, one of the largest divisor of its size that they fill.
+        """This batch or, if there are fewer images, one of the largest divisor of its size that
+        they fill.
 
-        A divisor, so that the size does not depend on the number of processes. Raises ValueError if the size is not a
-        multiple of that number.
+        A divisor, so that the size does not depend on the number of processes. Raises ValueError if
+        the size is not a multiple of that number.
         """
         size = max(size for size in range(1, min(self.size, images) + 1) if self.size % size == 0)
         try:

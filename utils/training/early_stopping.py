@@ -4,7 +4,8 @@ from typing import Any
 
 
 class EarlyStopping:
-    """Tracks the best epoch, and stops a run after `patience` epochs without a better one (0: never).
+    """Tracks the best epoch, and stops a run after `patience` epochs without a better one (0:
+    never).
 
     Epochs without validation count too, but the run stops only after a validation.
     """
@@ -22,7 +23,8 @@ class EarlyStopping:
         self.best_fitness, self.best_epoch, self.latest_epoch = float("-inf"), None, -1
 
     def update(self, epoch: int, fitness: float) -> None:
-        """Record an epoch's fitness; an epoch is better only if its fitness is higher than all before.
+        """Record an epoch's fitness; an epoch is better only if its fitness is higher than all
+        before.
 
         While all fitness is 0 the latest epoch counts as the best: it has trained longest.
         """
@@ -35,12 +37,21 @@ class EarlyStopping:
         return self.stops_if_not_better(self.latest_epoch)
 
     def stops_if_not_better(self, epoch: int) -> bool:
-        """Whether the run stops after `epoch` unless its validation is better than the best so far."""
-        return self.patience > 0 and self.best_epoch is not None and epoch - self.best_epoch >= self.patience
+        """Whether the run stops after `epoch` unless its validation is better than the best so
+        far.
+        """
+        return (
+            self.patience > 0
+            and self.best_epoch is not None
+            and epoch - self.best_epoch >= self.patience
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"fitness": self.best_fitness, "epoch": self.best_epoch, "latest": self.latest_epoch}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         epoch, self.latest_epoch = saved["epoch"], int(saved["latest"])
-        self.best_fitness, self.best_epoch = float(saved["fitness"]), None if epoch is None else int(epoch)
+        self.best_fitness, self.best_epoch = (
+            float(saved["fitness"]),
+            None if epoch is None else int(epoch),
+        )

@@ -16,8 +16,9 @@ SHARE_OF_RUN = 0.05
 def ema_constants(steps: int) -> tuple[float, float]:
     """(decay, tau) for a run of so many optimizer steps.
 
-    YOLOv5's 0.9999 and 2000 average over 10,000 steps after the first thousands, but over almost none in a run of a few
-    hundred. Here a short run averages over a twentieth of its steps; from 200,000 steps on the values are YOLOv5's.
+    YOLOv5's 0.9999 and 2000 average over 10,000 steps after the first thousands, but over almost
+    none in a run of a few hundred. Here a short run averages over a twentieth of its steps; from
+    200,000 steps on the values are YOLOv5's.
 
     >>> ema_constants(400), ema_constants(500_000)
     ((0.95, 20.0), (0.9999, 2000.0))
@@ -27,26 +28,35 @@ def ema_constants(steps: int) -> tuple[float, float]:
 
 
 class EMA(Generic[Model]):
-    """A moving average of `model`: update t keeps the fraction d(t) = decay * (1 - exp(-t / tau)) of the average.
+    """A moving average of `model`: update t keeps the fraction d(t) = decay * (1 - exp(-t / tau))
+    of the average.
 
-    Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of YOLOv5's behaviour.
+    Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of
+    YOLOv5's behaviour.
     """
 
     def __init__(self, model: Model, decay: float = 0.9999, tau: float = 2000.0) -> None:
         self.model: Model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.tau, self.updates = decay, tau, 0
 
-        # Listed once: a state dict takes the host longer to build than the GPU needs to update the average.
+        # Listed once: a state dict takes the host longer to build than the GPU needs to update the
+        # average.
         average = self.model.state_dict()
         self._averaged = {key: value for key, value in average.items() if value.is_floating_point()}
-        self._copied = {key: value for key, value in average.items() if not value.is_floating_point()}
+        self._copied = {
+            key: value for key, value in average.items() if not value.is_floating_point()
+        }
 
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor]) -> None:
-        """Update the average with a model's state, named as in its state dict, once per optimizer step."""
+        """Update the average with a model's state, named as in its state dict, once per optimizer
+        step.
+        """
         self.updates += 1
         share = 1 - self.decay * (1 - math.exp(-self.updates / self.tau))
-        torch._foreach_lerp_(list(self._averaged.values()), [state[key] for key in self._averaged], share)
+        torch._foreach_lerp_(
+            list(self._averaged.values()), [state[key] for key in self._averaged], share
+        )
         if self._copied:
             torch._foreach_copy_(list(self._copied.values()), [state[key] for key in self._copied])
 

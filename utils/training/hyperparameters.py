@@ -1,4 +1,6 @@
-"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines that may name an optimizer."""
+"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines that may
+name an optimizer.
+"""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +20,8 @@ OPTIMIZER = "optimizer"  # the only key whose value is not a number
 
 @dataclass(frozen=True)
 class Hyp:
-    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small models from scratch.
+    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small
+    models from scratch.
 
     Raises ValueError for a value that is not a number or is out of range.
     """
@@ -68,8 +71,13 @@ class Hyp:
 
     def augmentation(self) -> dict[str, float]:
         """Strengths and probabilities of augmentation."""
-        colours, geometry = ("hsv_h", "hsv_s", "hsv_v"), ("degrees", "translate", "scale", "shear", "perspective")
-        return self._chosen(*colours, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste")
+        colours, geometry = (
+            ("hsv_h", "hsv_s", "hsv_v"),
+            ("degrees", "translate", "scale", "shear", "perspective"),
+        )
+        return self._chosen(
+            *colours, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste"
+        )
 
     def loss(self) -> dict[str, float]:
         """Keyword arguments of `LossGains`."""
@@ -86,7 +94,17 @@ class Hyp:
         return {name: getattr(self, name) for name in names}
 
 
-_PROBABILITIES = ("flipud", "fliplr", "mosaic", "mixup", "copy_paste", "translate", "hsv_h", "hsv_s", "hsv_v")
+_PROBABILITIES = (
+    "flipud",
+    "fliplr",
+    "mosaic",
+    "mixup",
+    "copy_paste",
+    "translate",
+    "hsv_h",
+    "hsv_s",
+    "hsv_v",
+)
 _LIMITS = {
     **dict.fromkeys(_PROBABILITIES, (0.0, 1.0)),
     "scale": (0.0, 0.99),
@@ -112,10 +130,12 @@ def _check_number(name: str, value: object) -> None:
 
 
 def read_hyp(path: Path) -> tuple[str, Hyp]:
-    """Return the optimizer and the hyper-parameters of a YAML file of `key: number` lines, and `optimizer: name`.
+    """Return the optimizer and the hyper-parameters of a YAML file of `key: number` lines, and
+    `optimizer: name`.
 
-    The optimizer is "auto" if the file names none; missing numbers keep their defaults. Raises ValueError, with the
-    file and the line, for an unknown or repeated key, and for a value that is not allowed.
+    The optimizer is "auto" if the file names none; missing numbers keep their defaults. Raises
+    ValueError, with the file and the line, for an unknown or repeated key, and for a value that is
+    not allowed.
     """
     known = {OPTIMIZER, *(field.name for field in fields(Hyp))}
     given: dict[str, Any] = {}
@@ -129,7 +149,9 @@ def read_hyp(path: Path) -> tuple[str, Hyp]:
             if key == OPTIMIZER:
                 found = value if isinstance(value, str) else f"{value:g}"
                 if found not in OPTIMIZER_CHOICES[1:]:
-                    expected = among(OPTIMIZER_CHOICES[1:]) + did_you_mean(found, OPTIMIZER_CHOICES[1:])
+                    expected = among(OPTIMIZER_CHOICES[1:]) + did_you_mean(
+                        found, OPTIMIZER_CHOICES[1:]
+                    )
                     raise ValueError(f"{key} is '{excerpt(found)}', expected {expected}")
             else:
                 _check_number(key, value)
@@ -146,25 +168,35 @@ def write_hyp(path: Path, optimizer: str, hyp: Hyp) -> None:
 
 
 def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
-    """Line, key and value of each entry of a small YAML file; a value that is not a plain number stays text.
+    """Line, key and value of each entry of a small YAML file; a value that is not a plain number
+    stays text.
 
-    Only YAML's events are read, one by one, and the first list, mapping or alias is refused, since aliases can expand
-    without limit. Numbers are parsed by Python's float(), since YAML 1.1 reads 1e-3 as text.
+    Only YAML's events are read, one by one, and the first list, mapping or alias is refused, since
+    aliases can expand without limit. Numbers are parsed by Python's float(), since YAML 1.1 reads
+    1e-3 as text.
     """
     events = _yaml_events(path)
-    opening = [type(event) for event in islice(events, 3)]  # starts of the stream, the document and its mapping
-    require(opening[2:] == [yaml.MappingStartEvent], f"{printable(path)}: expected `key: number` lines")
+    # starts of the stream, the document and its mapping
+    opening = [type(event) for event in islice(events, 3)]
+    require(
+        opening[2:] == [yaml.MappingStartEvent], f"{printable(path)}: expected `key: number` lines"
+    )
     scalars: list[Any] = []
     for event in events:
         if isinstance(event, yaml.MappingEndEvent):
             break
         if not isinstance(event, yaml.ScalarEvent):
             before = f"{excerpt(scalars[-1].value)} holds" if scalars else "found"
-            found = f"{printable(path)} line {event.start_mark.line + 1}: {before} a list, a mapping or an alias"
+            found = (
+                f"{printable(path)} line {event.start_mark.line + 1}: {before} a list, a "
+                "mapping or an alias"
+            )
             raise ValueError(f"{found}; expected `key: number` lines")
         scalars.append(event)
     closing = [type(event) for event in islice(events, 2)]  # ends of the document and the stream
-    require(closing[1:] == [yaml.StreamEndEvent], f"{printable(path)}: holds more than one document")
+    require(
+        closing[1:] == [yaml.StreamEndEvent], f"{printable(path)}: holds more than one document"
+    )
     return [
         (key.start_mark.line + 1, key.value, _number(value))
         for key, value in zip(scalars[::2], scalars[1::2], strict=True)
@@ -176,7 +208,9 @@ def _yaml_events(path: Path) -> Iterator[Any]:
         with open(path, "rb") as file:
             data = file.read(MAX_HYP_BYTES + 1)
         if len(data) > MAX_HYP_BYTES:
-            raise ValueError(f"{printable(path)}: larger than {MAX_HYP_BYTES:,} bytes, the limit for this file")
+            raise ValueError(
+                f"{printable(path)}: larger than {MAX_HYP_BYTES:,} bytes, the limit for this file"
+            )
         yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
     except OSError as error:
         raise ValueError(f"{printable(path)}: cannot be read: {error.strerror}") from error

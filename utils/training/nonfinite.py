@@ -1,4 +1,6 @@
-"""Optimizer steps with gradients that are not finite: skipped by all processes together, and counted."""
+"""Optimizer steps with gradients that are not finite: skipped by all processes together, and
+counted.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +16,8 @@ from utils.training.checkpoints.usable_weights import HUGE
 
 MAX_IN_A_ROW = 10
 MAX_NAMED = 16  # files in an error message
-SCALE_SEARCH = 16  # halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
+# halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
+SCALE_SEARCH = 16
 SCALE_GROWTH = 2000  # finite steps in a row after which torch's GradScaler doubles the scale
 
 
@@ -25,10 +28,11 @@ class NonFiniteError(FaultError):
 
 
 def nan_if_nonfinite(loss: Tensor) -> Tensor:
-    """The gradient that the backward pass of a loss starts with: 1, or nan if the loss is not finite.
+    """The gradient that the backward pass of a loss starts with: 1, or nan if the loss is not
+    finite.
 
-    With nan no gradient is finite, and after the all-reduce no gradient of any process is: all processes detect it
-    without an extra collective.
+    With nan no gradient is finite, and after the all-reduce no gradient of any process is: all
+    processes detect it without an extra collective.
 
     >>> nan_if_nonfinite(torch.tensor(3.0)), nan_if_nonfinite(torch.tensor(float("-inf")))
     (tensor(1.), tensor(nan))
@@ -39,11 +43,12 @@ def nan_if_nonfinite(loss: Tensor) -> Tensor:
 class NonFiniteGuard:
     """Runs an optimizer's steps, and skips those whose gradients are not finite.
 
-    With a fused optimizer the host never waits for the device. A forward pass with values that are not finite has
-    already changed BatchNorm's running statistics, so a skipped step restores them too. statistics: those tensors,
-    which each forward pass changes in place. searching: the float16 gradient scaler finds its scale by steps that are
-    not finite, so more of them in a row are allowed, and as many steps as the scale can be halved are counted as
-    `searched`, not as `skipped`.
+    With a fused optimizer the host never waits for the device. A forward pass with values that are
+    not finite has already changed BatchNorm's running statistics, so a skipped step restores them
+    too. statistics: those tensors, which each forward pass changes in place. searching: the float16
+    gradient scaler finds its scale by steps that are not finite, so more of them in a row are
+    allowed, and as many steps as the scale can be halved are counted as `searched`, not as
+    `skipped`.
     """
 
     def __init__(
@@ -63,11 +68,15 @@ class NonFiniteGuard:
         self._saved = self._flattened()
 
     def snapshot_statistics(self) -> None:
-        """Save the statistics as the ones to restore; call it when anything but a forward pass has changed them."""
+        """Save the statistics as the ones to restore; call it when anything but a forward pass has
+        changed them.
+        """
         self._saved = self._flattened()
 
     def step(self, norm: Tensor) -> None:
-        """Step, or skip the step if norm is not finite. norm: of all gradients, the same on all processes."""
+        """Step, or skip the step if norm is not finite. norm: of all gradients, the same on all
+        processes.
+        """
         bad = ~norm.isfinite()
         if self.optimizer.defaults.get("fused"):
             self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # read on the device
@@ -75,7 +84,8 @@ class NonFiniteGuard:
         elif not bad:
             self.optimizer.step()
         if self.statistics:
-            current = self._flattened()  # a batch's variance may be infinite although its gradients are finite
+            # a batch's variance may be infinite although its gradients are finite
+            current = self._flattened()
             self._saved = torch.where(bad | ~current.isfinite(), self._saved, current)
             torch._foreach_copy_(self.statistics, self._saved_parts())
         self._count(self._flags.push(bad))
@@ -118,8 +128,14 @@ class NonFiniteGuard:
             self._halvings = min(self._halvings + 1, SCALE_SEARCH)
 
     def _flattened(self) -> Tensor:
-        """All statistics as one flat tensor: on a GPU, the launch is what makes a copy expensive."""
-        return torch.cat([part.flatten() for part in self.statistics]) if self.statistics else torch.zeros(0)
+        """All statistics as one flat tensor: on a GPU, the launch is what makes a copy
+        expensive.
+        """
+        return (
+            torch.cat([part.flatten() for part in self.statistics])
+            if self.statistics
+            else torch.zeros(0)
+        )
 
     def _saved_parts(self) -> list[Tensor]:
         pieces = self._saved.split([part.numel() for part in self.statistics])
@@ -127,17 +143,22 @@ class NonFiniteGuard:
 
 
 def describe_stuck(
-    guard: NonFiniteGuard, where: str, advice: str, images: Sequence[int], path_of: Callable[[int], str]
+    guard: NonFiniteGuard,
+    where: str,
+    advice: str,
+    images: Sequence[int],
+    path_of: Callable[[int], str],
 ) -> str:
     """The error message when training cannot continue.
 
-    advice: a sentence on what to do, from `advise`. images: indices of the last batch's images, of all processes.
-    path_of: the file of an index.
+    advice: a sentence on what to do, from `advise`. images: indices of the last batch's images, of
+    all processes. path_of: the file of an index.
     """
     files = ", ".join(printable(path_of(index)) for index in images[:MAX_NAMED])
     more = f" and {len(images) - MAX_NAMED} more" if len(images) > MAX_NAMED else ""
     return (
-        f"loss or gradient was not finite in {guard.in_a_row} optimizer steps in a row, up to {where}; these steps "
+        f"loss or gradient was not finite in {guard.in_a_row} optimizer steps in a row, up to "
+        f"{where}; these steps "
         f"were skipped. {advice}. The last batch: images {images} ({files}{more})"
     )
 
@@ -145,15 +166,21 @@ def describe_stuck(
 def advise(largest: float, lr: float, usable: Path | None) -> str:
     """What to do when training cannot continue.
 
-    largest: absolute value of the weights. lr: the run's learning rate. usable: the newest checkpoint whose weights are
-    not huge; None if there is none.
+    largest: absolute value of the weights. lr: the run's learning rate. usable: the newest
+    checkpoint whose weights are not huge; None if there is none.
 
     >>> advise(3.0, 0.01, Path("last.pt"))
-    'Start a new run with --weights last.pt, and a learning rate (lr0 in --hyp) below 0.01 or --amp fp32'
+    'Start a new run with --weights last.pt, and a learning rate (lr0 in --hyp) below 0.01
+    or --amp fp32'
     >>> advise(3e8, 0.01, None)
-    'The weights have grown to 3e+08: start from the beginning, with a learning rate (lr0 in --hyp) below 0.01'
+    'The weights have grown to 3e+08: start from the beginning, with a learning rate
+    (lr0 in --hyp) below 0.01'
     """
-    start = f"start a new run with --weights {usable}, and" if usable else "start from the beginning, with"
+    start = (
+        f"start a new run with --weights {usable}, and"
+        if usable
+        else "start from the beginning, with"
+    )
     lower = f"{start} a learning rate (lr0 in --hyp) below {lr:g}"
     if largest >= HUGE:
         return f"The weights have grown to {largest:.2g}: {lower}"
@@ -169,11 +196,15 @@ def describe_skipped(skipped: int, steps: int) -> str:
     if not skipped:
         return ""
     what = "was skipped, because its" if skipped == 1 else "were skipped, because their"
-    return f"{skipped:,} of {counted(steps, 'optimizer step')} {what} loss or gradient was not finite"
+    return (
+        f"{skipped:,} of {counted(steps, 'optimizer step')} {what} loss or gradient was not finite"
+    )
 
 
 def refuse_mostly_skipped(skipped: int, steps: int, lr: float) -> None:
     """Raise NonFiniteError if more than half of a run's optimizer steps were skipped."""
     if 2 * skipped > steps:
         lower = f"use a learning rate (lr0 in --hyp) below {lr:g}, or --amp fp32"
-        raise NonFiniteError(f"{describe_skipped(skipped, steps)}: the model has learned from few images; {lower}")
+        raise NonFiniteError(
+            f"{describe_skipped(skipped, steps)}: the model has learned from few images; {lower}"
+        )

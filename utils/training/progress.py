@@ -14,11 +14,16 @@ from utils.training.early_stopping import EarlyStopping
 
 
 class EpochLosses:
-    """The sum of this process's losses over an epoch, on the device; batches whose loss is not finite are left out."""
+    """The sum of this process's losses over an epoch, on the device; batches whose loss is not
+    finite are left out.
+    """
 
-    def __init__(self, terms: Sequence[str], world: World, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, terms: Sequence[str], world: World, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.terms, self.world = list(terms), world
-        self.sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)  # the last entry counts batches
+        # the last entry counts batches
+        self.sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add a batch's terms, scalars."""
@@ -28,7 +33,10 @@ class EpochLosses:
     def running_means(self, sums: Tensor) -> dict[str, float]:
         """An estimate of `means` from this process's losses alone. sums: a copy of `self.sums`."""
         *values, batches = sums.tolist()
-        return {term: value * self.world.size / max(batches, 1) for term, value in zip(self.terms, values, strict=True)}
+        return {
+            term: value * self.world.size / max(batches, 1)
+            for term, value in zip(self.terms, values, strict=True)
+        }
 
     def means(self) -> dict[str, float]:
         """The mean of each term over the epoch's batches. A collective."""
@@ -44,7 +52,8 @@ class EpochLosses:
         return self.world.all_gather_rows(self.sums.cpu().double()[None])  # Metal has no float64
 
     def load(self, rows: Tensor) -> None:
-        if len(rows) != self.world.size:  # saved by another number of processes: rank 0 takes the total
+        # saved by another number of processes: rank 0 takes the total
+        if len(rows) != self.world.size:
             total = torch.cat([rows.sum(0)[:-1], rows.mean(0)[-1:] * self.world.size])
             rows = torch.zeros(self.world.size, len(total)).double()
             rows[0] = total
@@ -73,16 +82,23 @@ class RunProgress:
         self.epoch, self.batch, self.epoch_start = self.epoch + 1, 0, time.perf_counter()
         self.losses.clear()
 
-    def complete_epoch(self, columns: Callable[[dict[str, float]], dict[str, float]]) -> tuple[str, dict[str, float]]:
+    def complete_epoch(
+        self, columns: Callable[[dict[str, float]], dict[str, float]]
+    ) -> tuple[str, dict[str, float]]:
         """Append the pending epoch's row to `rows`; return its speed as text, and the row.
 
-        columns: makes the columns between time and lr from the epoch's losses. Raises RuntimeError if no epoch is
-        pending.
+        columns: makes the columns between time and lr from the epoch's losses. Raises RuntimeError
+        if no epoch is pending.
         """
         if self.pending is None:
             raise RuntimeError("no epoch is pending")
         pending, self.pending = self.pending, None
-        row = {"epoch": self.epoch, "time": pending.time, **columns(pending.losses), "lr": pending.lr}
+        row = {
+            "epoch": self.epoch,
+            "time": pending.time,
+            **columns(pending.losses),
+            "lr": pending.lr,
+        }
         self.rows.append(row)
         return pending.pace, row
 
@@ -110,10 +126,19 @@ class RunProgress:
 
     def load(self, saved: Checkpoint) -> None:
         """Restore a checkpoint. Raises ValueError if its losses are those of another model."""
-        self.epoch, self.batch, self.epoch_start = saved.epoch, saved.batch, time.perf_counter() - saved.seconds
+        self.epoch, self.batch, self.epoch_start = (
+            saved.epoch,
+            saved.batch,
+            time.perf_counter() - saved.seconds,
+        )
         self.losses.load(saved.losses)
         self.early_stopping.load_state_dict(saved.best)
         self.metrics, self.rows, self.pending = saved.metrics, saved.results, saved.pending
         losses = self.pending.losses if self.pending else {}
-        if self.pending and {k: type(v) for k, v in losses.items()} != dict.fromkeys(self.losses.terms, float):
-            raise ValueError(f"its losses are {losses}, expected a number for each of {', '.join(self.losses.terms)}")
+        if self.pending and {k: type(v) for k, v in losses.items()} != dict.fromkeys(
+            self.losses.terms, float
+        ):
+            raise ValueError(
+                f"its losses are {losses}, expected a number for each of "
+                f"{', '.join(self.losses.terms)}"
+            )

@@ -14,10 +14,26 @@ from utils.files.folders import new_run_folder, remove_partial_files
 from utils.files.writers import write_json, write_yaml
 from utils.log import Say
 from utils.printable import counted
-from utils.training.checkpoints.contents import Checkpoint, Description, read_checkpoint, refuse_damaged
+from utils.training.checkpoints.contents import (
+    Checkpoint,
+    Description,
+    read_checkpoint,
+    refuse_damaged,
+)
 from utils.training.checkpoints.manager import PREEMPTED
-from utils.training.checkpoints.restart import MARKS, METRICS, PreviousAttempt, find_previous_attempt
-from utils.training.checkpoints.resume import SETTINGS, batch_after_resize, find_last, resumed_config, run_folder
+from utils.training.checkpoints.restart import (
+    MARKS,
+    METRICS,
+    PreviousAttempt,
+    find_previous_attempt,
+)
+from utils.training.checkpoints.resume import (
+    SETTINGS,
+    batch_after_resize,
+    find_last,
+    resumed_config,
+    run_folder,
+)
 from utils.training.config import TrainConfig
 from utils.training.hyperparameters import Hyp, read_hyp, write_hyp
 from utils.training.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
@@ -57,11 +73,12 @@ class Run:
     folder: Path = Path()  # set by `open_folder`
 
     def fit_to(self, data: TrainingData, trained: TrainedWeights | None, say: Say) -> TrainConfig:
-        """Choose the settings of a new run that are "auto", or check a resumed run; return all settings.
+        """Choose the settings of a new run that are "auto", or check a resumed run; return all
+        settings.
 
-        trained: the trained weights that a new run starts from, None for random ones. A resumed run raises ValueError
-        if it was trained on other classes, and logs a line if its images have changed. Raises ValueError if the
-        processes' choices differ.
+        trained: the trained weights that a new run starts from, None for random ones. A resumed run
+        raises ValueError if it was trained on other classes, and logs a line if its images have
+        changed. Raises ValueError if the processes' choices differ.
         """
         if self.saved is None:
             if self.config.hyp == AUTO:
@@ -70,9 +87,14 @@ class Run:
             self.world.require_same("the recipe", chosen | self.hyp.as_dict())
             return self.config
         if data.names != self.saved.description.names:
-            raise ValueError(f"{self.config.resume}: its class names differ from those of {data.file}")
+            raise ValueError(
+                f"{self.config.resume}: its class names differ from those of {data.file}"
+            )
         if data.digests["train"] != self.saved.description.images:
-            say(f"{data.file}: since {self.config.resume} was written the training images or their labels have changed")
+            say(
+                f"{data.file}: since {self.config.resume} was written the training images or their "
+                "labels have changed"
+            )
         return self.config
 
     def _choose_recipe(self, data: TrainingData, trained: TrainedWeights | None) -> None:
@@ -105,7 +127,8 @@ class Run:
         )
 
     def restore(self, state: TrainState[Any], images: int) -> None:
-        """Load the checkpoint into `state`; a new run does nothing. images: number of training images.
+        """Load the checkpoint into `state`; a new run does nothing. images: number of training
+        images.
 
         Raises ValueError if the checkpoint does not fit.
         """
@@ -115,13 +138,16 @@ class Run:
             state.load(self.saved)
             sizes = {"before": self.saved.description.config["batch_size"], "now": state.batch.size}
             progress = state.progress
-            progress.batch = batch_after_resize(progress.batch, epoch=progress.epoch, images=images, **sizes)
+            progress.batch = batch_after_resize(
+                progress.batch, epoch=progress.epoch, images=images, **sizes
+            )
 
     def open_folder(self, report: dict[str, Any], say: Say) -> None:
-        """Create or reopen the run's folder, lock it until this process ends, and write the settings into it.
+        """Create or reopen the run's folder, lock it until this process ends, and write the
+        settings into it.
 
-        Call it after all checks. report: of the data set. say: logs the chosen recipe. Raises ValueError if another run
-        has locked the folder, or it cannot be created.
+        Call it after all checks. report: of the data set. say: logs the chosen recipe. Raises
+        ValueError if another run has locked the folder, or it cannot be created.
         """
         cfg, path = self.config, ""
         if self.world.is_main:
@@ -146,7 +172,9 @@ class Run:
             write_json(self.folder / MARKS, self.attempt.marks)
 
     def close_folder(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Write metrics.json, which marks the run as done, unlock the folder, and return the metrics."""
+        """Write metrics.json, which marks the run as done, unlock the folder, and return the
+        metrics.
+        """
         if self.world.is_main:
             write_json(self.folder / METRICS, metrics)
             self._lock.release()
@@ -162,11 +190,13 @@ def open_run(
     find_data: Callable[[str], Path],
     check_model: Callable[..., None],
 ) -> Run:
-    """The run to train: a new one, the one that --resume names, or the one that this launch began before a restart.
+    """The run to train: a new one, the one that --resume names, or the one that this launch began
+    before a restart.
 
-    find_hyp, find_data: return the files of --hyp and --data. check_model: `models.start.check_model`. Raises
-    SystemExit(0) if a launcher has restarted a run that is done, and ValueError if there is nothing to resume, the
-    checkpoint does not fit, or processes have different settings or read different checkpoints.
+    find_hyp, find_data: return the files of --hyp and --data. check_model:
+    `models.start.check_model`. Raises SystemExit(0) if a launcher has restarted a run that is done,
+    and ValueError if there is nothing to resume, the checkpoint does not fit, or processes have
+    different settings or read different checkpoints.
     """
     attempt = find_previous_attempt(Path(cfg.project), world)
     if attempt.done:
@@ -179,7 +209,9 @@ def open_run(
         cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project), say))
     saved = read_checkpoint(cfg.resume) if cfg.resume else None
     if len(set(world.all_gather_object(fingerprint(Path(cfg.resume)) if saved else ""))) > 1:
-        raise ValueError(f"{cfg.resume}: differs between the processes; all machines must read the same file")
+        raise ValueError(
+            f"{cfg.resume}: differs between the processes; all machines must read the same file"
+        )
     if saved is None:
         check_model(cfg.cfg, cfg.weights, download=cfg.download)
         cfg, hyp = (cfg, Hyp()) if cfg.hyp == AUTO else with_hyp_file(cfg, find_hyp(cfg.hyp), say)
@@ -198,10 +230,11 @@ def open_run(
 
 
 def with_hyp_file(cfg: TrainConfig, file: Path, say: Say) -> tuple[TrainConfig, Hyp]:
-    """Return the settings with the optimizer of a hyper-parameter file, if none is given, and its hyper-parameters.
+    """Return the settings with the optimizer of a hyper-parameter file, if none is given, and its
+    hyper-parameters.
 
-    say: logs a line if the file names no optimizer. Raises ValueError as read_hyp does, and if the optimizer does not
-    go with the settings.
+    say: logs a line if the file names no optimizer. Raises ValueError as read_hyp does, and if the
+    optimizer does not go with the settings.
     """
     optimizer, hyp = read_hyp(file)
     if cfg.optimizer != AUTO:

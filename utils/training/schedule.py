@@ -16,8 +16,8 @@ SHORTEST_WARMUP = 100  # batches
 class Schedule:
     """The optimizer's learning rate, momentum and accumulation at each batch of a run.
 
-    total: batches in the whole run. warmup: batches over which the learning rate rises from 0 (of biases falls from
-    warmup_bias_lr), momentum rises from warmup_momentum and accumulation from 1.
+    total: batches in the whole run. warmup: batches over which the learning rate rises from 0 (of
+    biases falls from warmup_bias_lr), momentum rises from warmup_momentum and accumulation from 1.
     """
 
     total: int
@@ -43,9 +43,11 @@ class Schedule:
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps in the whole run, if its epochs have the same length, to within one batch; without warm-up.
+        """Optimizer steps in the whole run, if its epochs have the same length, to within one
+        batch; without warm-up.
 
-        >>> Schedule(total=1300, epochs=100, batch_size=16).optimizer_steps  # 13 batches in an epoch: 4, 3, 3, 3
+        >>> # 13 batches in an epoch: 4, 3, 3, 3
+        >>> Schedule(total=1300, epochs=100, batch_size=16).optimizer_steps
         400
         """
         ends = [epoch * self.total // self.epochs for epoch in range(self.epochs + 1)]
@@ -56,7 +58,10 @@ class Schedule:
         """Batches of warm-up: warmup_epochs, at least 100, at most a quarter of the run."""
         if self.warmup_epochs == 0:
             return 0
-        return min(max(round(self.warmup_epochs * self.total / self.epochs), SHORTEST_WARMUP), self.total // 4)
+        return min(
+            max(round(self.warmup_epochs * self.total / self.epochs), SHORTEST_WARMUP),
+            self.total // 4,
+        )
 
     def decay(self, step: int) -> float:
         """The learning rate at a batch as a fraction of lr0, from 1 to lrf, without warm-up."""
@@ -70,7 +75,9 @@ class Schedule:
 
     def lr(self, step: int, group: str = "weight") -> float:
         """Learning rate of a group at a batch."""
-        return self._ramp(step, self.warmup_bias_lr if group == "bias" else 0.0, self.lr0 * self.decay(step))
+        return self._ramp(
+            step, self.warmup_bias_lr if group == "bias" else 0.0, self.lr0 * self.decay(step)
+        )
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set every group's learning rate and momentum for a batch."""
@@ -85,10 +92,11 @@ class Schedule:
         return max(1, round(self._ramp(step, 1, self._batch.batches_to_nominal)))
 
     def step_batches(self, first: int, last: int) -> set[int]:
-        """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always with the last one.
+        """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always
+        with the last one.
 
-        No gradient is carried into the next epoch, and none is dropped: after warm-up the epoch is split into groups of
-        equal size, to within one batch, and of at most `accumulate` batches.
+        No gradient is carried into the next epoch, and none is dropped: after warm-up the epoch is
+        split into groups of equal size, to within one batch, and of at most `accumulate` batches.
 
         >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).step_batches(0, 13))
         [2, 5, 8, 12]

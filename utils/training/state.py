@@ -1,9 +1,9 @@
 """The training state: weights, averaged weights, optimizer, gradient scaler and progress.
 
-Nearly all of it is the same on every process. The exceptions are each process's share of the losses and BatchNorm's
-running statistics, which differ between processes until the end of an epoch unless BatchNorm is synchronised. These are
-saved as a table with a row per process: the same number of processes resumes to the bit, another number of processes
-with sums and means.
+Nearly all of it is the same on every process. The exceptions are each process's share of the losses
+and BatchNorm's running statistics, which differ between processes until the end of an epoch unless
+BatchNorm is synchronised. These are saved as a table with a row per process: the same number of
+processes resumes to the bit, another number of processes with sums and means.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,9 @@ MAX_GRADIENT_NORM = 10.0
 
 @dataclass
 class TrainState(Generic[Model]):
-    """The model and all that training changes. Each process has a copy of the averaged weights, to validate with."""
+    """The model and all that training changes. Each process has a copy of the averaged weights, to
+    validate with.
+    """
 
     replica: Replica[Model]
     ema: EMA[Model]
@@ -49,7 +51,9 @@ class TrainState(Generic[Model]):
     synchronised: bool  # whether BatchNorm is synchronised
 
     def step(self, max_norm: float = MAX_GRADIENT_NORM) -> None:
-        """Clip the gradients and step the optimizer; all processes skip the step if the gradients are not finite."""
+        """Clip the gradients and step the optimizer; all processes skip the step if the gradients
+        are not finite.
+        """
         self.scaler.unscale_(self.optimizer)
         self.guard.step(self.replica.clip_gradients(max_norm))
         self.scaler.update()
@@ -58,7 +62,8 @@ class TrainState(Generic[Model]):
 
     def checkpoint(self, description: Description) -> Checkpoint:
         """The checkpoint that the run can resume from. A collective."""
-        own = [part.flatten().cpu().double() for part in self._own_statistics()]  # Metal has no float64
+        # Metal has no float64
+        own = [part.flatten().cpu().double() for part in self._own_statistics()]
         return Checkpoint(
             description,
             **self.progress.state(),
@@ -75,14 +80,20 @@ class TrainState(Generic[Model]):
     def load(self, saved: Checkpoint) -> None:
         """Restore a checkpoint. Raises ValueError if it is of another model.
 
-        Of the optimizer, only the settings that depend on this run's flags or device stay this run's own.
+        Of the optimizer, only the settings that depend on this run's flags or device stay this
+        run's own.
         """
         self.replica.load_state_dict(saved.model)
         self.ema.model.load_state_dict(saved.ema)
         self.ema.updates = saved.ema_updates
-        own_groups, groups = self.optimizer.state_dict()["param_groups"], saved.optimizer["param_groups"]
+        own_groups, groups = (
+            self.optimizer.state_dict()["param_groups"],
+            saved.optimizer["param_groups"],
+        )
         groups = [restored_group(own, group) for own, group in zip(own_groups, groups, strict=True)]
-        self.replica.load_optimizer_state(self.optimizer, saved.optimizer | {"param_groups": groups})
+        self.replica.load_optimizer_state(
+            self.optimizer, saved.optimizer | {"param_groups": groups}
+        )
         check_state(self.optimizer)
         match_strides(self.optimizer)
         if saved.scaler:  # empty unless the run trains in float16
@@ -98,16 +109,29 @@ class TrainState(Generic[Model]):
         self.progress.load(saved)
 
     def describe(self, batches: int, optimizer: str) -> str:
-        """Device, precision, batch size, optimizer and learning rate as text. batches: in an epoch."""
-        batch, size, precision = self.batch, self.world.size, str(self.precision).removeprefix("torch.")
+        """Device, precision, batch size, optimizer and learning rate as text. batches: in an
+        epoch.
+        """
+        batch, size, precision = (
+            self.batch,
+            self.world.size,
+            str(self.precision).removeprefix("torch."),
+        )
         each = f" ({batch.per_process} in each of {size} processes)" if size > 1 else ""
         steps = f"batches per optimizer step: {min(batch.accumulate, batches)}"
         learning = f"{optimizer}, learning rate {self.schedule.lr0:g}"
-        return f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, {steps}; {learning}"
+        return (
+            f"{describe(self.world.device)}, {precision}; batch {batch.size}{each}, "
+            f"{steps}; {learning}"
+        )
 
     def steps_between(self, epoch_starts: Sequence[int]) -> int:
-        """The number of optimizer steps in epochs that start, and of which the last one ends, at these batches."""
-        return sum(len(self.schedule.step_batches(first, last)) for first, last in pairwise(epoch_starts))
+        """The number of optimizer steps in epochs that start, and of which the last one ends, at
+        these batches.
+        """
+        return sum(
+            len(self.schedule.step_batches(first, last)) for first, last in pairwise(epoch_starts)
+        )
 
     def sync_buffers(self) -> None:
         """After an epoch, make weights and statistics the same on all processes."""
@@ -141,23 +165,34 @@ def build_train_state(
 ) -> TrainState[Model]:
     """The state of a new run of a model in training mode, on its device.
 
-    layers: those that `shard` gathers one by one. smallest_side: pixels of the smallest square image that the model
-    takes. total: batches in the whole run. patience: of early stopping, 0 for none. weight_decay: for a step of the
-    nominal batch. rates: further arguments of Schedule.
+    layers: those that `shard` gathers one by one. smallest_side: pixels of the smallest square
+    image that the model takes. total: batches in the whole run. patience: of early stopping, 0 for
+    none. weight_decay: for a step of the nominal batch. rates: further arguments of Schedule.
     """
     synchronised = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
     schedule = Schedule(
-        total=total, epochs=epochs, batch_size=batch.size, nominal_batch=batch.nominal, cosine=cosine, **rates
+        total=total,
+        epochs=epochs,
+        batch_size=batch.size,
+        nominal_batch=batch.nominal,
+        cosine=cosine,
+        **rates,
     )
     ema = EMA(model, *ema_constants(schedule.optimizer_steps))
     accumulates = schedule.accumulate > 1
-    replica = build_replica(model, world, sharded_layers=layers if shard else None, accumulates=accumulates)
+    replica = build_replica(
+        model, world, sharded_layers=layers if shard else None, accumulates=accumulates
+    )
     side, dtype = smallest_side, weights_dtype(precision)
     replica.warm_up(torch.zeros(1, 3, side, side, dtype=dtype, device=world.device))
     decay = batch.weight_decay(weight_decay)
-    built = build_optimizer(model, optimizer, lr=schedule.lr0, momentum=schedule.momentum, weight_decay=decay)
+    built = build_optimizer(
+        model, optimizer, lr=schedule.lr0, momentum=schedule.momentum, weight_decay=decay
+    )
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    guard = NonFiniteGuard(built, running_statistics(model), world.device, searching=scaler.is_enabled())
+    guard = NonFiniteGuard(
+        built, running_statistics(model), world.device, searching=scaler.is_enabled()
+    )
     return TrainState(
         replica=replica,
         ema=ema,

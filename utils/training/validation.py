@@ -29,10 +29,11 @@ class PendingEvaluation(Protocol):
 
 
 class EpochValidation:
-    """Validates the averaged weights after an epoch: detects at once, and evaluates while the next epoch trains.
+    """Validates the averaged weights after an epoch: detects at once, and evaluates while the next
+    epoch trains.
 
-    detector: called as detector(model, interrupted=...) on all processes. every: validate every so many epochs, and the
-    last one of `epochs`; 0: only the last one.
+    detector: called as detector(model, interrupted=...) on all processes. every: validate every so
+    many epochs, and the last one of `epochs`; 0: only the last one.
     """
 
     def __init__(
@@ -55,27 +56,42 @@ class EpochValidation:
 
     def decides(self, epoch: int) -> bool:
         """Whether the result of an epoch's validation decides if the run continues."""
-        return epoch == self.epochs - 1 or self.checkpoints.progress.early_stopping.stops_if_not_better(epoch)
+        return (
+            epoch == self.epochs - 1
+            or self.checkpoints.progress.early_stopping.stops_if_not_better(epoch)
+        )
 
     def start(self, predictions: PendingEvaluation | None) -> None:
-        """Start to evaluate the pending epoch's detections in the background; None if it was not validated."""
-        self.checkpoints.background.start(predictions.evaluate if predictions else lambda: None, self.record)
+        """Start to evaluate the pending epoch's detections in the background; None if it was not
+        validated.
+        """
+        self.checkpoints.background.start(
+            predictions.evaluate if predictions else lambda: None, self.record
+        )
 
     def wait(self) -> None:
         """Wait until the pending epoch is recorded, if there is one."""
         self.checkpoints.background.wait()
 
     def detect(self) -> PendingEvaluation:
-        """The detections of the averaged weights. If a signal interrupts it, saves the run and raises PreemptedExit."""
-        model, interrupted = self.checkpoints.state.ema.model, self.checkpoints.trigger.signal_received
+        """The detections of the averaged weights. If a signal interrupts it, saves the run and
+        raises PreemptedExit.
+        """
+        model, interrupted = (
+            self.checkpoints.state.ema.model,
+            self.checkpoints.trigger.signal_received,
+        )
         with self.checkpoints.interruptible():
             return self.detector(model, interrupted=interrupted)
 
     def record(self, result: Evaluated | None) -> None:
-        """Complete the pending epoch with its metrics, None if it was not validated. The next epoch may be training."""
+        """Complete the pending epoch with its metrics, None if it was not validated. The next epoch
+        may be training.
+        """
         progress, world = self.checkpoints.progress, self.checkpoints.world
         if result:
-            progress.metrics = world.broadcast_collective(result.as_dict(self.names))  # last bits may differ by machine
+            # last bits may differ by machine
+            progress.metrics = world.broadcast_collective(result.as_dict(self.names))
             progress.early_stopping.update(progress.epoch - 1, progress.metrics["fitness"])
         metrics, losses = (result.columns, result.losses) if result else ({}, {})
         pace, row = progress.complete_epoch(lambda trained: results_row(trained, metrics, losses))

@@ -24,7 +24,11 @@ def identity_plan(image: np.ndarray, **changes: object) -> tuple[Plan, Callable[
     """Return a plan that draws an image unchanged, and its reader."""
     height, width = image.shape[:2]
     tile = Tile(0, (0, 0, width, height), EYE, (0, 0, width, height))
-    values = {"size": (height, width), "layers": (CanvasLayer((tile,)),), "targets": NO_TARGETS} | changes
+    values = {
+        "size": (height, width),
+        "layers": (CanvasLayer((tile,)),),
+        "targets": NO_TARGETS,
+    } | changes
     return Plan(**values), lambda _: image  # type: ignore[arg-type]
 
 
@@ -38,7 +42,9 @@ def test_opencv_canvas_without_tiles_is_grey() -> None:
     assert (draw(plan, lambda _: noise(1, 1)) == np.full((4, 6, 3), GREY)).all()
 
 
-@pytest.mark.parametrize("gains", [(1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.4, 1.0, 0.0), (0.0, 2.5, 1.5)])
+@pytest.mark.parametrize(
+    "gains", [(1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.4, 1.0, 0.0), (0.0, 2.5, 1.5)]
+)
 def test_hsv_scaling_equals_colour_tables(gains: tuple[float, float, float]) -> None:
     hsv = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     scaled = _scaled(hsv, gains, np.empty_like(hsv)).astype(int)
@@ -56,20 +62,31 @@ def test_flips_reverse_rows_and_columns(up: bool, left: bool) -> None:
 
 
 def slow_colours(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[int]:
-    """Return red, green, blue of one pixel (blue, green, red), computed one by one; OpenCV only converts."""
-    hue, saturation, value = (int(v) for v in cv2.cvtColor(pixel[None, None], cv2.COLOR_BGR2HSV)[0, 0])
-    new = [round(hue * gains[0]) % 180, min(round(saturation * gains[1]), 255), min(round(value * gains[2]), 255)]
+    """Return red, green, blue of one pixel (blue, green, red), computed one by one; OpenCV only
+    converts.
+    """
+    hue, saturation, value = (
+        int(v) for v in cv2.cvtColor(pixel[None, None], cv2.COLOR_BGR2HSV)[0, 0]
+    )
+    new = [
+        round(hue * gains[0]) % 180,
+        min(round(saturation * gains[1]), 255),
+        min(round(value * gains[2]), 255),
+    ]
     return cv2.cvtColor(np.array([[new]], np.uint8), cv2.COLOR_HSV2RGB)[0, 0].tolist()
 
 
 @pytest.mark.parametrize(
-    "gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)]
+    "gains",
+    [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)],
 )
 def test_hsv_gains_equal_slow_per_pixel_computation(gains: tuple[float, float, float]) -> None:
     image = noise(17, 13, seed=2)
     drawn = draw(*identity_plan(image.copy(), hsv=gains))
     slow = np.array([[slow_colours(pixel, gains) for pixel in row] for row in image])
-    assert np.abs(drawn.astype(int) - slow).max() <= 1  # OpenCV uses different instructions for one pixel and for many
+    assert (
+        np.abs(drawn.astype(int) - slow).max() <= 1
+    )  # OpenCV uses different instructions for one pixel and for many
 
 
 def test_hsv_gains_of_one_equal_conversion_to_hsv_and_back() -> None:
@@ -79,7 +96,8 @@ def test_hsv_gains_of_one_equal_conversion_to_hsv_and_back() -> None:
 
 
 def test_opencv_hue_wraps_around() -> None:
-    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little green.
+    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little
+    # green.
     image = cv2.cvtColor(np.full((2, 2, 3), (178, 255, 255), np.uint8), cv2.COLOR_HSV2BGR)
     red, green, blue = draw(*identity_plan(image, hsv=(1.02, 1.0, 1.0)))[0, 0].tolist()
     assert red == 255
@@ -121,18 +139,26 @@ def test_opencv_warp_by_whole_pixels_copies_pixels() -> None:
         tile = Tile(0, (0, 0, 6, 6), translation(2, 1), target)
         drawn = draw(Plan((9, 10), (CanvasLayer((tile,)),), NO_TARGETS), lambda _: image)
         assert (drawn[1:7, 2:8] == image[:, :, ::-1]).all()
-        rest = np.delete(drawn.reshape(-1, 3), [y * 10 + x for y in range(1, 8) for x in range(2, 9)], 0)
+        rest = np.delete(
+            drawn.reshape(-1, 3), [y * 10 + x for y in range(1, 8) for x in range(2, 9)], 0
+        )
         assert (rest == GREY).all()  # except the row and the column at the tile's border
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2.0, 3.0])
 def test_opencv_warp_and_resize_agree(zoom: float) -> None:
-    ramp = np.add.outer(np.arange(24) * 4, np.arange(24) * 6).astype(np.uint8)[:, :, None].repeat(3, 2)
+    ramp = (
+        np.add.outer(np.arange(24) * 4, np.arange(24) * 6).astype(np.uint8)[:, :, None].repeat(3, 2)
+    )
     side = int(24 * zoom)
     drawn = []
     for target in (None, (0, 0, side, side)):
         tile = Tile(0, (0, 0, 24, 24), np.diag([zoom, zoom, 1]), target)
-        drawn.append(draw(Plan((side, side), (CanvasLayer((tile,)),), NO_TARGETS), lambda _: ramp).astype(int))
+        drawn.append(
+            draw(Plan((side, side), (CanvasLayer((tile,)),), NO_TARGETS), lambda _: ramp).astype(
+                int
+            )
+        )
     assert np.abs(drawn[0] - drawn[1]).max() <= 1
 
 
@@ -140,7 +166,8 @@ def test_opencv_warp_and_resize_agree(zoom: float) -> None:
 def test_tiles_and_pastes_outside_canvas_are_not_drawn(where: tuple[float, float]) -> None:
     outline = np.array([[0.0, 0], [8, 0], [8, 8]])
     layer = CanvasLayer(
-        (Tile(0, (0, 0, 8, 8), translation(*where)),), (Paste(0, (0, 0, 8, 8), outline, translation(*where)),)
+        (Tile(0, (0, 0, 8, 8), translation(*where)),),
+        (Paste(0, (0, 0, 8, 8), outline, translation(*where)),),
     )
     assert (draw(Plan((20, 20), (layer,), NO_TARGETS), lambda _: noise(8, 8)) == GREY).all()
 
@@ -150,11 +177,12 @@ def test_paste_is_clipped_to_its_outline_and_region() -> None:
     u = np.array([[0.0, 0], [18, 0], [18, 4], [6, 4], [6, 14], [18, 14], [18, 18], [0, 18]])
     mirror = np.array([[-1.0, 0, 20], [0, 1, 0], [0, 0, 1]])
     drawn = draw(
-        Plan((20, 20), (CanvasLayer((), (Paste(0, (4, 0, 20, 20), u, mirror),)),), NO_TARGETS), lambda _: white
+        Plan((20, 20), (CanvasLayer((), (Paste(0, (4, 0, 20, 20), u, mirror),)),), NO_TARGETS),
+        lambda _: white,
     )
     shown = drawn[:, :, 0] == 255
-    # Mirrored: the arms extend from x = 20 - 18 = 2 to 20 - 4 = 16, where the region ends; between them is nothing from
-    # x = 2 to 14. Borders may be one pixel outside.
+    # Mirrored: the arms extend from x = 20 - 18 = 2 to 20 - 4 = 16, where the region ends; between
+    # them is nothing from x = 2 to 14. Borders may be one pixel outside.
     inside = np.zeros((20, 20), bool)
     inside[0:4, 2:16] = inside[14:18, 2:16] = inside[0:18, 14:16] = True
     assert shown[inside].all()
@@ -165,7 +193,9 @@ def test_paste_is_clipped_to_its_outline_and_region() -> None:
 def test_pastes_cover_tiles() -> None:
     images = [np.zeros((9, 9, 3), np.uint8), np.full((9, 9, 3), 200, np.uint8)]
     outline = np.array([[2.0, 2], [7, 2], [7, 7], [2, 7]])
-    layer = CanvasLayer((Tile(0, (0, 0, 9, 9), EYE, (0, 0, 9, 9)),), (Paste(1, (0, 0, 9, 9), outline, EYE),))
+    layer = CanvasLayer(
+        (Tile(0, (0, 0, 9, 9), EYE, (0, 0, 9, 9)),), (Paste(1, (0, 0, 9, 9), outline, EYE),)
+    )
     drawn = draw(Plan((9, 9), (layer,), NO_TARGETS), lambda i: images[i])
     assert (drawn[3:6, 3:6] == 200).all()
     assert (drawn[0] == 0).all()

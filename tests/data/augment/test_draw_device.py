@@ -1,4 +1,6 @@
-"""Plans drawn with torch: hand-made numbers, a slow oracle, OpenCV, batches, and no waiting for the device."""
+"""Plans drawn with torch: hand-made numbers, a slow oracle, OpenCV, batches, and no waiting for the
+device.
+"""
 
 import random
 from collections import Counter
@@ -32,7 +34,9 @@ HSV_GAINS = (0.985, 0.4, 0.7)  # gains
 def pool_of(images: Sequence[np.ndarray]) -> tuple[torch.Tensor, Locate]:
     """Return the pool of the images, and the function that locates an image in it."""
     starts = np.cumsum([0, *(image.size for image in images)])
-    flat = np.concatenate([*(image.reshape(-1) for image in images), np.full(POOL_PADDING, 255, np.uint8)])
+    flat = np.concatenate(
+        [*(image.reshape(-1) for image in images), np.full(POOL_PADDING, 255, np.uint8)]
+    )
     return torch.from_numpy(flat), lambda i: (int(starts[i]), *images[i].shape[:2])
 
 
@@ -62,7 +66,9 @@ def photo_like_image(height: int, width: int, seed: int) -> np.ndarray:
     return image.clip(0, 255).astype(np.uint8)
 
 
-def upright_tile(index: int, region: tuple[int, int, int, int], target: tuple[int, int, int, int]) -> Tile:
+def upright_tile(
+    index: int, region: tuple[int, int, int, int], target: tuple[int, int, int, int]
+) -> Tile:
     """Return a tile with the matrix that maps its region to its target."""
     scale = [(target[i + 2] - target[i]) / (region[i + 2] - region[i]) for i in (0, 1)]
     matrix = np.diag([*scale, 1.0])
@@ -77,7 +83,9 @@ def plan_of(size: tuple[int, int], *tiles: Tile, **changes: object) -> Plan:
 def identity_plan(image: np.ndarray, **changes: object) -> Plan:
     """Return a plan that draws image 0 unchanged."""
     height, width = image.shape[:2]
-    return plan_of((height, width), upright_tile(0, (0, 0, width, height), (0, 0, width, height)), **changes)
+    return plan_of(
+        (height, width), upright_tile(0, (0, 0, width, height), (0, 0, width, height)), **changes
+    )
 
 
 # ---------------------------------------------------------------------- by hand
@@ -102,12 +110,18 @@ def test_device_canvas_without_tiles_is_grey() -> None:
 @pytest.mark.parametrize("plans", [[], [plan_of((32, 64))] * 2])
 def test_draw_batch_shape_without_plans_or_tiles(plans: list[Plan]) -> None:
     pool, locate = pool_of([noise(1, 1)])
-    assert draw_batch(pack(plans, locate), pool).shape == (len(plans), 32 * bool(plans), 64 * bool(plans), 3)
+    assert draw_batch(pack(plans, locate), pool).shape == (
+        len(plans),
+        32 * bool(plans),
+        64 * bool(plans),
+        3,
+    )
 
 
 def test_upscaling_interpolates_linearly_between_pixel_centres() -> None:
-    # Four pixels from two: (x + 0.5) / 2 - 0.5 is -0.25, 0.25, 0.75, 1.25, clipped to 0 and 1 at the borders. So the
-    # row 0, 100 becomes 0, 25, 75, 100, and the column 0, 40 becomes 0, 10, 30, 40.
+    # Four pixels from two: (x + 0.5) / 2 - 0.5 is -0.25, 0.25, 0.75, 1.25, clipped to 0 and 1 at
+    # the borders. So the row 0, 100 becomes 0, 25, 75, 100, and the column 0, 40 becomes 0, 10, 30,
+    # 40.
     image = grey([0, 100], [40, 140])
     shown = draw_on_device([plan_of((4, 4), upright_tile(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
     assert (shown[0] == grey(*([a + b for b in (0, 25, 75, 100)] for a in (0, 10, 30, 40)))).all()
@@ -121,7 +135,8 @@ def test_downscaling_averages_the_two_nearest_pixels() -> None:
 
 
 def test_crop_does_not_read_pixels_outside_it() -> None:
-    # The crop 10, 20 of a white image, at double size in the centre of the canvas: 10, 12.5, 17.5, 20.
+    # The crop 10, 20 of a white image, at double size in the centre of the canvas: 10, 12.5, 17.5,
+    # 20.
     image = grey([255] * 4, [255, 10, 20, 255], [255] * 4)
     shown = draw_on_device([plan_of((4, 8), upright_tile(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
     row = [GREY, GREY, 10, 13, 18, 20, GREY, GREY]
@@ -134,7 +149,9 @@ def test_images_one_pixel_wide_or_high_match_opencv(shape: tuple[int, int], warp
     image = noise(*shape, seed=3)
     tile = upright_tile(1, (0, 0, shape[1], shape[0]), (0, 0, shape[1] * 2, shape[0] * 2))
     tile = replace(tile, target=None) if warped else tile
-    shown = draw_on_device([plan_of((6, 6), tile)], [noise(2, 2), image])[0, : shape[0] * 2, : shape[1] * 2]
+    shown = draw_on_device([plan_of((6, 6), tile)], [noise(2, 2), image])[
+        0, : shape[0] * 2, : shape[1] * 2
+    ]
     assert np.abs(shown - cv2.resize(image, None, fx=2, fy=2)[:, :, ::-1].astype(int)).max() <= 1
 
 
@@ -142,7 +159,10 @@ def test_device_warp_by_whole_pixels_copies_pixels() -> None:
     image = noise(6, 6)
     expected = np.full((9, 10, 3), GREY)
     expected[1:7, 2:8] = image[:, :, ::-1]
-    assert (draw_on_device([plan_of((9, 10), Tile(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0] == expected).all()
+    assert (
+        draw_on_device([plan_of((9, 10), Tile(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0]
+        == expected
+    ).all()
 
 
 def test_quarter_turn_equals_rot90() -> None:
@@ -157,7 +177,10 @@ def test_quarter_turn_equals_rot90() -> None:
 def test_later_tiles_cover_earlier_ones(warped: bool) -> None:
     images = [grey([level] * 8).repeat(8, 0) for level in (10, 20, 30, 40, 50)]
     targets = [(0, 0, 6, 6), (4, 0, 8, 8), (2, 2, 7, 7), (3, 3, 5, 5), (0, 6, 8, 8)]
-    tiles = [upright_tile(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2)) for i, (x1, y1, x2, y2) in enumerate(targets)]
+    tiles = [
+        upright_tile(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2))
+        for i, (x1, y1, x2, y2) in enumerate(targets)
+    ]
     flat = draw_with_opencv([plan_of((8, 8), *tiles)], images)
     if warped:
         tiles = [replace(tile, target=None) for tile in tiles]
@@ -170,15 +193,21 @@ def test_device_mixup_is_a_weighted_mean_of_mixed_samples_only() -> None:
     # 0.3 * 100 + 0.7 * 201 = 170.7
     images = [grey([100, 100]), grey([201, 201])]
     first, second = (CanvasLayer((upright_tile(i, (0, 0, 2, 1), (0, 0, 2, 1)),)) for i in (0, 1))
-    plans = [Plan((1, 2), layers, NO_TARGETS, mix=0.3) for layers in ((first,), (first, second), (second,))]
+    plans = [
+        Plan((1, 2), layers, NO_TARGETS, mix=0.3)
+        for layers in ((first,), (first, second), (second,))
+    ]
     assert draw_on_device(plans, images)[:, 0, 0, 0].tolist() == [100, 171, 201]
     assert draw_on_device([plans[1]] * 2, images)[:, 0, 1, 2].tolist() == [171, 171]
 
 
 def test_device_hue_wraps_around() -> None:
-    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little green.
+    # Hue 178 of 180 is red with a little blue; times 1.02 it is 181.56, so 2: red with a little
+    # green.
     image = cv2.cvtColor(np.full((2, 2, 3), (178, 255, 255), np.uint8), cv2.COLOR_HSV2BGR)
-    red, green, blue = draw_on_device([identity_plan(image, hsv=(1.02, 1.0, 1.0))], [image])[0, 0, 0].tolist()
+    red, green, blue = draw_on_device([identity_plan(image, hsv=(1.02, 1.0, 1.0))], [image])[
+        0, 0, 0
+    ].tolist()
     assert red == 255
     assert 0 < green < 20
     assert blue == 0
@@ -187,8 +216,12 @@ def test_device_hue_wraps_around() -> None:
 # ---------------------------------------------------------------------- against a slow oracle
 
 
-def slow_pixel(image: np.ndarray, box: tuple[int, int, int, int], x: float, y: float) -> list[float]:
-    """Interpolate between the four pixels around (x, y), with integers at pixel centres, clipped to the box; RGB."""
+def slow_pixel(
+    image: np.ndarray, box: tuple[int, int, int, int], x: float, y: float
+) -> list[float]:
+    """Interpolate between the four pixels around (x, y), with integers at pixel centres, clipped to
+    the box; RGB.
+    """
     x, y = min(max(x, box[0]), box[2] - 1), min(max(y, box[1]), box[3] - 1)
     x1, y1 = int(x), int(y)
     x2, y2 = min(x1 + 1, box[2] - 1), min(y1 + 1, box[3] - 1)
@@ -198,14 +231,17 @@ def slow_pixel(image: np.ndarray, box: tuple[int, int, int, int], x: float, y: f
 
 
 def slow_tile(tile: Tile, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a canvas with one tile on grey, [H, W, 3] float; NaN within a pixel of the edges of a warped tile."""
+    """Return a canvas with one tile on grey, [H, W, 3] float; NaN within a pixel of the edges of a
+    warped tile.
+    """
     canvas = np.full((*size, 3), float(GREY))
     limits = np.array(tile.region if tile.target else (0, 0, image.shape[1], image.shape[0]))
     for y, x in np.ndindex(*size):
         source = transformed(np.array([[x + 0.5, y + 0.5]]), np.linalg.inv(tile.matrix))[0]
         pixel = slow_pixel(image, tuple(limits.tolist()), *(source - 0.5).tolist())
         around = transformed(
-            np.add([[-1, -1], [-1, 1], [1, -1], [1, 1]], [x + 0.5, y + 0.5]), np.linalg.inv(tile.matrix)
+            np.add([[-1, -1], [-1, 1], [1, -1], [1, 1]], [x + 0.5, y + 0.5]),
+            np.linalg.inv(tile.matrix),
         )
         inside = (source > tile.region[:2]).all() and (source < tile.region[2:]).all()
         near = ((around > tile.region[:2]) & (around < tile.region[2:])).all(1)
@@ -254,7 +290,9 @@ def test_hsv_conversion_equals_opencv() -> None:
     assert (ours == cv2.cvtColor(image, cv2.COLOR_BGR2HSV)).all()
 
 
-@pytest.mark.parametrize("gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), HSV_GAINS, (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)])
+@pytest.mark.parametrize(
+    "gains", [(1.0, 1.0, 1.0), (1.015, 1.7, 1.4), HSV_GAINS, (1.5, 1.0, 0.9), (1.0, 0.0, 1.0)]
+)
 def test_hsv_gains_match_opencv(gains: tuple[float, float, float]) -> None:
     image = noise(128, 128, seed=1)
     plans = [identity_plan(image, hsv=gains)]
@@ -279,13 +317,19 @@ WARP_STRENGTHS = {"degrees": 15.0, "shear": 5.0, "perspective": 0.0005}
 
 def random_plans(count: int, **strengths: float) -> list[Plan]:
     made = make_planner(SIZES, 96, **BASE_STRENGTHS, **strengths)
-    return [made.plan(0, i % len(SIZES), (96, 96), mosaic=True, repeat=i // len(SIZES)) for i in range(count)]
+    return [
+        made.plan(0, i % len(SIZES), (96, 96), mosaic=True, repeat=i // len(SIZES))
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
 def test_upright_tiles_match_opencv(strengths: dict[str, float]) -> None:
     plans = random_plans(40, **strengths)
-    assert np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max() <= 1
+    assert (
+        np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max()
+        <= 1
+    )
 
 
 def test_upright_tiles_with_hsv_gains_are_close_to_opencv() -> None:
@@ -299,15 +343,20 @@ def test_upright_tiles_with_hsv_gains_are_close_to_opencv() -> None:
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
 def test_warped_tiles_match_opencv_except_at_edges(strengths: dict[str, float]) -> None:
     plans = random_plans(40, **strengths, **WARP_STRENGTHS)
-    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(-1)
-    edges = 6 * 96  # total length of a mosaic's edges, of which a quarter may be drawn one pixel further in or out
+    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(
+        -1
+    )
+    # Total length of a mosaic's edges, of which a quarter may be drawn one pixel further in or out.
+    edges = 6 * 96
     assert (error > 2).mean() < 0.25 * edges / 96**2
     assert np.median(error) <= 1
 
 
 def test_all_augmentations_combined_are_close_to_opencv() -> None:
     plans = random_plans(40, mosaic=0.8, mixup=0.5, **WARP_STRENGTHS, **HSV_STRENGTHS)
-    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(-1)
+    error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(
+        -1
+    )
     assert (error > 8).mean() < 0.02
     assert np.median(error) <= 1
 
@@ -315,16 +364,29 @@ def test_all_augmentations_combined_are_close_to_opencv() -> None:
 @pytest.mark.parametrize("size", [(96, 96), (64, 96), (128, 160), (32, 32)])
 def test_letterboxed_images_match_opencv(size: tuple[int, int]) -> None:
     plans = [make_planner(SIZES, 96).plain(i, size) for i in range(len(SIZES))]
-    assert np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max() <= 1
+    assert (
+        np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max()
+        <= 1
+    )
 
 
 # ---------------------------------------------------------------------- batches
 
 
 def plans_of_all_kinds() -> list[Plan]:
-    """Return upright and warped plans, single and mosaic, mixed, flipped, with and without gains, and an empty one."""
-    plans = [*random_plans(3), *random_plans(3, mosaic=1.0, mixup=0.5), *random_plans(3, mosaic=1.0, **HSV_STRENGTHS)]
-    return [*plans, *random_plans(4, mosaic=0.5, mixup=1.0, **WARP_STRENGTHS, **HSV_STRENGTHS), plan_of((96, 96))]
+    """Return upright and warped plans, single and mosaic, mixed, flipped, with and without gains,
+    and an empty one.
+    """
+    plans = [
+        *random_plans(3),
+        *random_plans(3, mosaic=1.0, mixup=0.5),
+        *random_plans(3, mosaic=1.0, **HSV_STRENGTHS),
+    ]
+    return [
+        *plans,
+        *random_plans(4, mosaic=0.5, mixup=1.0, **WARP_STRENGTHS, **HSV_STRENGTHS),
+        plan_of((96, 96)),
+    ]
 
 
 def test_drawn_sample_does_not_depend_on_its_batch() -> None:
@@ -353,7 +415,10 @@ def test_draw_batch_does_not_change_its_inputs() -> None:
 
 def test_pool_offsets_beyond_32_bits_are_supported() -> None:
     pool = torch.tensor([77], dtype=torch.uint8).expand(2**33)
-    packed = pack([plan_of((4, 4), upright_tile(0, (0, 0, 8, 8), (0, 0, 4, 4)))], lambda _: (2**33 - 195, 8, 8))
+    packed = pack(
+        [plan_of((4, 4), upright_tile(0, (0, 0, 8, 8), (0, 0, 4, 4)))],
+        lambda _: (2**33 - 195, 8, 8),
+    )
     assert (draw_batch(packed, pool) == 77).all()
 
 
@@ -418,7 +483,9 @@ def test_draw_batch_uses_no_syncing_operators() -> None:
 @pytest.mark.parametrize("kinds", ["upright", "all"])
 def test_draw_batch_stays_on_device_without_reading_values(kinds: str) -> None:
     pool, locate = pool_of(IMAGES)
-    plans = random_plans(4, mosaic=1.0, **HSV_STRENGTHS) if kinds == "upright" else plans_of_all_kinds()
+    plans = (
+        random_plans(4, mosaic=1.0, **HSV_STRENGTHS) if kinds == "upright" else plans_of_all_kinds()
+    )
     packed, pool_on_device = pack(plans, locate), pool.to(META)
     on_device = packed.sent(lambda part: part.to(META))
     with OneDevice() as device:
@@ -426,7 +493,10 @@ def test_draw_batch_stays_on_device_without_reading_values(kinds: str) -> None:
     assert batch.shape == (len(plans), 96, 96, 3)
     assert batch.device == META
     assert not device.calls[COPIED_TO_DEVICE]
-    for mixed in (packed._replace(tables=on_device.tables), on_device._replace(tables=packed.tables)):
+    for mixed in (
+        packed._replace(tables=on_device.tables),
+        on_device._replace(tables=packed.tables),
+    ):
         with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
             draw_batch(mixed, pool_on_device)
     with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
@@ -437,7 +507,10 @@ def test_meta_device_check_detects_reading_of_values(monkeypatch: pytest.MonkeyP
     pool, locate = pool_of(IMAGES)
     on_device = pack(plans_of_all_kinds(), locate).sent(lambda part: part.to(META))
     monkeypatch.setattr(draw_device, "_mixed", lambda plane, mixes: plane[: int(mixes.sum())])
-    with OneDevice(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+    with (
+        OneDevice(),
+        pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"),
+    ):
         draw_batch(on_device, pool.to(META))
 
 
@@ -452,7 +525,7 @@ def test_operator_count_does_not_depend_on_batch_size() -> None:
     assert counts[0] == counts[1] < 200
 
 
-# ---------------------------------------------------------------------- fixed shapes, for torch.compile
+# ------------------------------------------------------------------ fixed shapes, for torch.compile
 
 
 def batches_with_every_number_of_mixed_samples(count: int, **strengths: float) -> list[list[Plan]]:
@@ -469,8 +542,12 @@ def batches_with_every_number_of_mixed_samples(count: int, **strengths: float) -
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8, 16])
-@pytest.mark.parametrize("strengths", [{}, HSV_STRENGTHS | WARP_STRENGTHS], ids=["upright", "warped"])
-def test_fixed_shapes_are_few_and_draw_the_same_pixels(count: int, strengths: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "strengths", [{}, HSV_STRENGTHS | WARP_STRENGTHS], ids=["upright", "warped"]
+)
+def test_fixed_shapes_are_few_and_draw_the_same_pixels(
+    count: int, strengths: dict[str, float]
+) -> None:
     pool, locate = pool_of(IMAGES)
     shapes = set()
     for number, batch in enumerate(batches_with_every_number_of_mixed_samples(count, **strengths)):
@@ -489,11 +566,15 @@ def test_fixed_shapes_of_no_plans() -> None:
     assert with_fixed_shapes(packed) is packed
 
 
-def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without fixed shapes torch compiled for 0, 1, 2 ... mixed samples, until it gave up."""
     counter = torch._dynamo.testing.CompileCounter()
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call, **settings: real(call, backend=counter, **settings))
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **settings: real(call, backend=counter, **settings)
+    )
     draw = compile_or_fall_back(draw_batch, pytest.fail)
     pool, locate = pool_of(IMAGES)
     batches = [pack(batch, locate) for batch in batches_with_every_number_of_mixed_samples(16)]
@@ -530,16 +611,25 @@ def test_gpu_drawing_matches_cpu(compiled: bool) -> None:
 
 def test_copy_paste_on_device_is_rejected() -> None:
     paste = Paste(0, (0, 0, 8, 8), np.array([[1.0, 1], [5, 1], [5, 5]]), EYE)
-    with pytest.raises(ValueError, match=r"^copy-paste cannot be drawn on the device, only by OpenCV$"):
-        pack([Plan((8, 8), (CanvasLayer(()), CanvasLayer((), (paste,))), NO_TARGETS)], lambda _: (0, 8, 8))
+    with pytest.raises(
+        ValueError, match=r"^copy-paste cannot be drawn on the device, only by OpenCV$"
+    ):
+        pack(
+            [Plan((8, 8), (CanvasLayer(()), CanvasLayer((), (paste,))), NO_TARGETS)],
+            lambda _: (0, 8, 8),
+        )
 
 
 def test_plans_of_different_sizes_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"^the plans of a batch must have one size, not \[\(4, 8\), \(8, 8\)\]$"):
+    with pytest.raises(
+        ValueError, match=r"^the plans of a batch must have one size, not \[\(4, 8\), \(8, 8\)\]$"
+    ):
         pack([plan_of((8, 8)), plan_of((4, 8))], lambda _: (0, 8, 8))
 
 
 @pytest.mark.parametrize("region", [(0, 0, 9, 8), (0, 0, 8, 9), (-1, 0, 8, 8), (0, 4, 8, 4)])
 def test_tile_regions_outside_their_image_are_rejected(region: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"^a tile has region \(.*\) of image 5, which has 8 x 8 pixels$"):
+    with pytest.raises(
+        ValueError, match=r"^a tile has region \(.*\) of image 5, which has 8 x 8 pixels$"
+    ):
         pack([plan_of((8, 8), Tile(5, region, EYE))], lambda _: (0, 8, 8))

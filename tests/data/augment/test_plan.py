@@ -1,4 +1,6 @@
-"""Plans: boxes against the drawn pixels of one white object at a time; rules, random keys and distributions."""
+"""Plans: boxes against the drawn pixels of one white object at a time; rules, random keys and
+distributions.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +19,16 @@ from data.augment.records import Augmentation, CanvasLayer, Plan, Tile
 from data.labels import LabelRow, Labels, LabelsBuilder
 
 SIDE = 128
-SIZES = ((128, 96), (96, 128), (128, 128), (128, 40), (64, 128))  # width, height; the long side is never resized
-U = np.array([[0, 0], [30, 0], [30, 10], [10, 10], [10, 30], [30, 30], [30, 40], [0, 40]], np.float32)
+SIZES = (
+    (128, 96),
+    (96, 128),
+    (128, 128),
+    (128, 40),
+    (64, 128),
+)  # width, height; the long side is never resized
+U = np.array(
+    [[0, 0], [30, 0], [30, 10], [10, 10], [10, 30], [30, 30], [30, 40], [0, 40]], np.float32
+)
 
 
 def labels_of(sizes: list[tuple[int, int]], rows: list[list[LabelRow]]) -> Labels:
@@ -28,7 +38,9 @@ def labels_of(sizes: list[tuple[int, int]], rows: list[list[LabelRow]]) -> Label
     return builder.build(range(1, 91))
 
 
-def box(class_index: int, x: float, y: float, w: float, h: float, *, crowd: bool = False) -> LabelRow:
+def box(
+    class_index: int, x: float, y: float, w: float, h: float, *, crowd: bool = False
+) -> LabelRow:
     return LabelRow(class_index, (x, y, w, h), w * h, crowd, None, 1)
 
 
@@ -39,7 +51,9 @@ def polygon(class_index: int, points: np.ndarray) -> LabelRow:
 
 
 def marker_labels(*, outlined: bool) -> Labels:
-    """Return labels of 20 images with two or three objects, each with its own class; the last image is empty."""
+    """Return labels of 20 images with two or three objects, each with its own class; the last image
+    is empty.
+    """
     random = np.random.default_rng(5)
     sizes = [SIZES[i % len(SIZES)] for i in range(20)]
     rows: list[list[LabelRow]] = []
@@ -53,7 +67,10 @@ def marker_labels(*, outlined: bool) -> Labels:
         rows.append(image_rows)
     rows.append([])
     classes = iter(range(90))
-    return labels_of(sizes, [[row._replace(class_index=next(classes)) for row in image_rows] for image_rows in rows])
+    return labels_of(
+        sizes,
+        [[row._replace(class_index=next(classes)) for row in image_rows] for image_rows in rows],
+    )
 
 
 BOXES, POLYGONS = marker_labels(outlined=False), marker_labels(outlined=True)
@@ -64,18 +81,27 @@ def white_object(labels: Labels, row: int, index: int) -> np.ndarray:
     width, height = labels.sizes[index]
     fine = np.zeros((height * 8, width * 8), np.uint8)
     x, y, w, h = labels.boxes_xywh[row]
-    points = labels.row_points(row) if len(labels.row_points(row)) else [[x, y], [x + w, y], [x + w, y + h], [x, y + h]]
+    points = (
+        labels.row_points(row)
+        if len(labels.row_points(row))
+        else [[x, y], [x + w, y], [x + w, y + h], [x, y + h]]
+    )
     cv2.fillPoly(fine, [np.round(np.array(points) * 8 - 0.5).astype(np.int32)], 255)
-    return cv2.merge([cv2.resize(fine, (int(width), int(height)), interpolation=cv2.INTER_AREA)] * 3)
+    return cv2.merge(
+        [cv2.resize(fine, (int(width), int(height)), interpolation=cv2.INTER_AREA)] * 3
+    )
 
 
 def hull_of_white(image: np.ndarray) -> np.ndarray | None:
-    ys, xs = np.nonzero(image[:, :, 0] > 184)  # more than halfway from the grey of the canvas to white
+    ys, xs = np.nonzero(
+        image[:, :, 0] > 184
+    )  # more than halfway from the grey of the canvas to white
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) if len(xs) else None
 
 
 def visible_objects(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, float]]:
-    """Return (class, box, fraction of the object's box) of all visible objects, in the order of the targets.
+    """Return (class, box, fraction of the object's box) of all visible objects, in the order of the
+    targets.
 
     Each object is drawn separately, with the tile or paste that contains it.
     """
@@ -84,7 +110,11 @@ def visible_objects(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, f
         alone = [(t, CanvasLayer((t,)), labels.rows(t.index)) for t in layer.tiles]
         for paste in layer.pastes:
             rows = labels.rows(paste.index)
-            pasted = [r for r in range(rows.start, rows.stop) if np.allclose(labels.row_points(r), paste.outline)]
+            pasted = [
+                r
+                for r in range(rows.start, rows.stop)
+                if np.allclose(labels.row_points(r), paste.outline)
+            ]
             alone.append((paste, CanvasLayer((), (paste,)), slice(pasted[0], pasted[0] + 1)))
         for part, single, rows in alone:
             for row in range(rows.start, rows.stop):
@@ -94,18 +124,22 @@ def visible_objects(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, f
                 if hull is not None:
                     w, h = labels.boxes_xywh[row, 2:]
                     area = w * h * abs(np.linalg.det(part.matrix[:2, :2]))
-                    found.append((int(labels.classes[row]), hull, float(np.prod(hull[2:] - hull[:2]) / area)))
+                    found.append(
+                        (int(labels.classes[row]), hull, float(np.prod(hull[2:] - hull[:2]) / area))
+                    )
     return found
 
 
 def compare(plan: Plan, labels: Labels, slack: float = 1.5) -> int:
     """Match targets and pixels in order; return how many boxes agree.
 
-    No pixel is more than 1.5 px outside its box; a box extends at most `slack` px past its pixels. `slack` is larger
-    for rotated tiles, whose corners may be too thin to fill half a pixel.
+    No pixel is more than 1.5 px outside its box; a box extends at most `slack` px past its pixels.
+    `slack` is larger for rotated tiles, whose corners may be too thin to fill half a pixel.
     """
     targets = plan.targets.tolist()
-    minimum = 0.02 if len(labels.points) else 0.2  # visible fraction that must be a target; slightly less may be one
+    minimum = (
+        0.02 if len(labels.points) else 0.2
+    )  # visible fraction that must be a target; slightly less may be one
     agreed = 0
     for class_index, hull, fraction in visible_objects(plan, labels):
         if targets and targets[0][0] == class_index:
@@ -114,7 +148,11 @@ def compare(plan: Plan, labels: Labels, slack: float = 1.5) -> int:
             targets.pop(0)
             agreed += 1
         else:
-            assert fraction < minimum or (hull[2:] - hull[:2]).min() < 4, (class_index, hull, fraction)
+            assert fraction < minimum or (hull[2:] - hull[:2]).min() < 4, (
+                class_index,
+                hull,
+                fraction,
+            )
     assert not targets, "targets without pixels"
     return agreed
 
@@ -151,18 +189,25 @@ def test_targets_match_drawn_pixels(name: str, labels: Labels) -> None:
 
 @pytest.mark.parametrize("size", [(128, 128), (96, 128), (160, 64), (64, 160), (33, 47)])
 def test_targets_match_pixels_on_canvases_of_any_shape(size: tuple[int, int]) -> None:
-    moved = Planner(BOXES, SIDE, Augmentation(translate=0.2, scale=0.4, fliplr=0.5, flipud=0.5), seed=1)
+    moved = Planner(
+        BOXES, SIDE, Augmentation(translate=0.2, scale=0.4, fliplr=0.5, flipud=0.5), seed=1
+    )
     still = Planner(BOXES, SIDE, Augmentation(), seed=1)
-    plans = [moved.plan(2, i, size, mosaic=False) for i in range(5)] + [still.plain(i, size) for i in range(5)]
+    plans = [moved.plan(2, i, size, mosaic=False) for i in range(5)] + [
+        still.plain(i, size) for i in range(5)
+    ]
     assert all(
-        draw(plan, lambda i: np.zeros((*BOXES.sizes[i][::-1], 3), np.uint8)).shape == (*size, 3) for plan in plans
+        draw(plan, lambda i: np.zeros((*BOXES.sizes[i][::-1], 3), np.uint8)).shape == (*size, 3)
+        for plan in plans
     )
     assert sum(compare(plan, BOXES) for plan in plans) >= 10
 
 
 def test_strong_perspective_keeps_tiles_in_front_of_horizon() -> None:
     side = 1280
-    labels = labels_of([(side, side)] * 4, [[box(i, 0, 0, 300, 300), box(i, 900, 900, 300, 300)] for i in range(4)])
+    labels = labels_of(
+        [(side, side)] * 4, [[box(i, 0, 0, 300, 300), box(i, 900, 900, 300, 300)] for i in range(4)]
+    )
     planner = Planner(labels, side, Augmentation(perspective=0.001, scale=0.9), seed=0)
     for i in range(200):
         plan = planner.plan(i, 0, (side, side), mosaic=True)
@@ -172,7 +217,7 @@ def test_strong_perspective_keeps_tiles_in_front_of_horizon() -> None:
             assert (corners @ tile.matrix[2]).min() > 0.09
 
 
-# ---------------------------------------------------------------------- a warp against a crop and a resize
+# --------------------------------------------------------------- a warp against a crop and a resize
 
 
 def always_warped(augmentation: Augmentation) -> Augmentation:
@@ -195,7 +240,10 @@ def test_warp_draws_the_same_tile_as_crop_and_resize() -> None:
     for i in range(20):
         plan = planner.plan(0, i, (SIDE, SIDE), mosaic=True)
         warped = replace(
-            plan, layers=tuple(CanvasLayer(tuple(replace(t, target=None) for t in x.tiles)) for x in plan.layers)
+            plan,
+            layers=tuple(
+                CanvasLayer(tuple(replace(t, target=None) for t in x.tiles)) for x in plan.layers
+            ),
         )
         difference = np.abs(draw(plan, blurred_noise).astype(int) - draw(warped, blurred_noise))
         assert difference.mean() < 0.5  # of 256
@@ -203,7 +251,9 @@ def test_warp_draws_the_same_tile_as_crop_and_resize() -> None:
 
 def test_upright_tile_target_equals_its_transformed_region() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(translate=0.1, scale=0.5, mosaic=1), seed=0)
-    tiles = [t for i in range(20) for t in planner.plan(0, i, (SIDE, SIDE), mosaic=True).layers[0].tiles]
+    tiles = [
+        t for i in range(20) for t in planner.plan(0, i, (SIDE, SIDE), mosaic=True).layers[0].tiles
+    ]
     for tile in tiles:
         assert tile.target is not None
         corners = transformed(np.array(tile.region, float).reshape(2, 2), tile.matrix)
@@ -244,16 +294,20 @@ def test_rotated_polygon_has_tighter_box_than_rotated_box() -> None:
     both = labels_of([(128, 128)], [[polygon(0, diamond), box(1, 24, 24, 80, 80)]])
     sides = []
     for seed in range(30):
-        plan = Planner(both, SIDE, Augmentation(degrees=45), seed).plan(0, 0, (SIDE, SIDE), mosaic=False)
+        plan = Planner(both, SIDE, Augmentation(degrees=45), seed).plan(
+            0, 0, (SIDE, SIDE), mosaic=False
+        )
         sides.append(plan.targets[:, 3:] - plan.targets[:, 1:3])
-    # Rotated by 45 degrees the diamond is a square of side 40 sqrt(2) = 56.6; its box would be 113 > 80 and be clipped.
+    # Rotated by 45 degrees the diamond is a square of side 40 sqrt(2) = 56.6; its box would be 113
+    # > 80 and be clipped.
     assert min(s[0].max() for s in sides) < 58
     assert all(s[0].max() <= 80.01 <= s[1].min() + 0.01 for s in sides)
 
 
 def test_polygon_box_without_augmentation_is_its_bounding_box() -> None:
     labels = labels_of([(64, 32)], [[polygon(3, U * 0.5 + 4)]])
-    # The base image is twice the source: 15 x 20 px at (4, 4) become 30 x 40 at (8, 8); the canvas adds 32 px above.
+    # The base image is twice the source: 15 x 20 px at (4, 4) become 30 x 40 at (8, 8); the canvas
+    # adds 32 px above.
     (target,) = Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist()
     assert target == [3, 8, 40, 38, 80]
 
@@ -276,13 +330,20 @@ def test_polygon_box_without_augmentation_is_its_bounding_box() -> None:
         (10, 10, 10000, 0.01, False),
     ],
 )
-def test_keep_mask_thresholds_by_hand(width: float, height: float, whole: float, share: float, kept: bool) -> None:
+def test_keep_mask_thresholds_by_hand(
+    width: float, height: float, whole: float, share: float, kept: bool
+) -> None:
     boxes = np.array([[5, 5, 5 + width, 5 + height]])
     assert _keep_mask(np.array([whole]), boxes, np.array([share])).tolist() == [kept]
 
 
 def test_small_and_thin_boxes_are_dropped_but_crowds_are_kept() -> None:
-    rows = [box(0, 0, 0, 1.5, 50), box(1, 0, 0, 128, 1.2), box(2, 8, 8, 16, 16), box(3, 0, 0, 64, 1, crowd=True)]
+    rows = [
+        box(0, 0, 0, 1.5, 50),
+        box(1, 0, 0, 128, 1.2),
+        box(2, 8, 8, 16, 16),
+        box(3, 0, 0, 64, 1, crowd=True),
+    ]
     plan = Planner(labels_of([(128, 128)], [rows]), SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE))
     assert plan.targets.tolist() == [[2, 8, 8, 24, 24], [IGNORE_CLASS, 0, 0, 64, 1]]
 
@@ -297,18 +358,27 @@ def test_area_scale_equals_measured_area_ratio() -> None:
 
 def test_pasted_objects_cover_less_than_30_percent_of_each_other() -> None:
     outline = np.array([[20, 20], [108, 20], [108, 108], [20, 108]], np.float32)
-    labels = labels_of([(128, 128)] * 4, [[polygon(0, outline), polygon(1, outline - 15)], [], [], []])
+    labels = labels_of(
+        [(128, 128)] * 4, [[polygon(0, outline), polygon(1, outline - 15)], [], [], []]
+    )
     planner = Planner(labels, SIDE, Augmentation(mosaic=1, copy_paste=1), 0)
     counts = []
     for epoch in range(60):
         layer, _ = planner._mosaic(generator_for(0, epoch, 0), 0)
         boxes = [
-            polygons.visible_box(transformed(p.outline, p.matrix), transformed(polygons.rectangle(*p.region), p.matrix))
+            polygons.visible_box(
+                transformed(p.outline, p.matrix),
+                transformed(polygons.rectangle(*p.region), p.matrix),
+            )
             for p in layer.pastes
         ]
         for number, upper in enumerate(boxes):
             for lower in boxes[:number]:
-                shared = (np.minimum(upper[2:], lower[2:]) - np.maximum(upper[:2], lower[:2])).clip(0).prod()
+                shared = (
+                    (np.minimum(upper[2:], lower[2:]) - np.maximum(upper[:2], lower[:2]))
+                    .clip(0)
+                    .prod()
+                )
                 assert shared < 0.3 * (lower[2:] - lower[:2]).prod()
         counts.append(len(boxes))
     assert max(counts) >= 1
@@ -318,7 +388,9 @@ def test_crowds_are_ignore_regions_in_mosaics_and_never_pasted() -> None:
     crowd = polygon(5, U + 20)._replace(crowd=True)
     labels = labels_of([(128, 128)] * 3, [[crowd, box(1, 90, 90, 30, 30)]] * 3)
     strengths = Augmentation(mosaic=1, copy_paste=1, mixup=1)
-    plans = [Planner(labels, SIDE, strengths, s).plan(0, 0, (SIDE, SIDE), mosaic=True) for s in range(10)]
+    plans = [
+        Planner(labels, SIDE, strengths, s).plan(0, 0, (SIDE, SIDE), mosaic=True) for s in range(10)
+    ]
     classes = np.concatenate([plan.targets[:, 0] for plan in plans])
     assert set(classes.tolist()) == {-1, 1}
     assert not any(layer.pastes for plan in plans for layer in plan.layers)
@@ -326,9 +398,13 @@ def test_crowds_are_ignore_regions_in_mosaics_and_never_pasted() -> None:
 
 def test_boxes_larger_than_image_are_clipped_or_dropped() -> None:
     labels = labels_of([(128, 64)], [[box(0, -20, -20, 500, 500)]])
-    assert Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist() == []  # most is outside
+    assert (
+        Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist() == []
+    )  # most is outside
     labels = labels_of([(128, 64)], [[box(0, -20, -20, 160, 160)]])
-    assert Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist() == [[0, 0, 32, 128, 96]]
+    assert Planner(labels, SIDE, Augmentation(), 0).plain(0, (SIDE, SIDE)).targets.tolist() == [
+        [0, 0, 32, 128, 96]
+    ]
     turned = Planner(labels, SIDE, Augmentation(degrees=10, mosaic=1), 0)
     for i in range(10):
         targets = turned.plan(i, 0, (SIDE, SIDE), mosaic=True).targets
@@ -339,7 +415,12 @@ def test_boxes_larger_than_image_are_clipped_or_dropped() -> None:
 @pytest.mark.parametrize("degrees", [0, 30])
 def test_extreme_image_sizes_give_valid_plans(size: tuple[int, int], degrees: float) -> None:
     labels = labels_of([size, (128, 96)], [[box(0, 0, 0, *size)], [box(1, 9, 9, 50, 50)]])
-    planner = Planner(labels, SIDE, Augmentation(degrees=degrees, translate=0.1, scale=0.9, mosaic=1, mixup=0.5), 0)
+    planner = Planner(
+        labels,
+        SIDE,
+        Augmentation(degrees=degrees, translate=0.1, scale=0.9, mosaic=1, mixup=0.5),
+        0,
+    )
 
     def read(index: int) -> np.ndarray:
         return np.full((*planner.base_size(index)[::-1], 3), 255, np.uint8)
@@ -370,7 +451,9 @@ def same_sample(one: Plan, two: Plan) -> bool:
 
 def test_plan_depends_only_on_its_key() -> None:
     def at(epoch: int, index: int, seed: int = 0) -> Plan:
-        return Planner(BOXES, SIDE, AUGMENTATIONS["all"], seed).plan(epoch, index, (SIDE, SIDE), mosaic=True)
+        return Planner(BOXES, SIDE, AUGMENTATIONS["all"], seed).plan(
+            epoch, index, (SIDE, SIDE), mosaic=True
+        )
 
     planner = Planner(BOXES, SIDE, AUGMENTATIONS["all"], 0)
     forward = {i: planner.plan(4, i, (SIDE, SIDE), mosaic=True) for i in range(8)}
@@ -386,12 +469,19 @@ def test_plan_depends_only_on_its_key() -> None:
 
 
 def test_generators_differ_by_every_part_of_the_key() -> None:
-    keys = [(seed, epoch, index) for seed in (-1, 0, 1, 2**63) for epoch in (0, 1, 300) for index in (0, 1, 2**40 - 1)]
+    keys = [
+        (seed, epoch, index)
+        for seed in (-1, 0, 1, 2**63)
+        for epoch in (0, 1, 300)
+        for index in (0, 1, 2**40 - 1)
+    ]
     assert len({generator_for(*key).random() for key in keys}) == len(keys)
     repeats = [generator_for(0, 1, 2, repeat).random(100) for repeat in (0, 1, 2, 255, 256, 2**40)]
     assert len(np.unique(repeats)) == 600
     plain = np.random.Generator(np.random.Philox(key=[0, (1 << 40) | 2]))
-    assert (plain.random(100) == repeats[0]).all()  # the first draw is the one of an epoch without repeats
+    assert (
+        plain.random(100) == repeats[0]
+    ).all()  # the first draw is the one of an epoch without repeats
 
 
 def test_mosaic_partners_and_quadrants_are_uniformly_distributed() -> None:
@@ -404,7 +494,8 @@ def test_mosaic_partners_and_quadrants_are_uniformly_distributed() -> None:
     pairs = np.array(placed)
     partners = np.bincount(pairs[:, 0], minlength=20)
     assert len(pairs) == 1600
-    # 1200 partners over 20 images: 60 each, deviation sqrt(1200 * .05 * .95) = 7.5; image 7 is also in every mosaic.
+    # 1200 partners over 20 images: 60 each, deviation sqrt(1200 * .05 * .95) = 7.5; image 7 is also
+    # in every mosaic.
     assert abs(partners[7] - 460) < 40
     assert np.abs(np.delete(partners, 7) - 60).max() < 40
     # Image 7 is in each quadrant equally often, 115 times.
@@ -424,8 +515,12 @@ def test_augmentation_probabilities_are_respected() -> None:
     plans = [planner.plan(e, 0, (SIDE, SIDE), mosaic=True) for e in range(400)]
     assert abs(np.mean([p.flip_left for p in plans]) - 0.75) < 0.08
     assert abs(np.mean([p.flip_up for p in plans]) - 0.1) < 0.06
-    assert abs(np.mean([len(p.layers) == 2 for p in plans]) - 0.125) < 0.06  # mixup is only applied to mosaics
-    assert not any(len(planner.plan(e, 0, (SIDE, SIDE), mosaic=False).layers) == 2 for e in range(50))
+    assert (
+        abs(np.mean([len(p.layers) == 2 for p in plans]) - 0.125) < 0.06
+    )  # mixup is only applied to mosaics
+    assert not any(
+        len(planner.plan(e, 0, (SIDE, SIDE), mosaic=False).layers) == 2 for e in range(50)
+    )
 
 
 def test_colour_gains_stay_within_their_strengths() -> None:

@@ -1,4 +1,6 @@
-"""Mutated COCO JSONs: a slow second reader keeps the same entries; all others are reported by id or position."""
+"""Mutated COCO JSONs: a slow second reader keeps the same entries; all others are reported by id or
+position.
+"""
 
 import copy
 import json
@@ -25,17 +27,75 @@ SEED: dict[str, Any] = {
     "info": {"year": 2026},
     "images": [{"id": k, "file_name": f"{k} ä.png", "width": 40, "height": 20} for k in (7, 3, 12)],
     "annotations": [
-        {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 10.5, 10], "area": 77, "iscrowd": 0},
-        {"id": 2, "image_id": 7, "category_id": 9, "bbox": [0, 0, 40, 20], "area": 800, "iscrowd": 1},
-        {"id": 5, "image_id": 3, "category_id": 3, "bbox": [5, 5, 5, 5], "segmentation": [[5, 5, 10, 5, 10, 10]]},
-        {"id": 4, "image_id": 12, "category_id": 1, "bbox": [30, 10, 20, 20], "segmentation": [[1, 2, 3, 4]]},
+        {
+            "id": 1,
+            "image_id": 7,
+            "category_id": 3,
+            "bbox": [1, 2, 10.5, 10],
+            "area": 77,
+            "iscrowd": 0,
+        },
+        {
+            "id": 2,
+            "image_id": 7,
+            "category_id": 9,
+            "bbox": [0, 0, 40, 20],
+            "area": 800,
+            "iscrowd": 1,
+        },
+        {
+            "id": 5,
+            "image_id": 3,
+            "category_id": 3,
+            "bbox": [5, 5, 5, 5],
+            "segmentation": [[5, 5, 10, 5, 10, 10]],
+        },
+        {
+            "id": 4,
+            "image_id": 12,
+            "category_id": 1,
+            "bbox": [30, 10, 20, 20],
+            "segmentation": [[1, 2, 3, 4]],
+        },
         {"id": 6, "image_id": 12, "category_id": 9, "bbox": [0.5, 0.5, 1, 1], "area": None},
     ],
     "categories": [{"id": 3, "name": "dog"}, {"id": 9, "name": "cat"}, {"id": 1, "name": NAMES[2]}],
 }
 VALUES: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 3, 7, 9, 1.5, 3.0, 1e308, 10**30, 2**53, 10**400, -1e-9, 1e7, 0.0005),
-    *(math.nan, math.inf, -math.inf, "", "3", "x\n\x1b[31m", "\ud800", "a" * 5000, "../a.png", "/etc/hostname", "\0"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        9,
+        1.5,
+        3.0,
+        1e308,
+        10**30,
+        2**53,
+        10**400,
+        -1e-9,
+        1e7,
+        0.0005,
+    ),
+    *(
+        math.nan,
+        math.inf,
+        -math.inf,
+        "",
+        "3",
+        "x\n\x1b[31m",
+        "\ud800",
+        "a" * 5000,
+        "../a.png",
+        "/etc/hostname",
+        "\0",
+    ),
     *(
         [],
         {},
@@ -64,12 +124,28 @@ PIECES = [
     b"{",
     b"},{",
 ]
-PIECES += [b'"id": 1, ', b'"bbox": [1, 2, 3, 4], ', b"// ", b"\xff", b"\xef\xbb\xbf", b"'", b",", b"]", b"\n\n"]
+PIECES += [
+    b'"id": 1, ',
+    b'"bbox": [1, 2, 3, 4], ',
+    b"// ",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"'",
+    b",",
+    b"]",
+    b"\n\n",
+]
 
 
 def entries_of(value: Any) -> list[tuple[Any, Any]]:
     """Return (container, key) of everything inside, recursively."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else []
+    )
     return [entry for key in keys for entry in [(value, key), *entries_of(value[key])]]
 
 
@@ -90,8 +166,15 @@ def alter_document(random: np.random.Generator) -> dict[str, Any]:
 
 
 def exact_integer(value: Any) -> int | None:
-    """Return a JSON value as an int if it is a integer number that is exact in every reader, otherwise None."""
-    if type(value) not in (int, float) or value != value or abs(value) >= 2**53 or value != int(value):
+    """Return a JSON value as an int if it is a integer number that is exact in every reader,
+    otherwise None.
+    """
+    if (
+        type(value) not in (int, float)
+        or value != value
+        or abs(value) >= 2**53
+        or value != int(value)
+    ):
         return None
     return int(value)
 
@@ -100,7 +183,9 @@ Annotation = tuple[int | str, int, str, list[float], float, bool]
 
 
 def kept_annotations(document: dict[str, Any]) -> list[Annotation]:
-    """Return (id or place, image id, category name, box, area, crowd) of the valid ones, the first of equal ones."""
+    """Return (id or place, image id, category name, box, area, crowd) of the valid ones, the first
+    of equal ones.
+    """
     images = kept_images(document)
     names = {exact_integer(entry["id"]): entry["name"] for entry in document["categories"]}
     kept: list[Annotation] = []
@@ -110,30 +195,51 @@ def kept_annotations(document: dict[str, Any]) -> list[Annotation]:
         number = exact_integer(entry.get("id"))
         if number is None:
             number = f"annotations[{position}]"
-        image, category = exact_integer(entry.get("image_id")), exact_integer(entry.get("category_id"))
+        image, category = (
+            exact_integer(entry.get("image_id")),
+            exact_integer(entry.get("category_id")),
+        )
         box, crowd, area = entry.get("bbox"), entry.get("iscrowd", 0), entry.get("area")
         if image not in images or category not in names or type(box) is not list or len(box) != 4:
             continue
         if any(type(side) not in (int, float) or not -1e7 < side < 1e7 for side in box):
             continue
-        if box[2] < 0.001 or box[3] < 0.001 or type(crowd) not in (int, float, bool) or crowd not in (0, 1):
+        if (
+            box[2] < 0.001
+            or box[3] < 0.001
+            or type(crowd) not in (int, float, bool)
+            or crowd not in (0, 1)
+        ):
             continue
         known = type(area) in (int, float) and 0 <= area < 1e14
         first_id = next(key for key, name in images.items() if name == images[image])
-        found = (number, first_id, names[category], box, area if known else box[2] * box[3], bool(crowd))
+        found = (
+            number,
+            first_id,
+            names[category],
+            box,
+            area if known else box[2] * box[3],
+            bool(crowd),
+        )
         if not any(found[1:4] == other[1:4] and found[5] == other[5] for other in kept):
             kept.append(found)
     return kept
 
 
 def kept_images(document: dict[str, Any]) -> dict[int, str]:
-    """Return id -> file name of the valid images. A name with two ids is one image, if both have the same size."""
+    """Return id -> file name of the valid images. A name with two ids is one image, if both have
+    the same size.
+    """
     kept: dict[int, str] = {}
     sizes: dict[str, Any] = {}
     for entry in document["images"]:
         number = exact_integer(entry.get("id")) if isinstance(entry, dict) else None
         name = entry.get("file_name") if isinstance(entry, dict) else None
-        valid = isinstance(name, str) and name != "" and not re.search("[\ud800-\udc7f\udd00-\udfff]", name)
+        valid = (
+            isinstance(name, str)
+            and name != ""
+            and not re.search("[\ud800-\udc7f\udd00-\udfff]", name)
+        )
         if number is None or not valid or kept.get(number, name) != name:
             continue
         sides = [exact_integer(entry.get(side)) for side in ("width", "height")]
@@ -144,7 +250,9 @@ def kept_images(document: dict[str, Any]) -> dict[int, str]:
 
 
 def compare_readers(file: Path) -> bool:
-    """Compare the reader with the second reader on one JSON; return whether it was read without error."""
+    """Compare the reader with the second reader on one JSON; return whether it was read without
+    error.
+    """
     found = result_or_error(lambda: read_coco_annotations(file, NAMES), file)
     assert str(result_or_error(lambda: read_coco_annotations(file, NAMES), file)) == str(found)
     if isinstance(found, str):
@@ -152,20 +260,35 @@ def compare_readers(file: Path) -> bool:
     document = json.loads(file.read_bytes())
     wanted = kept_annotations(document)
     images = kept_images(document)
-    first_ids = [key for position, key in enumerate(images) if images[key] not in list(images.values())[:position]]
+    first_ids = [
+        key
+        for position, key in enumerate(images)
+        if images[key] not in list(images.values())[:position]
+    ]
     assert [image.image_id for image in found.images] == first_ids
     read = [
-        (row.number, image.image_id, NAMES[row.class_index], list(row.box_xywh), row.area, row.crowd)
+        (
+            row.number,
+            image.image_id,
+            NAMES[row.class_index],
+            list(row.box_xywh),
+            row.area,
+            row.crowd,
+        )
         for image, rows in zip(found.images, found.rows, strict=True)
         for row in rows
     ]
-    assert read == sorted(wanted, key=lambda row: first_ids.index(row[1]))  # by image, in the order of the file
+    assert read == sorted(
+        wanted, key=lambda row: first_ids.index(row[1])
+    )  # by image, in the order of the file
     _assert_reported(found, document, file)
     return True
 
 
 def _assert_reported(found: CocoFile, document: dict[str, Any], file: Path) -> None:
-    """Check that there is one problem for each dropped entry, with the file and an id or a position."""
+    """Check that there is one problem for each dropped entry, with the file and an id or a
+    position.
+    """
     for problem in found.problems:
         assert_printable_line(str(problem))
         entry = problem.where.removeprefix(printable(file))
@@ -226,7 +349,9 @@ def test_mutated_coco_texts_match_slow_reader(folder: Path) -> None:
     assert try_mutated(folder, 200, seed=0) > 10
 
 
-def test_cached_coco_scans_equal_fresh_scans_and_change_no_file(folder: Path, tmp_path: Path) -> None:
+def test_cached_coco_scans_equal_fresh_scans_and_change_no_file(
+    folder: Path, tmp_path: Path
+) -> None:
     random, file = np.random.default_rng(5), folder / "a.json"
     scanned = 0
     for number in range(40):

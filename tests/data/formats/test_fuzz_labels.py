@@ -1,4 +1,6 @@
-"""Mutated label files: the same rows are read as by a slow second reader, and all others are reported."""
+"""Mutated label files: the same rows are read as by a slow second reader, and all others are
+reported.
+"""
 
 import math
 import os
@@ -16,7 +18,13 @@ from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from data.scan import scan
 from tests.data.test_labels import assert_same
 from tests.data.test_scan import with_checksum
-from tests.support.fuzzing import assert_printable_line, assert_unchanged, line_number, mutate, result_or_error
+from tests.support.fuzzing import (
+    assert_printable_line,
+    assert_unchanged,
+    line_number,
+    mutate,
+    result_or_error,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -24,18 +32,51 @@ SIZE, CLASSES = (200, 100), 5
 NAMES = tuple(f"class {k}" for k in range(CLASSES))
 SEED = (
     b"0 0.5 0.5 0.25 0.5\n1 .1 .9 .2 .2\n4 0.123456 0.654321 0.2 0.1\n2 0.1 0.1 0.3 0.1 0.2 0.4\n\n"
-    b"3 0.5 0.5 1 1\n0 0.25 0.25 0.1 0.1\n1 0 0 0 1 1 1 1 0 0.5 0.5\n2 0.7 0.3 0.06 0.9\n4 .2 .2 .02 .02"
+    b"3 0.5 0.5 1 1\n0 0.25 0.25 0.1 0.1\n1 0 0 0 1 1 1 1 0 0.5 0.5\n2 0.7 0.3 0.06 0.9\n"
+    b"4 .2 .2 .02 .02"
 )
-NUMBERS = b"nan inf -inf 1e999 -1 5 0.5 1.01 1.011 -0.01 -0.011 320 1e-300 0 +1 00.5 1_0 0x1 ,0.5 1. . - e5 1E-1 -0"
-ROWS = (b"0 .5 .5 .1 .1", b"0 .5 .5 0 .1", b"1 0.95 0.5 0.3 0.1", b"3 .1 .1 .2 .2 .3 .1 .3", b"7 .5 .5 .1 .1")
-SPACES = (b"\n", b"\r\n", b"\r", b" ", b"\t", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xc2\xa0", b"\0", b"\xef\xbb\xbf")
-LETTERS = ("٣".encode(), "é".encode(), b"\x1b[2J", b"\xff\xfe", b"#", b"9" * 400, b"0." + b"3" * 400)
+NUMBERS = (
+    b"nan inf -inf 1e999 -1 5 0.5 1.01 1.011 -0.01 -0.011 320 1e-300 0 +1 00.5 1_0 0x1 ,0.5 1. . - "
+    b"e5 1E-1 -0"
+)
+ROWS = (
+    b"0 .5 .5 .1 .1",
+    b"0 .5 .5 0 .1",
+    b"1 0.95 0.5 0.3 0.1",
+    b"3 .1 .1 .2 .2 .3 .1 .3",
+    b"7 .5 .5 .1 .1",
+)
+SPACES = (
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b" ",
+    b"\t",
+    b"\x0b",
+    b"\x0c",
+    b"\x1c",
+    b"\x85",
+    b"\xc2\xa0",
+    b"\0",
+    b"\xef\xbb\xbf",
+)
+LETTERS = (
+    "٣".encode(),
+    "é".encode(),
+    b"\x1b[2J",
+    b"\xff\xfe",
+    b"#",
+    b"9" * 400,
+    b"0." + b"3" * 400,
+)
 PIECES = [*NUMBERS.split(), *(b"\n" + row + b"\n" for row in ROWS), *SPACES, *LETTERS]
 NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class Expected(NamedTuple):
-    """The contents of a label file: rows by line, the problem of every other line, the line of a class out of range."""
+    """The contents of a label file: rows by line, the problem of every other line, the line of a
+    class out of range.
+    """
 
     rows: dict[int, tuple[int, list[float], list[tuple[float, float]]]]
     problems: dict[int, str]
@@ -52,7 +93,11 @@ def read_slowly(data: bytes) -> Expected:
         if not words:
             continue
         problems[line] = ROW_DROPPED
-        if len(words) < 5 or len(words) % 2 == 0 or not all(NUMBER.fullmatch(word) for word in words):
+        if (
+            len(words) < 5
+            or len(words) % 2 == 0
+            or not all(NUMBER.fullmatch(word) for word in words)
+        ):
             continue
         values = tuple(float(word) for word in words)
         if any(math.isinf(value) for value in values) or values[0] != int(values[0]):
@@ -75,8 +120,12 @@ def read_slowly(data: bytes) -> Expected:
     return Expected(rows, problems, None)
 
 
-def _shape(values: tuple[float, ...]) -> tuple[list[float] | None, list[tuple[float, float]], float]:
-    """Return x, y, w, h in pixels (None: empty), the polygon in pixels, and how far it extended outside the image."""
+def _shape(
+    values: tuple[float, ...],
+) -> tuple[list[float] | None, list[tuple[float, float]], float]:
+    """Return x, y, w, h in pixels (None: empty), the polygon in pixels, and how far it extended
+    outside the image.
+    """
     if len(values) == 4:
         cx, cy, w, h = values
         if w <= 0 or h <= 0:
@@ -115,7 +164,9 @@ def _kinds_by_line(problems: list[Problem], file: Path) -> dict[int, str]:
     return kinds
 
 
-def _assert_row(row: LabelRow, kind: int, box: list[float], points: list[tuple[float, float]]) -> None:
+def _assert_row(
+    row: LabelRow, kind: int, box: list[float], points: list[tuple[float, float]]
+) -> None:
     assert (row.class_index, row.crowd) == (kind, False)
     assert row.box_xywh == pytest.approx(box, abs=1e-9)
     assert row.area == pytest.approx(box[2] * box[3])
@@ -141,16 +192,40 @@ def test_mutated_label_files_match_slow_reader() -> None:
 
 
 def test_very_long_numbers_and_rows_match_slow_reader() -> None:
-    for token in (b"9" * 10**6, b"0." + b"1" * 10**6, b"1e" + b"9" * 10**6, b"-" * 10**6, b"1" * 10**6 + b".5e-999999"):
+    for token in (
+        b"9" * 10**6,
+        b"0." + b"1" * 10**6,
+        b"1e" + b"9" * 10**6,
+        b"-" * 10**6,
+        b"1" * 10**6 + b".5e-999999",
+    ):
         compare_readers(SEED + b"\n0 .5 .5 .1 " + token + b"\n1 .3 .3 .1 .1", Path("labels/a.txt"))
     compare_readers(b"0 " * 10**6 + b"\n0 .5 .5 .1 .1", Path("labels/a.txt"))
     compare_readers(b"\n" * 10**6, Path("labels/a.txt"))
 
 
 def write_odd_dataset(root: Path, count: int) -> tuple[Path, list[bytes]]:
-    """Create a folder of images of SIZE with odd names and mutated label files, none of which is rejected."""
-    texts = [data for data in mutated_files(3 * count, seed=1) if read_slowly(data).refused is None][:count]
-    oddities = ["a b", "'", '"', "two\nlines", "\x1b[2J", "é漢字🦖", "%s{x}$y", "#x", "-rf", "~", "a\\b", " ", "a..b"]
+    """Create a folder of images of SIZE with odd names and mutated label files, none of which is
+    rejected.
+    """
+    texts = [
+        data for data in mutated_files(3 * count, seed=1) if read_slowly(data).refused is None
+    ][:count]
+    oddities = [
+        "a b",
+        "'",
+        '"',
+        "two\nlines",
+        "\x1b[2J",
+        "é漢字🦖",
+        "%s{x}$y",
+        "#x",
+        "-rf",
+        "~",
+        "a\\b",
+        " ",
+        "a..b",
+    ]
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
     picture = cv2.imencode(".png", np.zeros((SIZE[1], SIZE[0], 3), np.uint8))[1].tobytes()
@@ -190,7 +265,9 @@ def test_mutated_scan_cache_never_changes_the_result(tmp_path: Path) -> None:
         if number % 2:  # with the correct checksum of the damaged contents
             damaged = with_checksum(mutate(intact[:-32], random))
         file.write_bytes(damaged)
-        labels, report = result_or_error(lambda: scan([source], NAMES, cache_dir=tmp_path / "cache"), file)
+        labels, report = result_or_error(
+            lambda: scan([source], NAMES, cache_dir=tmp_path / "cache"), file
+        )
         assert_same(labels, fresh)
         assert_printable_line(report.cache)
         assert report.cache.startswith("damaged cache rebuilt: ") or damaged == intact or number % 2

@@ -1,4 +1,6 @@
-"""Mutated XML files of Pascal VOC: a slow second reader finds the same objects; all others are reported by line."""
+"""Mutated XML files of Pascal VOC: a slow second reader finds the same objects; all others are
+reported by line.
+"""
 
 import re
 from collections import Counter
@@ -15,7 +17,13 @@ from data.formats.voc_xml import parse_xml_file
 from data.report import ROW_CLIPPED
 from data.scan import scan
 from tests.data.test_labels import assert_same
-from tests.support.fuzzing import assert_printable_line, assert_unchanged, line_number, mutate, result_or_error
+from tests.support.fuzzing import (
+    assert_printable_line,
+    assert_unchanged,
+    line_number,
+    mutate,
+    result_or_error,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +40,99 @@ SEED = """<?xml version="1.0"?>
   <object><name> é &amp; &#252; </name><bndbox><xmin>0</xmin><ymin>50</ymin><xmax>210</xmax><ymax>50</ymax></bndbox>
   </object>
 </annotation>
-""".encode()
+""".encode()  # noqa: E501
 PIECES = [
-    *(b"<", b">", b"/", b"&", b"</object>", b"<object>", b"<name>dog</name>", b"<name>cow</name>", b"<difficult>1"),
-    *(b"<bndbox>", b"</bndbox>", b"<xmin>", b"</xmin>", b"<!--", b"-->", b"<![CDATA[", b"]]>", b"<?x", b"?>", b"\r\n"),
-    *(b"&x;", b"&#0;", b"&#x110000;", b"&lt;", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\xe9", b"nan", b"-1", b"1e9"),
-    *(b"9" * 400, b"1_0", b"0x1", b"0.5", b"<a>" * 40, b"<a b='c' b='d'/>", b"\n" * 30, b"</annotation>", b" "),
-    *(b"<!DOCTYPE a [<!ENTITY x 'y'>]>", b"<!ENTITY x SYSTEM '/etc/passwd'>", b"encoding='gbk'", b"\x1b[2J"),
+    *(
+        b"<",
+        b">",
+        b"/",
+        b"&",
+        b"</object>",
+        b"<object>",
+        b"<name>dog</name>",
+        b"<name>cow</name>",
+        b"<difficult>1",
+    ),
+    *(
+        b"<bndbox>",
+        b"</bndbox>",
+        b"<xmin>",
+        b"</xmin>",
+        b"<!--",
+        b"-->",
+        b"<![CDATA[",
+        b"]]>",
+        b"<?x",
+        b"?>",
+        b"\r\n",
+    ),
+    *(
+        b"&x;",
+        b"&#0;",
+        b"&#x110000;",
+        b"&lt;",
+        b"\0",
+        b"\xff\xfe",
+        b"\xef\xbb\xbf",
+        b"\xe9",
+        b"nan",
+        b"-1",
+        b"1e9",
+    ),
+    *(
+        b"9" * 400,
+        b"1_0",
+        b"0x1",
+        b"0.5",
+        b"<a>" * 40,
+        b"<a b='c' b='d'/>",
+        b"\n" * 30,
+        b"</annotation>",
+        b" ",
+    ),
+    *(
+        b"<!DOCTYPE a [<!ENTITY x 'y'>]>",
+        b"<!ENTITY x SYSTEM '/etc/passwd'>",
+        b"encoding='gbk'",
+        b"\x1b[2J",
+    ),
 ]
 VALUES = [
-    *("0", "1", "2", "-1", "0.5", "1.5", "99.999", "100", "101", "199", "200", "201", "1e2", "1e9", "9e99", "nan"),
-    *("inf", "1_0", "0x1", "+3", ".", "5.", ".5", "cat", "dog", "cow", "Cat", "", " ", "\n7\n", "a" * 5000),
+    *(
+        "0",
+        "1",
+        "2",
+        "-1",
+        "0.5",
+        "1.5",
+        "99.999",
+        "100",
+        "101",
+        "199",
+        "200",
+        "201",
+        "1e2",
+        "1e9",
+        "9e99",
+        "nan",
+    ),
+    *(
+        "inf",
+        "1_0",
+        "0x1",
+        "+3",
+        ".",
+        "5.",
+        ".5",
+        "cat",
+        "dog",
+        "cow",
+        "Cat",
+        "",
+        " ",
+        "\n7\n",
+        "a" * 5000,
+    ),
     *("é & ü", "\u0663", "1,5", "1 2"),
 ]
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -57,7 +147,10 @@ class Expected(NamedTuple):
 
 def texts(parent: ElementTree.Element, path: str) -> list[str]:
     """Return the texts of all elements at a path, without those of elements inside them."""
-    found = [(each.text or "") + "".join(inner.tail or "" for inner in each) for each in parent.findall(path)]
+    found = [
+        (each.text or "") + "".join(inner.tail or "" for inner in each)
+        for each in parent.findall(path)
+    ]
     return [text.strip() for text in found]
 
 
@@ -65,7 +158,9 @@ def read_slowly(root: ElementTree.Element) -> Expected | None:
     """Read the documented format from a parsed tree; None if a class is unknown."""
     boxes, reported, seen = [], 0, set()
     for element in root.findall("object"):
-        fields = {side: texts(element, f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")}
+        fields = {
+            side: texts(element, f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")
+        }
         names, difficult = texts(element, "name"), texts(element, "difficult")
         if max(map(len, (names, difficult, *fields.values()))) > 1 or names in ([], [""]):
             reported += 1
@@ -88,7 +183,12 @@ def read_slowly(root: ElementTree.Element) -> Expected | None:
             reported += 1
             continue
         seen.add(key)
-        left, top, right, bottom = max(x1 - 1, 0), max(y1 - 1, 0), min(x2, SIZE[0]), min(y2, SIZE[1])
+        left, top, right, bottom = (
+            max(x1 - 1, 0),
+            max(y1 - 1, 0),
+            min(x2, SIZE[0]),
+            min(y2, SIZE[1]),
+        )
         if right - left < 0.001 or bottom - top < 0.001:
             reported += 1
             continue
@@ -115,14 +215,19 @@ def wanted_of(data: bytes) -> Expected | str | None:
 
 
 def compare_readers(data: bytes, file: Path) -> bool:
-    """Compare the reader with the second reader on one file; return whether it was read without error."""
+    """Compare the reader with the second reader on one file; return whether it was read without
+    error.
+    """
     found = result_or_error(lambda: parse_xml_file(data, str(file), SIZE, NAMES), file)
     wanted = wanted_of(data)
     if isinstance(found, str):
         assert not isinstance(wanted, Expected), (data, found)
         assert wanted is not None or "is not in 'names' of the data YAML" in found, (data, found)
         return False
-    if wanted in ("not XML", "perhaps a DTD"):  # it declares an encoding that is not its own, or a comment says DTD
+    if wanted in (
+        "not XML",
+        "perhaps a DTD",
+    ):  # it declares an encoding that is not its own, or a comment says DTD
         assert b"encoding=" in data or b"<!--" in data or b"<?" in data, data
         return True
     assert isinstance(wanted, Expected), data
@@ -133,7 +238,9 @@ def compare_readers(data: bytes, file: Path) -> bool:
 
 
 def _assert_reported(found: ImageRows, expected: int, file: Path) -> None:
-    """Check that there is one problem for each object that was dropped or clipped, with its line."""
+    """Check that there is one problem for each object that was dropped or clipped, with its
+    line.
+    """
     for problem in found.problems:
         assert_printable_line(str(problem))
         assert line_number(problem.where, file) > 0
@@ -212,7 +319,10 @@ def test_scans_of_mutated_files_refuse_or_report_and_change_no_file(tmp_path: Pa
         (folder / "b.xml").write_bytes(mutate(SEED, random, PIECES))
         with assert_unchanged(folder):
             fresh = result_or_error(lambda: scan([folder], NAMES), folder)
-            again = result_or_error(lambda: scan([folder], NAMES, cache_dir=tmp_path / str(number)), folder)  # noqa: B023
+            again = result_or_error(
+                lambda: scan([folder], NAMES, cache_dir=tmp_path / str(number)),  # noqa: B023
+                folder,
+            )
         if isinstance(fresh, str):
             assert again == fresh
         else:

@@ -25,7 +25,9 @@ CPU = World(torch.device("cpu"))
 
 
 class BoxCsv:
-    """Reads rows of `file,class,x1,y1,x2,y2`: files relative to the CSV, classes by name, corners in pixels."""
+    """Reads rows of `file,class,x1,y1,x2,y2`: files relative to the CSV, classes by name, corners
+    in pixels.
+    """
 
     lists_images = True
     suffixes = frozenset({".csv"})
@@ -42,10 +44,16 @@ class BoxCsv:
                 x1, y1, x2, y2 = map(float, corners)
                 if kind in names:
                     box = (x1, y1, x2 - x1, y2 - y1)
-                    image_rows.append(LabelRow(names.index(kind), box, box[2] * box[3], False, None, line))
+                    image_rows.append(
+                        LabelRow(names.index(kind), box, box[2] * box[3], False, None, line)
+                    )
                 else:
-                    problems.append(Problem(ROW_DROPPED, f"{source} line {line}", f"no class {kind}"))
-        images = [ListedImage(path, str(source), rows=image_rows) for path, image_rows in rows.items()]
+                    problems.append(
+                        Problem(ROW_DROPPED, f"{source} line {line}", f"no class {kind}")
+                    )
+        images = [
+            ListedImage(path, str(source), rows=image_rows) for path, image_rows in rows.items()
+        ]
         return SourceImages(images, problems)
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: int) -> ImageRows:
@@ -67,14 +75,19 @@ def data(tmp_path: Path) -> Path:
         writer = csv.writer(target)
         for i in range(len(labels)):
             rows = labels.rows(i)
-            for kind, (x, y, w, h) in zip(labels.classes[rows], labels.boxes_xywh[rows].tolist(), strict=True):
-                writer.writerow([f"images/{Path(labels.path(i)).name}", spec.names[kind], x, y, x + w, y + h])
+            for kind, (x, y, w, h) in zip(
+                labels.classes[rows], labels.boxes_xywh[rows].tolist(), strict=True
+            ):
+                writer.writerow(
+                    [f"images/{Path(labels.path(i)).name}", spec.names[kind], x, y, x + w, y + h]
+                )
     return file
 
 
 def test_first_accepting_format_is_used() -> None:
     kinds = {
-        name: type(formats.format_of(Path(name))) for name in ("/a/b.json", "/a/B.JSON", "/a/b.txt", "/a", "/c.csv")
+        name: type(formats.format_of(Path(name)))
+        for name in ("/a/b.json", "/a/B.JSON", "/a/b.txt", "/a", "/c.csv")
     }
     assert kinds == {
         "/a/b.json": CocoJson,
@@ -104,7 +117,12 @@ def test_scan_of_new_format_equals_yolo_txt(data: Path) -> None:
     assert boxes.boxes_xywh == pytest.approx(text.boxes_xywh, abs=1e-9)
     for name in ("classes", "offsets", "sizes", "image_ids", "category_ids", "crowd"):
         assert getattr(boxes, name).tolist() == getattr(text, name).tolist()
-    assert (report.images, report.instances, report.without_label_file, report.problems) == (8, 20, 0, ())
+    assert (report.images, report.instances, report.without_label_file, report.problems) == (
+        8,
+        20,
+        0,
+        (),
+    )
 
 
 @pytest.mark.usefixtures("_csv_format")
@@ -117,7 +135,9 @@ def test_problems_and_duplicate_images_of_new_format_are_reported(data: Path) ->
     first, *others = map(str, report.problems)
     assert first == f"{file} line 21: no class cat"
     assert len(others) == 8  # all of them were found in the folder
-    assert others[0] == f"{file} image 0: {data.parent}/images/0.png was already listed, in this or another source"
+    assert others[0] == (
+        f"{file} image 0: {data.parent}/images/0.png was already listed, in this or another source"
+    )
 
 
 @pytest.mark.usefixtures("_csv_format")
@@ -144,9 +164,30 @@ def test_scan_cache_detects_changes_of_new_format(data: Path, tmp_path: Path) ->
 def test_new_format_can_be_trained_on(data: Path, tiny_model: str, tmp_path: Path) -> None:
     yaml = data.with_name("csv.yaml")
     yaml.write_text("path: .\ntrain: boxes.csv\nval: boxes.csv\nnames: [disc, square, bar]\n")
-    flags = ["--device", "cpu", "--amp", "fp32", "--cfg", tiny_model, "--imgsz", "64", "--batch-size", "4"]
-    places = ["--project", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache"), "--workers", "0"]
-    found = train.main(train.parse_args([*flags, *places, "--noplots", "--epochs", "1", "--data", str(yaml)])[0], CPU)
+    flags = [
+        "--device",
+        "cpu",
+        "--amp",
+        "fp32",
+        "--cfg",
+        tiny_model,
+        "--imgsz",
+        "64",
+        "--batch-size",
+        "4",
+    ]
+    places = [
+        "--project",
+        str(tmp_path / "runs"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--workers",
+        "0",
+    ]
+    found = train.main(
+        train.parse_args([*flags, *places, "--noplots", "--epochs", "1", "--data", str(yaml)])[0],
+        CPU,
+    )
     assert (found.images, len(found.truth.areas)) == (8, 20)
     saved = checkpoint_file.load(tmp_path / "runs" / "exp" / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]

@@ -1,4 +1,6 @@
-"""Pascal VOC: lists of ids, folders as LabelImg writes them, boxes counted from 1, and XML that is refused."""
+"""Pascal VOC: lists of ids, folders as LabelImg writes them, boxes counted from 1, and XML that is
+refused.
+"""
 
 import os
 from pathlib import Path
@@ -32,7 +34,11 @@ def object_xml(name: str, corners: str, more: str = "") -> str:
 
 def annotation(*objects: str, size: tuple[int, int] | None = SIZE) -> str:
     """Return an annotation whose first object is in line 3."""
-    declared = f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>" if size else ""
+    declared = (
+        f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>"
+        if size
+        else ""
+    )
     return "<annotation>\n" + declared + "\n" + "\n".join(objects) + "\n</annotation>"
 
 
@@ -42,7 +48,9 @@ def read(text: str | bytes, size: tuple[int, int] = SIZE) -> ImageRows:
 
 def draw(file: Path, size: tuple[int, int] = SIZE) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(cv2.imencode(file.suffix, np.full((size[1], size[0], 3), 99, np.uint8))[1].tobytes())
+    file.write_bytes(
+        cv2.imencode(file.suffix, np.full((size[1], size[0], 3), 99, np.uint8))[1].tobytes()
+    )
 
 
 def write(file: Path, text: str) -> None:
@@ -52,13 +60,21 @@ def write(file: Path, text: str) -> None:
 
 @pytest.fixture
 def voc(tmp_path: Path) -> Path:
-    """Return VOC2007/ImageSets/Main with train.txt and cat_train.txt, of images 000001.jpg and 000002.png."""
+    """Return VOC2007/ImageSets/Main with train.txt and cat_train.txt, of images 000001.jpg and
+    000002.png.
+    """
     root = tmp_path / "VOCdevkit" / "VOC2007"
     draw(root / "JPEGImages" / "000001.jpg")
     draw(root / "JPEGImages" / "000002.png")
     draw(root / "JPEGImages" / "000003.jpg")  # of another split
-    write(root / "Annotations" / "000001.xml", annotation(object_xml("dog", "1 1 40 20"), object_xml("cat", "2 3 4 5")))
-    write(root / "Annotations" / "000002.xml", annotation(object_xml("cat", "11 6 20 10", "<difficult>1</difficult>")))
+    write(
+        root / "Annotations" / "000001.xml",
+        annotation(object_xml("dog", "1 1 40 20"), object_xml("cat", "2 3 4 5")),
+    )
+    write(
+        root / "Annotations" / "000002.xml",
+        annotation(object_xml("cat", "11 6 20 10", "<difficult>1</difficult>")),
+    )
     write(root / "ImageSets" / "Main" / "train.txt", "000002\n000001\n")
     write(root / "ImageSets" / "Main" / "cat_train.txt", "000001  1\n000002 -1\n")
     return root / "ImageSets" / "Main"
@@ -68,7 +84,9 @@ def voc(tmp_path: Path) -> Path:
 
 
 def test_first_and_last_pixel_are_counted_from_1_and_inside_the_box() -> None:
-    """A box over the whole image of 40 x 20 is 1 1 40 20; one pixel, the third of the second row, is 3 2 3 2."""
+    """A box over the whole image of 40 x 20 is 1 1 40 20; one pixel, the third of the second row,
+    is 3 2 3 2.
+    """
     rows = read(annotation(object_xml("cat", "1 1 40 20"), object_xml("dog", "3 2 3 2"))).rows
     assert [(row.class_index, row.box_xywh, row.area, row.crowd, row.number) for row in rows] == [
         (0, (0, 0, 40, 20), 800, False, 3),
@@ -84,12 +102,15 @@ def test_float_coordinates_are_accepted() -> None:
 
 def test_difficult_object_is_an_ignore_region() -> None:
     texts = ["", "<difficult>0</difficult>", "<difficult>1</difficult>", "<difficult/>"]
-    found = read(annotation(*(object_xml("cat", f"{x} 1 9 9", text) for x, text in enumerate(texts, 1))))
+    found = read(
+        annotation(*(object_xml("cat", f"{x} 1 9 9", text) for x, text in enumerate(texts, 1)))
+    )
     assert [row.crowd for row in found.rows] == [False, False, True, False]
 
 
 def test_parts_actions_and_other_elements_are_ignored() -> None:
-    part = f"<part>{object_xml('head', '5 5 6 6').removeprefix('<object>').removesuffix('</object>')}</part>"
+    head = object_xml("head", "5 5 6 6").removeprefix("<object>").removesuffix("</object>")
+    part = f"<part>{head}</part>"
     more = f"<truncated>1</truncated><pose>Left</pose><actions><jumping>1</jumping></actions>{part}"
     found = read(annotation(object_xml("cat", "1 1 4 4", more)))
     assert [row.box_xywh for row in found.rows] == [(0, 0, 4, 4)]
@@ -102,13 +123,19 @@ def test_class_name_may_contain_entities_of_xml_and_spaces() -> None:
 
 
 def test_unknown_class_ends_the_scan_with_file_line_and_allowed_names(voc: Path) -> None:
-    write(voc.parents[1] / "Annotations" / "000001.xml", annotation("", object_xml("cow", "1 1 2 2")))
-    with pytest.raises(ValueError, match=r"000001.xml line 4: class 'cow' is not in 'names' of .* YAML: cat, dog$"):
+    write(
+        voc.parents[1] / "Annotations" / "000001.xml", annotation("", object_xml("cow", "1 1 2 2"))
+    )
+    with pytest.raises(
+        ValueError, match=r"000001.xml line 4: class 'cow' is not in 'names' of .* YAML: cat, dog$"
+    ):
         scan([voc / "train.txt"], NAMES)
 
 
 def test_box_outside_the_image_is_clipped_and_reported() -> None:
-    """Coordinates from 0 to 40, as programs write them that count from 0, begin one pixel outside."""
+    """Coordinates from 0 to 40, as programs write them that count from 0, begin one pixel
+    outside.
+    """
     found = read(annotation(object_xml("cat", "0 0 40 20"), object_xml("dog", "30 10 45 22")))
     assert [row.box_xywh for row in found.rows] == [(0, 0, 40, 20), (29, 9, 11, 11)]
     assert [tuple(problem) for problem in found.problems] == [
@@ -127,10 +154,16 @@ def test_box_outside_the_image_is_clipped_and_reported() -> None:
         (object_xml("cat", "1 1_0 4 4"), "ymin is '1_0', must be a number of pixels"),
         (object_xml("cat", "1 1 1e9 4"), "xmax is '1e9', must be a number of pixels"),
         (object_xml("cat", "50 1 60 4"), "bndbox [50, 1, 60, 4] is outside its image of 40x20"),
-        (object_xml("cat", "1 1 4 4", "<difficult>2</difficult>"), "difficult is '2', must be 0 or 1"),
+        (
+            object_xml("cat", "1 1 4 4", "<difficult>2</difficult>"),
+            "difficult is '2', must be 0 or 1",
+        ),
         (object_xml("cat", "1 1 4 4", "<name>dog</name>"), "the object has <name> twice"),
         (object_xml("", "1 1 4 4"), "the object has no <name>"),
-        ("<object><name>cat</name><bndbox><xmin>1</xmin></bndbox></object>", "the object has no <ymin> in a <bndbox>"),
+        (
+            "<object><name>cat</name><bndbox><xmin>1</xmin></bndbox></object>",
+            "the object has no <ymin> in a <bndbox>",
+        ),
         ("<object><name>cat</name><polygon/></object>", "the object has no <xmin> in a <bndbox>"),
     ],
 )
@@ -141,7 +174,11 @@ def test_invalid_object_is_dropped_and_others_are_kept(bad: str, reason: str) ->
 
 
 def test_same_object_twice_is_read_once() -> None:
-    found = read(annotation(object_xml("cat", "1 1 4 4"), object_xml("cat", "1 1 4 4"), object_xml("dog", "1 1 4 4")))
+    found = read(
+        annotation(
+            object_xml("cat", "1 1 4 4"), object_xml("cat", "1 1 4 4"), object_xml("dog", "1 1 4 4")
+        )
+    )
     assert [row.class_index for row in found.rows] == [0, 1]
     assert [tuple(problem) for problem in found.problems] == [
         (ROW_DUPLICATE, "a.xml line 4", "the same as the object in line 3")
@@ -168,11 +205,20 @@ LAUGHS = "<!DOCTYPE a [<!ENTITY a 'ha'>" + "".join(
         ("", "not XML: no element found"),
         ("<annotation>", "line 1: not XML: no element found"),
         ("<annotation>\n<object></name></annotation>", "line 2: not XML: mismatched tag"),
-        ("<html></html>", "line 1: not a Pascal VOC annotation: the root element is not <annotation>"),
+        (
+            "<html></html>",
+            "line 1: not a Pascal VOC annotation: the root element is not <annotation>",
+        ),
         (LAUGHS + "]><annotation>&a11;</annotation>", "line 1: has a DTD, which is not read"),
-        ('\n<!DOCTYPE x [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>', "line 2: has a DTD"),
+        (
+            '\n<!DOCTYPE x [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>',
+            "line 2: has a DTD",
+        ),
         ('<!DOCTYPE annotation SYSTEM "http://127.0.0.1/x.dtd"><annotation/>', "line 1: has a DTD"),
-        ('<!DOCTYPE x [<!ENTITY % y SYSTEM "file:///dev/zero"> %y;]><annotation/>', "line 1: has a DTD"),
+        (
+            '<!DOCTYPE x [<!ENTITY % y SYSTEM "file:///dev/zero"> %y;]><annotation/>',
+            "line 1: has a DTD",
+        ),
         ("<annotation>&x;</annotation>", "line 1: not XML: undefined entity"),
         ("<annotation>" + "<a>" * 100_000, f"line 1: nested more than {MAX_DEPTH} elements deep"),
         ("<annotation>" + " " * MAX_BYTES + "</annotation>", "has more than 4 MiB"),
@@ -190,7 +236,9 @@ def test_utf16_and_latin1_are_read_and_other_encodings_refused() -> None:
         assert parse_xml_file(text.encode(encoding), "a.xml", SIZE, ["é"]).rows
     declared = '<?xml version="1.0" encoding="ISO-8859-1"?>' + text
     assert parse_xml_file(declared.encode("latin-1"), "a.xml", SIZE, ["é"]).rows
-    with pytest.raises(UnreadableLabelsError, match=r"^a.xml line 3: not XML: not well-formed \(invalid token\)$"):
+    with pytest.raises(
+        UnreadableLabelsError, match=r"^a.xml line 3: not XML: not well-formed \(invalid token\)$"
+    ):
         parse_xml_file(text.encode("latin-1"), "a.xml", SIZE, ["é"])
 
 
@@ -229,7 +277,11 @@ def test_lines_without_image_are_reported(voc: Path) -> None:
             f"{voc}/train.txt line 3",
             f"no image '../JPEGImages/000002' with any suffix in {folder}",
         ),
-        (IMAGE_DROPPED, f"{voc}/train.txt line 4", f"no image '000009' with any suffix in {folder}"),
+        (
+            IMAGE_DROPPED,
+            f"{voc}/train.txt line 4",
+            f"no image '000009' with any suffix in {folder}",
+        ),
         (IMAGE_DROPPED, f"{voc}/train.txt line 5", "image '000001' was already listed in line 1"),
     ]
 
@@ -237,7 +289,10 @@ def test_lines_without_image_are_reported(voc: Path) -> None:
 def test_list_of_image_paths_in_imagesets_stays_a_plain_list(voc: Path) -> None:
     write(voc / "paths.txt", "../../JPEGImages/000001.jpg\n")
     write(voc / "empty.txt", "\n")
-    kinds = {name: type(formats.format_of(voc / f"{name}.txt")) for name in ("train", "paths", "empty", "absent")}
+    kinds = {
+        name: type(formats.format_of(voc / f"{name}.txt"))
+        for name in ("train", "paths", "empty", "absent")
+    }
     assert kinds == {"train": VocXml, "paths": YoloText, "empty": YoloText, "absent": YoloText}
 
 
@@ -272,14 +327,18 @@ def test_folder_with_yolo_labels_stays_yolo_and_says_so(tmp_path: Path) -> None:
     first = report.problems[0]
     assert (first.kind, first.where) == (NOTE, f"{tmp_path}/images")
     xml = f"{tmp_path}/Annotations/a.xml"
-    assert first.reason == f"labels are read from YOLO's .txt files, not from XML files such as {xml}"
+    assert (
+        first.reason == f"labels are read from YOLO's .txt files, not from XML files such as {xml}"
+    )
 
 
 def test_folder_without_any_labels_is_yolo_and_coco_json_stays_coco(tmp_path: Path) -> None:
     draw(tmp_path / "images" / "a.png")
     (tmp_path / "all.json").touch()
     (tmp_path / "empty").mkdir()
-    kinds = {name: type(formats.format_of(tmp_path / name)) for name in ("images", "all.json", "empty")}
+    kinds = {
+        name: type(formats.format_of(tmp_path / name)) for name in ("images", "all.json", "empty")
+    }
     assert kinds == {"images": YoloText, "all.json": CocoJson, "empty": YoloText}
 
 
@@ -289,7 +348,10 @@ def test_image_with_another_size_than_its_xml_says_is_left_out(voc: Path) -> Non
     assert len(labels) == 1
     (problem,) = report.problems
     assert problem.kind == IMAGE_DROPPED
-    assert problem.reason == "is 20x40 upright, but its XML says 40x20: its boxes do not fit this image"
+    assert (
+        problem.reason
+        == "is 20x40 upright, but its XML says 40x20: its boxes do not fit this image"
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes")

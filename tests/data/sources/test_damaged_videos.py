@@ -1,4 +1,6 @@
-"""Damaged videos, intact videos with a wrong frame count, and containers that are recognised by their first bytes."""
+"""Damaged videos, intact videos with a wrong frame count, and containers that are recognised by
+their first bytes.
+"""
 
 import os
 import random
@@ -20,7 +22,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def read(path: Path, frame_step: int = 1) -> tuple[list[int | None], list[str], int]:
-    """The numbers of the frames, what was said without the folder, and the number of frames left out."""
+    """The numbers of the frames, what was said without the folder, and the number of frames left
+    out.
+    """
     said: list[str] = []
     source = open_source(str(path), say=said.append, frame_step=frame_step)
     numbers = [frame.number for frame in source]
@@ -32,7 +36,9 @@ def avi(tmp_path: Path) -> Path:
     return write_noise(tmp_path / "clip.avi", 60)
 
 
-@pytest.mark.parametrize(("suffix", "fourcc"), [(".avi", "MJPG"), (".mkv", "MJPG"), (".mkv", "mp4v")])
+@pytest.mark.parametrize(
+    ("suffix", "fourcc"), [(".avi", "MJPG"), (".mkv", "MJPG"), (".mkv", "mp4v")]
+)
 def test_truncated_video_gives_its_frames_and_is_reported(tmp_path, suffix, fourcc):
     path = write_noise(tmp_path / f"clip{suffix}", 60, fourcc=fourcc)
     data = path.read_bytes()
@@ -48,7 +54,9 @@ def test_truncated_video_gives_its_frames_and_is_reported(tmp_path, suffix, four
 def test_video_with_its_index_at_the_end_cannot_be_opened_if_truncated(tmp_path):
     path = write_clip(tmp_path / "a.mp4", 20)
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"a\.mp4 is damaged, truncated or not a video that OpenCV can decode$"):
+    with pytest.raises(
+        ValueError, match=r"a\.mp4 is damaged, truncated or not a video that OpenCV can decode$"
+    ):
         read(path)
     assert video_length(str(path), 1) == 0
 
@@ -72,13 +80,18 @@ def test_video_whose_end_was_never_written_may_be_damaged(avi):
     data = avi.read_bytes()
     avi.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
     numbers, said, skipped = read(avi)
-    text = f"{len(numbers)} of 60 frames were read; the rest is damaged, or the frame count in the file is wrong"
+    text = (
+        f"{len(numbers)} of 60 frames were read; the rest is damaged, or the frame count in "
+        "the file is wrong"
+    )
     assert said == [f"clip.avi: {text}"]
     assert skipped == 60 - len(numbers) > 20
 
 
 def with_frame_count(avi: Path, count: int) -> Path:
-    """Change the number of frames in both headers of an AVI file, and leave its frames as they are."""
+    """Change the number of frames in both headers of an AVI file, and leave its frames as they
+    are.
+    """
     data = bytearray(avi.read_bytes())
     main, stream = data.index(b"avih") + 8, data.index(b"strh") + 8
     data[main + 16 : main + 20] = data[stream + 32 : stream + 36] = struct.pack("<I", count)
@@ -97,30 +110,50 @@ def test_reading_tells_damage_from_wrong_counts():
     """60 frames at 30 per second last 2 s; the last one starts at 1967 ms."""
     end = 1967.0
     assert Reading(60, 30, read=60, last_ms=end).shortfall(is_cut=False) == ""
-    assert Reading(60, 30, read=60, last_ms=end).shortfall(is_cut=True) == ""  # only the index was lost
+    assert (
+        Reading(60, 30, read=60, last_ms=end).shortfall(is_cut=True) == ""
+    )  # only the index was lost
     assert Reading(63, 30, read=60, last_ms=end).shortfall(is_cut=False) == ""  # 3 too many
-    assert Reading(90, 45, read=60, last_ms=end).shortfall(is_cut=False) == ""  # variable frame rate: it ended in time
+    assert (
+        Reading(90, 45, read=60, last_ms=end).shortfall(is_cut=False) == ""
+    )  # variable frame rate: it ended in time
     assert Reading(0, 30, read=60, last_ms=end).shortfall(is_cut=False) == ""  # unknown
-    assert Reading(0, 30, read=60).shortfall(is_cut=True) == "60 frames were read; the end of the file is missing"
-    assert Reading(61, 30, read=60).shortfall(is_cut=True) == "60 of 61 frames were read; the rest is damaged"
+    assert (
+        Reading(0, 30, read=60).shortfall(is_cut=True)
+        == "60 frames were read; the end of the file is missing"
+    )
+    assert (
+        Reading(61, 30, read=60).shortfall(is_cut=True)
+        == "60 of 61 frames were read; the rest is damaged"
+    )
     lost = Reading(60, 30, read=59, failed=1, last_ms=end)
     assert lost.shortfall(is_cut=False) == "59 of 60 frames were read; the rest is damaged"
-    assert Reading(0, 30, read=59, failed=2).shortfall(is_cut=False).startswith("59 of 61 frames were read; the rest")
+    assert (
+        Reading(0, 30, read=59, failed=2)
+        .shortfall(is_cut=False)
+        .startswith("59 of 61 frames were read; the rest")
+    )
     early = Reading(120, 30, read=37, last_ms=1200.0).shortfall(is_cut=False)
-    assert early == "37 of 120 frames were read; the rest is damaged, or the frame count in the file is wrong"
+    assert early == (
+        "37 of 120 frames were read; the rest is damaged, or the frame count in the file is wrong"
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_damage_never_crashes_or_hangs(tmp_path, seed):
     generator = random.Random(seed)
-    name, fourcc = generator.choice([("a.avi", "MJPG"), ("a.mp4", "mp4v"), ("a.mkv", "mp4v"), ("a.wmv", "WMV2")])
+    name, fourcc = generator.choice(
+        [("a.avi", "MJPG"), ("a.mp4", "mp4v"), ("a.mkv", "mp4v"), ("a.wmv", "WMV2")]
+    )
     data = bytearray(write_noise(tmp_path / name, 12, fourcc=fourcc).read_bytes())
     for _ in range(generator.choice([1, 10, 100])):
         data[generator.randrange(len(data))] = generator.randrange(256)
     if generator.random() < 0.3:
         del data[generator.randrange(len(data)) :]
     (tmp_path / name).write_bytes(data)
-    (tmp_path / "intact.png").write_bytes(cv2.imencode(".png", np.zeros((2, 2, 3), np.uint8))[1].tobytes())
+    (tmp_path / "intact.png").write_bytes(
+        cv2.imencode(".png", np.zeros((2, 2, 3), np.uint8))[1].tobytes()
+    )
     said: list[str] = []
     *numbers, _ = [frame.number for frame in open_source(str(tmp_path), say=said.append)]
     assert numbers == sorted(set(numbers))
@@ -145,7 +178,9 @@ source.total, [frame.number for frame in source]
 
 
 def test_nothing_is_printed_on_stderr(tmp_path):
-    """FFmpeg prints a line for each damaged frame, if it is not told otherwise before the first video."""
+    """FFmpeg prints a line for each damaged frame, if it is not told otherwise before the first
+    video.
+    """
     for name, fourcc in (("a.avi", "MJPG"), ("b.mp4", "mp4v"), ("c.mkv", "mp4v")):
         data = bytearray(write_noise(tmp_path / name, 30, fourcc=fourcc).read_bytes())
         data[len(data) // 3 : len(data) // 2] = bytes(len(data) // 2 - len(data) // 3)
@@ -153,7 +188,9 @@ def test_nothing_is_printed_on_stderr(tmp_path):
         (tmp_path / f"cut_{name}").write_bytes(data[: len(data) // 3])
     (tmp_path / "x.jpg").write_bytes(b"\xff\xd8\xff\xdb")
     command = [sys.executable, "-c", SILENCE, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") >= 4
 
@@ -204,7 +241,16 @@ def test_container_is_recognised_and_its_length_is_right(tmp_path, name, fourcc,
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"RIFF", b"G" * 10, b"\xff\xd8\xff\xe0", b"\x89PNG", b"#EXTM3U\n", b"ffconcat version 1.0\n", b"v=0\r\n"]
+    [
+        b"",
+        b"RIFF",
+        b"G" * 10,
+        b"\xff\xd8\xff\xe0",
+        b"\x89PNG",
+        b"#EXTM3U\n",
+        b"ffconcat version 1.0\n",
+        b"v=0\r\n",
+    ]
     + [b"<?xml", b"RIFF\0\0\0\0WAVEfmt ", b"\0\0\0\x20abcd", b"[playlist]", b"http://a/b"],
 )
 def test_other_files_are_no_container(head):

@@ -1,4 +1,6 @@
-"""Images and finite videos at an http address: read as the same files on disk are, once and completely."""
+"""Images and finite videos at an http address: read as the same files on disk are, once and
+completely.
+"""
 
 import hashlib
 import re
@@ -42,7 +44,9 @@ def opened(serve: Callable[..., object], said: list[str]) -> Callable[..., Frame
     """opened(answer, ..., path=) is the source of a server with these answers."""
 
     def start(*answers: Answer, path: str, **options: float) -> FrameSource:
-        return open_source(f"{serve(*answers).url}{path}", say=said.append, **{**OPTIONS, **options})
+        return open_source(
+            f"{serve(*answers).url}{path}", say=said.append, **{**OPTIONS, **options}
+        )
 
     return start
 
@@ -69,7 +73,9 @@ def turned_jpeg() -> bytes:
 
 
 def deep_png() -> bytes:
-    """A PNG of 16 bits per channel whose values need 12, as a camera's: FFmpeg shows it nearly black."""
+    """A PNG of 16 bits per channel whose values need 12, as a camera's: FFmpeg shows it nearly
+    black.
+    """
     return cv2.imencode(".png", ramp().astype(np.uint16) * 16)[1].tobytes()
 
 
@@ -117,15 +123,28 @@ def test_faults_of_the_server_of_an_image_are_named(opened, monkeypatch):
     for answer, reason in (
         (fixed_answer(404), "answered 404 Not Found"),
         (file_answer(jpeg(1), only=1000), r"closed the connection after 1\.00 kB of 4\.\d+ kB"),
-        (fixed_answer(302, Location="file:///etc/passwd"), "redirected to a URL that is not allowed: http:// must not"),
+        (
+            fixed_answer(302, Location="file:///etc/passwd"),
+            "redirected to a URL that is not allowed: http:// must not",
+        ),
         (raw_answer(b"nonsense\r\n\r\n"), "sent a response that is not HTTP"),
     ):
-        with pytest.raises(ValueError, match=rf"^http://127.*/a\.jpg cannot be read: 127\.0\.0\.1:\d+ {reason}"):
+        with pytest.raises(
+            ValueError, match=rf"^http://127.*/a\.jpg cannot be read: 127\.0\.0\.1:\d+ {reason}"
+        ):
             list(opened(answer, path="/a.jpg"))
-    with pytest.raises(ValueError, match=r"a\.jpg cannot be read: 127\.0\.0\.1:\d+ sent nothing for 0\.2 s$"):
-        list(opened(lambda handler: handler.server.stopped.wait(2), path="/a.jpg", read_timeout_s=0.2))
+    with pytest.raises(
+        ValueError, match=r"a\.jpg cannot be read: 127\.0\.0\.1:\d+ sent nothing for 0\.2 s$"
+    ):
+        list(
+            opened(
+                lambda handler: handler.server.stopped.wait(2), path="/a.jpg", read_timeout_s=0.2
+            )
+        )
     monkeypatch.setattr("data.sources.stream_reader.MAX_IMAGE_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"a\.jpg cannot be read: .* sent more than the allowed 1\.00 kB$"):
+    with pytest.raises(
+        ValueError, match=r"a\.jpg cannot be read: .* sent more than the allowed 1\.00 kB$"
+    ):
         list(opened(file_answer(jpeg(1)), path="/a.jpg"))
 
 
@@ -159,14 +178,23 @@ def is_right_digest(header: str) -> bool:
     """Whether a header has RFC 7616's answer for the user `me` with the password `a:b`."""
     if not header.startswith("Digest "):
         return False
-    given = {name: quoted or plain for name, quoted, plain in re.findall(r'(\w+)=(?:"([^"]*)"|(\w+))', header)}
+    given = {
+        name: quoted or plain
+        for name, quoted, plain in re.findall(r'(\w+)=(?:"([^"]*)"|(\w+))', header)
+    }
     secret, request = md5("me:cam:a:b"), md5(f"GET:{given['uri']}")
     parts = (secret, "xyz", given["nc"], given["cnonce"], "auth", request)
-    return given["username"] == "me" and given["uri"] == "/a.jpg?n=1" and given["response"] == md5(":".join(parts))
+    return (
+        given["username"] == "me"
+        and given["uri"] == "/a.jpg?n=1"
+        and given["response"] == md5(":".join(parts))
+    )
 
 
 def test_password_of_an_address_is_sent_when_the_camera_asks_for_it(serve, said):
-    digest = guarded(jpeg(3), 'Digest realm="cam", nonce="xyz", qop="auth", algorithm=MD5', is_right_digest)
+    digest = guarded(
+        jpeg(3), 'Digest realm="cam", nonce="xyz", qop="auth", algorithm=MD5', is_right_digest
+    )
     basic = guarded(jpeg(3), 'Basic realm="cam"', "Basic bWU6YTpi".__eq__)  # base64 of me:a:b
     for answer in (digest, basic):
         server = serve(answer)
@@ -176,11 +204,14 @@ def test_password_of_an_address_is_sent_when_the_camera_asks_for_it(serve, said)
         assert "Authorization" not in server.received[0][1]
         assert "a%3Ab" not in frame.path + frame.name
     damaged = [
-        fixed_answer(401, WWW_Authenticate=f"Digest {text}") for text in ("nonsense", "realm=,nonce=", 'realm="')
+        fixed_answer(401, WWW_Authenticate=f"Digest {text}")
+        for text in ("nonsense", "realm=,nonce=", 'realm="')
     ]
     for answer in (fixed_answer(401), *damaged, basic):
         address = serve(answer).url.replace("://", "://me:wrong@") + "/a.jpg"
-        with pytest.raises(ValueError, match=r"me:\*\*\*@.*a\.jpg cannot be read: 127\.0\.0\.1:\d+ answered 401"):
+        with pytest.raises(
+            ValueError, match=r"me:\*\*\*@.*a\.jpg cannot be read: 127\.0\.0\.1:\d+ answered 401"
+        ):
             list(open_source(address, say=said.append, **OPTIONS))
 
 
@@ -188,15 +219,28 @@ def test_password_is_not_sent_because_another_host_asks_for_it(serve, said):
     other = serve(fixed_answer(401, WWW_Authenticate='Basic realm="cam"'))
     server = serve(fixed_answer(302, Location=f"{other.url}/a.jpg"))
     with pytest.raises(ValueError, match="answered 401"):
-        list(open_source(server.url.replace("://", "://me:secret@") + "/a.jpg", say=said.append, **OPTIONS))
+        list(
+            open_source(
+                server.url.replace("://", "://me:secret@") + "/a.jpg", say=said.append, **OPTIONS
+            )
+        )
     assert (len(server.received), len(other.received)) == (1, 1)
     assert "Authorization" not in str([*server.received, *other.received])
 
 
 def test_control_characters_in_a_password_are_refused_without_showing_it(serve, said):
     address = serve(fixed_answer(401, WWW_Authenticate='Digest realm="cam", nonce="xyz"')).url
-    with pytest.raises(ValueError, match=r"a\.jpg cannot be read: its user name or password has control characters$"):
-        list(open_source(address.replace("://", "://me%0d%0aX:secret@") + "/a.jpg", say=said.append, **OPTIONS))
+    with pytest.raises(
+        ValueError,
+        match=r"a\.jpg cannot be read: its user name or password has control characters$",
+    ):
+        list(
+            open_source(
+                address.replace("://", "://me%0d%0aX:secret@") + "/a.jpg",
+                say=said.append,
+                **OPTIONS,
+            )
+        )
 
 
 def test_image_that_comes_in_drops_is_given_up(opened):
@@ -206,7 +250,9 @@ def test_image_that_comes_in_drops_is_given_up(opened):
             handler.wfile.write(b"\xff")
             handler.wfile.flush()
 
-    with pytest.raises(ValueError, match=r"a\.jpg cannot be read: 127\.0\.0\.1:\d+ sent only \d+ bytes? in \d s$"):
+    with pytest.raises(
+        ValueError, match=r"a\.jpg cannot be read: 127\.0\.0\.1:\d+ sent only \d+ bytes? in \d s$"
+    ):
         list(opened(drops, path="/a.jpg", read_timeout_s=1.0))
 
 
@@ -237,19 +283,31 @@ def test_gif_is_read_once_and_completely(opened, said, tmp_path, send):
     first.save(tmp_path / "a.gif", save_all=True, append_images=rest, duration=100, loop=0)
     data = (tmp_path / "a.gif").read_bytes()
     answer = chunked(data, "image/gif") if send is chunked else file_answer(data)
-    assert [frame.number for frame in read_slowly(opened(answer, path="/a.gif"))] == [1, 2, 3, 4, 5, 6]
+    assert [frame.number for frame in read_slowly(opened(answer, path="/a.gif"))] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
     assert said == []
 
 
 def test_stream_that_begins_again_is_a_recording(opened, said, tmp_path):
-    """The server does not say how long the file is, so that its end looks like that of a lost stream."""
+    """The server does not say how long the file is, so that its end looks like that of a lost
+    stream.
+    """
     data = write_clip(tmp_path / "a.ts", 12, fourcc="mpg1").read_bytes()
     frames = list(opened(chunked(data, "video/mp2t"), path="/a.ts"))
     numbers = [frame.number for frame in frames]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] <= 12
     url = frames[0].path
-    again = "it began again after 12 frames, so it is a recording that has ended; it was read as a stream, which leaves"
+    again = (
+        "it began again after 12 frames, so it is a recording that has ended; it was read "
+        "as a stream, which leaves"
+    )
     assert said == [f"{url}: the stream was lost, connecting again", f"{url}: {again} frames out"]
 
 
@@ -267,11 +325,15 @@ def test_connections_that_hold_are_not_counted(opened, said):
     answers = [motion_jpeg(*slow(first, first + 1)) for first in range(1, 20, 2)]
     frames = list(opened(*answers, fixed_answer(404), path="/cam", reconnects=3, settled_s=0.0))
     assert [frame_number(frame.image) for frame in frames] == list(range(1, 21))
-    assert said[-1].endswith("the stream ended after 20 frames, and was not reached again in 3 attempts")
+    assert said[-1].endswith(
+        "the stream ended after 20 frames, and was not reached again in 3 attempts"
+    )
 
 
 def give(beginning: Beginning, levels: list[int]) -> int:
-    """Give frames of these grey levels as one connection, as long as they are wanted; return how many were."""
+    """Give frames of these grey levels as one connection, as long as they are wanted; return how
+    many were.
+    """
     beginning.connect()
     for count, level in enumerate(levels):
         if not beginning.wants_frame:

@@ -18,12 +18,23 @@ def test_names_differ_in_more_than_case():
     names = FrameNames()
     wanted = ["a.jpg", "a.png", "A.jpg", "a.mp4", "a-2.jpg", "b.tar.gz", "ß.jpg", "SS.jpg"]
     given = [names.name(f"/{number}", name) for number, name in enumerate(wanted)]
-    assert given == ["a.jpg", "a.png", "A-2.jpg", "a.mp4", "a-2-2.jpg", "b.tar.gz", "ß.jpg", "SS-2.jpg"]
+    assert given == [
+        "a.jpg",
+        "a.png",
+        "A-2.jpg",
+        "a.mp4",
+        "a-2-2.jpg",
+        "b.tar.gz",
+        "ß.jpg",
+        "SS-2.jpg",
+    ]
 
 
 def test_many_equal_names_take_no_quadratic_time():
     names = FrameNames()
-    assert len({names.name(f"/{number}/frame.jpg", "frame.jpg") for number in range(20_000)}) == 20_000
+    assert (
+        len({names.name(f"/{number}/frame.jpg", "frame.jpg") for number in range(20_000)}) == 20_000
+    )
 
 
 def test_path_below_a_folder():

@@ -42,7 +42,10 @@ def script(secret: Path) -> bytes:
 def test_playlist_with_the_suffix_of_a_video_is_rejected(tmp_path, secret, kind, suffix):
     hostile = tmp_path / f"clip{suffix}"
     hostile.write_bytes(kind(secret))
-    with pytest.raises(ValueError, match=rf"clip\{suffix} is not a video: it starts like none of the known containers"):
+    with pytest.raises(
+        ValueError,
+        match=rf"clip\{suffix} is not a video: it starts like none of the known containers",
+    ):
         list(open_source(str(hostile), say=print))
 
 
@@ -55,10 +58,13 @@ def test_without_protection_the_second_file_would_be_read(tmp_path, secret):
 
 
 @pytest.mark.parametrize(
-    "container", ["mov", "avi", "matroska", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "gif", "ogg"]
+    "container",
+    ["mov", "avi", "matroska", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "gif", "ogg"],
 )
 @pytest.mark.parametrize("kind", [script, playlist])
-def test_ffmpeg_uses_no_other_demuxer_even_if_the_first_bytes_were_not_checked(tmp_path, secret, container, kind):
+def test_ffmpeg_uses_no_other_demuxer_even_if_the_first_bytes_were_not_checked(
+    tmp_path, secret, container, kind
+):
     hostile = tmp_path / "clip.mp4"
     hostile.write_bytes(kind(secret))
     reader = open_file(str(hostile), container)
@@ -69,7 +75,9 @@ def test_each_demuxer_name_is_known_to_ffmpeg(tmp_path, secret):
     """An unknown name would let FFmpeg guess."""
     hostile = tmp_path / "clip.mp4"
     hostile.write_bytes(script(secret))
-    assert not open_file(str(hostile), "no such demuxer").isOpened()  # the list of formats stops it then
+    assert not open_file(
+        str(hostile), "no such demuxer"
+    ).isOpened()  # the list of formats stops it then
 
 
 def test_video_file_never_uses_the_network(tmp_path, secret, serve, monkeypatch):
@@ -87,7 +95,9 @@ def test_video_file_never_uses_the_network(tmp_path, secret, serve, monkeypatch)
     assert server.received != []  # so a request would have been noticed
 
 
-def test_options_of_the_user_cannot_remove_the_protection_by_accident(tmp_path, secret, monkeypatch):
+def test_options_of_the_user_cannot_remove_the_protection_by_accident(
+    tmp_path, secret, monkeypatch
+):
     hostile = tmp_path / "clip.mp4"
     hostile.write_bytes(script(secret))
     for given in ("rtsp_transport;udp", "|", "=;;|x", ";" * 50):
@@ -108,7 +118,7 @@ def test_image_patterns_are_not_expanded(tmp_path, monkeypatch):
             list(open_source(str(tmp_path / name), say=print))
 
 
-# ---------------------------------------------------------------------- references inside a .mov file
+# -------------------------------------------------------------------- references inside a .mov file
 
 
 def box(kind: bytes, content: bytes) -> bytes:
@@ -116,18 +126,24 @@ def box(kind: bytes, content: bytes) -> bytes:
 
 
 def alias(target: Path) -> bytes:
-    """A data reference to another file, a Macintosh alias record: type 2 is its absolute path, colons for slashes."""
+    """A data reference to another file, a Macintosh alias record: type 2 is its absolute path,
+    colons for slashes.
+    """
     path = str(target).replace("/", ":").encode()
     path += b"\0" * (len(path) % 2)
     name = target.name.encode()
-    record = bytes(10) + bytes([0]) + bytes(27) + bytes(12) + bytes([len(name)]) + name.ljust(63, b"\0")
+    record = (
+        bytes(10) + bytes([0]) + bytes(27) + bytes(12) + bytes([len(name)]) + name.ljust(63, b"\0")
+    )
     record += bytes(16) + struct.pack(">hh", 1, 1) + bytes(16)
     record += struct.pack(">HH", 2, len(path)) + path + struct.pack(">HH", 0xFFFF, 0)
     return box(b"alis", bytes(4) + record)  # flags 0: not in this file
 
 
 def with_reference(data: bytes, target: Path) -> bytes:
-    """Replace the data reference of an .mp4 file whose index is at its end, so that no offset changes."""
+    """Replace the data reference of an .mp4 file whose index is at its end, so that no offset
+    changes.
+    """
     content = b""
     position = 0
     while position < len(data):
@@ -143,19 +159,25 @@ def with_reference(data: bytes, target: Path) -> bytes:
 
 
 def test_mov_references_to_other_files_are_not_followed(tmp_path):
-    """The pixels are in other.mp4; the .mov has an index with the same offsets, and zeros where pixels would be."""
+    """The pixels are in other.mp4; the .mov has an index with the same offsets, and zeros where
+    pixels would be.
+    """
     other = write_clip(tmp_path / "other.mp4", 5)
     data = other.read_bytes()
     start = data.index(b"mdat") + 4
     length = int.from_bytes(data[start - 8 : start - 4], "big") - 8
     hostile = tmp_path / "clip.mov"
-    hostile.write_bytes(with_reference(data[:start] + bytes(length) + data[start + length :], other))
+    hostile.write_bytes(
+        with_reference(data[:start] + bytes(length) + data[start + length :], other)
+    )
 
     with capture._ENVIRONMENT.options("enable_drefs;1|use_absolute_path;1|protocol_whitelist;file"):
         reader = cv2.VideoCapture(str(hostile), cv2.CAP_FFMPEG)
     found, image = reader.read()
     assert found, "this FFmpeg does not follow references at all"
-    assert frame_number(image) == 1  # so the file is a working reference, and following it would be noticed
+    assert (
+        frame_number(image) == 1
+    )  # so the file is a working reference, and following it would be noticed
 
     with pytest.raises(ValueError, match=r"clip\.mov "):
         list(open_source(str(hostile), say=print))

@@ -1,4 +1,6 @@
-"""Streams over HTTP on this machine: newest frame, lost and silent servers, several at once, recordings, images."""
+"""Streams over HTTP on this machine: newest frame, lost and silent servers, several at once,
+recordings, images.
+"""
 
 import itertools
 import threading
@@ -31,11 +33,19 @@ def stream_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("stream ")]
 
 
-def motion_jpeg(*parts: int | float | bytes, then: str = "close", content_type: str = "multipart") -> Answer:
-    """A motion JPEG stream. Parts: an int is the frame with this number, a float a pause in s, bytes are sent as is."""
+def motion_jpeg(
+    *parts: int | float | bytes, then: str = "close", content_type: str = "multipart"
+) -> Answer:
+    """A motion JPEG stream. Parts: an int is the frame with this number, a float a pause in s,
+    bytes are sent as is.
+    """
 
     def answer(handler: Handler) -> None:
-        kind = "multipart/x-mixed-replace; boundary=frame" if content_type == "multipart" else content_type
+        kind = (
+            "multipart/x-mixed-replace; boundary=frame"
+            if content_type == "multipart"
+            else content_type
+        )
         handler.send_response(200)
         handler.send_header("Content-Type", kind)
         handler.end_headers()
@@ -44,8 +54,8 @@ def motion_jpeg(*parts: int | float | bytes, then: str = "close", content_type: 
                 time.sleep(part)
                 continue
             data = jpeg(part) if isinstance(part, int) else part
-            header = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-            handler.wfile.write(header + data + b"\r\n")
+            header = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+            handler.wfile.write(header.encode() + data + b"\r\n")
             handler.wfile.flush()
         if then == "stall":
             handler.server.stopped.wait(WAIT_S)
@@ -85,7 +95,9 @@ def test_stream_gives_its_frames_and_ends(opened, said):
     assert [frame.number for frame in frames] == [1, 2, 3, 4]
     ((path, name, fps),) = {(frame.path, frame.name, frame.fps) for frame in frames}
     assert path.startswith("http://127.0.0.1:")
-    assert name == path.removeprefix("http://").replace(".", "-").replace(":", "-").replace("/", "-")
+    assert name == path.removeprefix("http://").replace(".", "-").replace(":", "-").replace(
+        "/", "-"
+    )
     assert fps == 25.0  # FFmpeg's value for motion JPEG
     assert said == [f"{path}: the stream ended after 4 frames"]
 
@@ -109,7 +121,12 @@ def test_frame_step_leaves_frames_of_a_stream_out(opened):
 
 
 def test_lost_stream_is_connected_again(opened, said):
-    answers = [motion_jpeg(*slow(1, 2, 3)), fixed_answer(503), motion_jpeg(*slow(11, 12)), fixed_answer(404)]
+    answers = [
+        motion_jpeg(*slow(1, 2, 3)),
+        fixed_answer(503),
+        motion_jpeg(*slow(11, 12)),
+        fixed_answer(404),
+    ]
     source = opened(*answers, reconnects=3)
     frames = list(source)
     assert drawn(frames) == [1, 2, 3, 11, 12]
@@ -124,7 +141,9 @@ def test_pauses_between_attempts_grow(serve, said):
     server = serve(motion_jpeg(*slow(1, 2)), fixed_answer(404))
     times: list[float] = []
     server.answers[1] = lambda handler: (times.append(time.monotonic()), handler.send(404))[1]
-    list(open_source(f"{server.url}/cam", say=said.append, **FAST | {"pause_s": 0.05}, reconnects=4))
+    list(
+        open_source(f"{server.url}/cam", say=said.append, **FAST | {"pause_s": 0.05}, reconnects=4)
+    )
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(times) == 4
     for gap, expected in zip(gaps, (0.1, 0.2, 0.4), strict=True):
@@ -151,7 +170,9 @@ def test_damaged_frame_is_left_out_and_the_stream_goes_on(opened):
     [
         fixed_answer(404),
         fixed_answer(200, b"<html>no stream</html>", Content_Type="text/html"),
-        fixed_answer(200, bytes(range(256)) * 800, Content_Type="multipart/x-mixed-replace; boundary=frame"),
+        fixed_answer(
+            200, bytes(range(256)) * 800, Content_Type="multipart/x-mixed-replace; boundary=frame"
+        ),
         fixed_answer(200),
         motion_jpeg(then="stall"),
         motion_jpeg(b"no jpeg", b"no jpeg", b"no jpeg"),
@@ -159,14 +180,18 @@ def test_damaged_frame_is_left_out_and_the_stream_goes_on(opened):
 )
 def test_address_without_a_picture_is_an_error(opened, said, answer):
     source = opened(answer)
-    with pytest.raises(ValueError, match=r"^http://127\.0\.0\.1:\d+/cam cannot be opened, or gives no picture$"):
+    with pytest.raises(
+        ValueError, match=r"^http://127\.0\.0\.1:\d+/cam cannot be opened, or gives no picture$"
+    ):
         list(source)
     assert (said, source.skipped) == ([], 1)
 
 
 def test_error_does_not_show_the_password(said):
     source = open_source("rtsp://me:secret@127.0.0.1:1/x?token=abc", say=said.append, **FAST)
-    with pytest.raises(ValueError, match=r"^rtsp://me:\*\*\*@127\.0\.0\.1:1/x\?token=\*\*\* cannot be opened, or"):
+    with pytest.raises(
+        ValueError, match=r"^rtsp://me:\*\*\*@127\.0\.0\.1:1/x\?token=\*\*\* cannot be opened, or"
+    ):
         list(source)
 
 
@@ -220,10 +245,16 @@ def streams_file(tmp_path: Path, *urls: str) -> str:
 
 
 def test_two_streams_take_turns(serve, tmp_path, said):
-    urls = [f"{serve(motion_jpeg(*slow(*numbers))).url}/cam" for numbers in (range(1, 9), range(11, 19))]
-    with open_source(streams_file(tmp_path, *urls), say=said.append, **FAST, reconnects=0) as source:
+    urls = [
+        f"{serve(motion_jpeg(*slow(*numbers))).url}/cam" for numbers in (range(1, 9), range(11, 19))
+    ]
+    with open_source(
+        streams_file(tmp_path, *urls), say=said.append, **FAST, reconnects=0
+    ) as source:
         frames = list(source)
-    by_name = {name: [f for f in frames if f.name == name] for name in {frame.name for frame in frames}}
+    by_name = {
+        name: [f for f in frames if f.name == name] for name in {frame.name for frame in frames}
+    }
     assert sorted(drawn(own) for own in by_name.values()) == [[*range(1, 9)], [*range(11, 19)]]
     assert len({frame.path for frame in frames}) == 2
     changes = sum(before.name != after.name for before, after in itertools.pairwise(frames))
@@ -235,7 +266,9 @@ def test_fast_stream_does_not_starve_a_slow_one(serve, tmp_path, said):
     fast = serve(motion_jpeg(*slow(*[1] * 60, pause_s=0.005))).url
     calm = serve(motion_jpeg(*slow(11, 12, 13, pause_s=0.1))).url
     frames = []
-    for frame in open_source(streams_file(tmp_path, fast, calm), say=said.append, **FAST, reconnects=0):
+    for frame in open_source(
+        streams_file(tmp_path, fast, calm), say=said.append, **FAST, reconnects=0
+    ):
         frames.append(frame)
         time.sleep(0.02)  # the model
     assert [number for number in drawn(frames) if number > 10] == [11, 12, 13]
@@ -245,7 +278,10 @@ def test_other_streams_go_on_without_one_that_cannot_be_opened(serve, tmp_path, 
     good, bad = serve(motion_jpeg(*slow(1, 2, 3))).url, serve(fixed_answer(404)).url
     source = open_source(streams_file(tmp_path, bad, good), say=said.append, **FAST, reconnects=0)
     assert drawn(list(source)) == [1, 2, 3]
-    assert said == [f"{bad} cannot be opened, or gives no picture", f"{good}: the stream ended after 3 frames"]
+    assert said == [
+        f"{bad} cannot be opened, or gives no picture",
+        f"{good}: the stream ended after 3 frames",
+    ]
     assert source.skipped == 1
 
 
@@ -256,7 +292,7 @@ def test_streams_file_without_any_picture_is_an_error(serve, tmp_path, said):
     assert len(said) == 2
 
 
-# ---------------------------------------------------------------------- recordings and images at an address
+# -------------------------------------------------------------- recordings and images at an address
 
 
 def test_recording_is_read_completely_by_a_slow_consumer(opened, tmp_path, said):
@@ -287,11 +323,14 @@ def test_address_of_an_image_is_one_frame(opened, said, path):
     assert said == []
 
 
-@pytest.mark.parametrize("body", [b"ffconcat version 1.0\nfile file://%s\n", b"#EXTM3U\n#EXTINF:1,\nfile://%s\n"])
+@pytest.mark.parametrize(
+    "body", [b"ffconcat version 1.0\nfile file://%s\n", b"#EXTM3U\n#EXTINF:1,\nfile://%s\n"]
+)
 def test_server_cannot_make_the_stream_read_a_local_file(opened, tmp_path, body):
     secret = write_clip(tmp_path / "secret.ts", 5, fourcc="mpg1")
     source = opened(
-        fixed_answer(200, body % bytes(secret), Content_Type="application/vnd.apple.mpegurl"), path="/a.m3u8"
+        fixed_answer(200, body % bytes(secret), Content_Type="application/vnd.apple.mpegurl"),
+        path="/a.m3u8",
     )
     with pytest.raises(ValueError, match="cannot be opened, or gives no picture"):
         list(source)

@@ -1,4 +1,6 @@
-"""Intact videos of unusual kinds: edit lists, uneven frame rates, unknown codecs, cover pictures of recordings."""
+"""Intact videos of unusual kinds: edit lists, uneven frame rates, unknown codecs, cover pictures of
+recordings.
+"""
 
 import struct
 from pathlib import Path
@@ -13,7 +15,9 @@ from tests.support.clips import grey, write_clip, write_noise
 
 
 def read(path: Path) -> tuple[list[int | None], list[str], int]:
-    """The numbers of the frames, what was said without the folder, and the number of frames left out."""
+    """The numbers of the frames, what was said without the folder, and the number of frames left
+    out.
+    """
     said: list[str] = []
     source = open_source(str(path), say=said.append)
     numbers = [frame.number for frame in source]
@@ -21,7 +25,9 @@ def read(path: Path) -> tuple[list[int | None], list[str], int]:
 
 
 def with_edit_list(path: Path, first: int, frames: int) -> Path:
-    """Make a .mp4 of OpenCV, of `frames` frames at 30 per second, start playing at frame `first`, from 0."""
+    """Make a .mp4 of OpenCV, of `frames` frames at 30 per second, start playing at frame `first`,
+    from 0.
+    """
     data = bytearray(path.read_bytes())
     movie, track, edits = (data.index(kind) + 4 for kind in (b"mvhd", b"tkhd", b"elst"))
     media = data.index(b"mdhd") + 4
@@ -37,7 +43,9 @@ def with_edit_list(path: Path, first: int, frames: int) -> Path:
 
 
 def test_frames_that_an_edit_list_leaves_out_are_not_missing(tmp_path):
-    """The header counts 100 frames, of which the list plays the last 40, at 30 per second: 1.333 s."""
+    """The header counts 100 frames, of which the list plays the last 40, at 30 per second:
+    1.333 s.
+    """
     path = with_edit_list(write_noise(tmp_path / "a.mp4", 100, fourcc="mp4v"), 60, 100)
     assert presented_ms(path, "mov") == 1333
     numbers, said, skipped = read(path)
@@ -46,9 +54,13 @@ def test_frames_that_an_edit_list_leaves_out_are_not_missing(tmp_path):
 
 
 def test_edit_list_does_not_hide_damage():
-    """The header counts 100 frames at 25 per second, the file plays 2 s of them, and the last one read is at 0.8 s."""
+    """The header counts 100 frames at 25 per second, the file plays 2 s of them, and the last one
+    read is at 0.8 s.
+    """
     reading = Reading(100, 25, read=20, last_ms=800, presented_ms=2000)
-    assert reading.shortfall(is_cut=False).startswith("20 of 100 frames were read; the rest is damaged, or")
+    assert reading.shortfall(is_cut=False).startswith(
+        "20 of 100 frames were read; the rest is damaged, or"
+    )
     assert Reading(100, 25, read=50, last_ms=1960, presented_ms=2000).shortfall(is_cut=False) == ""
     longer_sound = Reading(100, 25, read=100, last_ms=3960, presented_ms=60_000)
     assert longer_sound.shortfall(is_cut=False) == ""
@@ -85,12 +97,21 @@ def test_uneven_frame_rate_is_reported(tmp_path):
     """
     image = pytest.importorskip("PIL.Image")
     first, *rest = (image.fromarray(grey(1 + number % 25)) for number in range(35))
-    first.save(tmp_path / "a.gif", save_all=True, append_images=rest, duration=[20] * 30 + [1000] * 5, loop=0)
+    first.save(
+        tmp_path / "a.gif",
+        save_all=True,
+        append_images=rest,
+        duration=[20] * 30 + [1000] * 5,
+        loop=0,
+    )
     numbers, said, skipped = read(tmp_path / "a.gif")
     assert (numbers, skipped) == (list(range(1, 36)), 0)
     rate = cv2.VideoCapture(str(tmp_path / "a.gif")).get(cv2.CAP_PROP_FPS)
     assert rate == pytest.approx(6.25)
-    timing = "its frames do not come at an even rate of 6.25 per second; an annotated video shows them so, up to 4.2 s"
+    timing = (
+        "its frames do not come at an even rate of 6.25 per second; an annotated video "
+        "shows them so, up to 4.2 s"
+    )
     assert said == [f"a.gif: {timing} from their time"]
 
 
@@ -104,8 +125,12 @@ def timing_of(times_ms: list[float], fps: float) -> str:
 def test_small_deviations_of_times_are_not_reported():
     even = [40.0 * number for number in range(200)]
     assert timing_of(even, 25) == ""
-    assert timing_of([time + 30 * (number % 3) for number, time in enumerate(even)], 25) == ""  # of a phone
-    assert timing_of([time + 5000 for time in even], 25) == ""  # the recording was cut out of a longer one
+    assert (
+        timing_of([time + 30 * (number % 3) for number, time in enumerate(even)], 25) == ""
+    )  # of a phone
+    assert (
+        timing_of([time + 5000 for time in even], 25) == ""
+    )  # the recording was cut out of a longer one
     assert timing_of(even + even, 25) == ""  # two recordings joined, each with its own times
     assert timing_of([0.0] * 200, 25) == ""  # times are unknown
     there_and_back = [1000.0 * number for number in (0, 3, 1, 2, 4, 7, 5, 6, 8, 11, 9, 10)]
@@ -113,7 +138,9 @@ def test_small_deviations_of_times_are_not_reported():
 
 
 def test_wrong_frame_rates_are_reported():
-    """100 frames that are 40 ms apart, stated as 50 per second: frame 100 comes at 3960 ms instead of 1980."""
+    """100 frames that are 40 ms apart, stated as 50 per second: frame 100 comes at 3960 ms instead
+    of 1980.
+    """
     text = timing_of([40.0 * number for number in range(100)], 50)
     assert text.startswith("its frames do not come at an even rate of 50 per second; ")
     assert text.endswith("up to 2.0 s from their time")
@@ -124,7 +151,8 @@ def test_codec_without_decoder_is_named(tmp_path):
     path = write_clip(tmp_path / "a.mp4", 5)
     path.write_bytes(path.read_bytes().replace(b"mp4v", b"av01").replace(b"esds", b"free"))
     with pytest.raises(
-        ValueError, match=r"a\.mp4 has no frame that OpenCV can decode; its codec is AV1 \(AV01\), which"
+        ValueError,
+        match=r"a\.mp4 has no frame that OpenCV can decode; its codec is AV1 \(AV01\), which",
     ):
         read(path)
 

@@ -80,7 +80,14 @@ def test_close_ends_waiting_for_a_line(pipe):
 def test_odd_lines_are_reported_with_their_number(tmp_path, images):
     write_clip(tmp_path / "sub" / "1.mp4", 2)
     (tmp_path / "broken.jpg").write_bytes(b"?")
-    lines = ["", f"  {images[0]}  ", str(tmp_path / "none.jpg"), "a.txt", str(tmp_path), str(tmp_path / "broken.jpg")]
+    lines = [
+        "",
+        f"  {images[0]}  ",
+        str(tmp_path / "none.jpg"),
+        "a.txt",
+        str(tmp_path),
+        str(tmp_path / "broken.jpg"),
+    ]
     lines += [str(tmp_path / "sub" / "1.mp4"), str(images[0]), "x" * 500]
     said: list[str] = []
     source = open_source("-", say=said.append, stdin=io.StringIO("\n".join(lines)))
@@ -92,9 +99,13 @@ def test_odd_lines_are_reported_with_their_number(tmp_path, images):
     ]
     assert source.skipped == len(said) == 5
     assert said[0] == f"standard input line 3: '{tmp_path}/none.jpg' does not exist; it is skipped"
-    assert said[1] == "standard input line 4: 'a.txt' is not the path of an image or video file; it is skipped"
     assert (
-        said[3] == f"{tmp_path}/broken.jpg is damaged, truncated or not an image that OpenCV can decode; it is skipped"
+        said[1]
+        == "standard input line 4: 'a.txt' is not the path of an image or video file; it is skipped"
+    )
+    assert said[3] == (
+        f"{tmp_path}/broken.jpg is damaged, truncated or not an image that OpenCV can "
+        "decode; it is skipped"
     )
     assert len(said[4]) < 300
 
@@ -121,7 +132,9 @@ def test_input_without_a_file_is_an_error(text):
 def test_closed_input_is_an_error(monkeypatch):
     stream = io.StringIO()
     stream.close()
-    with pytest.raises(ValueError, match=r"^--source - reads paths from standard input, but it is closed$"):
+    with pytest.raises(
+        ValueError, match=r"^--source - reads paths from standard input, but it is closed$"
+    ):
         open_source("-", say=print, stdin=stream)
     monkeypatch.setattr("sys.stdin", None)  # as with pythonw, or with the shell's <&-
     with pytest.raises(ValueError, match="but it is closed"):

@@ -52,7 +52,14 @@ def test_image_is_one_frame(tmp_path, said):
 
 @pytest.mark.parametrize(
     ("name", "fourcc"),
-    [("a.mp4", "mp4v"), ("a.MOV", "mp4v"), ("a.avi", "MJPG"), ("a.mkv", "mp4v"), ("a.flv", "FLV1"), ("a.wmv", "WMV2")],
+    [
+        ("a.mp4", "mp4v"),
+        ("a.MOV", "mp4v"),
+        ("a.avi", "MJPG"),
+        ("a.mkv", "mp4v"),
+        ("a.flv", "FLV1"),
+        ("a.wmv", "WMV2"),
+    ],
 )
 def test_video_gives_all_frames_in_order(tmp_path, said, name, fourcc):
     path = write_clip(tmp_path / name, 10, fourcc=fourcc)
@@ -65,12 +72,15 @@ def test_video_gives_all_frames_in_order(tmp_path, said, name, fourcc):
 def test_video_streams_without_frame_count_give_all_frames(tmp_path, said, name):
     """FFmpeg takes the frames of the .ts file, which are 40 ms apart, for 50 fields per second."""
     path = write_clip(tmp_path / name, 30, fourcc="mpg1")
-    assert [number for _, number, _ in summary(open_source(str(path), say=said.append))] == list(range(1, 31))
+    assert [number for _, number, _ in summary(open_source(str(path), say=said.append))] == list(
+        range(1, 31)
+    )
     if frames_per_second(cv2.VideoCapture(str(path))) == 25:
         assert said == []
     else:  # frame 30 comes after 29 x 40 = 1160 ms instead of 580
         timing = (
-            "its frames do not come at an even rate of 50 per second; an annotated video shows them so, up to 0.6 s"
+            "its frames do not come at an even rate of 50 per second; an annotated video "
+            "shows them so, up to 0.6 s"
         )
         assert said == [f"{path}: {timing} from their time"]
 
@@ -80,7 +90,11 @@ def test_gif_is_a_video(tmp_path, said):
     first, *rest = (image.fromarray(grey(10 * number)) for number in (1, 2, 3))
     first.save(tmp_path / "a.gif", save_all=True, append_images=rest, duration=100, loop=0)
     source = open_source(str(tmp_path / "a.gif"), say=said.append)
-    assert [(name, number) for name, number, _ in summary(source)] == [("a.gif", 1), ("a.gif", 2), ("a.gif", 3)]
+    assert [(name, number) for name, number, _ in summary(source)] == [
+        ("a.gif", 1),
+        ("a.gif", 2),
+        ("a.gif", 3),
+    ]
     assert said == []
 
 
@@ -96,9 +110,15 @@ def test_gif_is_a_video(tmp_path, said):
     ],
 )
 def test_frame_step_uses_every_nth_frame_from_the_first(tmp_path, said, step, numbers):
-    source = open_source(str(write_clip(tmp_path / "a.mp4", 10, fps=24)), frame_step=step, say=said.append)
+    source = open_source(
+        str(write_clip(tmp_path / "a.mp4", 10, fps=24)), frame_step=step, say=said.append
+    )
     frames = list(source)
-    assert [frame.number for frame in frames] == [frame_number(frame.image) for frame in frames] == numbers
+    assert (
+        [frame.number for frame in frames]
+        == [frame_number(frame.image) for frame in frames]
+        == numbers
+    )
     assert {frame.fps for frame in frames} == {24 / step}
     assert (source.total, said) == (len(numbers), [])
 
@@ -111,7 +131,11 @@ def test_frame_step_does_not_apply_to_images(folder, said):
 
 def test_folder_is_read_recursively_in_sorted_order(folder, said):
     source = open_source(str(folder), say=said.append)
-    expected = [("b.jpg", None, 3), *(("clip.mp4", n, n) for n in range(1, 5)), ("sub/a.png", None, 5)]
+    expected = [
+        ("b.jpg", None, 3),
+        *(("clip.mp4", n, n) for n in range(1, 5)),
+        ("sub/a.png", None, 5),
+    ]
     expected += [("sub/c.avi", n, n) for n in range(1, 6)]
     assert source.total == len(expected)
     assert summary(source) == expected == summary(source)  # also a second time
@@ -134,9 +158,16 @@ def test_list_is_relative_to_its_folder_and_names_are_unique(folder, said, monke
 
 
 def test_patterns_match_sorted_files(folder, said):
-    assert [name for name, *_ in summary(open_source(f"{folder}/*.jpg", say=said.append))] == ["b.jpg"]
+    assert [name for name, *_ in summary(open_source(f"{folder}/*.jpg", say=said.append))] == [
+        "b.jpg"
+    ]
     everything = summary(open_source(f"{folder}/**", say=said.append))
-    assert list(dict.fromkeys(name for name, *_ in everything)) == ["b.jpg", "clip.mp4", "a.png", "c.avi"]
+    assert list(dict.fromkeys(name for name, *_ in everything)) == [
+        "b.jpg",
+        "clip.mp4",
+        "a.png",
+        "c.avi",
+    ]
     (folder / "sub" / "loop").symlink_to(folder)
     assert summary(open_source(f"{folder}/**", say=said.append)) == everything
     assert said == []
@@ -156,12 +187,18 @@ def test_existing_folders_of_a_pattern_are_meant_by_their_names(tmp_path, said, 
         ("x[2-3]/*.jpg", ["d.jpg"]),
         ("*/*.jpg", ["a.jpg", "a-2.jpg", "d.jpg", "c.jpg"]),
     ):
-        assert [name for name, *_ in summary(open_source(f"{tmp_path}/{pattern}", say=said.append))] == names
+        assert [
+            name for name, *_ in summary(open_source(f"{tmp_path}/{pattern}", say=said.append))
+        ] == names
     monkeypatch.chdir(tmp_path)
-    assert [name for name, *_ in summary(open_source("[examples]/*.jpg", say=said.append))] == ["a.jpg"]
+    assert [name for name, *_ in summary(open_source("[examples]/*.jpg", say=said.append))] == [
+        "a.jpg"
+    ]
 
 
-@pytest.mark.parametrize("name", ["[1].jpg", "a*b.png", "ä ö.jpg", "new\nline.png", "%03d.png", " a .jpg", "-.jpg"])
+@pytest.mark.parametrize(
+    "name", ["[1].jpg", "a*b.png", "ä ö.jpg", "new\nline.png", "%03d.png", " a .jpg", "-.jpg"]
+)
 def test_odd_file_names_are_taken_literally(tmp_path, said, name):
     write_image(tmp_path / "1.jpg", 2)
     path = write_image(tmp_path / name, 5)
@@ -172,7 +209,9 @@ def test_odd_file_names_are_taken_literally(tmp_path, said, name):
     assert said == []
 
 
-@pytest.mark.parametrize("name", ["clip%03d.mp4", "file:a.mp4", "concat:a.mp4|b.mp4", "[1].mp4", "ä\n.mp4"])
+@pytest.mark.parametrize(
+    "name", ["clip%03d.mp4", "file:a.mp4", "concat:a.mp4|b.mp4", "[1].mp4", "ä\n.mp4"]
+)
 def test_odd_video_names_are_opened_as_files(tmp_path, said, name, monkeypatch):
     for other in ("clip001.mp4", "a.mp4", "1.mp4"):
         write_clip(tmp_path / other, 7)
@@ -181,15 +220,20 @@ def test_odd_video_names_are_opened_as_files(tmp_path, said, name, monkeypatch):
     assert len(list(open_source(name, say=said.append))) == 3
 
 
-@pytest.mark.skipif(os.name != "posix" or os.uname().sysname != "Linux", reason="names that are not UTF-8")
+@pytest.mark.skipif(
+    os.name != "posix" or os.uname().sysname != "Linux", reason="names that are not UTF-8"
+)
 def test_undecodable_file_names_work_for_images_and_are_reported_for_videos(tmp_path, said):
     """OpenCV crashes if it is given such a path."""
     for suffix in (".jpg", ".mp4"):
-        write_image(tmp_path / "a.jpg", 2).rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff" + suffix.encode()))
+        write_image(tmp_path / "a.jpg", 2).rename(
+            os.fsdecode(os.fsencode(tmp_path) + b"/\xff" + suffix.encode())
+        )
     source = open_source(str(tmp_path), say=said.append)
     assert summary(source) == [("_.jpg", None, 2)]
     assert said == [
-        f"{tmp_path}/\\udcff.mp4 cannot be opened as a video: its name is not UTF-8; rename it; it is skipped"
+        f"{tmp_path}/\\udcff.mp4 cannot be opened as a video: its name is not UTF-8; rename it; it "
+        "is skipped"
     ]
 
 
@@ -207,7 +251,8 @@ def test_unreadable_files_are_reported_and_skipped(folder, said):
         "0cut.jpg is damaged, truncated or not an image that OpenCV can decode; it is skipped",
         "0empty.avi is empty; it is skipped",
         "0empty.jpg is empty; it is skipped",
-        "0text.mp4 is not a video: it starts like none of the known containers (mp4, avi, mkv ...); it is skipped",
+        "0text.mp4 is not a video: it starts like none of the known containers (mp4, avi, mkv "
+        "...); it is skipped",
     ]
 
 
@@ -242,12 +287,21 @@ def test_named_pipes_are_not_opened(tmp_path, said, name):
     [
         (
             "",
-            r"^--source is empty; allowed are an image, a video, a folder, .*, a camera number such as 0, or an addre",
+            r"^--source is empty; allowed are an image, a video, a folder, .*, a camera number "
+            r"such as 0, or an addre",
         ),
-        ("none.jpg", r"^'none.jpg' does not exist; allowed are .* rtsp://, rtmp://, http://, https://, tcp://$"),
+        (
+            "none.jpg",
+            r"^'none.jpg' does not exist; allowed are .* rtsp://, rtmp://, http://, https://, "
+            r"tcp://$",
+        ),
         ("a\0b", r"^'a\\x00b' does not exist; allowed are "),
         ("screen", "^--source screen is not supported; record the screen to a video file, or "),
-        ("file:///a.mp4", "^'file:///a.mp4' is not a camera number .*; give the path of a local file without file://$"),
+        (
+            "file:///a.mp4",
+            "^'file:///a.mp4' is not a camera number .*; give the path of a local file without "
+            "file://$",
+        ),
         ("concat:a|b", "does not exist"),
     ],
 )
@@ -258,9 +312,14 @@ def test_other_texts_are_errors_that_list_what_is_allowed(text, message, said):
 
 def test_files_of_other_kinds_are_errors(tmp_path, said):
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(ValueError, match=r"a\.pdf is not an image, a video, a \.txt list or a \.streams file \(\.avif"):
+    with pytest.raises(
+        ValueError,
+        match=r"a\.pdf is not an image, a video, a \.txt list or a \.streams file \(\.avif",
+    ):
         open_source(str(tmp_path / "a.pdf"), say=said.append)
-    with pytest.raises(ValueError, match=r"^the frame step \(--vid-stride\) is 0, allowed are 1, 2, 3, \.\.\.$"):
+    with pytest.raises(
+        ValueError, match=r"^the frame step \(--vid-stride\) is 0, allowed are 1, 2, 3, \.\.\.$"
+    ):
         open_source(str(tmp_path), frame_step=0, say=said.append)
 
 
@@ -321,7 +380,11 @@ def with_runs(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "names", "left_out"),
     [
-        (".", ["b.jpg", "clip.mp4", "sub/a.png", "sub/c.avi"], "3 image or video files left out in 2 run folders"),
+        (
+            ".",
+            ["b.jpg", "clip.mp4", "sub/a.png", "sub/c.avi"],
+            "3 image or video files left out in 2 run folders",
+        ),
         ("**/*.jpg", ["b.jpg"], "2 image or video files left out in 2 run folders"),
         ("*/*/*.*", None, "1 image or video file left out in 1 run folder"),
         ("sub/*/*.jpg", None, "1 image or video file left out in 1 run folder"),
@@ -335,7 +398,9 @@ def with_runs(folder: Path) -> Path:
         ("list.txt", ["b.jpg"], ""),
     ],
 )
-def test_results_of_runs_are_left_out_unless_they_are_named(with_runs, said, monkeypatch, text, names, left_out):
+def test_results_of_runs_are_left_out_unless_they_are_named(
+    with_runs, said, monkeypatch, text, names, left_out
+):
     monkeypatch.chdir(with_runs)
     Path("list.txt").write_text("runs/detect/exp/b.jpg\n")
     if names is None:

@@ -32,7 +32,10 @@ def test_addresses_are_shown_without_passwords_and_named(text, shown, name):
     [
         ("1000", "^there is no camera 1000, the largest number is 999$"),
         ("9" * 5000, r"^there is no camera 9+\.\.\., the largest"),
-        ("ftp://me:secret@a/b", r"^'ftp://me:\*\*\*@a/b' is not a camera number such as 0, or an address that starts "),
+        (
+            "ftp://me:secret@a/b",
+            r"^'ftp://me:\*\*\*@a/b' is not a camera number such as 0, or an address that starts ",
+        ),
         ("http://", "has no valid host after http://$"),
         ("http://me:secret@/a", r"^'http://me:\*\*\*@/a' has no valid host"),
         ("rtsp://me:se/cr?et@cam/x", r"^'rtsp://me:\*\*\*@cam/x' has no valid host"),
@@ -64,7 +67,10 @@ def test_streams_file_has_one_address_per_line(tmp_path):
     [
         ("", r"a\.streams is empty; a line is a camera number"),
         ("# none\n\n", r"a\.streams is empty"),
-        ("0\nclip.mp4\n", r"a\.streams line 2: 'clip\.mp4' is not a camera number such as 0, or an address"),
+        (
+            "0\nclip.mp4\n",
+            r"a\.streams line 2: 'clip\.mp4' is not a camera number such as 0, or an address",
+        ),
         ("rtsp://a:b@c/\nrtsp://a:b@c/", r"a\.streams line 2: rtsp://a:\*\*\*@c/ is listed twice$"),
         ("0\n00", r"a\.streams line 2: camera 0 is listed twice$"),
     ],

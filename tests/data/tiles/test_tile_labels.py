@@ -1,4 +1,6 @@
-"""Labels of tiles: which boxes a tile shows, as targets, as ignore regions or not at all; and their base images."""
+"""Labels of tiles: which boxes a tile shows, as targets, as ignore regions or not at all; and their
+base images.
+"""
 
 import pickle
 
@@ -46,7 +48,8 @@ def test_cut_box_is_target_ignored_or_absent_by_its_visible_share(x, right):
 
 
 def test_share_is_that_of_the_area():
-    # At the corner of four tiles 0.6 x 0.4 = 0.24 of the box is visible in one tile, 0.9 in none but the first.
+    # At the corner of four tiles 0.6 x 0.4 = 0.24 of the box is visible in one tile, 0.9 in none
+    # but the first.
     tiles = shown(box(0, 34, 36, 40, 40), size=(160, 160))
     assert tiles == [
         [(0, 34, 36, 40, 40)],
@@ -57,7 +60,10 @@ def test_share_is_that_of_the_area():
 
 
 def test_ignore_regions_stay_ignore_regions_however_little_is_visible():
-    assert shown(box(3, 51, 10, 10, 20, crowd=True)) == [[(-1, 51, 10, 10, 20)], [(-1, 0, 10, 1, 20)]]
+    assert shown(box(3, 51, 10, 10, 20, crowd=True)) == [
+        [(-1, 51, 10, 10, 20)],
+        [(-1, 0, 10, 1, 20)],
+    ]
 
 
 def test_every_object_not_larger_than_a_tile_is_a_target_somewhere():
@@ -70,7 +76,8 @@ def test_every_object_not_larger_than_a_tile_is_a_target_somewhere():
 
 def test_arrays_of_tiles():
     labels = labels_of(
-        [(160, 100), (50, 40)], [[box(1, 0, 0, 9, 9)], [polygon(2, np.float32([[1, 2], [9, 2], [9, 30]]))]]
+        [(160, 100), (50, 40)],
+        [[box(1, 0, 0, 9, 9)], [polygon(2, np.float32([[1, 2], [9, 2], [9, 30]]))]],
     )
     tiles = tile_labels(labels, Tiling(100, 0.4, whole=True))
     assert len(tiles) == 4
@@ -83,7 +90,8 @@ def test_arrays_of_tiles():
     assert tiles.whole is labels is labels.whole
     assert [tiles.rows(i).stop - tiles.rows(i).start for i in range(4)] == [1, 0, 1, 1]
     assert tiles.boxes_xywh[-1].tolist() == [1, 2, 8, 28]
-    # The long side of a tile is 100 px: a box of 9 px is 5.76 px at 64; in the whole image 9 * 64 / 160 = 3.6 px.
+    # The long side of a tile is 100 px: a box of 9 px is 5.76 px at 64; in the whole image 9 * 64 /
+    # 160 = 3.6 px.
     assert tiles.box_sizes(64)[:2, 0].tolist() == pytest.approx([5.76, 3.6])
     assert tiles.subset([3, 0]).boxes_xywh.tolist() == [[1, 2, 8, 28], [0, 0, 9, 9]]
 
@@ -115,7 +123,9 @@ def test_base_images_of_tiles_are_resized_crops(tmp_path):
 def test_image_is_decoded_once_for_consecutive_tiles(tmp_path, monkeypatch):
     tiles = tile_labels(write_data(tmp_path, [(160, 100), (300, 90)]), TILING)
     read, opened = decoded(tiles, 64), []
-    monkeypatch.setattr("data.base_images.read_image", lambda path: opened.append(path) or cv2.imread(path))
+    monkeypatch.setattr(
+        "data.base_images.read_image", lambda path: opened.append(path) or cv2.imread(path)
+    )
     for index in range(len(tiles)):
         read(index)
     assert len(opened) == 2 < len(tiles)
@@ -123,9 +133,15 @@ def test_image_is_decoded_once_for_consecutive_tiles(tmp_path, monkeypatch):
 
 def test_keys_of_caches_differ(tmp_path):
     labels = write_data(tmp_path, [(160, 100)])
-    sources = [decoded(labels, 64), decoded(labels, 64, 100), decoded(labels, 64, 90), DecodedImages(labels, 32)]
+    sources = [
+        decoded(labels, 64),
+        decoded(labels, 64, 100),
+        decoded(labels, 64, 90),
+        DecodedImages(labels, 32),
+    ]
     sources += [
-        decoded(tile_labels(labels, tiling), 64) for tiling in (TILING, Tiling(100, 0.3), Tiling(100, 0.4, True))
+        decoded(tile_labels(labels, tiling), 64)
+        for tiling in (TILING, Tiling(100, 0.3), Tiling(100, 0.4, True))
     ]
     assert len({tuple(source.key) for source in sources}) == len(sources)
     assert decoded(labels, 64).key == [64]

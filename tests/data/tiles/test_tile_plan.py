@@ -1,4 +1,6 @@
-"""Training samples that are tiles: where they are cut, what they show, and laws 1 and 2 for them."""
+"""Training samples that are tiles: where they are cut, what they show, and laws 1 and 2 for
+them.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -27,7 +29,9 @@ TILING = Tiling(96, 0.25)
 SIZES = [(200, 150), (64, 64), (130, 40), (96, 300), (1, 1)]
 
 
-def planner_of(labels: Labels, tiling: Tiling, image_size: int = SIDE, **augmentation: float) -> TilePlanner:
+def planner_of(
+    labels: Labels, tiling: Tiling, image_size: int = SIDE, **augmentation: float
+) -> TilePlanner:
     return TilePlanner(tile_labels(labels, tiling), image_size, Augmentation(**augmentation), 0)
 
 
@@ -41,12 +45,15 @@ def tile_of(planner: TilePlanner, index: int, epoch: int = 0) -> tuple[int, ...]
 
 
 def test_tiles_are_shifted_by_up_to_half_their_distance() -> None:
-    # 192 x 64 at half size is 96 x 32. Tiles of 64 px at x = 0, 64, 128, so at 0, 32, 64 in base pixels, 32 px wide.
+    # 192 x 64 at half size is 96 x 32. Tiles of 64 px at x = 0, 64, 128, so at 0, 32, 64 in base
+    # pixels, 32 px wide.
     planner = planner_of(labels_of([(192, 64)], [[]]), Tiling(64, 0), 32)
     assert len(planner) == 3
     lefts = [{tile_of(planner, index, epoch)[1] for epoch in range(400)} for index in range(3)]
     assert lefts == [set(range(17)), set(range(16, 49)), set(range(48, 65))]
-    assert {tile_of(planner, 1, epoch)[2:] for epoch in range(400)} == {(0, left + 32, 32) for left in range(16, 49)}
+    assert {tile_of(planner, 1, epoch)[2:] for epoch in range(400)} == {
+        (0, left + 32, 32) for left in range(16, 49)
+    }
 
 
 def test_image_not_larger_than_a_tile_is_never_shifted() -> None:
@@ -59,7 +66,9 @@ def test_image_not_larger_than_a_tile_is_never_shifted() -> None:
 def test_position_depends_only_on_seed_epoch_and_index() -> None:
     tiles = tile_labels(BOXES, Tiling(40, 0.2))
     planners = [TilePlanner(tiles, SIDE, Augmentation(), seed) for seed in (0, 0, 1)]
-    one, same, other = ([tile_of(p, i, e) for e in (0, 7) for i in range(len(tiles))] for p in planners)
+    one, same, other = (
+        [tile_of(p, i, e) for e in (0, 7) for i in range(len(tiles))] for p in planners
+    )
     assert one == same != other
     assert one[: len(tiles)] != one[len(tiles) :]
 
@@ -88,15 +97,21 @@ def test_regions_lie_in_the_base_image(size: tuple[int, int]) -> None:
         (95, []),  # 1 of 10 px
     ],
 )
-def test_cut_box_is_target_ignored_or_absent_by_its_visible_share(x: float, expected: list[list[float]]) -> None:
+def test_cut_box_is_target_ignored_or_absent_by_its_visible_share(
+    x: float, expected: list[list[float]]
+) -> None:
     planner = planner_of(labels_of([(192, 96)], [[box(5, x, 10, 10, 20)]]), Tiling(96, 0), 96)
     planner._steps[:] = 0  # no shift: the first tile is x 0-96
     assert planner.plan(0, 0, (96, 96), mosaic=False).targets.tolist() == expected
 
 
-@pytest.mark.parametrize("flags", [{}, {"mosaic": 1.0, "translate": 0.1, "fliplr": 0.5}, {"mosaic": 1.0, "mixup": 1.0}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"mosaic": 1.0, "translate": 0.1, "fliplr": 0.5}, {"mosaic": 1.0, "mixup": 1.0}]
+)
 def test_targets_match_the_pixels(flags: dict[str, float]) -> None:
-    """Objects drawn one by one: those of which the sample shows enough are targets, smaller parts are ignored."""
+    """Objects drawn one by one: those of which the sample shows enough are targets, smaller parts
+    are ignored.
+    """
     planner = planner_of(BOXES, Tiling(SIDE, 0.2), **flags)  # base images are the images themselves
     found: Counter[str] = Counter()
     for index in range(0, len(planner), 2):
@@ -106,17 +121,26 @@ def test_targets_match_the_pixels(flags: dict[str, float]) -> None:
             if targets and np.abs(np.array(targets[0][1:]) - hull).max() <= 2:
                 kind = targets.pop(0)[0]
                 # The fraction is that of whole pixels.
-                assert kind == (class_index if fraction > 0.35 else kind if fraction > 0.25 else IGNORE_CLASS)
+                assert kind == (
+                    class_index if fraction > 0.35 else kind if fraction > 0.25 else IGNORE_CLASS
+                )
                 found["ignored" if kind == IGNORE_CLASS else "targets"] += 1
             else:
-                assert fraction < 0.15 or (hull[2:] - hull[:2]).min() < 4, (class_index, hull, fraction)
+                assert fraction < 0.15 or (hull[2:] - hull[:2]).min() < 4, (
+                    class_index,
+                    hull,
+                    fraction,
+                )
         assert not targets, "targets without pixels"
     assert min(found["targets"], found["ignored"]) >= 5
 
 
 def test_visible_share_of_a_polygon_is_that_of_its_box() -> None:
-    # The box is 20 x 20 px, of which the tile shows 8 x 20, but the polygon's part in it is only 8 x 4 px: 0.08.
-    shape = np.array([[88, 10], [98, 10], [98, 0], [108, 0], [108, 20], [98, 20], [98, 14], [88, 14]], np.float32)
+    # The box is 20 x 20 px, of which the tile shows 8 x 20, but the polygon's part in it is only 8
+    # x 4 px: 0.08.
+    shape = np.array(
+        [[88, 10], [98, 10], [98, 0], [108, 0], [108, 20], [98, 20], [98, 14], [88, 14]], np.float32
+    )
     planner = planner_of(labels_of([(192, 96)], [[polygon(5, shape)]]), Tiling(96, 0), 96)
     planner._steps[:] = 0
     assert planner.plan(0, 0, (96, 96), mosaic=False).targets.tolist() == [[-1, 88, 10, 96, 14]]
@@ -126,7 +150,9 @@ def test_visible_share_of_a_polygon_is_that_of_its_box() -> None:
 def test_partners_of_a_mosaic_are_tiles() -> None:
     planner = planner_of(labels_of([(640, 640), (64, 64)], [[], []]), Tiling(64, 0), mosaic=1.0)
     shown = Counter(
-        tile.index for epoch in range(60) for tile in planner.plan(epoch, 0, (SIDE, SIDE), mosaic=True).layers[0].tiles
+        tile.index
+        for epoch in range(60)
+        for tile in planner.plan(epoch, 0, (SIDE, SIDE), mosaic=True).layers[0].tiles
     )
     assert shown[1] < 10 < shown[0]  # the small image is one of 101 tiles
 
@@ -139,14 +165,22 @@ def large_data(folder: Path, tiling: Tiling = TILING) -> TiledLabels:
 
 
 def tile_loader(labels: Labels, **changes: object) -> Loader:
-    values = {"batch_size": 4, "image_size": SIDE, "stride": 32, "augmentation": ALL_AUGMENTATIONS, "seed": 0} | changes
+    values = {
+        "batch_size": 4,
+        "image_size": SIDE,
+        "stride": 32,
+        "augmentation": ALL_AUGMENTATIONS,
+        "seed": 0,
+    } | changes
     return build_train_loader(labels, **values)  # type: ignore[arg-type]
 
 
 def test_epoch_is_a_pass_over_all_tiles(tmp_path: Path) -> None:
     tiles = large_data(tmp_path)
     loader = tile_loader(tiles, batch_size=1)
-    assert Counter(int(batch.indices) for batch in epochs_of(loader, 1)) == Counter(tiles.owners.tolist())
+    assert Counter(int(batch.indices) for batch in epochs_of(loader, 1)) == Counter(
+        tiles.owners.tolist()
+    )
     assert loader.labels is tiles.images
 
 
@@ -202,13 +236,17 @@ def test_cached_images_give_the_same_samples(tmp_path: Path, where: str) -> None
     labels, world = large_data(tmp_path), World(torch.device("cpu"))
     folder = tmp_path / "cache"
     images = open_images({"train": labels, "val": labels}, SIDE, world, where=where, folder=folder)
-    cached, plain = (epochs_of(tile_loader(labels, images=given), 1) for given in (images["train"], None))
+    cached, plain = (
+        epochs_of(tile_loader(labels, images=given), 1) for given in (images["train"], None)
+    )
     assert [contents(batch) for batch in cached] == [contents(batch) for batch in plain]
     read, own = images["val"], decoded(labels, SIDE)
     assert not isinstance(read, DeviceImages)
     assert all((read(index) == own(index)).all() for index in range(len(labels)))
     if where == "disk":
-        again = open_images({"train": labels.images}, SIDE, world, where=where, folder=folder)  # without tiles
+        again = open_images(
+            {"train": labels.images}, SIDE, world, where=where, folder=folder
+        )  # without tiles
         assert not isinstance(again["train"], DeviceImages)
         assert again["train"](0).shape == (48, 64, 3)
         assert len([file for file in folder.glob("images-*/*") if file.name != "lock"]) == 3
@@ -220,7 +258,8 @@ def test_device_draws_the_same_tiles(tmp_path: Path) -> None:
     images = open_images({"train": labels}, SIDE, world, where="ram", folder=None)["train"]
     on_device = DeviceImages(images, torch.device("cpu"))  # type: ignore[arg-type]
     by_host, by_device = (
-        epochs_of(tile_loader(labels, images=given, augmentation=upright), 1) for given in (images, on_device)
+        epochs_of(tile_loader(labels, images=given, augmentation=upright), 1)
+        for given in (images, on_device)
     )
     one: Batch
     for one, other in zip(by_host, by_device, strict=True):

@@ -17,41 +17,63 @@ def target_row(image: int, class_id: int, cx: float, cy: float, w: float, h: flo
 
 
 def random_targets(count: int, seed: int, images: int = IMAGES, side: float = 64.0) -> torch.Tensor:
-    """Return targets on quarter pixels, so that many are at cell borders and centres; classes from -1 to 3."""
+    """Return targets on quarter pixels, so that many are at cell borders and centres; classes from
+    -1 to 3.
+    """
     g = torch.Generator().manual_seed(seed)
     centers = torch.randint(0, int(side * 4) + 1, (count, 2), generator=g) / 4
     sizes = torch.randint(1, int(side * 4), (count, 2), generator=g) / 4
     head = torch.stack(
-        [torch.randint(0, images, (count,), generator=g), torch.randint(-1, 4, (count,), generator=g)], 1
+        [
+            torch.randint(0, images, (count,), generator=g),
+            torch.randint(-1, 4, (count,), generator=g),
+        ],
+        1,
     )
     return torch.cat([head, centers - sizes / 2, centers + sizes / 2], 1).float()
 
 
 def match_level(
-    targets: torch.Tensor, anchors: torch.Tensor, stride: float, images: int, grid: tuple[int, int], limit: float
+    targets: torch.Tensor,
+    anchors: torch.Tensor,
+    stride: float,
+    images: int,
+    grid: tuple[int, int],
+    limit: float,
 ) -> Matches:
     """Return the matches with a single level, each array [M]. anchors: [A, 2]."""
     found = match_anchors(targets, anchors[None], [stride], images, [grid], limit)
     return Matches(**{name: values[0] for name, values in vars(found).items()})
 
 
-def match_indices(found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)) -> list[tuple[int, ...]]:
+def match_indices(
+    found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)
+) -> list[tuple[int, ...]]:
     """Return image, row, column and anchor of each valid match."""
     indices = np.unravel_index(found.prediction[found.valid].numpy(), (IMAGES, *grid, anchors))
     return list(zip(*(axis.tolist() for axis in indices), strict=True))
 
 
 def sorted_matches(found: Matches, grid: tuple[int, int] = (8, 8)) -> list[tuple]:
-    """Return the valid matches as sorted rows of (image, row, column, anchor), class, box, anchor size."""
+    """Return the valid matches as sorted rows of (image, row, column, anchor), class, box, anchor
+    size.
+    """
     values = (v[found.valid].tolist() for v in (found.class_id, found.boxes, found.anchor_size))
     return sorted(zip(match_indices(found, grid), *values, strict=True))
 
 
-def slow_matches(targets: torch.Tensor, anchors: torch.Tensor, stride: float, grid: tuple, limit: float) -> list[tuple]:
+def slow_matches(
+    targets: torch.Tensor, anchors: torch.Tensor, stride: float, grid: tuple, limit: float
+) -> list[tuple]:
     """Compute the definition with loops over the targets, the anchors and all cells of the grid."""
     rows = []
     for image, class_id, x1, y1, x2, y2 in targets.tolist():
-        cx, cy, w, h = (x1 + x2) / 2 / stride, (y1 + y2) / 2 / stride, (x2 - x1) / stride, (y2 - y1) / stride
+        cx, cy, w, h = (
+            (x1 + x2) / 2 / stride,
+            (y1 + y2) / 2 / stride,
+            (x2 - x1) / stride,
+            (y2 - y1) / stride,
+        )
         for a, (aw, ah) in enumerate((anchors / stride).tolist()):
             if class_id < 0 or max(w / aw, aw / w, h / ah, ah / h) >= limit:
                 continue
@@ -60,21 +82,28 @@ def slow_matches(targets: torch.Tensor, anchors: torch.Tensor, stride: float, gr
                     own_column, own_row = math.floor(cx), math.floor(cy)
                     near_column = own_column + (-1 if cx - own_column < 0.5 else 1)
                     near_row = own_row + (-1 if cy - own_row < 0.5 else 1)
-                    if (column, row) in {(own_column, own_row), (near_column, own_row), (own_column, near_row)}:
+                    if (column, row) in {
+                        (own_column, own_row),
+                        (near_column, own_row),
+                        (own_column, near_row),
+                    }:
                         box = [cx - column, cy - row, w, h]
                         rows.append(((int(image), row, column, a), int(class_id), box, [aw, ah]))
     return sorted(rows)
 
 
 def test_anchor_matches_by_hand():
-    # Stride 8. Centre (20, 30) px is (2.5, 3.75) in cells; own cell column 2, row 3.
-    # x: 2.5 - 2 = 0.5, not below: the next column 3. y: 0.75: the next row 4.
-    # Size 40 x 26 px. Ratios to 10 x 13: 4 and 2; 4 is the limit, so no match. To 16 x 30: 2.5, 30/26. To 33 x 23:
-    # 40/33, 26/23.
+    # Stride 8. Centre (20, 30) px is (2.5, 3.75) in cells; own cell column 2, row 3. x: 2.5 - 2 =
+    # 0.5, not below: the next column 3. y: 0.75: the next row 4. Size 40 x 26 px. Ratios to 10 x
+    # 13: 4 and 2; 4 is the limit, so no match. To 16 x 30: 2.5, 30/26. To 33 x 23: 40/33, 26/23.
     targets = torch.tensor([target_row(1, 2, 20, 30, 40, 26)])
     found = match_level(targets, ANCHORS, 8, IMAGES, (8, 8), 4.0)
     sizes = [5.0, 3.25]
-    cells = [(3, 2, [0.5, 0.75]), (3, 3, [-0.5, 0.75]), (4, 2, [0.5, -0.25])]  # row, column, centre in the cell
+    cells = [
+        (3, 2, [0.5, 0.75]),
+        (3, 3, [-0.5, 0.75]),
+        (4, 2, [0.5, -0.25]),
+    ]  # row, column, centre in the cell
     expected = [
         ((1, row, column, a), 2, [*center, *sizes], [w / 8, h / 8])
         for a, (w, h) in ((1, (16, 30)), (2, (33, 23)))
@@ -110,15 +139,23 @@ def test_anchor_matches_on_non_square_grid_equal_slow_loops():
         ((1, 1), {(0, 0)}),  # the neighbours are outside the grid
         ((31, 31), {(3, 3)}),
         ((1, 31), {(0, 3)}),
-        ((16, 12), {(2, 1), (1, 1), (2, 2)}),  # x on a cell border: the cell on its left; y mid-cell: the next row
+        (
+            (16, 12),
+            {(2, 1), (1, 1), (2, 2)},
+        ),  # x on a cell border: the cell on its left; y mid-cell: the next row
         ((8, 8), {(1, 1), (0, 1), (1, 0)}),
         ((32, 16), {(3, 2)}),  # on the image's border: only the cell on its left
-        ((33, 16), {(3, 2)}),  # outside: 33 / 8 - 3 = 1.125 is in the range of cell 3's predictions, -0.5 to 1.5
+        (
+            (33, 16),
+            {(3, 2)},
+        ),  # outside: 33 / 8 - 3 = 1.125 is in the range of cell 3's predictions, -0.5 to 1.5
         ((37, 16), set()),  # 37 / 8 - 3 = 1.625 is not
     ],
 )
 def test_matched_cells_at_borders_and_cell_centres(center, cells):
-    found = match_level(torch.tensor([target_row(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0)
+    found = match_level(
+        torch.tensor([target_row(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0
+    )
     got = {(column, row) for _, row, column, _ in match_indices(found, (4, 4), 1)}
     assert got == cells
 
@@ -131,7 +168,11 @@ def test_matched_cells_can_predict_the_box_centre():
 
 
 def test_targets_outside_the_image_match_nothing():
-    far = [target_row(0, 0, -20, 30, 16, 30), target_row(0, 0, 30, 100, 16, 30), target_row(0, 0, 1e9, -1e9, 16, 30)]
+    far = [
+        target_row(0, 0, -20, 30, 16, 30),
+        target_row(0, 0, 30, 100, 16, 30),
+        target_row(0, 0, 1e9, -1e9, 16, 30),
+    ]
     found = match_level(torch.tensor(far), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     assert not found.valid.any()
     assert found.prediction.tolist() == list(range(3 * 3 * 3))  # all valid indices, all different
@@ -139,7 +180,9 @@ def test_targets_outside_the_image_match_nothing():
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 30), (-16, -30), (16, -30), (float("nan"), 30)])
 def test_boxes_without_area_match_nothing(size):
-    found = match_level(torch.tensor([target_row(0, 0, 30, 30, *size)]), ANCHORS, 8, IMAGES, (8, 8), 4.0)
+    found = match_level(
+        torch.tensor([target_row(0, 0, 30, 30, *size)]), ANCHORS, 8, IMAGES, (8, 8), 4.0
+    )
     assert not found.valid.any()
 
 
@@ -147,7 +190,12 @@ def test_ratio_at_the_limit_does_not_match():
     for ratio, matches in ((3.99, True), (4.0, False), (4.01, False)):
         for width in (16 * ratio, 16 / ratio):
             found = match_level(
-                torch.tensor([target_row(0, 0, 28, 28, width, 16)]), torch.tensor([[16.0, 16]]), 8, IMAGES, (8, 8), 4
+                torch.tensor([target_row(0, 0, 28, 28, width, 16)]),
+                torch.tensor([[16.0, 16]]),
+                8,
+                IMAGES,
+                (8, 8),
+                4,
             )
             assert found.valid.any().item() is matches, (ratio, width)
 
@@ -168,7 +216,9 @@ def test_matches_of_all_levels_equal_those_of_each_level(grids):
     assert found.valid.any(1).all()
     for level, (stride, grid) in enumerate(zip(strides, grids, strict=True)):
         alone = match_level(targets, anchors[level], stride, IMAGES, grid, 4.0)
-        assert all(values[level].equal(getattr(alone, name)) for name, values in vars(found).items())
+        assert all(
+            values[level].equal(getattr(alone, name)) for name, values in vars(found).items()
+        )
 
 
 def test_no_targets_give_no_matches():

@@ -8,15 +8,22 @@ from models.assign.levels import per_level
 
 
 def random_regions(count: int, seed: int, images: int = 3, side: float = 64.0) -> torch.Tensor:
-    """Return targets on quarter pixels, so that many edges are at cell centres; classes from -1 to 3."""
+    """Return targets on quarter pixels, so that many edges are at cell centres; classes from -1 to
+    3.
+    """
     g = torch.Generator().manual_seed(seed)
     centers = torch.randint(0, int(side * 4) + 1, (count, 2), generator=g) / 4
     sizes = torch.randint(1, int(side * 4), (count, 2), generator=g) / 4
-    head = [torch.randint(0, images, (count,), generator=g), torch.randint(-1, 4, (count,), generator=g)]
+    head = [
+        torch.randint(0, images, (count,), generator=g),
+        torch.randint(-1, 4, (count,), generator=g),
+    ]
     return torch.cat([torch.stack(head, 1), centers - sizes / 2, centers + sizes / 2], 1).float()
 
 
-def slow_ignored(targets: torch.Tensor, images: int, stride: float, grid: tuple[int, int]) -> torch.Tensor:
+def slow_ignored(
+    targets: torch.Tensor, images: int, stride: float, grid: tuple[int, int]
+) -> torch.Tensor:
     ignored = torch.zeros(images, *grid, dtype=torch.bool)
     for image, class_id, x1, y1, x2, y2 in targets.tolist():
         for row in range(grid[0]):
@@ -28,8 +35,8 @@ def slow_ignored(targets: torch.Tensor, images: int, stride: float, grid: tuple[
 
 
 def test_ignored_cells_by_hand():
-    # Centres are at 4, 12, 20, 28 px. The region contains 12 and 20 in x from 4 to 21 (4 is on its edge), and 4 in y
-    # from 0 to 12.
+    # Centres are at 4, 12, 20, 28 px. The region contains 12 and 20 in x from 4 to 21 (4 is on its
+    # edge), and 4 in y from 0 to 12.
     (ignored,) = ignored_cells(torch.tensor([[1.0, -1, 4, 0, 21, 12]]), 2, [8], [(4, 4)])
     assert ignored.nonzero().tolist() == [[1, 0, 1], [1, 0, 2]]
 
@@ -38,7 +45,9 @@ def test_ignored_cells_by_hand():
 def test_ignored_cells_equal_the_slow_loops(strides):
     targets = random_regions(60, len(strides))
     targets[::2, 1] = -1
-    targets[:3, 2:] = torch.tensor([[-50.0, -50, 500, 500], [10, 10, 10, 40], [30, 30, 20, 20]])  # all, empty, reversed
+    targets[:3, 2:] = torch.tensor(
+        [[-50.0, -50, 500, 500], [10, 10, 10, 40], [30, 30, 20, 20]]
+    )  # all, empty, reversed
     for chosen in (targets, targets[1:], targets[3:20]):
         grids = [(64 // stride, 48 // stride) for stride in strides]
         found = ignored_cells(chosen, 3, strides, grids)

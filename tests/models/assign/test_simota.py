@@ -1,4 +1,6 @@
-"""SimOTA against its definition in plain loops, with its authors' rule for boxes that have few cells around them."""
+"""SimOTA against its definition in plain loops, with its authors' rule for boxes that have few
+cells around them.
+"""
 
 import math
 from pathlib import Path
@@ -40,7 +42,11 @@ def random_predictions(images: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     centres = points[:, :2] + torch.randn(images, len(points), 2, generator=g) * points[:, 2:] * 0.5
     sizes = points[:, 2:] * torch.exp(torch.randn(images, len(points), 2, generator=g) * 0.5) * 3
     objectness = torch.randn(images, len(points), generator=g)
-    return to_xyxy(torch.cat([centres, sizes], -1)), objectness, torch.randn(images, len(points), CLASSES, generator=g)
+    return (
+        to_xyxy(torch.cat([centres, sizes], -1)),
+        objectness,
+        torch.randn(images, len(points), CLASSES, generator=g),
+    )
 
 
 def random_targets(count: int, images: int, seed: int) -> Tensor:
@@ -48,7 +54,10 @@ def random_targets(count: int, images: int, seed: int) -> Tensor:
     size = torch.tensor([WIDTH, HEIGHT])
     corners = torch.rand(count, 2, 2, generator=g) * size
     low, high = corners.amin(1), (corners.amax(1) + 4).minimum(size)
-    head = [torch.randint(0, images, (count,), generator=g), torch.randint(0, CLASSES, (count,), generator=g)]
+    head = [
+        torch.randint(0, images, (count,), generator=g),
+        torch.randint(0, CLASSES, (count,), generator=g),
+    ]
     return torch.cat([torch.stack(head, 1), low, high], 1).float()
 
 
@@ -63,11 +72,17 @@ def sigma(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def slow_simota(boxes: Tensor, objectness: Tensor, classes: Tensor, targets: Tensor) -> dict[tuple[int, int], int]:
+def slow_simota(
+    boxes: Tensor, objectness: Tensor, classes: Tensor, targets: Tensor
+) -> dict[tuple[int, int], int]:
     """Return the row of the target of each assigned (image, prediction)."""
     found = {}
     for image in range(len(boxes)):
-        rows = [row for row, target in enumerate(targets.tolist()) if target[0] == image and target[1] >= 0]
+        rows = [
+            row
+            for row, target in enumerate(targets.tolist())
+            if target[0] == image and target[1] >= 0
+        ]
         near = {}
         for row in rows:
             _, _, x1, y1, x2, y2 = targets[row].tolist()
@@ -81,11 +96,15 @@ def slow_simota(boxes: Tensor, objectness: Tensor, classes: Tensor, targets: Ten
         cost = {}
         takers: dict[int, list[int]] = {}
         for row in rows:
-            overlaps = {n: iou_of(targets[row, 2:].tolist(), boxes[image, n].tolist()) for n in candidates}
+            overlaps = {
+                n: iou_of(targets[row, 2:].tolist(), boxes[image, n].tolist()) for n in candidates
+            }
             for n in candidates:
                 entropy = 0.0
                 for c in range(CLASSES):
-                    p = math.sqrt(sigma(objectness[image, n].item()) * sigma(classes[image, n, c].item()))
+                    p = math.sqrt(
+                        sigma(objectness[image, n].item()) * sigma(classes[image, n, c].item())
+                    )
                     entropy -= math.log(p) if c == targets[row, 1] else math.log(1 - p)
                 far = 0 if n in near[row] else 1e6
                 cost[row, n] = entropy - 3 * math.log(overlaps[n] + 1e-8) + far
@@ -93,21 +112,29 @@ def slow_simota(boxes: Tensor, objectness: Tensor, classes: Tensor, targets: Ten
             for n in sorted(candidates, key=lambda n: cost[row, n])[:k]:
                 takers.setdefault(n, []).append(row)
         for n, those in takers.items():
-            found[image, n] = those[0] if len(those) == 1 else min(rows, key=lambda row: cost[row, n])
+            found[image, n] = (
+                those[0] if len(those) == 1 else min(rows, key=lambda row: cost[row, n])
+            )
     return found
 
 
-def assigned(boxes: Tensor, objectness: Tensor, classes: Tensor, targets: Tensor) -> dict[tuple[int, int], int]:
+def assigned(
+    boxes: Tensor, objectness: Tensor, classes: Tensor, targets: Tensor
+) -> dict[tuple[int, int], int]:
     found = simota(boxes, objectness, classes, GRIDS, STRIDES, targets)
     pairs = zip(found.prediction.tolist(), found.target.tolist(), found.valid.tolist(), strict=True)
-    chosen = [(divmod(prediction, boxes.shape[1]), target) for prediction, target, valid in pairs if valid]
+    chosen = [
+        (divmod(prediction, boxes.shape[1]), target) for prediction, target, valid in pairs if valid
+    ]
     assert len(chosen) == len(dict(chosen))  # no prediction occurs twice
     return dict(chosen)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_assignment_equals_slow_loops(seed, monkeypatch):
-    monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (7 + seed))  # from one target at a time to all of them
+    monkeypatch.setattr(
+        module, "PAIRS_AT_A_TIME", 1 << (7 + seed)
+    )  # from one target at a time to all of them
     predictions, targets = random_predictions(3, seed), random_targets(4 + 3 * seed, 3, seed)
     targets[0, 1], targets[1, 1] = -1, -2
     expected = slow_simota(*predictions, targets)
@@ -116,7 +143,9 @@ def test_assignment_equals_slow_loops(seed, monkeypatch):
     assert assigned(*predictions, pad_targets(targets)) == expected
 
 
-@pytest.mark.parametrize("centre", [(1.0, 1.0), (191.0, 64.0), (64.0, 64.0), (60.0, 4.0), (8.0, 120.0), (96.0, 127.0)])
+@pytest.mark.parametrize(
+    "centre", [(1.0, 1.0), (191.0, 64.0), (64.0, 64.0), (60.0, 4.0), (8.0, 120.0), (96.0, 127.0)]
+)
 def test_boxes_at_borders_of_image_and_cells_equal_slow_loops(centre):
     targets = torch.tensor([[0, 1, centre[0] - 1, centre[1] - 1, centre[0] + 1, centre[1] + 1]])
     predictions = random_predictions(1, 5)
@@ -129,18 +158,22 @@ def test_boxes_at_borders_of_image_and_cells_equal_slow_loops(centre):
 
 
 def test_empty_and_inverted_boxes_are_not_assigned():
-    targets = torch.tensor([[0, 1, 10.0, 10, 10, 10], [0, 1, 20, 20, 5, 25], [0, 1, 40, 40, 80, 80]])
+    targets = torch.tensor(
+        [[0, 1, 10.0, 10, 10, 10], [0, 1, 20, 20, 5, 25], [0, 1, 40, 40, 80, 80]]
+    )
     found = assigned(*random_predictions(1, 5), targets)
     assert set(found.values()) == {2}
 
 
 def test_prediction_taken_by_two_boxes_is_given_to_the_cheaper_one():
-    # Two boxes around one centre; every prediction equals the first box, so its cost is lower for the first one.
+    # Two boxes around one centre; every prediction equals the first box, so its cost is lower for
+    # the first one.
     targets = torch.tensor([[0, 0, 40.0, 40, 80, 80], [0, 0, 44.0, 44, 76, 76]])
     boxes, objectness, classes = random_predictions(1, 0)
     boxes[:] = targets[0, 2:]
     found = assigned(boxes, torch.zeros_like(objectness), torch.zeros_like(classes), targets)
-    # The IoUs of the second box are 32^2 / 40^2 = 0.64: floor(10 * 0.64) = 6 predictions, all taken by the first one.
+    # The IoUs of the second box are 32^2 / 40^2 = 0.64: floor(10 * 0.64) = 6 predictions, all taken
+    # by the first one.
     assert len(found) == 10
     assert set(found.values()) == {0}
 
@@ -155,7 +188,9 @@ def test_extreme_logits_give_finite_costs():
     boxes, objectness, classes = random_predictions(1, 0)
     targets = random_targets(5, 1, 0)
     for value in (-500.0, 500.0):
-        found = assigned(boxes, torch.full_like(objectness, value), torch.full_like(classes, value), targets)
+        found = assigned(
+            boxes, torch.full_like(objectness, value), torch.full_like(classes, value), targets
+        )
         assert set(found.values()) <= set(range(5))
         assert found
 
@@ -163,7 +198,10 @@ def test_extreme_logits_give_finite_costs():
 def test_assignment_never_syncs_with_device():
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")
-        boxes, objectness = torch.empty(2, len(cells()), 4, device=device), torch.empty(2, len(cells()), device=device)
+        boxes, objectness = (
+            torch.empty(2, len(cells()), 4, device=device),
+            torch.empty(2, len(cells()), device=device),
+        )
         classes = torch.empty(2, len(cells()), CLASSES, device=device)
         found = simota(boxes, objectness, classes, GRIDS, STRIDES, torch.empty(7, 6, device=device))
     assert [part.shape for part in (found.prediction, found.target, found.valid)] == [(70,)] * 3
@@ -173,23 +211,38 @@ def test_assignment_never_syncs_with_device():
 def test_assignment_equals_that_of_its_authors():
     model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
     with np.load(FIXTURES / "simota.npz") as stored:
-        images = torch.from_numpy(stored["images_u8_bgr"][..., ::-1].copy()).permute(0, 3, 1, 2).float() / 255
-        listed = [(i, j) for i, rows in enumerate(stored["labels"]) for j in range(len(rows)) if rows[j, 3] > 0]
+        images = (
+            torch.from_numpy(stored["images_u8_bgr"][..., ::-1].copy()).permute(0, 3, 1, 2).float()
+            / 255
+        )
+        listed = [
+            (i, j)
+            for i, rows in enumerate(stored["labels"])
+            for j in range(len(rows))
+            if rows[j, 3] > 0
+        ]
         boxes = torch.from_numpy(np.stack([stored["labels"][i, j] for i, j in listed]))
         expected = {}
         for i in range(len(images)):
             expected |= {
                 (i, n): int(j)
-                for n, j in zip(np.flatnonzero(stored[f"fg{i}"]).tolist(), stored[f"target{i}"], strict=True)
+                for n, j in zip(
+                    np.flatnonzero(stored[f"fg{i}"]).tolist(), stored[f"target{i}"], strict=True
+                )
             }
     owners = torch.tensor([[i] for i, _ in listed], dtype=torch.float32)
     targets = torch.cat([owners, boxes[:, :1], to_xyxy(boxes[:, 1:])], 1)
     with torch.no_grad():
         raw = model.train()(images)
-    decoded = [(boxes_in_cells(level) * stride).flatten(1, 2) for level, stride in zip(raw, STRIDES, strict=True)]
+    decoded = [
+        (boxes_in_cells(level) * stride).flatten(1, 2)
+        for level, stride in zip(raw, STRIDES, strict=True)
+    ]
     values = torch.cat([level.flatten(1, 2) for level in raw], 1)
     grids = [tuple(level.shape[1:3]) for level in raw]
-    found = simota(torch.cat(decoded, 1), values[..., 4], values[..., 5:], grids, STRIDES, pad_targets(targets))
+    found = simota(
+        torch.cat(decoded, 1), values[..., 4], values[..., 5:], grids, STRIDES, pad_targets(targets)
+    )
     rows = zip(found.prediction.tolist(), found.target.tolist(), found.valid.tolist(), strict=True)
     ours = {divmod(n, values.shape[1]): listed[row] for n, row, valid in rows if valid}
     assert len(expected) == 78

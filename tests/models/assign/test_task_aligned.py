@@ -1,4 +1,6 @@
-"""Task-aligned assignment against its definition in plain loops, and against numbers worked by hand."""
+"""Task-aligned assignment against its definition in plain loops, and against numbers worked by
+hand.
+"""
 
 import math
 
@@ -12,7 +14,9 @@ from models.assign.targets import pad_targets
 from models.assign.task_aligned import Aligned, task_aligned
 from utils.boxes import to_xyxy
 
-Found = dict[tuple[int, int], tuple[int, float]]  # (image, prediction): row of its target, target score
+Found = dict[
+    tuple[int, int], tuple[int, float]
+]  # (image, prediction): row of its target, target score
 
 STRIDES = (8, 16, 32)
 SIDE = 64
@@ -35,22 +39,37 @@ def random_predictions(images: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return boxes around their points, class logits, and the points; float64."""
     g = torch.Generator().manual_seed(seed)
     points = middles()
-    strides = torch.tensor([float(s) for s in STRIDES for _ in range((SIDE // s) ** 2)], dtype=torch.float64)[:, None]
-    centres = points + torch.randn(images, len(points), 2, generator=g, dtype=torch.float64) * strides / 2
-    sizes = strides * 3 * torch.exp(torch.randn(images, len(points), 2, generator=g, dtype=torch.float64) / 2)
+    strides = torch.tensor(
+        [float(s) for s in STRIDES for _ in range((SIDE // s) ** 2)], dtype=torch.float64
+    )[:, None]
+    centres = (
+        points + torch.randn(images, len(points), 2, generator=g, dtype=torch.float64) * strides / 2
+    )
+    sizes = (
+        strides
+        * 3
+        * torch.exp(torch.randn(images, len(points), 2, generator=g, dtype=torch.float64) / 2)
+    )
     logits = torch.randn(images, len(points), CLASSES, generator=g, dtype=torch.float64)
     return to_xyxy(torch.cat([centres, sizes], -1)), logits, points
 
 
 def random_targets(count: int, images: int, seed: int) -> Tensor:
-    """Return boxes of 4 px or more. The second half are shifted copies of the first, of the same or another class."""
+    """Return boxes of 4 px or more. The second half are shifted copies of the first, of the same or
+    another class.
+    """
     g = torch.Generator().manual_seed(seed)
     corners = torch.rand(count, 2, 2, generator=g, dtype=torch.float64) * (SIDE - 4)
-    head = [torch.randint(0, images, (count,), generator=g), torch.randint(0, CLASSES, (count,), generator=g)]
+    head = [
+        torch.randint(0, images, (count,), generator=g),
+        torch.randint(0, CLASSES, (count,), generator=g),
+    ]
     targets = torch.cat([torch.stack(head, 1), corners.amin(1), corners.amax(1) + 4], 1)
     half = count // 2
     targets[half : 2 * half, 0] = targets[:half, 0]
-    targets[half : 2 * half : 2, 1] = targets[:half:2, 1]  # every other copy has the class of its box
+    targets[half : 2 * half : 2, 1] = targets[
+        :half:2, 1
+    ]  # every other copy has the class of its box
     shifts = torch.rand(half, 2, generator=g, dtype=torch.float64) * 4
     targets[half : 2 * half, 2:] = targets[:half, 2:] + shifts.repeat(1, 2)
     return targets
@@ -79,7 +98,9 @@ def slow_task_aligned(
     kept: int | None = None,
     smallest: float = 0.0,
 ) -> Found:
-    """A candidate of alignment 0 is left out: its target score is 0, as that of a prediction that is not assigned."""
+    """A candidate of alignment 0 is left out: its target score is 0, as that of a prediction that
+    is not assigned.
+    """
     claims: dict[int, list[tuple[float, float, tuple[int, int]]]] = {}
     for row, (image, of_class, x1, y1, x2, y2) in enumerate(targets.tolist()):
         if of_class < 0:
@@ -89,7 +110,9 @@ def slow_task_aligned(
         for n, (x, y) in enumerate(points.tolist()):
             if x1 - more_x < x < x2 + more_x and y1 - more_y < y < y2 + more_y:
                 u = max(ciou_of(boxes[int(image), n].tolist(), [x1, y1, x2, y2]), 0)
-                t = (1 / (1 + math.exp(-classes[int(image), n, int(of_class)].item()))) ** 0.5 * u**6
+                t = (
+                    1 / (1 + math.exp(-classes[int(image), n, int(of_class)].item()))
+                ) ** 0.5 * u**6
                 if t > 0:
                     claims[row].append((t, u, (int(image), n)))
         claims[row] = sorted(claims[row], reverse=True)[:candidates]
@@ -121,26 +144,38 @@ def as_found(aligned: Aligned, predictions: int) -> Found:
     return dict(chosen)
 
 
-def assigned(boxes: Tensor, classes: Tensor, points: Tensor, targets: Tensor, **settings: float | None) -> Found:
+def assigned(
+    boxes: Tensor, classes: Tensor, points: Tensor, targets: Tensor, **settings: float | None
+) -> Found:
     aligned = task_aligned(boxes, classes, points, targets, **settings)
     assert bool(((aligned.prediction >= 0) & (aligned.prediction < boxes.shape[:2].numel())).all())
     return as_found(aligned, boxes.shape[1])
 
 
 def assert_same(one: Found, other: Found, rel: float = 1e-5) -> None:
-    assert {where: row for where, (row, _) in one.items()} == {where: row for where, (row, _) in other.items()}
+    assert {where: row for where, (row, _) in one.items()} == {
+        where: row for where, (row, _) in other.items()
+    }
     assert {where: score for where, (_, score) in one.items()} == pytest.approx(
         {where: score for where, (_, score) in other.items()}, rel=rel, abs=1e-8
     )
 
 
-SETTINGS = [{}, {"candidates": 7, "kept": 1, "smallest": 16.0}, {"candidates": 3}, {"smallest": 16.0}, {"kept": 2}]
+SETTINGS = [
+    {},
+    {"candidates": 7, "kept": 1, "smallest": 16.0},
+    {"candidates": 3},
+    {"smallest": 16.0},
+    {"kept": 2},
+]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("seed", range(16))
 def test_assignment_equals_slow_loops(seed, settings, monkeypatch):
-    monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (4 + seed))  # from one target at a time to all of them
+    monkeypatch.setattr(
+        module, "PAIRS_AT_A_TIME", 1 << (4 + seed)
+    )  # from one target at a time to all of them
     predictions, targets = random_predictions(3, seed), random_targets(5 + 2 * seed, 3, seed)
     targets[0, 1], targets[1, 1] = -1, -2
     expected = slow_task_aligned(*predictions, targets, **settings)
@@ -158,7 +193,11 @@ def test_random_cases_contain_conflicts():
         for row in range(len(targets)):
             for where in slow_task_aligned(*predictions, targets[row : row + 1]):
                 alone.setdefault(where, []).append(row)
-        conflicts |= {len({targets[row, 1].item() for row in rows}) for rows in alone.values() if len(rows) > 1}
+        conflicts |= {
+            len({targets[row, 1].item() for row in rows})
+            for rows in alone.values()
+            if len(rows) > 1
+        }
     assert conflicts >= {1, 2}  # of one class, and of two
 
 
@@ -169,15 +208,25 @@ def test_assignment_does_not_depend_on_targets_order(settings):
     shuffled = assigned(*predictions, targets[order], **settings)
     expected = assigned(*predictions, targets, **settings)
     assert expected
-    assert_same({where: (int(order[row]), score) for where, (row, score) in shuffled.items()}, expected, rel=1e-12)
+    assert_same(
+        {where: (int(order[row]), score) for where, (row, score) in shuffled.items()},
+        expected,
+        rel=1e-12,
+    )
 
 
 def test_boxes_of_one_image_do_not_change_another():
     predictions, targets = random_predictions(2, 1), random_targets(20, 2, 1)
     second = targets[:, 0] == 1
-    expected = {where: score for where, (_, score) in assigned(*predictions, targets).items() if where[0] == 1}
+    expected = {
+        where: score
+        for where, (_, score) in assigned(*predictions, targets).items()
+        if where[0] == 1
+    }
     alone = assigned(*predictions, targets[second])
-    assert {where: score for where, (_, score) in alone.items()} == pytest.approx(expected, rel=1e-12)
+    assert {where: score for where, (_, score) in alone.items()} == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 # ---------------------------------------------------------------------- numbers by hand
@@ -185,8 +234,8 @@ def test_boxes_of_one_image_do_not_change_another():
 POINTS = middles(16, (8,))  # (4, 4), (12, 4), (4, 12), (12, 12)
 BOX = [0.0, 0, 16, 16]
 SHIFTED = [4.0, 0, 20, 16]
-# IoU of BOX and SHIFTED: 12 * 16 / (2 * 256 - 192) = 192 / 320 = 0.6. Centres 4 px apart, hull 20 x 16: 16 / 656.
-# The shapes are equal: CIoU = 0.6 - 0.024390 = 0.575610.
+# IoU of BOX and SHIFTED: 12 * 16 / (2 * 256 - 192) = 192 / 320 = 0.6. Centres 4 px apart, hull 20 x
+# 16: 16 / 656. The shapes are equal: CIoU = 0.6 - 0.024390 = 0.575610.
 SHIFTED_CIOU = 0.6 - 16 / 656
 AWAY = [100.0, 100, 116, 116]
 
@@ -201,9 +250,12 @@ def predictions_of(boxes: list[list[float]], logits: list[float]) -> tuple[Tenso
 
 
 def test_target_scores_by_hand():
-    # Scores 1/4 and 16/25 (logit ln(16/9)): t = 1/2 * 1 = 0.5 and 4/5 * 0.575610^6 = 0.8 * 0.036373 = 0.029099.
-    # The largest t is wanted to be the largest CIoU, 1; the other 0.029099 / 0.5 = 0.058197.
-    boxes, logits, points = predictions_of([BOX, SHIFTED, AWAY, AWAY], [LOGIT_OF_QUARTER, math.log(16 / 9), 5, 5])
+    # Scores 1/4 and 16/25 (logit ln(16/9)): t = 1/2 * 1 = 0.5 and 4/5 * 0.575610^6 = 0.8 * 0.036373
+    # = 0.029099. The largest t is wanted to be the largest CIoU, 1; the other 0.029099 / 0.5 =
+    # 0.058197.
+    boxes, logits, points = predictions_of(
+        [BOX, SHIFTED, AWAY, AWAY], [LOGIT_OF_QUARTER, math.log(16 / 9), 5, 5]
+    )
     found = assigned(boxes, logits, points, torch.tensor([[0.0, 0, *BOX]]))
     assert found[0, 0] == (0, pytest.approx(1, abs=1e-6))
     assert found[0, 1] == (0, pytest.approx(0.8 * SHIFTED_CIOU**6 / 0.5, rel=1e-6))
@@ -212,7 +264,8 @@ def test_target_scores_by_hand():
 
 
 def test_largest_alignment_and_largest_ciou_may_be_of_different_predictions():
-    # Score 1/10001 (logit -ln 10000), root 0.0099995: t = 0.0099995 < 0.029099. The second gets the first one's CIoU.
+    # Score 1/10001 (logit -ln 10000), root 0.0099995: t = 0.0099995 < 0.029099. The second gets the
+    # first one's CIoU.
     boxes, logits, points = predictions_of([BOX, SHIFTED], [-math.log(1e4), math.log(16 / 9)])
     found = assigned(boxes, logits, points, torch.tensor([[0.0, 0, *BOX]]))
     assert found[0, 1] == (0, pytest.approx(1, abs=1e-6))
@@ -220,11 +273,13 @@ def test_largest_alignment_and_largest_ciou_may_be_of_different_predictions():
 
 
 def test_prediction_of_two_boxes_is_given_to_the_larger_ciou_not_the_larger_alignment():
-    # Both predictions equal BOX; its class 0 scores 1/10001, class 1 of the shifted box 16/25: t is 0.0100 < 0.0291.
+    # Both predictions equal BOX; its class 0 scores 1/10001, class 1 of the shifted box 16/25: t is
+    # 0.0100 < 0.0291.
     boxes = torch.tensor([[BOX, BOX]], dtype=torch.float64)
     logits = torch.tensor([[[-math.log(1e4), math.log(16 / 9)]] * 2], dtype=torch.float64)
     targets = torch.tensor([[0.0, 1, *SHIFTED], [0, 0, *BOX]])
-    # The points are x 4 and 12; SHIFTED starts at x 4, so that only the second one is strictly inside it.
+    # The points are x 4 and 12; SHIFTED starts at x 4, so that only the second one is strictly
+    # inside it.
     found = assigned(boxes, logits, POINTS[:2], targets)
     assert {where: row for where, (row, _) in found.items()} == {(0, 0): 1, (0, 1): 1}
     found = assigned(boxes, logits, POINTS[:2], targets[:1])
@@ -234,12 +289,16 @@ def test_prediction_of_two_boxes_is_given_to_the_larger_ciou_not_the_larger_alig
 def test_equal_boxes_share_no_prediction():
     boxes, logits, points = predictions_of([BOX, SHIFTED], [0, 0])
     found = assigned(boxes, logits, points, torch.tensor([[0.0, 0, *BOX], [0, 0, *BOX]]))
-    assert {where: row for where, (row, _) in found.items()} == {(0, 0): 0, (0, 1): 0}  # the first one's, if equal
+    assert {where: row for where, (row, _) in found.items()} == {
+        (0, 0): 0,
+        (0, 1): 0,
+    }  # the first one's, if equal
 
 
 def test_one_is_kept_after_conflicts_are_resolved():
-    # The best prediction of both boxes is the first: t = 1/2 for BOX, 1/2 * 0.575610^6 for the other one. BOX has the
-    # larger CIoU, and the other box keeps its second best, equal to itself but of score 1/10001: wanted 1, its CIoU.
+    # The best prediction of both boxes is the first: t = 1/2 for BOX, 1/2 * 0.575610^6 for the
+    # other one. BOX has the larger CIoU, and the other box keeps its second best, equal to itself
+    # but of score 1/10001: wanted 1, its CIoU.
     inside = torch.tensor([[6.0, 4], [12, 4]], dtype=torch.float64)
     boxes, logits, _ = predictions_of([BOX, SHIFTED], [LOGIT_OF_QUARTER, -2 * math.log(1e4)])
     targets = torch.tensor([[0.0, 0, *BOX], [0, 0, *SHIFTED]])
@@ -260,18 +319,23 @@ def test_points_must_be_strictly_inside():
 
 
 def test_small_boxes_get_candidates_when_lengthened():
-    # No point is inside a box of 4 x 4 px around (8, 8). Lengthened to 16 px it is 0 to 16 and has all four, of which
-    # only one predicts a box that overlaps; its CIoU is with the box itself: 1.
+    # No point is inside a box of 4 x 4 px around (8, 8). Lengthened to 16 px it is 0 to 16 and has
+    # all four, of which only one predicts a box that overlaps; its CIoU is with the box itself: 1.
     small = [6.0, 6, 10, 10]
     boxes, logits, points = predictions_of([AWAY, small, AWAY, AWAY], [0.0] * 4)
     targets = torch.tensor([[0.0, 0, *small]])
     assert assigned(boxes, logits, points, targets) == {}
-    assert assigned(boxes, logits, points, targets, smallest=8.0) == {}  # 4 to 12: the points are its corners
-    assert assigned(boxes, logits, points, targets, smallest=16.0) == {(0, 1): (0, pytest.approx(1, abs=1e-6))}
+    assert (
+        assigned(boxes, logits, points, targets, smallest=8.0) == {}
+    )  # 4 to 12: the points are its corners
+    assert assigned(boxes, logits, points, targets, smallest=16.0) == {
+        (0, 1): (0, pytest.approx(1, abs=1e-6))
+    }
 
 
 def test_only_short_sides_are_lengthened():
-    # 2 px wide, 15 px high, lengthened to 10 px: x from 3 to 13, y still from 0 to 9 and without the lower points.
+    # 2 px wide, 15 px high, lengthened to 10 px: x from 3 to 13, y still from 0 to 9 and without
+    # the lower points.
     boxes, logits, points = predictions_of([[7.0, 0, 9, 10]] * 4, [0.0] * 4)
     found = assigned(boxes, logits, points, torch.tensor([[0.0, 0, 7, 0, 9, 10]]), smallest=10.0)
     assert set(found) == {(0, 0), (0, 1)}
@@ -362,7 +426,9 @@ def test_logits_may_have_half_precision(dtype):
     (boxes, logits, points), targets = random_predictions(2, 4), random_targets(24, 2, 4).float()
     half = logits.to(dtype)
     aligned = task_aligned(boxes.float(), half, points.float(), targets)
-    assert_same(as_found(aligned, len(points)), assigned(boxes, half.double(), points, targets), rel=1e-2)
+    assert_same(
+        as_found(aligned, len(points)), assigned(boxes, half.double(), points, targets), rel=1e-2
+    )
 
 
 def test_inputs_are_not_changed():
@@ -376,6 +442,13 @@ def test_inputs_are_not_changed():
 def test_assignment_never_syncs_with_device(kept):
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")
-        predictions = [torch.empty(2, 84, 4), torch.empty(2, 84, CLASSES), torch.empty(84, 2), torch.empty(7, 6)]
+        predictions = [
+            torch.empty(2, 84, 4),
+            torch.empty(2, 84, CLASSES),
+            torch.empty(84, 2),
+            torch.empty(7, 6),
+        ]
         found = task_aligned(*(part.to(device) for part in predictions), kept=kept)
-    assert [part.shape for part in (found.prediction, found.target, found.target_score, found.valid)] == [(70,)] * 4
+    assert [
+        part.shape for part in (found.prediction, found.target, found.target_score, found.valid)
+    ] == [(70,)] * 4

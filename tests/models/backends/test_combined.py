@@ -12,12 +12,19 @@ class Fake(Backend):
 
     def __init__(self, boxes=(), scores=(), *, stride=32, canvas=None):
         self.boxes, self.scores = boxes, scores
-        self.num_classes, self.stride, self.device, self.canvas = 2, stride, torch.device("cpu"), canvas
+        self.num_classes, self.stride, self.device, self.canvas = (
+            2,
+            stride,
+            torch.device("cpu"),
+            canvas,
+        )
 
     def predict(self, images, confidence=0.0):
         count = len(images)
         return Prediction(
-            torch.tensor(self.boxes).expand(count, -1, 4), torch.tensor(self.scores).expand(count, -1, 2), "raw"
+            torch.tensor(self.boxes).expand(count, -1, 4),
+            torch.tensor(self.scores).expand(count, -1, 2),
+            "raw",
         )
 
 
@@ -32,7 +39,10 @@ def test_augmented_views_map_boxes_back_to_the_image():
             width = images.shape[3]
             index = images.mean(1).flatten(1).argmax(1)
             x, y = (index % width).float() + 0.5, (index // width).float() + 0.5
-            return Prediction(torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None], torch.ones(len(images), 1, 1))
+            return Prediction(
+                torch.stack([x - 2, y - 2, x + 2, y + 2], -1)[:, None],
+                torch.ones(len(images), 1, 1),
+            )
 
     images = torch.zeros(1, 3, 96, 160)
     images[0, :, 30:36, 50:56] = 1  # centre (53, 33)
@@ -57,17 +67,23 @@ def test_ensemble_concatenates_predictions():
 def test_ensemble_takes_the_only_fixed_size_and_refuses_two():
     small, large = Fake(canvas=(96, 64)), Fake(canvas=(128, 128))
     assert Ensemble([Fake(), small]).canvas == (96, 64)
-    with pytest.raises(ValueError, match="must take the same image size, these take 64 x 96 and 128 x 128"):
+    with pytest.raises(
+        ValueError, match="must take the same image size, these take 64 x 96 and 128 x 128"
+    ):
         Ensemble([small, large])
 
 
 def test_ensemble_refuses_a_fixed_size_that_another_stride_does_not_divide():
-    with pytest.raises(ValueError, match="one model takes images of 96 x 96 only, another one multiples of 64"):
+    with pytest.raises(
+        ValueError, match="one model takes images of 96 x 96 only, another one multiples of 64"
+    ):
         Ensemble([Fake(canvas=(96, 96)), Fake(stride=64)])
 
 
 def test_augmented_views_refuse_a_fixed_size():
-    with pytest.raises(ValueError, match="needs a model for images of any size, this one is for 64 x 96 only"):
+    with pytest.raises(
+        ValueError, match="needs a model for images of any size, this one is for 64 x 96 only"
+    ):
         AugmentedViews(Fake(canvas=(96, 64)))
 
 
@@ -87,12 +103,18 @@ def test_only_joined_predictions_need_suppression():
     """A single model without duplicates stays free of them, whatever happens to its classes."""
     free = Fake()
     free.needs_nms = False
-    assert [one.needs_nms for one in (MergedClasses(free), ReorderedClasses(free, [1, 0]))] == [False] * 2
+    assert [one.needs_nms for one in (MergedClasses(free), ReorderedClasses(free, [1, 0]))] == [
+        False
+    ] * 2
     assert [both.needs_nms for both in (Ensemble([free, free]), AugmentedViews(free))] == [True] * 2
 
 
 def test_only_a_single_model_passes_on_its_own_limit():
     limited = Fake()
     limited.max_detections = 20
-    assert [one.max_detections for one in (MergedClasses(limited), ReorderedClasses(limited, [1, 0]))] == [20] * 2
-    assert [both.max_detections for both in (Ensemble([limited] * 2), AugmentedViews(limited))] == [None] * 2
+    assert [
+        one.max_detections for one in (MergedClasses(limited), ReorderedClasses(limited, [1, 0]))
+    ] == [20] * 2
+    assert [both.max_detections for both in (Ensemble([limited] * 2), AugmentedViews(limited))] == [
+        None
+    ] * 2

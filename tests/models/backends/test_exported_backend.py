@@ -1,4 +1,6 @@
-"""models/backends/exported.py: batches of a fixed size, detections as boxes and scores, outputs of wrong shapes."""
+"""models/backends/exported.py: batches of a fixed size, detections as boxes and scores, outputs of
+wrong shapes.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ NMS = Suppression(0.25, 0.45, 2, False)
 
 
 class Doubling(ExportedBackend):
-    """Its only box is the first pixel of each image, its scores twice that; it remembers the sizes of its batches."""
+    """Its only box is the first pixel of each image, its scores twice that; it remembers the sizes
+    of its batches.
+    """
 
     def __init__(self, **fields):
         super().__init__(ExportedModel(("a", "b"), 32, 64, **fields), CPU)
@@ -36,10 +40,14 @@ class Fixed(ExportedBackend):
 
 
 def numbered(count, height=32, width=64):
-    return torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(count, 3, height, width)
+    return (
+        torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(count, 3, height, width)
+    )
 
 
-@pytest.mark.parametrize(("batch", "count", "sizes"), [(4, 1, [4]), (4, 4, [4]), (4, 9, [4, 4, 4]), (None, 5, [5])])
+@pytest.mark.parametrize(
+    ("batch", "count", "sizes"), [(4, 1, [4]), (4, 4, [4]), (4, 9, [4, 4, 4]), (None, 5, [5])]
+)
 def test_batches_are_split_and_padded(batch, count, sizes):
     backend = Doubling(batch_size=batch)
     boxes, scores, raw = backend.predict(numbered(count))
@@ -60,7 +68,9 @@ def test_failure_of_a_runtime_is_one_sentence():
         def run(self, images):
             raise RuntimeError("bad\nnode")
 
-    with pytest.raises(FaultError, match=r"^the exported file fails on images \[1, 3, 32, 64\]: bad node$"):
+    with pytest.raises(
+        FaultError, match=r"^the exported file fails on images \[1, 3, 32, 64\]: bad node$"
+    ):
         Failing().predict(numbered(1))
 
 
@@ -79,10 +89,13 @@ def test_classes_out_of_range_do_not_fail():
 
 
 @pytest.mark.parametrize(
-    "shapes", [((1, 5, 4), (1, 5, 3)), ((1, 5, 4), (1, 6, 2)), ((1, 5), (1, 5, 2)), ((9, 5, 4), (9, 5, 3))]
+    "shapes",
+    [((1, 5, 4), (1, 5, 3)), ((1, 5, 4), (1, 6, 2)), ((1, 5), (1, 5, 2)), ((9, 5, 4), (9, 5, 3))],
 )
 def test_outputs_of_wrong_shapes_are_refused(shapes):
-    with pytest.raises(ValueError, match="the outputs of the file do not fit its metadata: their shapes are"):
+    with pytest.raises(
+        ValueError, match="the outputs of the file do not fit its metadata: their shapes are"
+    ):
         Fixed(*map(torch.zeros, shapes)).predict(numbered(1))
     with pytest.raises(ValueError, match="do not fit its metadata"):
         Fixed(torch.zeros(1, 5, 7), nms=NMS).predict(numbered(1))

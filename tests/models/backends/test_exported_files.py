@@ -1,4 +1,6 @@
-"""TorchScript, ONNX and OpenVINO files: they predict what torch does, in threads too, and are refused if damaged."""
+"""TorchScript, ONNX and OpenVINO files: they predict what torch does, in threads too, and are
+refused if damaged.
+"""
 
 import json
 import re
@@ -42,7 +44,9 @@ def pictures(count, height=SIZE, width=SIZE):
 
 def assert_predicts_like_torch(backend, exports, images):
     expected = TorchBackend(exports.detector).predict(images)
-    found = backend.predict(images.contiguous(memory_format=torch.channels_last))  # as to_device returns images
+    found = backend.predict(
+        images.contiguous(memory_format=torch.channels_last)
+    )  # as to_device returns images
     torch.testing.assert_close(found.boxes_xyxy, expected.boxes_xyxy, rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=1e-4)
     assert expected.scores.max() > 0.3
@@ -52,9 +56,18 @@ def assert_predicts_like_torch(backend, exports, images):
 @torch.inference_mode()
 def test_fixed_file_predicts_like_torch(name, exports):
     loaded = load_backend(exports(name, *STATIC), CPU)
-    assert (loaded.names, loaded.image_size, loaded.data, loaded.single_class) == (tuple(NAMES), SIZE, "", False)
+    assert (loaded.names, loaded.image_size, loaded.data, loaded.single_class) == (
+        tuple(NAMES),
+        SIZE,
+        "",
+        False,
+    )
     assert len(loaded.digest) == 8
-    assert (loaded.backend.canvas, loaded.backend.stride, loaded.backend.min_confidence) == ((SIZE, SIZE), 32, 0)
+    assert (loaded.backend.canvas, loaded.backend.stride, loaded.backend.min_confidence) == (
+        (SIZE, SIZE),
+        32,
+        0,
+    )
     for count in (1, 2, 3):
         assert_predicts_like_torch(loaded.backend, exports, pictures(count))
 
@@ -80,17 +93,26 @@ def test_file_with_suppression_finds_what_nms_finds(name, exports):
     expected = non_max_suppression(*TorchBackend(exports.detector).predict(images)[:2], **limits)
     predicted = backend.predict(images)
     assert predicted.boxes_xyxy.shape == (3, 20, 4)
-    found = non_max_suppression(*predicted[:2], **limits | {"confidence": 0.001, "multi_label": True})
+    found = non_max_suppression(
+        *predicted[:2], **limits | {"confidence": 0.001, "multi_label": True}
+    )
     assert min(map(len, expected)) > 2
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-3)
-    for settings in ({"confidence": 0.001, "multi_label": False}, {"confidence": 0.3, "multi_label": True}):
-        assert "with one class per box and scores above 0.3; lower" in fixed_settings_note(backend, **settings)
+    for settings in (
+        {"confidence": 0.001, "multi_label": False},
+        {"confidence": 0.3, "multi_label": True},
+    ):
+        assert "with one class per box and scores above 0.3; lower" in fixed_settings_note(
+            backend, **settings
+        )
     assert fixed_settings_note(backend, 0.3, multi_label=False) == ""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression")
+@pytest.mark.skipif(
+    int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression"
+)
 @pytest.mark.parametrize("flags", [STATIC, WITH_NMS])
 def test_onnx_file_runs_in_opencv(flags, exports):
     path, images = exports("onnx", *flags), pictures(2)
@@ -116,7 +138,10 @@ def test_threads_share_a_backend(name, shares, exports):
     def repeat(index):
         for _ in range(10):
             found = backend.predict(images[index])
-            if not (found.boxes_xyxy.equal(expected[index].boxes_xyxy) and found.scores.equal(expected[index].scores)):
+            if not (
+                found.boxes_xyxy.equal(expected[index].boxes_xyxy)
+                and found.scores.equal(expected[index].scores)
+            ):
                 wrong.append(index)
 
     threads = [threading.Thread(target=repeat, args=(index % 3,)) for index in range(6)]
@@ -146,14 +171,16 @@ for thread in threads:
     thread.join(40)
 print("waiting" if any(thread.is_alive() for thread in threads) else "done", flush=True)
 os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 @each_format
 def test_first_calls_of_two_threads_end(name, exports):
     command = [sys.executable, "-c", TWO_THREADS, str(exports(name, *STATIC)), str(SIZE)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.stdout == "done\n", done.stderr
 
 
@@ -180,14 +207,18 @@ def refusal(path: Path) -> str:
     with pytest.raises(ValueError) as caught:
         load_backend(path, CPU)
     message = str(caught.value)
-    assert message.startswith(str(path.parent) if path.is_dir() or path.suffix in (".xml", ".bin") else str(path))
+    assert message.startswith(
+        str(path.parent) if path.is_dir() or path.suffix in (".xml", ".bin") else str(path)
+    )
     assert message.isprintable()
     return message
 
 
 @pytest.mark.parametrize("name", ["torchscript", "onnx"])
 def test_damaged_files_are_refused_or_unchanged_in_meaning(name, exports, tmp_path):
-    """200 mutations. A file that still loads differs only where it does not matter, and predicts the same."""
+    """200 mutations. A file that still loads differs only where it does not matter, and predicts
+    the same.
+    """
     whole, random = exports(name, *STATIC), np.random.default_rng(0)
     content, file = whole.read_bytes(), tmp_path / whole.name
     images, expected = pictures(1), load_backend(whole, CPU).backend.predict(pictures(1))
@@ -209,7 +240,9 @@ def test_damaged_openvino_files_are_refused(exports, tmp_path):
     shutil.copytree(whole, folder)
     for number in range(200):
         name = ("m.xml", "m.bin", "metadata.json")[number % 3]
-        changed = mutate((whole / name).read_bytes(), random, [b"&a;", b"<!ENTITY a 'b'>", b'"', b"<"])
+        changed = mutate(
+            (whole / name).read_bytes(), random, [b"&a;", b"<!ENTITY a 'b'>", b'"', b"<"]
+        )
         (folder / name).write_bytes(changed)
         if changed != (whole / name).read_bytes():
             found = result_or_error(lambda: read_openvino(folder).model, folder)
@@ -238,7 +271,10 @@ def test_random_empty_and_missing_files_are_refused(name, exports, tmp_path):
 def test_onnx_file_names_all_missing_packages(tmp_path, monkeypatch):
     for package in ("onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match="an ONNX file needs the packages onnx and onnxruntime: pip install onnx onnx"):
+    with pytest.raises(
+        ValueError,
+        match="an ONNX file needs the packages onnx and onnxruntime: pip install onnx onnx",
+    ):
         load_backend(tmp_path / "m.onnx", CPU)
 
 
@@ -291,7 +327,9 @@ def test_onnx_with_other_operators_or_graphs_is_refused(onnx_file):
     )
 
     def nested(proto):
-        proto.graph.node.add(op_type="If").attribute.add(name="then_branch", type=5).g.name = "inner"
+        proto.graph.node.add(op_type="If").attribute.add(
+            name="then_branch", type=5
+        ).g.name = "inner"
 
     assert "its operator If has a nested graph" in refusal(onnx_file(nested))
     assert "it has functions" in refusal(onnx_file(lambda proto: proto.functions.add(name="f")))
@@ -345,7 +383,9 @@ def test_changed_onnx_is_refused_whatever_was_changed(exports, tmp_path):
         if node.attribute:
             assert refused(lambda proto, index=index: proto.graph.node[index].attribute.pop())
     for key, text in with_each_entry_changed(whole.metadata_props[0].value):
-        assert refused(lambda proto, text=text: setattr(proto.metadata_props[0], "value", text)), key
+        assert refused(lambda proto, text=text: setattr(proto.metadata_props[0], "value", text)), (
+            key
+        )
     assert refused(lambda proto: proto.metadata_props.add(key="author", value="x"))
     assert refused(lambda proto: setattr(proto, "producer_name", "x"))
     assert refused(lambda proto: setattr(proto.opset_import[0], "version", 18))
@@ -403,15 +443,27 @@ def openvino_folder(exports, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b"<net ", b'<!DOCTYPE net [<!ENTITY a SYSTEM "file:///etc/passwd">]><net ', "document type"),
+        (
+            b"<net ",
+            b'<!DOCTYPE net [<!ENTITY a SYSTEM "file:///etc/passwd">]><net ',
+            "document type",
+        ),
         (b"<net ", b"<?php x?><net ", "processing instructions"),
         (b"<layers>", b"<layers>&a;", "undefined entity"),
         (b"<layers>", b'<layers><include href="/etc/passwd"/>', "it has an element include"),
         (b'type="Convolution"', b'type="Loop"', "it has a layer Loop"),
-        (b'type="Convolution" version="opset1"', b'type="Mine" version="extension"', "not one of OpenVINO's own"),
+        (
+            b'type="Convolution" version="opset1"',
+            b'type="Mine" version="extension"',
+            "not one of OpenVINO's own",
+        ),
         (b'offset="0"', b'offset="99999999999"', "a constant reaches outside the .bin file"),
         (b'offset="0"', b'offset="-1"', "a constant has no offset and size"),
-        (b"<rt_info>", b'<rt_info><weightless_cache_attribute bin_offset="1"/>', "it names other weights"),
+        (
+            b"<rt_info>",
+            b'<rt_info><weightless_cache_attribute bin_offset="1"/>',
+            "it names other weights",
+        ),
         (b'type="Convolution"', b'type="NoSuchOperator"', "OpenVINO cannot load it"),
         (b"</net>", b"", "no element found"),
     ],
@@ -426,12 +478,21 @@ def torchscript_file(exports, tmp_path):
 
     def change(**entries):
         path = tmp_path / "m.torchscript"
-        with zipfile.ZipFile(exports("torchscript", *STATIC)) as old, zipfile.ZipFile(path, "w") as new:
+        with (
+            zipfile.ZipFile(exports("torchscript", *STATIC)) as old,
+            zipfile.ZipFile(path, "w") as new,
+        ):
             for info in old.infolist():
                 name = info.filename.partition("/")[2]
-                key = "code" if name.startswith("code/") and name.endswith(".py") else name.replace(".pkl", "")
+                key = (
+                    "code"
+                    if name.startswith("code/") and name.endswith(".py")
+                    else name.replace(".pkl", "")
+                )
                 edit = entries.pop(key, None)
-                new.writestr(zipfile.ZipInfo(info.filename), edit(old.read(info)) if edit else old.read(info))
+                new.writestr(
+                    zipfile.ZipInfo(info.filename), edit(old.read(info)) if edit else old.read(info)
+                )
             for name, content in entries.items():
                 new.writestr(zipfile.ZipInfo(f"m/{name}"), content)
         return path
@@ -448,8 +509,12 @@ def test_hostile_torchscript_is_refused(torchscript_file, tmp_path):
         return code.replace(b"    return", b'    _9 = torch.save(images, "stolen")\n    return', 1)
 
     assert "its code calls torch.save" in refusal(torchscript_file(code=calling))
-    assert "it has an entry m/code/other.txt" in refusal(torchscript_file(**{"code/other.txt": b"x"}))
-    assert "it has no code, or too much" in refusal(torchscript_file(**{"code/__torch__/more.py": b"class A: pass"}))
+    assert "it has an entry m/code/other.txt" in refusal(
+        torchscript_file(**{"code/other.txt": b"x"})
+    )
+    assert "it has no code, or too much" in refusal(
+        torchscript_file(**{"code/__torch__/more.py": b"class A: pass"})
+    )
 
     def importing(pickled):
         return b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R."
@@ -466,7 +531,9 @@ def test_torchscript_tensors_outside_their_storage_are_refused(torchscript_file)
 
 
 def test_changed_torchscript_is_refused_whatever_was_changed(exports, tmp_path):
-    """One byte of each entry, two constants exchanged, a number in the code, each entry of the metadata."""
+    """One byte of each entry, two constants exchanged, a number in the code, each entry of the
+    metadata.
+    """
     path = tmp_path / "m.torchscript"
     entries = read_entries(exports("torchscript", *WITH_NMS))
 
@@ -483,7 +550,9 @@ def test_changed_torchscript_is_refused_whatever_was_changed(exports, tmp_path):
         if name.startswith("constants/"):
             assert "does not match its checksum" in refusal(path)
 
-    constants = {name: content for name, content in entries.items() if name.startswith("constants/")}
+    constants = {
+        name: content for name, content in entries.items() if name.startswith("constants/")
+    }
     one, other = next(
         (one, other)
         for one, other in combinations(constants, 2)
@@ -503,10 +572,15 @@ def test_torchscript_of_older_versions_says_what_to_do(exports, tmp_path):
     """They had no checksum, but the files of torch.jit.save that nobody needs."""
     entries = read_entries(exports("torchscript", *STATIC))
     values = json.loads(entries[METADATA])
-    former = entries | {".data/serialization_id": b"1", METADATA: json.dumps(values | {"payload": ""}).encode()}
+    former = entries | {
+        ".data/serialization_id": b"1",
+        METADATA: json.dumps(values | {"payload": ""}).encode(),
+    }
     path = tmp_path / "m.torchscript"
     path.write_bytes(packed(former))
-    assert refusal(path).endswith("has no checksum, an older Kestrel exported it: export the checkpoint again")
+    assert refusal(path).endswith(
+        "has no checksum, an older Kestrel exported it: export the checkpoint again"
+    )
     path.write_bytes(packed(former | {METADATA: entries[METADATA]}))
     assert "it has an entry .data/serialization_id" in refusal(path)
 

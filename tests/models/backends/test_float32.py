@@ -1,4 +1,6 @@
-"""Every backend computes float32 as float32: TF32 is off while it runs, and as before afterwards."""
+"""Every backend computes float32 as float32: TF32 is off while it runs, and as before
+afterwards.
+"""
 
 import threading
 from types import SimpleNamespace
@@ -35,7 +37,8 @@ def before():
 
 
 @pytest.mark.parametrize(
-    ("precision", "expected"), [(torch.float32, ("ieee", "ieee")), (torch.bfloat16, ("tf32", "tf32"))]
+    ("precision", "expected"),
+    [(torch.float32, ("ieee", "ieee")), (torch.bfloat16, ("tf32", "tf32"))],
 )
 def test_torch_backend(before, tiny_model, precision, expected):
     backend, seen = TorchBackend(lively_detector(tiny_model), precision=precision), []
@@ -81,7 +84,9 @@ def test_settings_through_the_older_names_are_kept(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_the_older_setting_of_matrix_products_never_contradicts_the_newer_one(precision):
-    """Images of NVIDIA set it to "high", by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; reading it must raise no error."""
+    """Images of NVIDIA set it to "high", by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; reading it must raise
+    no error.
+    """
     backends = torch.backends
     operations = (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv)
 
@@ -89,7 +94,10 @@ def test_the_older_setting_of_matrix_products_never_contradicts_the_newer_one(pr
         newer = [each.fp32_precision for each in operations]
         return torch.get_float32_matmul_precision(), backends.cuda.matmul.allow_tf32, newer
 
-    original, originals = torch.get_float32_matmul_precision(), [each.fp32_precision for each in operations]
+    original, originals = (
+        torch.get_float32_matmul_precision(),
+        [each.fp32_precision for each in operations],
+    )
     try:
         torch.set_float32_matmul_precision(precision)
         before = settings()
@@ -122,17 +130,24 @@ def test_setting_is_kept_until_the_last_thread_has_finished(before):
 
 
 def test_onnxruntime_on_cuda_gets_quick_and_exact_convolutions():
-    runtime = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    runtime = SimpleNamespace(
+        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
     for device, number in ((torch.device("cuda"), 0), (torch.device("cuda", 1), 1)):
         (name, options), last = providers(runtime, device)
         assert (name, last) == ("CUDAExecutionProvider", "CPUExecutionProvider")
-        assert options == {"device_id": number, "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": 0}
+        assert options == {
+            "device_id": number,
+            "cudnn_conv_algo_search": "HEURISTIC",
+            "use_tf32": 0,
+        }
     assert providers(runtime, CPU) == ["CPUExecutionProvider"]
 
 
 def test_onnxruntime_without_cuda_says_what_to_install():
     runtime = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
     with pytest.raises(
-        ValueError, match="cannot use the device cuda:0: use --device cpu, or for an NVIDIA GPU pip ins"
+        ValueError,
+        match="cannot use the device cuda:0: use --device cpu, or for an NVIDIA GPU pip ins",
     ):
         providers(runtime, torch.device("cuda", 0))

@@ -1,4 +1,6 @@
-"""models/backends/loading.py: checkpoints as backends, with the classes in the order that is asked for."""
+"""models/backends/loading.py: checkpoints as backends, with the classes in the order that is asked
+for.
+"""
 
 import re
 
@@ -38,7 +40,11 @@ def checkpoint(detector, tmp_path):
 def test_checkpoint_is_loaded_with_what_it_says(checkpoint):
     loaded = load_backend(checkpoint, CPU)
     assert (loaded.names, loaded.image_size, loaded.data) == (("a", "b", "c"), 96, "shapes.yaml")
-    assert (loaded.single_class, loaded.backend.num_classes, loaded.backend.stride) == (False, 3, 32)
+    assert (loaded.single_class, loaded.backend.num_classes, loaded.backend.stride) == (
+        False,
+        3,
+        32,
+    )
     assert load_backend(checkpoint, CPU).digest == loaded.digest
 
 
@@ -60,12 +66,16 @@ def test_images_in_several_forward_passes_give_what_one_gives(checkpoint, monkey
         shapes = []
         with monkeypatch.context() as patch:
             patch.setattr(in_torch, "PASS_PIXELS", pixels)
-            handle = backend.detector.register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))  # noqa: B023
+            handle = backend.detector.register_forward_pre_hook(
+                lambda _, given: shapes.append(given[0].shape)  # noqa: B023
+            )
             found = backend.predict(images)
             handle.remove()
         assert len(shapes) == passes
         for name in ("boxes_xyxy", "scores", "raw"):
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(
+                getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-3
+            )
 
 
 def test_nested_raw_predictions_are_concatenated_in_place():
@@ -106,12 +116,16 @@ def test_canvas_is_as_wanted_rounded_up_or_that_of_the_export():
 
 @pytest.mark.parametrize(("wanted", "shown"), [([128], "128"), ([96, 64], "64 x 96"), ([64], "64")])
 def test_other_size_than_that_of_the_export_is_rejected(wanted, shown):
-    with pytest.raises(ValueError, match=f"image size {shown}: the model was exported for images of 96 x 64 pixels"):
+    with pytest.raises(
+        ValueError, match=f"image size {shown}: the model was exported for images of 96 x 64 pixels"
+    ):
         canvas_for(Fake(canvas=(64, 96)), wanted, 640)
 
 
 def test_three_sides_are_rejected():
-    with pytest.raises(ValueError, match="image size 1 2 3: give a long side, or a height and a width"):
+    with pytest.raises(
+        ValueError, match="image size 1 2 3: give a long side, or a height and a width"
+    ):
         canvas_for(Fake(), [1, 2, 3], 640)
 
 
@@ -131,7 +145,8 @@ def two_heads(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("head", "chosen", "needs_nms"), [("", "o2o", False), ("o2o", "o2o", False), ("o2m", "o2m", True)]
+    ("head", "chosen", "needs_nms"),
+    [("", "o2o", False), ("o2o", "o2o", False), ("o2m", "o2m", True)],
 )
 @torch.inference_mode()
 def test_head_chooses_the_predictions(two_heads, head, chosen, needs_nms):
@@ -156,17 +171,23 @@ def test_detections_without_suppression_are_those_of_the_highest_scores(two_head
     backend = load_backend(two_heads[0], CPU).backend
     pixels = torch.randint(256, (64, 64, 3), dtype=torch.uint8)
     limits = {"confidence": 0.0, "iou": 0.1, "max_detections": 40, "multi_label": True}
-    found = Predictor(backend, image_size=64, canvas=(64, 64), **limits)(pixels.numpy(), channel_order="rgb")
+    found = Predictor(backend, image_size=64, canvas=(64, 64), **limits)(
+        pixels.numpy(), channel_order="rgb"
+    )
     boxes, scores, _ = backend.predict(pixels.permute(2, 0, 1)[None] / 255)
     best = scores[0].flatten().sort(descending=True, stable=True)
     np.testing.assert_allclose(found.scores, best.values[:40].numpy(), rtol=1e-6)
-    np.testing.assert_allclose(found.boxes_xyxy, boxes[0, best.indices[:40] // 3].clamp(0, 64).numpy(), atol=1e-3)
+    np.testing.assert_allclose(
+        found.boxes_xyxy, boxes[0, best.indices[:40] // 3].clamp(0, 64).numpy(), atol=1e-3
+    )
 
 
 def test_unknown_heads_are_refused(two_heads, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"\.pt: --head both: choose o2o or o2m$"):
         load_backend(two_heads[0], CPU, head="both")
-    with pytest.raises(ValueError, match=r"\.pt: --head o2o: this model's head has only one output$"):
+    with pytest.raises(
+        ValueError, match=r"\.pt: --head o2o: this model's head has only one output$"
+    ):
         load_backend(checkpoint, CPU, head="o2o")
 
 
@@ -174,7 +195,9 @@ def test_unknown_heads_are_refused(two_heads, checkpoint, tmp_path):
 def test_missing_exported_file_is_called_missing(tmp_path, flag):
     with pytest.raises(ValueError, match=r"m\.onnx: no such file$"):
         load_backend(tmp_path / "m.onnx", CPU, **flag)
-    with pytest.raises(ValueError, match=r"is a folder that has 0 \.xml files; an OpenVINO export has one$"):
+    with pytest.raises(
+        ValueError, match=r"is a folder that has 0 \.xml files; an OpenVINO export has one$"
+    ):
         load_backend(tmp_path, CPU, **flag)
 
 
@@ -183,7 +206,9 @@ def test_long_class_names_are_cut_in_messages():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("flags", [[], ["--nms", "--conf-thres", "0.0001"], ["--head", "o2m"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [[], ["--nms", "--conf-thres", "0.0001"], ["--head", "o2m"]], ids=" ".join
+)
 def test_exported_file_has_the_chosen_head(two_heads, tmp_path, flags):
     """export.py compares the file's predictions with those of torch."""
     path = tmp_path / "m.pt"
@@ -198,6 +223,8 @@ def test_exported_file_has_the_chosen_head(two_heads, tmp_path, flags):
     assert backend.needs_nms == ("o2m" in flags)
     nms = backend.model.nms
     assert (nms.iou if nms else None) == (1.0 if "--nms" in flags else None)
-    expected = load_backend(path, CPU, head="o2m" if "o2m" in flags else "").backend.predict(torch.ones(1, 3, 64, 64))
+    expected = load_backend(path, CPU, head="o2m" if "o2m" in flags else "").backend.predict(
+        torch.ones(1, 3, 64, 64)
+    )
     found = backend.predict(torch.ones(1, 3, 64, 64))
     torch.testing.assert_close(found.scores.amax(), expected.scores.amax(), rtol=1e-4, atol=1e-6)

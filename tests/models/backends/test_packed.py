@@ -1,4 +1,6 @@
-"""models/backends/packed.py: packed convolutions give the values of unpacked ones, or the detector stays as it is."""
+"""models/backends/packed.py: packed convolutions give the values of unpacked ones, or the detector
+stays as it is.
+"""
 
 import copy
 
@@ -12,7 +14,9 @@ from models.backends.in_torch import TorchBackend
 from models.backends.packed import PackedConv, pack_convolutions
 from models.blocks.convolutions import Conv
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
 
 
 @pytest.fixture
@@ -40,7 +44,9 @@ def test_packed_detector_gives_the_values_of_the_unpacked_one(detector, shape, d
     found = TorchBackend(detector, precision=dtype, packed=True).predict(images)
     assert found.boxes_xyxy.dtype == found.scores.dtype == torch.float32
     torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=tolerance)
-    torch.testing.assert_close(found.boxes_xyxy, expected.boxes_xyxy, rtol=tolerance, atol=100 * tolerance)
+    torch.testing.assert_close(
+        found.boxes_xyxy, expected.boxes_xyxy, rtol=tolerance, atol=100 * tolerance
+    )
 
 
 @torch.inference_mode()
@@ -56,23 +62,38 @@ def test_attention_is_packed(dtype):
     assert pack_convolutions(model, dtype)
     assert not any(isinstance(module, Conv) for module in model.modules())
     found = TorchBackend(model, precision=dtype, packed=True).predict(images)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.05)
+    torch.testing.assert_close(
+        found.scores, expected.scores, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.05
+    )
 
 
 @torch.inference_mode()
 def test_grouped_and_strided_convolutions_are_packed_exactly():
     torch.manual_seed(0)
-    for layer in (Conv(8, 16, 3, 2, groups=4), Conv(8, 8, 1), Conv(3, 8, 6, 2, 2), Conv(8, 8, 5, groups=8)):
+    for layer in (
+        Conv(8, 16, 3, 2, groups=4),
+        Conv(8, 8, 1),
+        Conv(3, 8, 6, 2, 2),
+        Conv(8, 8, 5, groups=8),
+    ):
         layer.eval().fuse()
-        x = torch.randn(2, layer.conv.in_channels, 20, 28).contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(PackedConv(layer, torch.float32)(x), layer(x), rtol=1e-5, atol=1e-5)
+        x = torch.randn(2, layer.conv.in_channels, 20, 28).contiguous(
+            memory_format=torch.channels_last
+        )
+        torch.testing.assert_close(
+            PackedConv(layer, torch.float32)(x), layer(x), rtol=1e-5, atol=1e-5
+        )
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (6, 2, 2), (5, 3, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (6, 2, 2), (5, 3, 2)]
+)
 def test_map_of_one_column_has_no_uninitialized_values(kernel, stride, padding, width):
-    """oneDNN 3.12 left NaN in such maps in bfloat16 on processors with AMX: a detector of an image 32 pixels wide."""
+    """oneDNN 3.12 left NaN in such maps in bfloat16 on processors with AMX: a detector of an image
+    32 pixels wide.
+    """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN computes in bfloat16 on CPUs with AVX512 or AVX-NE-CONVERT only")
     if width + 2 * padding < kernel:

@@ -18,10 +18,21 @@ def code(*lines):
 
 def test_tensor_operations_are_allowed():
     assert (
-        check_code(code("_0 = ops.prim.device(x)", "a, b, = torch.split(x, [1, -2], 1)", "return torch.cat([a, b], 1)"))
+        check_code(
+            code(
+                "_0 = ops.prim.device(x)",
+                "a, b, = torch.split(x, [1, -2], 1)",
+                "return torch.cat([a, b], 1)",
+            )
+        )
         == "G"
     )
-    check_code(code("k = ops.torchvision.nms(x, CONSTANTS.c0, 0.45)", "return torch.mul(x, annotate(number, int(k)))"))
+    check_code(
+        code(
+            "k = ops.torchvision.nms(x, CONSTANTS.c0, 0.45)",
+            "return torch.mul(x, annotate(number, int(k)))",
+        )
+    )
 
 
 @pytest.mark.parametrize(

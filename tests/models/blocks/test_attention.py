@@ -37,7 +37,9 @@ def slow_attention(layer: Attention, x: Tensor, heads: int) -> Tensor:
             all_values[image, place] = values
             for row in range(height):
                 for column in range(width):
-                    likeness = (keys * queries[:, row, column, None, None]).sum(0) / math.sqrt(of_key)
+                    likeness = (keys * queries[:, row, column, None, None]).sum(0) / math.sqrt(
+                        of_key
+                    )
                     shares = likeness.exp() / likeness.exp().sum()
                     attended[image, place, row, column] = (values * shares).sum((1, 2))
     return layer.proj(attended + layer.pe(all_values))
@@ -62,7 +64,13 @@ def test_attention_block_adds_both_inputs():
 def test_only_the_first_convolution_of_the_ffn_has_an_activation():
     block = AttentionBlock(64)
     convolutions = (block.attn.qkv, block.attn.proj, block.attn.pe, *block.ffn)
-    assert [isinstance(conv.act, nn.SiLU) for conv in convolutions] == [False, False, False, True, False]
+    assert [isinstance(conv.act, nn.SiLU) for conv in convolutions] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_every_cell_attends_to_every_other():
@@ -86,14 +94,20 @@ def test_without_the_position_encoding_cells_may_be_permuted():
         expected = layer(x).flatten(2)[..., order].view_as(x)
         torch.testing.assert_close(layer(permuted), expected)
         nn.init.normal_(layer.pe.conv.weight)
-        assert not torch.allclose(layer(permuted), layer(x).flatten(2)[..., order].view_as(x), atol=1e-2)
+        assert not torch.allclose(
+            layer(permuted), layer(x).flatten(2)[..., order].view_as(x), atol=1e-2
+        )
 
 
 def test_parameter_count_by_hand():
-    # 64 channels, one head: keys and queries 32 each, values 64. BatchNorm has two parameters per channel.
+    # 64 channels, one head: keys and queries 32 each, values 64. BatchNorm has two parameters per
+    # channel.
     qkv, proj, pe = 64 * 128 + 2 * 128, 64 * 64 + 2 * 64, 64 * 9 + 2 * 64
     ffn = 64 * 128 + 2 * 128 + 128 * 64 + 2 * 64
-    assert sum(parameter.numel() for parameter in AttentionBlock(64).parameters()) == qkv + proj + pe + ffn
+    assert (
+        sum(parameter.numel() for parameter in AttentionBlock(64).parameters())
+        == qkv + proj + pe + ffn
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 64, 3, 4), (1, 64, 1, 1)])
@@ -103,5 +117,7 @@ def test_attention_accepts_empty_batches_and_single_cells(shape):
 
 @pytest.mark.parametrize("channels", [0, 32, 63, 193])
 def test_wrong_numbers_of_channels_are_refused(channels):
-    with pytest.raises(ValueError, match=f"self-attention needs 64 channels per head, got {channels} channels"):
+    with pytest.raises(
+        ValueError, match=f"self-attention needs 64 channels per head, got {channels} channels"
+    ):
         AttentionBlock(channels)

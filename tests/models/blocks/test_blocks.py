@@ -25,8 +25,8 @@ def randomise_statistics(module: nn.Module) -> None:
 
 
 def test_conv_by_hand():
-    # One pixel 3, weight 2, running mean 1, variance 4, eps 0.001: y = (6 - 1) / sqrt(4.001) = 2.499688;
-    # SiLU: 2.499688 / (1 + exp(-2.499688)) = 2.309980
+    # One pixel 3, weight 2, running mean 1, variance 4, eps 0.001: y = (6 - 1) / sqrt(4.001) =
+    # 2.499688; SiLU: 2.499688 / (1 + exp(-2.499688)) = 2.309980
     conv = Conv(1, 1).eval()
     nn.init.constant_(conv.conv.weight, 2.0)
     conv.bn.running_mean.fill_(1.0)
@@ -79,7 +79,10 @@ def test_c3_concatenates_the_bottleneck_branch_first():
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_join_equals_cat_and_gives_channels_last_gradients(layout):
-    maps = [torch.randn(2, channels, 5, 4).to(memory_format=layout).requires_grad_() for channels in (3, 1, 8)]
+    maps = [
+        torch.randn(2, channels, 5, 4).to(memory_format=layout).requires_grad_()
+        for channels in (3, 1, 8)
+    ]
     received = []
     copies = [x.clone() for x in maps]
     for x in copies:
@@ -100,7 +103,12 @@ def test_sppf_equals_spp():
 
 def test_upsample_maxpool_zeropad_and_concat_by_hand():
     x = torch.arange(4.0).view(1, 1, 2, 2)
-    assert Upsample(1, None, 2)(x)[0, 0].tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
+    assert Upsample(1, None, 2)(x)[0, 0].tolist() == [
+        [0, 0, 1, 1],
+        [0, 0, 1, 1],
+        [2, 2, 3, 3],
+        [2, 2, 3, 3],
+    ]
     assert MaxPool(1, 2)(x).tolist() == [[[[3.0]]]]
     assert ZeroPad(1, [0, 1, 0, 1])(x)[0, 0].tolist() == [[0, 1, 0], [2, 3, 0], [0, 0, 0]]
     assert Concat([1, 1], strides=[Fraction(8)] * 2)([x, x]).shape == (1, 2, 2, 2)
@@ -114,7 +122,9 @@ def test_layers_report_their_reduction():
     assert (stacked.reduction, stacked.out_channels) == (4, 6)
 
 
-@pytest.mark.parametrize("layer", [Conv(4, 4, 3), C3(4, 4), SPP(4, 4), SPPF(4, 4), Upsample(4, None, 2), MaxPool(4, 2)])
+@pytest.mark.parametrize(
+    "layer", [Conv(4, 4, 3), C3(4, 4), SPP(4, 4), SPPF(4, 4), Upsample(4, None, 2), MaxPool(4, 2)]
+)
 def test_blocks_accept_empty_batch(layer):
     assert layer.eval()(torch.empty(0, 4, 8, 8)).shape[:2] == (0, 4)
 
@@ -132,7 +142,9 @@ def test_fused_conv_is_equivalent_and_fusing_is_idempotent():
 
 
 def test_concat_rejects_different_strides():
-    with pytest.raises(ValueError, match=r"maps of strides 16, 8 differ in size and cannot be concatenated"):
+    with pytest.raises(
+        ValueError, match=r"maps of strides 16, 8 differ in size and cannot be concatenated"
+    ):
         Concat([1, 1], strides=[Fraction(16), Fraction(8)])
 
 

@@ -61,14 +61,18 @@ def assert_equal(block: nn.Module, x: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("name", BACKBONE)
 def test_parameter_counts_per_row_equal_published_values(name):
     counts = [line.parameters for line in build_meta(name).info()[:-1]]
-    assert [count for count in counts if count] == [int(n) for n in f"{BACKBONE[name]} {NECK[name]}".split()]
+    assert [count for count in counts if count] == [
+        int(n) for n in f"{BACKBONE[name]} {NECK[name]}".split()
+    ]
 
 
 # ---------------------------------------------------------------------- shortcuts
 
 
 @pytest.mark.parametrize("kind", [Bottleneck, WideBottleneck])
-@pytest.mark.parametrize(("channels", "shortcut", "added"), [(4, True, True), (4, False, False), (6, True, False)])
+@pytest.mark.parametrize(
+    ("channels", "shortcut", "added"), [(4, True, True), (4, False, False), (6, True, False)]
+)
 def test_bottleneck_adds_its_input_if_wanted_and_possible(kind, channels, shortcut, added):
     block, x = prepared(kind(4, channels, shortcut)), random_map(4)
     plain = block.cv2(block.cv1(x))
@@ -124,7 +128,9 @@ def test_c3k_is_c3_with_wide_bottlenecks():
     first = block.cv1(x)
     for part in block.m:
         first = first + part.cv2(part.cv1(first))
-    assert [(part.cv1.out_channels, part.cv1.conv.kernel_size) for part in block.m] == [(4, (3, 3))] * 2
+    assert [(part.cv1.out_channels, part.cv1.conv.kernel_size) for part in block.m] == [
+        (4, (3, 3))
+    ] * 2
     assert_equal(block, x, block.cv3(torch.cat([first, block.cv2(x)], 1)))
 
 
@@ -136,9 +142,13 @@ def test_c3k2_is_c2f_with_other_blocks(nested):
         maps.append(part(maps[-1]))
     assert_equal(block, x, block.cv2(torch.cat(maps, 1)))
     if nested:
-        assert [(type(part), len(part.m), part.cv1.out_channels) for part in block.m] == [(C3k, 2, 4)] * 2
+        assert [(type(part), len(part.m), part.cv1.out_channels) for part in block.m] == [
+            (C3k, 2, 4)
+        ] * 2
     else:
-        assert [(type(part), part.cv1.out_channels) for part in block.m] == [(WideBottleneck, 4)] * 2
+        assert [(type(part), part.cv1.out_channels) for part in block.m] == [
+            (WideBottleneck, 4)
+        ] * 2
 
 
 def test_c3k2_with_attention_has_pairs_of_bottleneck_and_attention():
@@ -183,7 +193,15 @@ def test_linear_conv_is_conv_without_activation():
     assert_equal(conv, x, expected)
 
 
-BLOCKS = [C2f(4, 8), C3k(4, 8), C3k2(4, 8), C3k2(4, 8, True), C2PSA(4, 128), SPPF(4, 8, 5, 3, True), LinearConv(4, 8)]
+BLOCKS = [
+    C2f(4, 8),
+    C3k(4, 8),
+    C3k2(4, 8),
+    C3k2(4, 8, True),
+    C2PSA(4, 128),
+    SPPF(4, 8, 5, 3, True),
+    LinearConv(4, 8),
+]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: type(block).__name__)
@@ -207,7 +225,11 @@ def test_blocks_too_narrow_for_a_channel_inside_are_refused(build):
         build()
 
 
-@pytest.mark.parametrize(("build", "channels"), [(lambda: C2PSA(8, 64), 32), (lambda: C3k2(8, 96, attention=True), 48)])
+@pytest.mark.parametrize(
+    ("build", "channels"), [(lambda: C2PSA(8, 64), 32), (lambda: C3k2(8, 96, attention=True), 48)]
+)
 def test_blocks_too_narrow_for_attention_are_refused(build, channels):
-    with pytest.raises(ValueError, match=f"self-attention needs 64 channels per head, got {channels} channels"):
+    with pytest.raises(
+        ValueError, match=f"self-attention needs 64 channels per head, got {channels} channels"
+    ):
         build()

@@ -1,4 +1,6 @@
-"""models/export/compare.py: the largest differences, of predictions and of detections, worked out by hand."""
+"""models/export/compare.py: the largest differences, of predictions and of detections, worked out
+by hand.
+"""
 
 import pytest
 import torch
@@ -23,16 +25,26 @@ def test_equal_outputs_do_not_differ():
 
 @pytest.mark.parametrize(
     ("boxes", "scores", "acceptable"),
-    [(0.0155, 0, True), (0.0165, 0, False), (0, 0.0009, True), (0, 0.0011, False), (float("nan"), 0, False)],
+    [
+        (0.0155, 0, True),
+        (0.0165, 0, False),
+        (0, 0.0009, True),
+        (0, 0.0011, False),
+        (float("nan"), 0, False),
+    ],
 )
 def test_limits_are_a_number_and_shares_of_coordinate_and_side(boxes, scores, acceptable):
-    """The coordinate that changes is 100 px, as the side: 0.005 px + (1e-5 + 1e-4) * 100 px = 0.016 px are allowed."""
+    """The coordinate that changes is 100 px, as the side: 0.005 px + (1e-5 + 1e-4) * 100 px = 0.016
+    px are allowed.
+    """
     changed = BOXES + torch.tensor([0, 0, 0, boxes])
     assert differences((changed, SCORES + scores), (BOXES, SCORES)).acceptable is acceptable
 
 
 def test_side_is_that_of_the_box():
-    """Of a box of 10 x 5 px at 1,000 px 0.005 px + 1e-5 * 1,005 px + 1e-4 * 10 px = 0.016 px are allowed."""
+    """Of a box of 10 x 5 px at 1,000 px 0.005 px + 1e-5 * 1,005 px + 1e-4 * 10 px = 0.016 px are
+    allowed.
+    """
     boxes = torch.tensor([[[1000.0, 1000, 1010, 1005]]])
     for change, acceptable in ((0.0155, True), (0.0168, False)):
         changed = boxes + torch.tensor([0, 0, 0, change])
@@ -41,12 +53,22 @@ def test_side_is_that_of_the_box():
 
 @pytest.mark.parametrize(
     ("score", "change", "acceptable"),
-    [(0.5, 4.9, True), (0.5, 5.1, False), (0.01, 50, True), (float("nan"), 0, False), (0.005, float("nan"), True)],
+    [
+        (0.5, 4.9, True),
+        (0.5, 5.1, False),
+        (0.01, 50, True),
+        (float("nan"), 0, False),
+        (0.005, float("nan"), True),
+    ],
 )
 def test_16_bit_boxes_are_compared_above_a_score(score, change, acceptable):
-    """1 px + 4 % of the side of 100 px + 1e-5 * 100 px are allowed, and anything for scores up to 0.01."""
+    """1 px + 4 % of the side of 100 px + 1e-5 * 100 px are allowed, and anything for scores up to
+    0.01.
+    """
     changed, scores = BOXES + torch.tensor([0, 0, 0, change]), torch.tensor([[[0.001, score]]])
-    assert differences((changed, scores), (BOXES, scores), precision="fp16").acceptable is acceptable
+    assert (
+        differences((changed, scores), (BOXES, scores), precision="fp16").acceptable is acceptable
+    )
     if score == 0.005:  # in 32 bits every box is compared
         assert not differences((changed, scores), (BOXES, scores)).acceptable
 
@@ -59,14 +81,18 @@ def test_detections_are_matched_in_any_order():
 
 def test_missing_detections_are_counted():
     rows = torch.tensor([[[0.0, 0, 10, 10, 0.9, 1], [50, 50, 60, 60, 0.8, 1]]])
-    other = torch.tensor([[[0.0, 0, 10, 10, 0.9, 0], [0, 0, 0, 0, 0, 0]]])  # another class, and nothing
+    other = torch.tensor(
+        [[[0.0, 0, 10, 10, 0.9, 0], [0, 0, 0, 0, 0, 0]]]
+    )  # another class, and nothing
     found = differences((other,), (rows,), nms=NMS)
     assert (found.unmatched, found.detections, found.acceptable) == (3, 2, False)
     assert "3 of 2 detections differ" in str(found)
     assert Differences("fp32", unmatched=1).acceptable
     for precision, limit in (("fp32", 3), ("fp16", 11)):  # 1 + 1 % and 1 + 5 % of 200
         for unmatched in (limit, limit + 1):
-            assert Differences(precision, unmatched=unmatched, detections=200).acceptable is (unmatched == limit)
+            assert Differences(precision, unmatched=unmatched, detections=200).acceptable is (
+                unmatched == limit
+            )
 
 
 def test_detections_match_within_a_share_of_their_side():

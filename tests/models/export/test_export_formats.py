@@ -36,14 +36,22 @@ def writer(table: str, **fields: object) -> Writer:
 def images(stride: int, *, fixed: bool = False) -> list[torch.Tensor]:
     shapes = [(2, 2, 2)] if fixed else [(1, 1, 2), (3, 3, 2), (2, 2, 2)]
     generator = torch.Generator().manual_seed(0)
-    return [torch.rand(n, 3, rows * stride, columns * stride, generator=generator) for n, rows, columns in shapes]
+    return [
+        torch.rand(n, 3, rows * stride, columns * stride, generator=generator)
+        for n, rows, columns in shapes
+    ]
 
 
 def assert_like_torch(written: Writer, name: str, folder: Path, *, fixed: bool = False) -> None:
     pytest.importorskip("onnxscript", reason="an optional package")
-    pytest.importorskip({"onnx": "onnxruntime", "torchscript": "torch"}.get(name, name), reason="an optional package")
+    pytest.importorskip(
+        {"onnx": "onnxruntime", "torchscript": "torch"}.get(name, name),
+        reason="an optional package",
+    )
     backend = load_backend(written.write(name, folder / "m.pt"), CPU).backend
-    found = compare(backend, ReferenceBackend(written.reference), images(written.model.stride, fixed=fixed))
+    found = compare(
+        backend, ReferenceBackend(written.reference), images(written.model.stride, fixed=fixed)
+    )
     assert found.acceptable, f"{name}: {found}"
 
 
@@ -105,7 +113,10 @@ def test_halved_detector_keeps_its_buffers_and_halves_its_bytes(tiny_model):
     detector = halve(export.detector)
     assert {p.dtype for p in detector.parameters()} == {torch.float16}
     assert {b.dtype for b in detector.buffers()} == {torch.float32}
-    assert len(torchscript_bytes(Export(detector, replace(export.model, precision="fp16")))) < 0.6 * whole
+    assert (
+        len(torchscript_bytes(Export(detector, replace(export.model, precision="fp16"))))
+        < 0.6 * whole
+    )
 
 
 @pytest.mark.slow
@@ -126,13 +137,20 @@ def test_half_precision_files_are_close_and_half_as_large(name, tiny_model, tmp_
 @pytest.mark.parametrize("nms", [None, NMS])
 def test_8_bit_files_run_and_are_close(name, nms, tiny_model, tmp_path):
     pytest.importorskip("onnxscript", reason="an optional package")
-    pytest.importorskip({"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package")
+    pytest.importorskip(
+        {"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package"
+    )
     written = writer(tiny_model, canvas=(64, 64), batch_size=1, nms=nms, precision="int8")
-    batches = [each[None] for each in torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))]
+    batches = [
+        each[None] for each in torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    ]
     path = written.write(name, tmp_path / "m.pt", batches)
     assert path.name.startswith("m_int8")
     backend = load_backend(path, CPU).backend
-    found, expected = backend.predict(batches[0]), ReferenceBackend(written.reference).predict(batches[0])
+    found, expected = (
+        backend.predict(batches[0]),
+        ReferenceBackend(written.reference).predict(batches[0]),
+    )
     assert found.scores.shape == expected.scores.shape
     if nms is None:
         assert (found.scores - expected.scores).abs().mean() < 0.05
@@ -149,7 +167,9 @@ def test_folder_with_other_files_is_not_replaced(tmp_path):
         (folder / name).touch()
     require_replaceable(folder)
     (folder / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="exists and holds other files than an OpenVINO export; move it away"):
+    with pytest.raises(
+        ValueError, match="exists and holds other files than an OpenVINO export; move it away"
+    ):
         require_replaceable(folder)
     (tmp_path / "n_openvino_model").touch()
     with pytest.raises(ValueError, match="n_openvino_model: exists and holds other files"):

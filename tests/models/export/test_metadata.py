@@ -10,12 +10,15 @@ from models.export.metadata import MAX_JSON, ExportedModel, Suppression, read_me
 FILE = Path("a\nb.onnx")
 NMS = Suppression(0.25, 0.45, 100, False)
 MODEL = ExportedModel(
-    ("cat", 'd"\n<é>'), 32, 320, canvas=(256, 320), batch_size=4, nms=NMS, precision="fp16", data="a.yaml",
-    single_class=True, digest="0123abcd", opset=17, torch_version="2.11", payload="ff",
+    ("cat", 'd"\n<é>'), 32, 320, canvas=(256, 320), batch_size=4, nms=NMS, precision="fp16",
+    data="a.yaml", single_class=True, digest="0123abcd", opset=17, torch_version="2.11",
+    payload="ff",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [MODEL, ExportedModel(("a",), 64, 128)], ids=["all fields", "defaults"])
+@pytest.mark.parametrize(
+    "model", [MODEL, ExportedModel(("a",), 64, 128)], ids=["all fields", "defaults"]
+)
 def test_metadata_survives_a_round_trip(model):
     assert read_metadata(model.to_json(), FILE) == model
 
@@ -23,9 +26,16 @@ def test_metadata_survives_a_round_trip(model):
 def test_json_states_input_and_outputs_for_other_programs():
     values = json.loads(MODEL.to_json())
     assert values["input"]["colours"] == "RGB"
-    assert (values["input"]["grey"], values["input"]["range"], values["stride"]) == (114, [0, 1], 32)
+    assert (values["input"]["grey"], values["input"]["range"], values["stride"]) == (
+        114,
+        [0, 1],
+        32,
+    )
     assert set(values["outputs"]) == {"boxes_xyxy", "scores", "detections"}
-    assert (MODEL.outputs, ExportedModel(("a",), 32, 64).outputs) == (("detections",), ("boxes_xyxy", "scores"))
+    assert (MODEL.outputs, ExportedModel(("a",), 32, 64).outputs) == (
+        ("detections",),
+        ("boxes_xyxy", "scores"),
+    )
 
 
 def refusal(text: str) -> str:
@@ -42,10 +52,12 @@ def refusal(text: str) -> str:
     [
         ("names", []), ("names", "abc"), ("names", [1]), ("names", None),
         ("stride", 0), ("stride", 32.0), ("stride", True), ("stride", 1 << 40), ("stride", "32"),
-        ("image_size", -320), ("image_size", 321), ("canvas", [320]), ("canvas", [256, 300]), ("canvas", [0, 320]),
-        ("batch_size", 0), ("batch_size", 1e9), ("precision", "fp4"), ("precision", ["fp32"]), ("data", 5),
-        ("data", "x" * 5000), ("single_class", 1), ("digest", None), ("opset", -1), ("payload", {}),
-        ("nms", {}), ("nms", {"confidence": 2.0, "iou": 0.5, "max_detections": 1, "agnostic": False}),
+        ("image_size", -320), ("image_size", 321),
+        ("canvas", [320]), ("canvas", [256, 300]), ("canvas", [0, 320]),
+        ("batch_size", 0), ("batch_size", 1e9), ("precision", "fp4"), ("precision", ["fp32"]),
+        ("data", 5), ("data", "x" * 5000), ("single_class", 1), ("digest", None), ("opset", -1),
+        ("payload", {}), ("nms", {}),
+        ("nms", {"confidence": 2.0, "iou": 0.5, "max_detections": 1, "agnostic": False}),
         ("nms", {"confidence": 0.5, "iou": 0.5, "max_detections": 1 << 40, "agnostic": False}),
         ("nms", {"confidence": 0.5, "iou": "0.5", "max_detections": 1, "agnostic": False}),
         ("nms", {"confidence": 1e999, "iou": 0.5, "max_detections": 1, "agnostic": False}),
@@ -57,7 +69,17 @@ def test_other_values_are_refused(name, value):
 
 
 def test_other_texts_are_refused():
-    for text in ("", "{}", "[]", "null", "nan", '{"format": NaN}', "[" * 100_000, "{", MODEL.to_json()[:-1]):
+    for text in (
+        "",
+        "{}",
+        "[]",
+        "null",
+        "nan",
+        '{"format": NaN}',
+        "[" * 100_000,
+        "{",
+        MODEL.to_json()[:-1],
+    ):
         refusal(text)
     assert "has more than" in refusal(" " * (MAX_JSON + 1))
     without = json.loads(MODEL.to_json())

@@ -1,4 +1,6 @@
-"""Non-maximum suppression in exported graphs: in torch, onnxruntime and OpenVINO the same as models/nms.py."""
+"""Non-maximum suppression in exported graphs: in torch, onnxruntime and OpenVINO the same as
+models/nms.py.
+"""
 
 import cv2
 import numpy as np
@@ -9,7 +11,9 @@ from models.export.graph import non_max_suppression_graph
 from models.export.metadata import Suppression
 from models.nms import non_max_suppression
 
-CASES = [  # images, predictions, classes, confidence, IoU, detections, agnostic, levels of the scores (for ties)
+# images, predictions, classes, confidence, IoU, detections, agnostic, levels of the scores (for
+# ties)
+CASES = [
     (2, 50, 2, 0.25, 0.45, 100, False, 0),
     (3, 500, 3, 0.25, 0.45, 20, False, 20),
     (2, 3500, 80, 0.9, 0.6, 300, False, 0),
@@ -24,11 +28,16 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def predictions(case):
-    """Random boxes and scores of a case, and what models/nms.py keeps of them, as rows [B, D, 6]."""
+    """Random boxes and scores of a case, and what models/nms.py keeps of them, as rows [B, D,
+    6].
+    """
     images, count, classes, confidence, iou, most, agnostic, levels = case
     generator = torch.Generator().manual_seed(0)
     low, size = (torch.rand(images, count, 2, generator=generator) * side for side in (200, 80))
-    boxes, scores = torch.cat([low, low + size], -1), torch.rand(images, count, classes, generator=generator)
+    boxes, scores = (
+        torch.cat([low, low + size], -1),
+        torch.rand(images, count, classes, generator=generator),
+    )
     if levels:
         scores = (scores * levels).round() / levels
     limits = {"confidence": confidence, "iou": iou, "max_detections": most, "agnostic": agnostic}
@@ -60,11 +69,16 @@ def onnx_graph():
     from models.export.onnx_nms import add_suppression
 
     def build(nms, classes):
-        helper, shapes = onnx.helper, {"boxes_xyxy": ["batch", "n", 4], "scores": ["batch", "n", classes]}
+        helper, shapes = (
+            onnx.helper,
+            {"boxes_xyxy": ["batch", "n", 4], "scores": ["batch", "n", classes]},
+        )
         info = helper.make_tensor_value_info
         nodes = [helper.make_node("Identity", [name[0]], [name]) for name in shapes]
         inputs = [info(name[0], 1, shape) for name, shape in shapes.items()]
-        graph = helper.make_graph(nodes, "g", inputs, [info(name, 1, shape) for name, shape in shapes.items()])
+        graph = helper.make_graph(
+            nodes, "g", inputs, [info(name, 1, shape) for name, shape in shapes.items()]
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         add_suppression(model, nms, classes)
         onnx.checker.check_model(model, full_check=True)
@@ -82,7 +96,9 @@ def test_onnx_graph_keeps_what_nms_keeps_in_onnxruntime(case, onnx_graph):
     assert torch.from_numpy(found).equal(expected)
 
 
-@pytest.mark.skipif(int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression")
+@pytest.mark.skipif(
+    int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression"
+)
 @each_case
 def test_onnx_graph_keeps_what_nms_keeps_in_opencv(case, onnx_graph):
     boxes, scores, nms, expected = predictions(case)
@@ -99,6 +115,8 @@ def test_onnx_graph_keeps_what_nms_keeps_in_openvino(case, onnx_graph):
 
     boxes, scores, nms, expected = predictions(case)
     precise = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(openvino_model(onnx_graph(nms, case[2])), "CPU", precise)
+    compiled = openvino.Core().compile_model(
+        openvino_model(onnx_graph(nms, case[2])), "CPU", precise
+    )
     found = compiled({"b": boxes.numpy(), "s": scores.numpy()})[0]
     assert torch.from_numpy(found).equal(expected)

@@ -42,12 +42,16 @@ def slow_decode(
             anchor_w, anchor_h = head.anchors_px[level, anchor].tolist()
             for row in range(height):
                 for column in range(width):
-                    x, y, w, h, objectness, *classes = (sigma(v) for v in raw[image, anchor, row, column].tolist())
+                    x, y, w, h, objectness, *classes = (
+                        sigma(v) for v in raw[image, anchor, row, column].tolist()
+                    )
                     stride = head.strides[level]
                     cx, cy = (2 * x - 0.5 + column) * stride, (2 * y - 0.5 + row) * stride
                     w, h = (2 * w) ** 2 * anchor_w, (2 * h) ** 2 * anchor_h
                     boxes.append([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
-                    scores.append([objectness] if head.num_classes == 1 else [objectness * p for p in classes])
+                    scores.append(
+                        [objectness] if head.num_classes == 1 else [objectness * p for p in classes]
+                    )
     return boxes, scores
 
 
@@ -68,7 +72,9 @@ def test_decode_of_bfloat16_maps_is_float32():
     low = [raw.bfloat16() for raw in maps]
     boxes, scores = make_head().decode(low)
     assert boxes.dtype == scores.dtype == torch.float32
-    torch.testing.assert_close(boxes, make_head().decode([raw.float() for raw in low])[0], rtol=0, atol=0)
+    torch.testing.assert_close(
+        boxes, make_head().decode([raw.float() for raw in low])[0], rtol=0, atol=0
+    )
 
 
 def test_float64_maps_stay_float64():
@@ -140,8 +146,12 @@ def test_strides_must_be_whole_numbers():
 @torch.no_grad()
 @pytest.mark.parametrize("num_classes", [1, 3])
 @pytest.mark.parametrize("confidence", [0.001, 0.5, 0.999])
-def test_candidates_are_the_decoded_predictions_above_the_confidence(tiny_model, num_classes, confidence):
-    """The two routes give the same bits in the same order; what is left out has no score above the confidence."""
+def test_candidates_are_the_decoded_predictions_above_the_confidence(
+    tiny_model, num_classes, confidence
+):
+    """The two routes give the same bits in the same order; what is left out has no score above the
+    confidence.
+    """
     torch.manual_seed(0)
     model = build_model(tiny_model, num_classes).eval()
     for conv in model.head.m:
@@ -154,8 +164,12 @@ def test_candidates_are_the_decoded_predictions_above_the_confidence(tiny_model,
     for image in range(3):
         wanted = scores[image].amax(-1) > confidence
         found = few_scores[image].amax(-1) > confidence
-        torch.testing.assert_close(few_boxes[image][found], boxes[image][wanted], rtol=1e-6, atol=1e-5)
-        torch.testing.assert_close(few_scores[image][found], scores[image][wanted], rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            few_boxes[image][found], boxes[image][wanted], rtol=1e-6, atol=1e-5
+        )
+        torch.testing.assert_close(
+            few_scores[image][found], scores[image][wanted], rtol=1e-6, atol=0
+        )
     assert (few_scores.amax(-1) > confidence).sum() == (scores.amax(-1) > confidence).sum()
 
 

@@ -1,4 +1,6 @@
-"""A second kind of head: its parts against hand-computed numbers and plain loops, and what must work with any head."""
+"""A second kind of head: its parts against hand-computed numbers and plain loops, and what must
+work with any head.
+"""
 
 import math
 from collections.abc import Iterator
@@ -41,7 +43,9 @@ def make_head(num_classes: int = 3) -> AnchorFreeHead:
 
 
 def some_targets() -> Tensor:
-    """Return targets of two 64 px images: a small box in a large one, a tall box, an ignore region, a padding row."""
+    """Return targets of two 64 px images: a small box in a large one, a tall box, an ignore region,
+    a padding row.
+    """
     rows = [
         [0, 2, 4, 4, 60, 60],
         [0, 0, 20, 20, 44, 40],
@@ -52,7 +56,7 @@ def some_targets() -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-# ---------------------------------------------------------------------- the head, its assignment and its loss
+# ------------------------------------------------------------ the head, its assignment and its loss
 
 
 def test_anchor_free_decode_by_hand():
@@ -64,7 +68,8 @@ def test_anchor_free_decode_by_hand():
     ]
     raw[0][1][0, 1, 0, 1] = math.log(3)
     boxes, scores = head.decode(raw)
-    # Stride 8: centre of row 0, column 1 is x 12, y 4, and one stride away on each side 4 to 20, -4 to 12.
+    # Stride 8: centre of row 0, column 1 is x 12, y 4, and one stride away on each side 4 to 20, -4
+    # to 12.
     torch.testing.assert_close(boxes[0, 1], torch.tensor([4.0, -4, 20, 12]))
     # Stride 16: centre 8, 8, two strides: -24 to 40.
     torch.testing.assert_close(boxes[0, 4], torch.tensor([-24.0, -24, 40, 40]))
@@ -73,14 +78,18 @@ def test_anchor_free_decode_by_hand():
 
 
 def test_anchor_free_decode_accepts_empty_batch():
-    boxes, scores = make_head().decode(make_head()([torch.empty(0, 4, 4, 4), torch.empty(0, 6, 2, 2)]))
+    boxes, scores = make_head().decode(
+        make_head()([torch.empty(0, 4, 4, 4), torch.empty(0, 6, 2, 2)])
+    )
     assert (boxes.shape, scores.shape) == ((0, 20, 4), (0, 20, 3))
 
 
 def slow_assignment(
     targets: Tensor, stride: int, images: int, grid: tuple[int, int]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (image, row, column, target) of each cell that is assigned to a box, with loops over the cells."""
+    """Yield (image, row, column, target) of each cell that is assigned to a box, with loops over
+    the cells.
+    """
     for image in range(images):
         for row in range(grid[0]):
             for column in range(grid[1]):
@@ -113,36 +122,55 @@ def test_no_targets_assign_no_cells():
     assert (boxes.shape, classes.shape) == ((2, 16, 4), (2, 16))
 
 
-def raw_maps(head: AnchorFreeHead, images: int = 2, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+def raw_maps(
+    head: AnchorFreeHead, images: int = 2, dtype: torch.dtype = torch.float64
+) -> list[tuple[Tensor, Tensor]]:
     random = torch.Generator().manual_seed(0)
     sides = [64 // stride for stride in head.strides]
     shapes = [((images, 4, side, side), (images, head.num_classes, side, side)) for side in sides]
-    return [tuple(torch.randn(shape, generator=random, dtype=dtype) for shape in level) for level in shapes]
+    return [
+        tuple(torch.randn(shape, generator=random, dtype=dtype) for shape in level)
+        for level in shapes
+    ]
 
 
-def slow_loss(head: AnchorFreeHead, raw: list[tuple[Tensor, Tensor]], targets: Tensor) -> dict[str, float]:
+def slow_loss(
+    head: AnchorFreeHead, raw: list[tuple[Tensor, Tensor]], targets: Tensor
+) -> dict[str, float]:
     """Compute the definition with loops, one cell at a time."""
     box, cls, cells = 0.0, 0.0, 0
     decoded, _ = head.decode(raw)
     start = 0
     for (_, logits), stride in zip(raw, head.strides, strict=True):
         images, classes, height, width = logits.shape
-        owners = {(b, y, x): t for b, y, x, t in slow_assignment(targets, stride, images, (height, width))}
+        owners = {
+            (b, y, x): t for b, y, x, t in slow_assignment(targets, stride, images, (height, width))
+        }
         for b in range(images):
             for y in range(height):
                 for x in range(width):
                     target = owners.get((b, y, x))
                     if target is not None:
-                        pair = (decoded[b, start + y * width + x].double(), targets[target, 2:].double())
-                        box += 1 - complete_iou(*(to_cxcywh(one[None] / stride) for one in pair)).item()
+                        pair = (
+                            decoded[b, start + y * width + x].double(),
+                            targets[target, 2:].double(),
+                        )
+                        box += (
+                            1
+                            - complete_iou(*(to_cxcywh(one[None] / stride) for one in pair)).item()
+                        )
                         cells += 1
                     px, py = (x + 0.5) * stride, (y + 0.5) * stride
                     regions = targets[(targets[:, 0] == b) & (targets[:, 1] == -1), 2:].tolist()
-                    if target is None and any(x1 < px < x2 and y1 < py < y2 for x1, y1, x2, y2 in regions):
+                    if target is None and any(
+                        x1 < px < x2 and y1 < py < y2 for x1, y1, x2, y2 in regions
+                    ):
                         continue
                     for c in range(classes):
                         p = 1 / (1 + math.exp(-logits[b, c, y, x].item()))
-                        cls -= math.log(p if target is not None and targets[target, 1] == c else 1 - p)
+                        cls -= math.log(
+                            p if target is not None and targets[target, 1] == c else 1 - p
+                        )
         start += height * width
     return {"box": box / max(cells, 1), "cls": cls / max(cells, 1)}
 
@@ -168,25 +196,34 @@ def test_anchor_free_loss_shares_sum_to_batch_loss():
         loss(*part, lambda own: counts.append(own) or own)
     shares = [loss(*part, lambda _: sum(counts)) for part in parts]
     for term in loss.terms:
-        assert sum(share[term] for share in shares).item() == pytest.approx(full_batch[term].item(), rel=1e-12)
+        assert sum(share[term] for share in shares).item() == pytest.approx(
+            full_batch[term].item(), rel=1e-12
+        )
 
 
 def test_anchor_free_loss_never_syncs_with_device():
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")
-        raw = [(torch.empty(2, 4, s, s, device=device), torch.empty(2, 3, s, s, device=device)) for s in (8, 4)]
-        terms = AnchorFreeLoss((8, 16))(raw, torch.empty(5, 6, device=device), lambda counts: counts)
+        raw = [
+            (torch.empty(2, 4, s, s, device=device), torch.empty(2, 3, s, s, device=device))
+            for s in (8, 4)
+        ]
+        terms = AnchorFreeLoss((8, 16))(
+            raw, torch.empty(5, 6, device=device), lambda counts: counts
+        )
     assert all(term.device.type == "cuda" for term in terms.values())
 
 
-# ---------------------------------------------------------------------- what must work with any head
+# --------------------------------------------------------------------- what must work with any head
 
 
 def test_table_without_anchors_ignores_given_anchor_count(model):
     assert "anchors" not in model.table
     assert model.strides == (8, 16, 32)
     assert Detector(model.table).state_dict().keys() == model.state_dict().keys()
-    with_anchors = build_model(TABLE, 3, anchors=5)  # as from `anchors` in the hyper-parameters: ignored
+    with_anchors = build_model(
+        TABLE, 3, anchors=5
+    )  # as from `anchors` in the hyper-parameters: ignored
     assert with_anchors.table == model.table
 
 
@@ -206,14 +243,21 @@ def test_build_loss_supports_fully_sharded_heads(model):
 
 
 def test_build_loss_of_undeclared_head_is_refused():
-    with pytest.raises(ValueError, match="no loss is declared in HEADS for a head of class Identity"):
+    with pytest.raises(
+        ValueError, match="no loss is declared in HEADS for a head of class Identity"
+    ):
         build_loss(torch.nn.Identity(), LossGains())
 
 
 def test_anchor_free_model_fits_no_anchors(model, tmp_path):
     sizes = torch.rand(50, 2).double().numpy() * 50
     settings = {"ratio_limit": 4.0, "seed": 0, "placeholders": False}
-    assert model.fit_to_boxes(sizes, **settings, broadcast=lambda value: pytest.fail("nothing to broadcast")) is None
+    assert (
+        model.fit_to_boxes(
+            sizes, **settings, broadcast=lambda value: pytest.fail("nothing to broadcast")
+        )
+        is None
+    )
     assert "anchors" not in model.table
 
 
@@ -255,6 +299,7 @@ def test_row_that_refers_to_anchors_requires_anchors(tiny_model):
     table = dict(build_model(tiny_model, 3).table)
     del table["anchors"]
     with pytest.raises(
-        ValueError, match=r"`anchors` is missing: one list w, h, w, h, \.\.\. per level, or a number per"
+        ValueError,
+        match=r"`anchors` is missing: one list w, h, w, h, \.\.\. per level, or a number per",
     ):
         build_model(table, 3)

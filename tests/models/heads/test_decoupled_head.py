@@ -17,7 +17,8 @@ def head() -> DecoupledHead:
 
 def test_decoupled_decode_by_hand(head):
     raw = [torch.zeros(1, 2, 3, 8), torch.zeros(1, 1, 1, 8)]
-    # Stride 8, row 1, column 2: centre (2 + 0.5, 1 - 0.25) cells = (20, 6) px, size (e^0, e^ln 2) cells = (8, 16) px.
+    # Stride 8, row 1, column 2: centre (2 + 0.5, 1 - 0.25) cells = (20, 6) px, size (e^0, e^ln 2)
+    # cells = (8, 16) px.
     raw[0][0, 1, 2] = torch.tensor([0.5, -0.25, 0, math.log(2), 0, 0, math.log(3), -math.log(3)])
     boxes, scores = head.decode(raw)
     assert boxes.shape == (1, 7, 4)
@@ -45,10 +46,14 @@ def test_decoupled_candidates_are_the_predictions_above_the_confidence(head, con
 
 
 def test_extreme_sides_stay_finite(head):
-    """e^100 is infinite in float32; boxes of infinite size would make NMS and the loss not a number."""
+    """e^100 is infinite in float32; boxes of infinite size would make NMS and the loss not a
+    number.
+    """
     raw = [torch.full((1, 1, 1, 8), 100.0, requires_grad=True), torch.full((1, 1, 1, 8), -200.0)]
     boxes, _ = head.decode(raw)
-    assert (boxes[0, 0, 2:] - boxes[0, 0, :2]).tolist() == pytest.approx([8 * math.exp(11)] * 2, rel=1e-6)
+    assert (boxes[0, 0, 2:] - boxes[0, 0, :2]).tolist() == pytest.approx(
+        [8 * math.exp(11)] * 2, rel=1e-6
+    )
     assert boxes[0, 1].isfinite().all()
     boxes.sum().backward()
     assert raw[0].grad.isfinite().all()

@@ -1,4 +1,6 @@
-"""The heads of distances: decoding by hand, candidates, initial values, published counts, and the choice of outputs."""
+"""The heads of distances: decoding by hand, candidates, initial values, published counts, and the
+choice of outputs.
+"""
 
 from fractions import Fraction
 from typing import Any
@@ -12,7 +14,8 @@ from models.heads.distance import DistanceHead, DualDistanceHead, boxes_around, 
 from models.weights.transfer import transfer
 from tests.models.test_detector import build_meta, randomise_statistics
 
-# Parameters of published heads for 80 classes; those with bins count the 16 numbers that the bins stand for.
+# Parameters of published heads for 80 classes; those with bins count the 16 numbers that the bins
+# stand for.
 PUBLISHED = {
     "yolov5nu": 897_664,
     "yolov5su": 2_147_008,
@@ -57,7 +60,13 @@ def random_raw(bins: int, seed: int = 2) -> list[Tensor]:
 
 each_kind = pytest.mark.parametrize(
     "head",
-    [(DistanceHead,), (DistanceHead, 4, True), (DistanceHead, 1), (DualDistanceHead,), (DualDistanceHead, 16, False)],
+    [
+        (DistanceHead,),
+        (DistanceHead, 4, True),
+        (DistanceHead, 1),
+        (DualDistanceHead,),
+        (DualDistanceHead, 16, False),
+    ],
     ids=["bins", "separable", "no bins", "dual", "dual bins"],
     indirect=True,
 )
@@ -84,8 +93,9 @@ def dual() -> DualDistanceHead:
 
 def test_decode_with_bins_by_hand():
     raw = [torch.zeros(1, 2, 3, 4 * 4 + C), torch.zeros(1, 1, 1, 4 * 4 + C)]
-    # Stride 8, row 1, column 2: the middle is x 20, y 12. Logits of 50 leave one bin each: 0 left, 3 top, 1 right; at
-    # the bottom bins 1 and 2 have half each: 1.5. In pixels 0, 24, 8, 12: the box is 20 - 0, 12 - 24, 20 + 8, 12 + 12.
+    # Stride 8, row 1, column 2: the middle is x 20, y 12. Logits of 50 leave one bin each: 0 left,
+    # 3 top, 1 right; at the bottom bins 1 and 2 have half each: 1.5. In pixels 0, 24, 8, 12: the
+    # box is 20 - 0, 12 - 24, 20 + 8, 12 + 12.
     sides = raw[0][0, 1, 2, :16].view(4, 4)
     sides[0, 0] = sides[1, 3] = sides[2, 1] = sides[3, 1] = sides[3, 2] = 50.0
     raw[0][0, 1, 2, 16:] = torch.tensor([0.0, 1, -1]) * torch.log(torch.tensor(3.0))
@@ -100,7 +110,8 @@ def test_decode_with_bins_by_hand():
 
 def test_decode_without_bins_by_hand():
     raw = [torch.zeros(1, 2, 3, 4 + C), torch.zeros(1, 1, 1, 4 + C)]
-    # Stride 8, row 1, column 2: the middle is x 20, y 12. 1, -0.5, 2 and 3 strides are 8, -4, 16 and 24 px.
+    # Stride 8, row 1, column 2: the middle is x 20, y 12. 1, -0.5, 2 and 3 strides are 8, -4, 16
+    # and 24 px.
     raw[0][0, 1, 2, :4] = torch.tensor([1.0, -0.5, 2, 3])
     raw[1][0, 0, 0, :4] = torch.tensor([2.0, 2, 2, 2])
     boxes, _ = make_head(DistanceHead, 1).decode(raw)
@@ -110,13 +121,16 @@ def test_decode_without_bins_by_hand():
 
 
 def test_predictions_are_ordered_by_level_row_and_column():
-    boxes, _ = make_head(DistanceHead, 1).decode([torch.zeros(1, 2, 3, 4 + C), torch.zeros(1, 1, 1, 4 + C)])
+    boxes, _ = make_head(DistanceHead, 1).decode(
+        [torch.zeros(1, 2, 3, 4 + C), torch.zeros(1, 1, 1, 4 + C)]
+    )
     middles = [[4, 4], [12, 4], [20, 4], [4, 12], [12, 12], [20, 12], [8, 8]]
     assert boxes[0, :, :2].tolist() == middles
 
 
 def test_sides_are_means_of_distributions():
-    # ln 1, ln 2, ln 5 are shares 1/8, 2/8, 5/8 of bins 0, 1, 2: (2 + 10) / 8 = 1.5. Class logits are not looked at.
+    # ln 1, ln 2, ln 5 are shares 1/8, 2/8, 5/8 of bins 0, 1, 2: (2 + 10) / 8 = 1.5. Class logits
+    # are not looked at.
     raw = torch.cat([torch.tensor([1.0, 2, 5]).log().repeat(4), torch.tensor([9.0])])
     torch.testing.assert_close(sides_of(raw, 3), torch.full((4,), 1.5))
     assert sides_of(torch.tensor([-1.0, 2, 3, 4, 5]), 1).tolist() == [-1, 2, 3, 4]
@@ -160,7 +174,7 @@ def test_half_precision_maps_are_decoded_in_single_precision():
     assert boxes.equal(expected)
 
 
-# ---------------------------------------------------------------------- layers and their initial values
+# ------------------------------------------------------------------ layers and their initial values
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -189,7 +203,10 @@ def test_branch_pairs_of_dual_heads_are_of_equal_size(name):
 def test_widths_of_branches(channels, num_classes, bins, widths):
     head = DistanceHead([channels, 24], num_classes, bins, strides=[Fraction(8), Fraction(16)])
     for level in range(2):
-        assert (head.branches.sides[level][1].out_channels, head.branches.classes[level][1].out_channels) == widths
+        assert (
+            head.branches.sides[level][1].out_channels,
+            head.branches.classes[level][1].out_channels,
+        ) == widths
         assert head.branches.sides[level][2].weight.shape[:2] == (4 * bins, widths[0])
         assert head.branches.classes[level][2].weight.shape[:2] == (num_classes, widths[1])
 
@@ -204,8 +221,11 @@ def test_only_the_class_branch_is_separable():
 def test_initial_classes_expect_five_boxes_per_image_and_level(bins, distance):
     head = DualDistanceHead(CHANNELS, C, bins, strides=[Fraction(8), Fraction(16)])
     for branches in (head.branches, head.one_to_one):
-        for sides, classes, cells in zip(branches.sides, branches.classes, (80**2, 40**2), strict=True):
-            # An image of 640 px has 80 * 80 cells of stride 8. Of 3 classes each: 5 / 3 / 6400 = 0.00026.
+        for sides, classes, cells in zip(
+            branches.sides, branches.classes, (80**2, 40**2), strict=True
+        ):
+            # An image of 640 px has 80 * 80 cells of stride 8. Of 3 classes each: 5 / 3 / 6400 =
+            # 0.00026.
             assert (classes[2].bias.exp().sum() * cells).item() == pytest.approx(5, rel=1e-5)
             assert classes[2].bias.sigmoid().sum().item() * cells == pytest.approx(5, rel=2e-3)
             assert set(sides[2].bias.tolist()) == {distance}
@@ -221,7 +241,9 @@ def test_bins_below_one_are_refused(bins):
 def test_outputs_are_float32_under_autocast(head):
     with torch.autocast("cpu", torch.bfloat16):
         raw = head(random_features())
-    levels = [level for maps in raw for level in maps] if isinstance(head, DualDistanceHead) else raw
+    levels = (
+        [level for maps in raw for level in maps] if isinstance(head, DualDistanceHead) else raw
+    )
     assert {level.dtype for level in levels} == {torch.float32}
 
 
@@ -297,11 +319,15 @@ def test_fuse_removes_the_other_branches_and_keeps_the_boxes(dual, name):
     expected, before = dual.decode(dual(random_features())), count_parameters(dual)
     for _ in range(2):  # a second call changes nothing
         dual.fuse()
-        assert [key for key, _ in dual.named_children()] == ["branches" if name == "o2m" else "one_to_one"]
+        assert [key for key, _ in dual.named_children()] == [
+            "branches" if name == "o2m" else "one_to_one"
+        ]
         assert count_parameters(dual) == before / 2
         raw = dual(random_features())
         assert len(raw) == 1
-        assert all(found.equal(wanted) for found, wanted in zip(dual.decode(raw), expected, strict=True))
+        assert all(
+            found.equal(wanted) for found, wanted in zip(dual.decode(raw), expected, strict=True)
+        )
         some_boxes, _ = dual.decode_candidates(raw, 1e-9)
         torch.testing.assert_close(some_boxes, expected[0])
     dual.choose_output(name)

@@ -31,17 +31,24 @@ def make_loss(num_classes: int = 3, levels: int = 3, **settings: float) -> Ancho
     return AnchorBasedLoss(ANCHORS[:levels], STRIDES[:levels], num_classes, LossGains(**settings))
 
 
-def random_maps(images: int, num_classes: int = 3, levels: int = 3, seed: int = 0, spread: float = 1.5) -> list[Tensor]:
+def random_maps(
+    images: int, num_classes: int = 3, levels: int = 3, seed: int = 0, spread: float = 1.5
+) -> list[Tensor]:
     g = torch.Generator().manual_seed(seed)
     sides = [SIDE // stride for stride in STRIDES[:levels]]
-    return [torch.randn(images, 3, side, side, 5 + num_classes, generator=g) * spread for side in sides]
+    return [
+        torch.randn(images, 3, side, side, 5 + num_classes, generator=g) * spread for side in sides
+    ]
 
 
 def random_targets(count: int, images: int, num_classes: int = 3, seed: int = 0) -> Tensor:
     """Return targets with boxes inside the image, without ignore regions."""
     g = torch.Generator().manual_seed(seed)
     corners = torch.rand(count, 2, 2, generator=g) * SIDE
-    head = [torch.randint(0, images, (count,), generator=g), torch.randint(0, num_classes, (count,), generator=g)]
+    head = [
+        torch.randint(0, images, (count,), generator=g),
+        torch.randint(0, num_classes, (count,), generator=g),
+    ]
     low, high = corners.amin(1), corners.amax(1) + 2
     return torch.cat([torch.stack(head, 1), low, high.clamp(max=SIDE)], 1).float()
 
@@ -64,8 +71,12 @@ def slow_iou(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return complete_iou(both[:1], both[1:]).item()
 
 
-def slow_loss(maps: list[Tensor], targets: Tensor, *, num_classes: int = 3, **settings: float) -> dict[str, float]:
-    """Compute the definition with loops over level, image, anchor and cell, one number at a time."""
+def slow_loss(
+    maps: list[Tensor], targets: Tensor, *, num_classes: int = 3, **settings: float
+) -> dict[str, float]:
+    """Compute the definition with loops over level, image, anchor and cell, one number at a
+    time.
+    """
     gains = LossGains(**settings)
     ratio_limit, smoothing, gamma = gains.ratio_limit, gains.label_smoothing, gains.focal_gamma
     levels, images = len(maps), len(maps[0])
@@ -82,10 +93,15 @@ def slow_loss(maps: list[Tensor], targets: Tensor, *, num_classes: int = 3, **se
                     for column in range(cells):
                         values = raw[b, a, row, column].tolist()
                         x, y = 2 * sigma(values[0]) - 0.5 + column, 2 * sigma(values[1]) - 0.5 + row
-                        w, h = (2 * sigma(values[2])) ** 2 * anchor[0], (2 * sigma(values[3])) ** 2 * anchor[1]
+                        w, h = (
+                            (2 * sigma(values[2])) ** 2 * anchor[0],
+                            (2 * sigma(values[3])) ** 2 * anchor[1],
+                        )
                         best = None
                         for class_id, *corners in image_targets:
-                            truth = matched_box(corners, class_id, anchor, stride, row, column, ratio_limit)
+                            truth = matched_box(
+                                corners, class_id, anchor, stride, row, column, ratio_limit
+                            )
                             if truth is None:
                                 continue
                             iou = slow_iou([x, y, w, h], truth)
@@ -93,14 +109,21 @@ def slow_loss(maps: list[Tensor], targets: Tensor, *, num_classes: int = 3, **se
                             box_terms.append(1 - iou)
                             for c in range(num_classes):
                                 target = 1 - smoothing / 2 if c == class_id else smoothing / 2
-                                cls_terms.append(cross_entropy(values[5 + c], target, gains.cls_pos_weight, gamma))
+                                cls_terms.append(
+                                    cross_entropy(
+                                        values[5 + c], target, gains.cls_pos_weight, gamma
+                                    )
+                                )
                         center = (column + 0.5) * stride, (row + 0.5) * stride
                         ignored = any(
                             c == -1 and x1 < center[0] < x2 and y1 < center[1] < y2
                             for c, x1, y1, x2, y2 in image_targets
                         )
                         counted = best is not None or not ignored
-                        obj_terms.append(counted * cross_entropy(values[4], best or 0.0, gains.obj_pos_weight, gamma))
+                        obj_terms.append(
+                            counted
+                            * cross_entropy(values[4], best or 0.0, gains.obj_pos_weight, gamma)
+                        )
         total["box"] += sum(box_terms) / max(len(box_terms), 1)
         total["cls"] += sum(cls_terms) / max(len(cls_terms), 1) if num_classes > 1 else 0.0
         total["obj"] += sum(obj_terms) / len(obj_terms) * balance[level]
@@ -120,7 +143,11 @@ def matched_box(corners, class_id, anchor, stride, row, column, limit):
     near_column = math.floor(cx) + (-1 if cx % 1 < 0.5 else 1)
     near_row = math.floor(cy) + (-1 if cy % 1 < 0.5 else 1)
     own = (math.floor(cx), math.floor(cy))
-    return [cx, cy, w, h] if (column, row) in {own, (near_column, own[1]), (own[0], near_row)} else None
+    return (
+        [cx, cy, w, h]
+        if (column, row) in {own, (near_column, own[1]), (own[0], near_row)}
+        else None
+    )
 
 
 def values(terms: dict[str, Tensor]) -> dict[str, float]:
@@ -142,7 +169,9 @@ SETTINGS = [
 def test_anchor_based_loss_equals_slow_loops(settings, num_classes):
     maps, targets = random_maps(2, num_classes), random_targets(8, 2, num_classes)
     found = values(make_loss(num_classes, **settings)(maps, targets))
-    assert found == pytest.approx(slow_loss(maps, targets, num_classes=num_classes, **settings), rel=2e-5, abs=1e-7)
+    assert found == pytest.approx(
+        slow_loss(maps, targets, num_classes=num_classes, **settings), rel=2e-5, abs=1e-7
+    )
     assert found["box"] > 0
     assert (found["cls"] > 0) is (num_classes > 1)
 
@@ -156,7 +185,9 @@ def test_loss_with_other_level_counts_equals_slow_loops(levels):
 
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 def test_order_of_levels_changes_nothing(levels):
-    """A head may list its coarsest level first: the weights of the objectness follow the strides."""
+    """A head may list its coarsest level first: the weights of the objectness follow the
+    strides.
+    """
     maps, targets = random_maps(2, levels=levels), random_targets(8, 2)
     expected = values(make_loss(levels=levels)(maps, targets))
     backwards = AnchorBasedLoss(ANCHORS[:levels].flip(0), STRIDES[:levels][::-1], 3, LossGains())
@@ -165,7 +196,9 @@ def test_order_of_levels_changes_nothing(levels):
 
 def test_loss_with_ignore_regions_equals_slow_loops():
     maps, targets = random_maps(2), random_targets(8, 2)
-    regions = torch.tensor([[0.0, -1, 5, 5, 40, 64], [1, -1, 0, 0, 20, 20], [1, -1, 10, 10, 30, 30]])
+    regions = torch.tensor(
+        [[0.0, -1, 5, 5, 40, 64], [1, -1, 0, 0, 20, 20], [1, -1, 10, 10, 30, 30]]
+    )
     mixed = torch.cat([targets[:3], regions, targets[3:]])
     found = values(make_loss()(maps, mixed))
     assert found == pytest.approx(slow_loss(maps, mixed), rel=2e-5)
@@ -178,14 +211,13 @@ def test_loss_rejects_more_than_five_levels():
 
 
 def test_anchor_based_loss_by_hand():
-    # One image of 64 px, one level of stride 8, one anchor 16 x 16, all logits 0, one class.
-    # Target 16 x 16 px at centre (28, 28), in cells (3.5, 3.5): the middle of a cell, so the neighbours are the next
-    # column and the next row.
-    # Each predicted box has its centre at the cell + 0.5 and the anchor's size, 2 x 2 cells. The own cell has IoU 1,
-    # the others are one cell off: overlap 2, union 6, IoU 1/3, rho^2 = 1, enclosing box 3 x 2, so c^2 = 13 and
-    # CIoU = 1/3 - 1/13 = 0.256410.
-    # box = (0 + 2 * (1 - 0.256410)) / 3 * 0.05 * 3 = 0.0743590
-    # obj = -mean ln 0.5 for any target = 0.693147 * 4 * 3 * (64 / 640)^2 = 0.0831777
+    # One image of 64 px, one level of stride 8, one anchor 16 x 16, all logits 0, one class. Target
+    # 16 x 16 px at centre (28, 28), in cells (3.5, 3.5): the middle of a cell, so the neighbours
+    # are the next column and the next row. Each predicted box has its centre at the cell + 0.5 and
+    # the anchor's size, 2 x 2 cells. The own cell has IoU 1, the others are one cell off: overlap
+    # 2, union 6, IoU 1/3, rho^2 = 1, enclosing box 3 x 2, so c^2 = 13 and CIoU = 1/3 - 1/13 =
+    # 0.256410. box = (0 + 2 * (1 - 0.256410)) / 3 * 0.05 * 3 = 0.0743590 obj = -mean ln 0.5 for any
+    # target = 0.693147 * 4 * 3 * (64 / 640)^2 = 0.0831777
     loss = AnchorBasedLoss(torch.tensor([[[16.0, 16]]]), (8,), 1, LossGains())
     terms = values(loss([torch.zeros(1, 1, 8, 8, 6)], torch.tensor([[0.0, 0, 20, 20, 36, 36]])))
     assert terms == pytest.approx({"box": 0.0743590, "obj": 0.0831777, "cls": 0.0}, rel=1e-5)
@@ -204,13 +236,17 @@ def test_batch_without_targets_trains_only_objectness():
 
 def test_ignored_cells_train_objectness_only_where_matched():
     maps = [raw.requires_grad_() for raw in random_maps(1)]
-    # Predicted boxes of almost no size: their CIoU with the target is 0 or below, but they are still matches.
+    # Predicted boxes of almost no size: their CIoU with the target is 0 or below, but they are
+    # still matches.
     with torch.no_grad():
         maps[0][..., :4] = -20
-    targets = torch.tensor([[0.0, -1, 0, 0, 64, 64], [0, 1, 20, 16, 36, 46]])  # centre (28, 31): cell 3, 3
+    targets = torch.tensor(
+        [[0.0, -1, 0, 0, 64, 64], [0, 1, 20, 16, 36, 46]]
+    )  # centre (28, 31): cell 3, 3
     make_loss()(maps, targets)["obj"].backward()
     has_gradient = maps[0].grad[0, :, :, :, 4] != 0
-    # 16 x 30 px matches the anchors 10 x 13, 16 x 30 and 33 x 23. (3.5, 3.875): the next column and the next row.
+    # 16 x 30 px matches the anchors 10 x 13, 16 x 30 and 33 x 23. (3.5, 3.875): the next column and
+    # the next row.
     assert {tuple(cell) for cell in has_gradient.nonzero().tolist()} == {
         (a, row, column) for a in range(3) for row, column in ((3, 3), (3, 4), (4, 3))
     }
@@ -218,7 +254,9 @@ def test_ignored_cells_train_objectness_only_where_matched():
 
 def test_loss_does_not_depend_on_target_order_or_repetition():
     maps, targets = random_maps(2), random_targets(12, 2)
-    targets[6:, 2:] = targets[:6, 2:]  # pairs of equal boxes, so that several targets match the same cells
+    targets[6:, 2:] = targets[
+        :6, 2:
+    ]  # pairs of equal boxes, so that several targets match the same cells
     targets[6:, 0] = targets[:6, 0]
     expected = values(make_loss()(maps, targets))
     for seed in range(3):
@@ -269,21 +307,30 @@ def loss_counts(loss: AnchorBasedLoss, part: tuple[list[Tensor], Tensor]) -> Ten
 def test_anchor_based_loss_shares_sum_to_batch_loss(at):
     loss, maps = make_loss().double(), [raw.double() for raw in random_maps(4)]
     targets = random_targets(15, 4)
-    targets = targets[targets[:, 0] != 0]  # with at = 1, one process has no targets; with at = 0, no images
+    targets = targets[
+        targets[:, 0] != 0
+    ]  # with at = 1, one process has no targets; with at = 0, no images
     targets[0, 1] = -1
     parts = split_batch(maps, targets, at)
     counts = sum(loss_counts(loss, part) for part in parts)
     shares = [values(loss(*part, lambda _: counts)) for part in parts]
     full_batch = values(loss(maps, targets))
-    assert {name: sum(share[name] for share in shares) for name in full_batch} == pytest.approx(full_batch, rel=1e-12)
+    assert {name: sum(share[name] for share in shares) for name in full_batch} == pytest.approx(
+        full_batch, rel=1e-12
+    )
 
 
 def test_mean_of_local_losses_differs_from_batch_loss():
     loss, maps, targets = make_loss(), random_maps(4), random_targets(15, 4)
-    local = [values(loss(*part)) for part in split_batch(maps, targets, 1)]  # each normalised by its own counts
+    local = [
+        values(loss(*part)) for part in split_batch(maps, targets, 1)
+    ]  # each normalised by its own counts
     full_batch = values(loss(maps, targets))
     for name in ("box", "cls"):
-        assert abs(sum(share[name] for share in local) / 2 - full_batch[name]) > 1e-3 * full_batch[name]
+        assert (
+            abs(sum(share[name] for share in local) / 2 - full_batch[name])
+            > 1e-3 * full_batch[name]
+        )
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -300,7 +347,9 @@ def test_loss_gradients_of_shares_equal_batch_gradients(settings, at):
         sum(loss(*part, lambda _: counts).values()).backward()
     for ours, theirs in zip(full_batch, divided, strict=True):
         assert ours.grad.dtype == torch.float64
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12 * ours.grad.abs().max().item())
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, rtol=1e-12, atol=1e-12 * ours.grad.abs().max().item()
+        )
 
 
 def test_loss_counts_are_integers():
@@ -310,18 +359,24 @@ def test_loss_counts_are_integers():
     assert counts[-1] == 4
 
 
-# ---------------------------------------------------------------------- extreme numbers and precision
+# -------------------------------------------------------------------- extreme numbers and precision
 
 
 @pytest.mark.parametrize("focal_gamma", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("size", [0.0, 1e-6, 30.0, 300.0, 1e4])
 def test_gradients_are_finite_for_any_logit(size, focal_gamma):
     g = torch.Generator().manual_seed(1)
-    targets = torch.cat([random_targets(10, 2), torch.tensor([[0.0, 1, 0, 0, 64, 64], [1, 0, 30, 30, 30, 30]])])
+    targets = torch.cat(
+        [random_targets(10, 2), torch.tensor([[0.0, 1, 0, 0, 64, 64], [1, 0, 30, 30, 30, 30]])]
+    )
     for sign in (-1, 1, None):
         maps = random_maps(2)
         for raw in maps:
-            raw.copy_(torch.randn(raw.shape, generator=g).sign() if sign is None else torch.full_like(raw, sign))
+            raw.copy_(
+                torch.randn(raw.shape, generator=g).sign()
+                if sign is None
+                else torch.full_like(raw, sign)
+            )
             raw.mul_(size).requires_grad_()
         terms = make_loss(focal_gamma=focal_gamma, label_smoothing=0.1)(maps, targets)
         sum(terms.values()).backward()
@@ -350,7 +405,9 @@ def test_float64_maps_are_computed_in_float64(settings, num_classes):
     single = values(loss(maps, targets))
     terms = loss.double()([raw.double() for raw in maps], targets)
     assert all(term.dtype == torch.float64 for term in terms.values())
-    assert values(terms) == pytest.approx(slow_loss(maps, targets, num_classes=num_classes, **settings), rel=1e-12)
+    assert values(terms) == pytest.approx(
+        slow_loss(maps, targets, num_classes=num_classes, **settings), rel=1e-12
+    )
     assert values(terms) == pytest.approx(single, rel=2e-6)
 
 
@@ -361,12 +418,16 @@ def test_float64_without_targets():
 
 
 def test_loss_anchors_are_at_least_float32():
-    losses = [AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3, LossGains()) for dtype in (torch.float16, torch.float64)]
+    losses = [
+        AnchorBasedLoss(ANCHORS.to(dtype), STRIDES, 3, LossGains())
+        for dtype in (torch.float16, torch.float64)
+    ]
     assert [loss.anchors_px.dtype for loss in losses] == [torch.float32, torch.float64]
 
 
 def test_float64_anchors_match_like_float32_anchors():
-    # Widths around 2.91 times an anchor's, in steps of one float32: in float64 the limit would be at another step.
+    # Widths around 2.91 times an anchor's, in steps of one float32: in float64 the limit would be
+    # at another step.
     steps = torch.arange(-20, 21, dtype=torch.int32)
     for anchors in ANCHORS / 3:
         widths = ((anchors[0, 0] * 2.91).view(torch.int32) + steps).view(torch.float32)
@@ -382,9 +443,15 @@ def test_float64_anchors_match_like_float32_anchors():
 
 
 def finite_difference(
-    loss: AnchorBasedLoss, maps: list[Tensor], targets: Tensor, index: tuple[int, ...], names: Sequence[str]
+    loss: AnchorBasedLoss,
+    maps: list[Tensor],
+    targets: Tensor,
+    index: tuple[int, ...],
+    names: Sequence[str],
 ) -> float:
-    """Return the central difference of the named terms with respect to one number of the first level."""
+    """Return the central difference of the named terms with respect to one number of the first
+    level.
+    """
     with torch.no_grad():
         sums = []
         for step in (1e-5, -1e-5):
@@ -397,12 +464,15 @@ def finite_difference(
 
 @pytest.mark.parametrize("focal_gamma", [0.0, 1.5])
 def test_loss_gradients_equal_finite_differences(focal_gamma):
-    # No gradient flows through the CIoU as the target of objectness, nor through CIoU's weight of the aspect term. So
-    # box numbers are compared with slopes of the box term alone, for a box with the target's aspect ratio, where that
-    # weight is 0.
+    # No gradient flows through the CIoU as the target of objectness, nor through CIoU's weight of
+    # the aspect term. So box numbers are compared with slopes of the box term alone, for a box with
+    # the target's aspect ratio, where that weight is 0.
     loss = make_loss(focal_gamma=focal_gamma, cls_pos_weight=0.7, label_smoothing=0.1).double()
     maps = [raw.double() for raw in random_maps(1)]
-    targets, own = torch.tensor([[0.0, 2, 31, 22, 47, 52]]), (0, 1, 4, 4)  # 16 x 30 px as anchor 1; centre in cell 4, 4
+    targets, own = (
+        torch.tensor([[0.0, 2, 31, 22, 47, 52]]),
+        (0, 1, 4, 4),
+    )  # 16 x 30 px as anchor 1; centre in cell 4, 4
     maps[0][own][:4] = torch.tensor([0.3, -0.2, 0.4, 0.4])
     maps = [raw.requires_grad_() for raw in maps]
     terms = loss(maps, targets)
@@ -410,7 +480,9 @@ def test_loss_gradients_equal_finite_differences(focal_gamma):
     (logits,) = torch.autograd.grad(terms["obj"] + terms["cls"], maps[0])
     for number in range(4):
         index = (*own, number)
-        assert box[index].item() == pytest.approx(finite_difference(loss, maps, targets, index, ["box"]), rel=1e-7)
+        assert box[index].item() == pytest.approx(
+            finite_difference(loss, maps, targets, index, ["box"]), rel=1e-7
+        )
     for index in [(*own, number) for number in range(4, 8)] + [(0, 0, 0, 0, 4), (0, 2, 7, 3, 4)]:
         assert logits[index].item() == pytest.approx(
             finite_difference(loss, maps, targets, index, ["obj", "cls"]), rel=1e-7
@@ -445,9 +517,9 @@ class Recorder(TorchDispatchMode):
 
 
 def test_anchor_based_loss_never_syncs_with_device():
-    # A fake CUDA device raises an error for what needs a tensor's value on the host: item, nonzero, boolean indexing.
-    # It does not for a tensor made from a list, which is copied to the device while the host waits: that calls
-    # lift_fresh.
+    # A fake CUDA device raises an error for what needs a tensor's value on the host: item, nonzero,
+    # boolean indexing. It does not for a tensor made from a list, which is copied to the device
+    # while the host waits: that calls lift_fresh.
     with FakeTensorMode(allow_non_fake_inputs=False), Recorder() as recorder:
         device = torch.device("cuda")
         gains = LossGains(focal_gamma=1.5, cls_pos_weight=0.5)
@@ -475,7 +547,9 @@ def test_padding_rows_do_not_change_the_loss():
 
 @pytest.mark.parametrize("rows", [0, 7, 20000])
 def test_rows_at_is_indexing_with_an_ordered_gradient(rows):
-    """On a CPU the gradient of indexing has another order of sums in each run if several threads take part."""
+    """On a CPU the gradient of indexing has another order of sums in each run if several threads
+    take part.
+    """
     values = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     index = torch.randint(0, 50, (2, rows), generator=torch.Generator().manual_seed(1))
     picked = _rows_at(values, index)

@@ -1,4 +1,6 @@
-"""Losses compiled with torch.compile: traced without a graph break, equal to the uncompiled ones, and the fallback."""
+"""Losses compiled with torch.compile: traced without a graph break, equal to the uncompiled ones,
+and the fallback.
+"""
 
 from functools import partial
 
@@ -16,14 +18,20 @@ from utils.nested import tensors_in
 
 CPU = torch.device("cpu")
 NO_AUTOCAST = torch.autocast("cpu", torch.bfloat16, enabled=False)
-FAMILIES = ["yolov5n.yaml", "yolox_nano.yaml", "yolo26n.yaml"]  # yolo11n's loss is one half of yolo26n's
+FAMILIES = [
+    "yolov5n.yaml",
+    "yolox_nano.yaml",
+    "yolo26n.yaml",
+]  # yolo11n's loss is one half of yolo26n's
 IMAGES, SIDE, CLASSES = 2, 64, 3
 
 
 @pytest.fixture
 def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile without a code generator, which takes a minute; a graph break is an error."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(
+        torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True)
+    )
 
 
 def build(cfg: str) -> tuple[Detector, Loss]:
@@ -57,7 +65,9 @@ def terms_and_gradients(model: Detector, criterion: Loss, targets: Tensor) -> li
 @pytest.mark.parametrize("cfg", FAMILIES)
 def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(cfg):
     model, criterion = build(cfg)
-    message = compile_loss(criterion, model, torch.rand(IMAGES, 3, SIDE, SIDE), NO_AUTOCAST, World(CPU))
+    message = compile_loss(
+        criterion, model, torch.rand(IMAGES, 3, SIDE, SIDE), NO_AUTOCAST, World(CPU)
+    )
     assert message.startswith("--compile: compiled the loss in ")
     compiled = criterion.compiled
     assert compiled is not None
@@ -105,10 +115,13 @@ def test_loss_that_cannot_be_compiled_runs_uncompiled_on_all_processes(monkeypat
     monkeypatch.setattr(torch, "compile", lambda _: fail)
     message = compile_loss(criterion, model, images, NO_AUTOCAST, World(CPU))
     assert message == (
-        "--compile: torch cannot compile the loss, so it runs uncompiled (RuntimeError: no compiler here)"
+        "--compile: torch cannot compile the loss, so it runs uncompiled (RuntimeError: no "
+        "compiler here)"
     )
     assert all(value.equal(state[name]) for name, value in model.state_dict().items())
     assert all(
         ours.equal(theirs)
-        for ours, theirs in zip(terms_and_gradients(model, criterion, some_targets(5)), expected, strict=True)
+        for ours, theirs in zip(
+            terms_and_gradients(model, criterion, some_targets(5)), expected, strict=True
+        )
     )

@@ -1,4 +1,6 @@
-"""The loss of YOLOX's head against plain loops, its authors' numbers, and properties that it must have."""
+"""The loss of YOLOX's head against plain loops, its authors' numbers, and properties that it must
+have.
+"""
 
 import json
 import math
@@ -77,7 +79,10 @@ def slow_loss(maps: list[Tensor], targets: Tensor) -> dict[str, float]:
             v, row = raw[image, n].tolist(), found.get((image, n))
             middle = ((x + 0.5) * stride, (y + 0.5) * stride)
             ignored = any(
-                t[0] == image and t[1] == -1 and t[2] <= middle[0] < t[4] and t[3] <= middle[1] < t[5]
+                t[0] == image
+                and t[1] == -1
+                and t[2] <= middle[0] < t[4]
+                and t[3] <= middle[1] < t[5]
                 for t in targets.tolist()
             )
             if row is not None or not ignored:
@@ -87,7 +92,9 @@ def slow_loss(maps: list[Tensor], targets: Tensor) -> dict[str, float]:
             wanted = targets[row, 2:].tolist()
             iou = iou_of(decoded[image, n].tolist(), wanted)
             box += 5 * (1 - iou**2)
-            cls += sum(entropy(v[5 + c], iou if c == targets[row, 1] else 0) for c in range(CLASSES))
+            cls += sum(
+                entropy(v[5 + c], iou if c == targets[row, 1] else 0) for c in range(CLASSES)
+            )
             aim = [
                 (wanted[0] + wanted[2]) / 2 / stride - x,
                 (wanted[1] + wanted[3]) / 2 / stride - y,
@@ -120,7 +127,10 @@ def test_decoupled_loss_shares_sum_to_batch_loss_and_gradient(at):
     divided = [level.double().requires_grad_() for level in random_maps(4)]
     first, second = targets[targets[:, 0] < at], targets[targets[:, 0] >= at].clone()
     second[:, 0] -= at
-    parts = [([level[:at] for level in divided], first), ([level[at:] for level in divided], second)]
+    parts = [
+        ([level[:at] for level in divided], first),
+        ([level[at:] for level in divided], second),
+    ]
     counts: list[Tensor] = []
     for part in parts:
         loss(*part, lambda count: counts.append(count.clone()) or count)
@@ -143,7 +153,12 @@ def test_gains_are_relative_to_their_defaults():
     assert {name: 64 * value for name, value in plain.items()} == pytest.approx(authors, rel=1e-6)
     gains = LossGains(box=0.1, obj=0.5, cls=1.5)  # twice, half and three times the defaults
     weighted = values(build_loss(model.head, gains)(maps, targets))
-    expected = {"box": 2 * plain["box"], "obj": plain["obj"] / 2, "cls": 3 * plain["cls"], "l1": 2 * plain["l1"]}
+    expected = {
+        "box": 2 * plain["box"],
+        "obj": plain["obj"] / 2,
+        "cls": 3 * plain["cls"],
+        "l1": 2 * plain["l1"],
+    }
     assert weighted == pytest.approx(expected, rel=1e-6)
 
 
@@ -161,7 +176,9 @@ def test_half_precision_maps_are_computed_in_float32():
     maps, targets = [level.bfloat16() for level in random_maps(2)], random_targets(9, 2, 0)
     terms = DecoupledLoss(STRIDES)(maps, targets)
     assert {term.dtype for term in terms.values()} == {torch.float32}
-    assert values(terms) == values(DecoupledLoss(STRIDES)([level.float() for level in maps], targets))
+    assert values(terms) == values(
+        DecoupledLoss(STRIDES)([level.float() for level in maps], targets)
+    )
 
 
 def test_decoupled_loss_never_syncs_with_device():
@@ -183,11 +200,16 @@ def test_ignore_regions_train_no_objectness():
 def test_loss_equals_that_of_its_authors():
     model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
     with np.load(FIXTURES / "simota.npz") as stored:
-        images = torch.from_numpy(stored["images_u8_bgr"][..., ::-1].copy()).permute(0, 3, 1, 2).float() / 255
+        images = (
+            torch.from_numpy(stored["images_u8_bgr"][..., ::-1].copy()).permute(0, 3, 1, 2).float()
+            / 255
+        )
         labels = torch.from_numpy(stored["labels"])
     owners, rows = torch.nonzero(labels[..., 3] > 0, as_tuple=True)
     boxes = labels[owners, rows]
-    targets = pad_targets(torch.cat([owners[:, None].float(), boxes[:, :1], to_xyxy(boxes[:, 1:])], 1))
+    targets = pad_targets(
+        torch.cat([owners[:, None].float(), boxes[:, :1], to_xyxy(boxes[:, 1:])], 1)
+    )
     with torch.no_grad():
         raw = model.train()(images)
     theirs = json.loads((FIXTURES / "losses.json").read_text())
@@ -195,15 +217,21 @@ def test_loss_equals_that_of_its_authors():
     for name, closing in (("plain", False), ("l1", True)):
         loss = make_loss(closing=closing)
         terms = loss(raw, targets)
-        expected = {term: theirs[name][key] for term, key in keys.items() if closing or term != "l1"}
+        expected = {
+            term: theirs[name][key] for term, key in keys.items() if closing or term != "l1"
+        }
         assert {term: terms[term].item() for term in expected} == pytest.approx(expected, rel=1e-4)
-        assert loss.weighted_sum(terms).item() == pytest.approx(theirs[name]["total_loss"], rel=1e-4)
+        assert loss.weighted_sum(terms).item() == pytest.approx(
+            theirs[name]["total_loss"], rel=1e-4
+        )
 
 
 def test_l1_is_in_the_weighted_sum_of_closing_epochs_only():
     maps, targets = random_maps(2), random_targets(5, 2, 0)
     terms = DecoupledLoss(STRIDES)(maps, targets)
-    found = {closing: make_loss(closing=closing).weighted_sum(terms).item() for closing in (False, True)}
+    found = {
+        closing: make_loss(closing=closing).weighted_sum(terms).item() for closing in (False, True)
+    }
     assert terms["l1"] > 0
     assert found[True] == pytest.approx(sum(values(terms).values()), rel=1e-6)
     assert found[True] - found[False] == pytest.approx(terms["l1"].item(), rel=1e-5)

@@ -14,8 +14,20 @@ from models import LossGains, build_loss
 from models.assign.targets import pad_targets
 from models.assign.task_aligned import Aligned
 from models.heads.distance import DistanceHead, DualDistanceHead
-from models.losses.distance import DistanceLoss, DualDistanceLoss, bin_entropy, fixed_point_sums, normalisers
-from tests.models.assign.test_task_aligned import CLASSES, SIDE, STRIDES, random_targets, slow_task_aligned
+from models.losses.distance import (
+    DistanceLoss,
+    DualDistanceLoss,
+    bin_entropy,
+    fixed_point_sums,
+    normalisers,
+)
+from tests.models.assign.test_task_aligned import (
+    CLASSES,
+    SIDE,
+    STRIDES,
+    random_targets,
+    slow_task_aligned,
+)
 
 AUTHORS = {16: {"box": 7.5, "cls": 0.5, "dfl": 1.5}, 1: {"box": 7.5, "cls": 0.5, "dfl": 6.0}}
 O2O = {"candidates": 7, "kept": 1}
@@ -25,7 +37,9 @@ each_head = pytest.mark.parametrize("bins", [16, 1])
 def random_maps(
     images: int, bins: int, seed: int = 0, dtype: torch.dtype = torch.float64, width: int = SIDE
 ) -> list[Tensor]:
-    """Return maps whose distances are about two strides; without bins some are negative, and some boxes inverted."""
+    """Return maps whose distances are about two strides; without bins some are negative, and some
+    boxes inverted.
+    """
     g = torch.Generator().manual_seed(seed)
     maps = []
     for stride in STRIDES:
@@ -54,8 +68,12 @@ def slow_distance(row: Tensor, bins: int, side: int) -> Tensor:
     return sum(k * share for k, share in enumerate(row[side * bins : (side + 1) * bins].softmax(0)))
 
 
-def slow_loss(maps: list[Tensor], targets: Tensor, bins: int, **assignment: int) -> dict[str, Tensor]:
-    """Compute the terms without gains, one prediction at a time, with torch's and torchvision's losses."""
+def slow_loss(
+    maps: list[Tensor], targets: Tensor, bins: int, **assignment: int
+) -> dict[str, Tensor]:
+    """Compute the terms without gains, one prediction at a time, with torch's and torchvision's
+    losses.
+    """
     rows = torch.cat([level.flatten(1, 2) for level in maps], 1)
     places = [
         (column + 0.5, row + 0.5, stride)
@@ -69,7 +87,9 @@ def slow_loss(maps: list[Tensor], targets: Tensor, bins: int, **assignment: int)
     boxes = torch.empty(*rows.shape[:2], 4, dtype=rows.dtype)
     for image in range(len(rows)):
         for n, (x, y) in enumerate(cells):
-            left, top, right, bottom = (slow_distance(rows[image, n], bins, side) for side in range(4))
+            left, top, right, bottom = (
+                slow_distance(rows[image, n], bins, side) for side in range(4)
+            )
             boxes[image, n] = torch.stack([x - left, y - top, x + right, y + bottom])
     smallest = 16.0 if bins == 1 else 0.0
     in_pixels = (boxes * strides).detach()
@@ -88,26 +108,38 @@ def slow_loss(maps: list[Tensor], targets: Tensor, bins: int, **assignment: int)
                 dfl = dfl + weight * slow_difference(
                     rows[image, n], cells[n], truth, bins, strides[n] / torch.tensor(size)
                 )
-            elif any(t[0] == image and t[1] == -1 and t[2] <= x < t[4] and t[3] <= y < t[5] for t in targets.tolist()):
+            elif any(
+                t[0] == image and t[1] == -1 and t[2] <= x < t[4] and t[3] <= y < t[5]
+                for t in targets.tolist()
+            ):
                 continue
-            cls = cls + F.binary_cross_entropy_with_logits(rows[image, n, 4 * bins :], wanted, reduction="sum")
+            cls = cls + F.binary_cross_entropy_with_logits(
+                rows[image, n, 4 * bins :], wanted, reduction="sum"
+            )
     count = max(sum(score for _, score in found.values()), 1)
     return {"box": box / count, "cls": cls / count, "dfl": dfl / count}
 
 
-def slow_difference(row: Tensor, cell: Tensor, truth: Tensor, bins: int, cell_size: Tensor) -> Tensor:
+def slow_difference(
+    row: Tensor, cell: Tensor, truth: Tensor, bins: int, cell_size: Tensor
+) -> Tensor:
     """Return the mean of the four sides' terms of one prediction.
 
     truth: its box, in cells. cell_size: width and height of a cell, as fractions of the image's.
     """
     aims = [cell[0] - truth[0], cell[1] - truth[1], truth[2] - cell[0], truth[3] - cell[1]]
     if bins == 1:
-        return sum((row[side] - aim).abs() * cell_size[side % 2] for side, aim in enumerate(aims)) / 4
+        return (
+            sum((row[side] - aim).abs() * cell_size[side % 2] for side, aim in enumerate(aims)) / 4
+        )
     terms = []
     for side, aim in enumerate(aims):
         at, logits = min(max(aim.item(), 0), bins - 1 - 0.01), row[side * bins : (side + 1) * bins]
         low = int(at)
-        near = F.cross_entropy(logits, torch.tensor(low)), F.cross_entropy(logits, torch.tensor(low + 1))
+        near = (
+            F.cross_entropy(logits, torch.tensor(low)),
+            F.cross_entropy(logits, torch.tensor(low + 1)),
+        )
         terms.append(near[0] * (low + 1 - at) + near[1] * (at - low))
     return sum(terms) / 4
 
@@ -145,7 +177,9 @@ def test_single_class_loss_equals_slow_loops(bins):
     maps, targets = [level[..., : 4 * bins + 1] for level in random_maps(2, bins)], some_targets()
     targets[:, 1] = targets[:, 1].clamp(max=0)
     expected = weighted(slow_loss(maps, targets, bins), bins)
-    assert values(DistanceLoss(STRIDES, bins)(maps, pad_targets(targets))) == pytest.approx(expected, rel=1e-5)
+    assert values(DistanceLoss(STRIDES, bins)(maps, pad_targets(targets))) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @each_head
@@ -161,7 +195,9 @@ def test_gradient_equals_that_of_slow_loops(bins):
 
 @each_head
 def test_gradients_of_classes_and_distances_equal_finite_differences(bins):
-    """With the assignment held. The box term's weight of the aspect ratio has no gradient: finite differences do."""
+    """With the assignment held. The box term's weight of the aspect ratio has no gradient: finite
+    differences do.
+    """
     maps, loss = random_maps(1, bins), DistanceLoss(STRIDES, bins)
     targets = random_targets(2, 1, 0)
     predictions = loss.assigned(maps, targets)
@@ -170,7 +206,9 @@ def test_gradients_of_classes_and_distances_equal_finite_differences(bins):
     def terms(rows: Tensor) -> tuple[Tensor, Tensor]:
         given = predictions.values[0].index_put((assigned,), rows)
         ignored = torch.zeros(1, len(given), dtype=torch.bool)
-        found = loss.terms_of(predictions._replace(values=given[None]), targets, torch.ones(()), ignored)
+        found = loss.terms_of(
+            predictions._replace(values=given[None]), targets, torch.ones(()), ignored
+        )
         return found["cls"], found["dfl"]
 
     rows = predictions.values[0][assigned].clone().requires_grad_()
@@ -195,14 +233,18 @@ def test_distance_loss_shares_sum_to_batch_loss_and_gradient(at, bins):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-12)
 
 
-def batch_parts(levels: list[Tensor], targets: Tensor, at: int) -> list[tuple[list[Tensor], Tensor]]:
+def batch_parts(
+    levels: list[Tensor], targets: Tensor, at: int
+) -> list[tuple[list[Tensor], Tensor]]:
     """Return maps and targets of the first `at` images, and of the others."""
     first, second = targets[targets[:, 0] < at], targets[targets[:, 0] >= at].clone()
     second[:, 0] -= at
     return [([level[:at] for level in levels], first), ([level[at:] for level in levels], second)]
 
 
-def in_processes(loss: Callable[..., dict[str, Tensor]], parts: list[tuple]) -> list[dict[str, Tensor]]:
+def in_processes(
+    loss: Callable[..., dict[str, Tensor]], parts: list[tuple]
+) -> list[dict[str, Tensor]]:
     """Return the shares of processes that sum their counts."""
     counts: list[Tensor] = []
     for part in parts:
@@ -218,11 +260,17 @@ def test_no_boxes_train_only_negatives(bins):
     terms = DistanceLoss(STRIDES, bins)(maps, pad_targets(torch.zeros(0, 6)))
     logits = torch.cat([level[..., 4 * bins :].flatten() for level in maps])
     # Nothing is wanted: the normaliser is 1, and the gain 0.5.
-    assert values(terms) == {"box": 0, "cls": pytest.approx(F.softplus(logits).sum().item() / 2, rel=1e-12), "dfl": 0}
+    assert values(terms) == {
+        "box": 0,
+        "cls": pytest.approx(F.softplus(logits).sum().item() / 2, rel=1e-12),
+        "dfl": 0,
+    }
     sum(terms.values()).backward()
     for level in maps:
         assert not level.grad[..., : 4 * bins].any()
-        torch.testing.assert_close(level.grad[..., 4 * bins :], level[..., 4 * bins :].sigmoid() / 2)
+        torch.testing.assert_close(
+            level.grad[..., 4 * bins :], level[..., 4 * bins :].sigmoid() / 2
+        )
 
 
 @each_head
@@ -235,7 +283,9 @@ def test_ignore_regions_train_no_negatives(bins):
 @each_head
 @pytest.mark.parametrize("padded", [False, True])
 def test_boxes_inside_ignore_regions_are_trained(bins, padded):
-    """A box at the first predictions, whose numbers are also those of slots without a prediction."""
+    """A box at the first predictions, whose numbers are also those of slots without a
+    prediction.
+    """
     maps, box = random_maps(1, bins), [0.0, 1, 2, 2, 40, 30]
     targets = torch.tensor([box, [0, -1, 0, 0, SIDE, SIDE]])
     expected = slow_loss(maps, targets, bins)
@@ -262,7 +312,8 @@ def test_normaliser_is_exact_and_at_least_one():
         rows = torch.zeros(len(scores), dtype=torch.int64)
         return Aligned(rows, rows, torch.tensor(scores), rows > 0)
 
-    # 1/4 + 1/2 = 0.75 is raised to 1; 3 * 3/4 = 2.25 is not. Two processes with the same: twice that.
+    # 1/4 + 1/2 = 0.75 is raised to 1; 3 * 3/4 = 2.25 is not. Two processes with the same: twice
+    # that.
     sums = fixed_point_sums([of_scores(0.25, 0.5, 0.0), of_scores(0.75, 0.75, 0.75)])
     assert normalisers(sums, torch.float32).tolist() == [1, 2.25]
     assert normalisers(2 * sums, torch.float32).tolist() == [1.5, 4.5]
@@ -273,11 +324,17 @@ def test_normaliser_is_exact_and_at_least_one():
 
 
 def test_bin_entropy_by_hand():
-    # Logits ln 1, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8. A distance of 1.25 counts 3/4 for bin 1, 1/4 for bin 2.
+    # Logits ln 1, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8. A distance of 1.25 counts 3/4 for bin
+    # 1, 1/4 for bin 2.
     logits = torch.tensor([1.0, 2, 5], dtype=torch.float64).log().expand(1, 4, 3)
     found = bin_entropy(logits, torch.tensor([[1.25, 0.0, -3.0, 7.0]], dtype=torch.float64))
     log = torch.tensor([8 / 1, 8 / 2, 8 / 5], dtype=torch.float64).log()
-    expected = [0.75 * log[1] + 0.25 * log[2], log[0], log[0], 0.01 * log[1] + 0.99 * log[2]]  # 7 counts as 1.99
+    expected = [
+        0.75 * log[1] + 0.25 * log[2],
+        log[0],
+        log[0],
+        0.01 * log[1] + 0.99 * log[2],
+    ]  # 7 counts as 1.99
     torch.testing.assert_close(found[0], torch.stack(expected))
 
 
@@ -285,17 +342,24 @@ def test_bin_entropy_by_hand():
 
 
 def maps_of_distances(sides: list[float]) -> list[Tensor]:
-    """Return maps of one image, without bins, whose predictions all have these distances, and class logits 0."""
+    """Return maps of one image, without bins, whose predictions all have these distances, and class
+    logits 0.
+    """
     return [
-        torch.tensor([*sides, *[0.0] * CLASSES], dtype=torch.float64).repeat(1, SIDE // s, SIDE // s, 1)
+        torch.tensor([*sides, *[0.0] * CLASSES], dtype=torch.float64).repeat(
+            1, SIDE // s, SIDE // s, 1
+        )
         for s in STRIDES
     ]
 
 
 def test_tiny_box_between_points_is_trained_without_bins():
-    # The middles around 16 px of stride 8 are 12 and 20. The one at 12, 12 predicts 14 to 18: the box itself.
+    # The middles around 16 px of stride 8 are 12 and 20. The one at 12, 12 predicts 14 to 18: the
+    # box itself.
     maps = maps_of_distances([-9.0, -9, -9, -9])
-    maps[0][0, 1, 1, :4] = torch.tensor([(12 - 14) / 8, (12 - 14) / 8, (18 - 12) / 8, (18 - 12) / 8])
+    maps[0][0, 1, 1, :4] = torch.tensor(
+        [(12 - 14) / 8, (12 - 14) / 8, (18 - 12) / 8, (18 - 12) / 8]
+    )
     tiny = torch.tensor([[0.0, 2, 14, 14, 18, 18]])
     found = DistanceLoss(STRIDES, 1).assigned(maps, tiny).found
     assert found.prediction[found.valid].tolist() == [1 * 8 + 1]
@@ -304,8 +368,8 @@ def test_tiny_box_between_points_is_trained_without_bins():
     maps[0][0, 1, 1, :4] += torch.tensor([-1 / 8, 0, 1 / 8, 0])
     terms = values(DistanceLoss(STRIDES, 1)(maps, tiny))
     assert terms["box"] > 0
-    # Two sides differ by 1 px of 64: 1/128 is the mean of four. IoU is 12 / 20, and the hull 5 x 4 px: the target score
-    # is the CIoU, 0.6 - 1 / 41, and the normaliser 1.
+    # Two sides differ by 1 px of 64: 1/128 is the mean of four. IoU is 12 / 20, and the hull 5 x 4
+    # px: the target score is the CIoU, 0.6 - 1 / 41, and the normaliser 1.
     assert terms["dfl"] == pytest.approx(6 / 128 * (0.6 - 1 / 41), rel=1e-5)
 
 
@@ -321,7 +385,9 @@ def test_small_boxes_are_lengthened_to_the_second_stride_without_bins():
     assert DistanceLoss((8, 16, 32), 16).smallest == 0
 
 
-@pytest.mark.parametrize("sides", [[-3.0, -3, -3, -3], [-3.0, 2, 1, 2], [0.0, 0, 0, 0], [-2.0, 1, 2, 1]], ids=str)
+@pytest.mark.parametrize(
+    "sides", [[-3.0, -3, -3, -3], [-3.0, 2, 1, 2], [0.0, 0, 0, 0], [-2.0, 1, 2, 1]], ids=str
+)
 def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     """Also where such a prediction is assigned, which task_aligned never does."""
     maps = [level.requires_grad_() for level in maps_of_distances(sides)]
@@ -332,7 +398,9 @@ def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     wrong = Aligned(number, torch.tensor([0]), torch.tensor([0.5]), torch.tensor([True]))
     for found in (predictions.found, wrong):
         ignored = torch.zeros(predictions.values.shape[:2], dtype=torch.bool)
-        terms = loss.terms_of(predictions._replace(found=found), targets.double(), torch.ones(()), ignored)
+        terms = loss.terms_of(
+            predictions._replace(found=found), targets.double(), torch.ones(()), ignored
+        )
         gradients = torch.autograd.grad(sum(terms.values()), maps, retain_graph=True)
         assert all(term.isfinite() for term in terms.values())
         assert all(gradient.isfinite().all() for gradient in gradients)
@@ -354,7 +422,9 @@ def test_half_precision_maps_are_computed_in_single_precision(bins, dtype):
     maps, targets = random_maps(2, bins, dtype=dtype), some_targets().float()
     terms = DistanceLoss(STRIDES, bins)(maps, targets)
     assert {term.dtype for term in terms.values()} == {torch.float32}
-    assert values(terms) == values(DistanceLoss(STRIDES, bins)([level.float() for level in maps], targets))
+    assert values(terms) == values(
+        DistanceLoss(STRIDES, bins)([level.float() for level in maps], targets)
+    )
     assert terms["box"] > 0
 
 
@@ -377,10 +447,14 @@ def test_wider_image_only_halves_the_l1_of_x(bins):
 def test_distance_loss_never_syncs_with_device(bins):
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")
-        maps = [torch.empty(2, SIDE // s, SIDE // s, 4 * bins + CLASSES, device=device) for s in STRIDES]
+        maps = [
+            torch.empty(2, SIDE // s, SIDE // s, 4 * bins + CLASSES, device=device) for s in STRIDES
+        ]
         losses = DistanceLoss(STRIDES, bins), dual_loss(bins)
         targets = torch.empty(5, 6, device=device)
-        terms = losses[0](maps, targets, lambda count: count) | losses[1]([maps, maps], targets, lambda count: count)
+        terms = losses[0](maps, targets, lambda count: count) | losses[1](
+            [maps, maps], targets, lambda count: count
+        )
     assert len(terms) == 6
     assert all(term.device.type == "cuda" for term in terms.values())
 
@@ -410,14 +484,19 @@ def test_dual_loss_equals_slow_loops(bins):
 
 def test_share_of_o2m_falls_from_80_to_10_percent():
     loss, terms = dual_loss(), dict.fromkeys(DualDistanceLoss.terms, torch.ones(()))
-    # 0.1 + 0.7 * (1 - e / 7): a tenth less in each of eight epochs. Three terms of 2 and three of 1.
+    # 0.1 + 0.7 * (1 - e / 7): a tenth less in each of eight epochs. Three terms of 2 and three of
+    # 1.
     terms |= dict.fromkeys(DistanceLoss.terms, torch.tensor(2.0))
     for epoch, share in enumerate([0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]):
         loss.start_epoch(epoch, 8, closing=epoch == 7)
-        assert loss.weighted_sum(terms).item() == pytest.approx(6 * share + 3 * (1 - share), rel=1e-6)
+        assert loss.weighted_sum(terms).item() == pytest.approx(
+            6 * share + 3 * (1 - share), rel=1e-6
+        )
 
 
-@pytest.mark.parametrize(("epoch", "epochs", "share"), [(0, 1, 0.8), (1, 2, 0.1), (5, 3, 0.1), (2, 5, 0.45)])
+@pytest.mark.parametrize(
+    ("epoch", "epochs", "share"), [(0, 1, 0.8), (1, 2, 0.1), (5, 3, 0.1), (2, 5, 0.45)]
+)
 def test_share_depends_only_on_the_epoch(epoch, epochs, share):
     loss = dual_loss()
     for earlier in (3, 0, epoch):
@@ -442,7 +521,11 @@ def test_terms_do_not_depend_on_the_epoch(training):
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_dual_loss_shares_sum_to_batch_loss(at):
-    loss, targets, maps = dual_loss(), some_targets(24, 4), [random_maps(4, 1, 0), random_maps(4, 1, 1)]
+    loss, targets, maps = (
+        dual_loss(),
+        some_targets(24, 4),
+        [random_maps(4, 1, 0), random_maps(4, 1, 1)],
+    )
     expected = values(loss(maps, targets))
     many, one = (batch_parts(levels, targets, at) for levels in maps)
     parts = [([own[0], other[0]], own[1]) for own, other in zip(many, one, strict=True)]
@@ -460,18 +543,29 @@ def test_gradients_of_o2o_do_not_reach_the_maps():
     assert all(term > 0 for term in terms.values())
 
     def reached(names: tuple[str, ...]) -> tuple[set[str], list[bool]]:
-        """Return the first names of the parameters that these terms train, and whether they reach each map."""
+        """Return the first names of the parameters that these terms train, and whether they reach
+        each map.
+        """
         total = sum(terms[name] for name in names)
-        found = torch.autograd.grad(total, [*maps, *parameters.values()], retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            total, [*maps, *parameters.values()], retain_graph=True, allow_unused=True
+        )
         some = [gradient is not None and bool(gradient.any()) for gradient in found]
-        return {name.split(".")[0] for name, any_ in zip(parameters, some[3:], strict=True) if any_}, some[:3]
+        return {
+            name.split(".")[0] for name, any_ in zip(parameters, some[3:], strict=True) if any_
+        }, some[:3]
 
     assert reached(DistanceLoss.terms) == ({"branches"}, [True] * 3)
-    assert reached(tuple(f"o2o_{name}" for name in DistanceLoss.terms)) == ({"one_to_one"}, [False] * 3)
+    assert reached(tuple(f"o2o_{name}" for name in DistanceLoss.terms)) == (
+        {"one_to_one"},
+        [False] * 3,
+    )
 
 
 def test_fused_head_has_no_loss():
     head = DualDistanceHead([8, 8, 8], CLASSES, strides=[Fraction(s) for s in STRIDES])
     head.fuse()
-    with pytest.raises(ValueError, match=r"^a fused head cannot be trained: it has one of its two outputs only$"):
+    with pytest.raises(
+        ValueError, match=r"^a fused head cannot be trained: it has one of its two outputs only$"
+    ):
         build_loss(head, LossGains())

@@ -44,16 +44,24 @@ def test_unused_settings_are_named_and_have_no_effect(name):
         same = all(torch.equal(terms[term], plain[term]) for term in plain)
         written = SETTINGS.get(setting, setting)
         assert (written in unused) == same, setting
-        assert lines == ([f"the loss of this head does not use {written}: no effect"] if same else [])
+        assert lines == (
+            [f"the loss of this head does not use {written}: no effect"] if same else []
+        )
 
 
 def test_defaults_are_those_of_hyper_parameter_files():
     """Gains relative to the defaults are 1 without a file."""
     assert LossGains(**Hyp().loss()) == LossGains()
-    changed = {SETTINGS.get(name, name): value for name, value in CHANGED.items() if name != "label_smoothing"}
+    changed = {
+        SETTINGS.get(name, name): value
+        for name, value in CHANGED.items()
+        if name != "label_smoothing"
+    }
     assert LossGains(**Hyp(**changed).loss()) == LossGains(**CHANGED | {"label_smoothing": 0.0})
 
 
 def test_changed_settings_have_the_names_of_files_and_flags():
     assert LossGains().changed() == {}
-    assert LossGains(**CHANGED).changed() == {SETTINGS.get(name, name): value for name, value in CHANGED.items()}
+    assert LossGains(**CHANGED).changed() == {
+        SETTINGS.get(name, name): value for name, value in CHANGED.items()
+    }

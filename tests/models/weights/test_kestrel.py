@@ -69,13 +69,17 @@ def test_load_detector_rejects_mismatched_weights(model, tmp_path, weights):
 @pytest.mark.parametrize("key", ["layers.0.conv.weight", "layers.1.bn.running_var"])
 def test_load_detector_rejects_weights_that_are_not_finite(model, tmp_path, key, value):
     model.state_dict()[key].view(-1)[-1] = value
-    with pytest.raises(ValueError, match=rf"a\.pt: {re.escape(key)} has values that are not finite$"):
+    with pytest.raises(
+        ValueError, match=rf"a\.pt: {re.escape(key)} has values that are not finite$"
+    ):
         load_detector(save_detector(tmp_path / "a.pt", model))
 
 
 @pytest.mark.parametrize("names", [None, 3, ["a", "b"], ["a", "b", 3], {"0": "a"}])
 def test_load_detector_rejects_mismatched_names(model, tmp_path, names):
-    with pytest.raises(ValueError, match="`names` must be a list of 3 names, one per class of its table"):
+    with pytest.raises(
+        ValueError, match="`names` must be a list of 3 names, one per class of its table"
+    ):
         load_detector(save_detector(tmp_path / "a.pt", model, names=names))
 
 
@@ -83,7 +87,9 @@ def test_load_detector_explains_missing_file(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_detector(tmp_path / "yolov5s.pt")
     assert str(caught.value) == (
-        f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Give a checkpoint of a training run "
-        "(runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel ships no weights "
+        f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Give a checkpoint "
+        "of a training run "
+        "(runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel ships no "
+        "weights "
         "(docs/weights.md)"
     )

@@ -33,17 +33,22 @@ def test_missing_weights_answer_where_their_authors_publish_them(tmp_path):
         load_detector(tmp_path / "yolox_s.pth")
     url = published()["yolox_s.pth"].url
     assert str(error.value) == (
-        f"{tmp_path}/yolox_s.pth: cannot be read as a checkpoint: No such file. Its authors publish it at {url}: "
+        f"{tmp_path}/yolox_s.pth: cannot be read as a checkpoint: No such file. Its authors "
+        f"publish it at {url}: "
         "download it, and give its path to --weights"
     )
     assert where_published(tmp_path / "yolox_q.pth") == ""
     for name in ("yolox_s", "yolox_s.pt", "YOLOX_S.pth"):
-        answer = f"Its authors publish yolox_s.pth at {url}: download it, and give its path to --weights"
+        answer = (
+            f"Its authors publish yolox_s.pth at {url}: download it, and give its path to --weights"
+        )
         assert where_published(tmp_path / name) == answer
 
 
 def test_download_without_a_digest_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"yolox_s\.pth: --download needs a sha256 in models/pretrained\.yaml"):
+    with pytest.raises(
+        ValueError, match=r"yolox_s\.pth: --download needs a sha256 in models/pretrained\.yaml"
+    ):
         fetch_weights(str(tmp_path / "yolox_s.pth"))
     assert list(tmp_path.iterdir()) == []
 
@@ -53,9 +58,9 @@ def test_weights_are_fetched_once_and_checked(tmp_path, serve):
     file = table(tmp_path, f"a.pth:\n  url: {server.url}/a.pth\n  sha256: {DIGEST}\n")
     target = tmp_path / "own" / "a.pth"
     target.parent.mkdir()
-    assert (
-        where_published(target, file)
-        == f"Its authors publish it at {server.url}/a.pth: train.py and val.py fetch it with --download"
+    assert where_published(target, file) == (
+        f"Its authors publish it at {server.url}/a.pth: train.py and val.py fetch it with "
+        "--download"
     )
     for _ in range(2):
         fetch_weights(str(target), file)
@@ -90,7 +95,10 @@ def test_unknown_names_and_existing_files_are_left_alone(tmp_path):
         ("a.pth: {url: [x]}", "a.pth must have a url and may have a sha256"),
         ("a.pth: {url: 'https://a.org/b', run: x}", "a.pth must have a url and may have a sha256"),
         ("a.pth: {url: 'http://a.org/b'}", "a.pth: http:// can be read and changed in transit"),
-        ("a.pth: {url: 'https://a.org/b', sha256: 12}", "a.pth: a sha256 has 64 hexadecimal digits"),
+        (
+            "a.pth: {url: 'https://a.org/b', sha256: 12}",
+            "a.pth: a sha256 has 64 hexadecimal digits",
+        ),
     ],
 )
 def test_malformed_tables_are_refused(text, reason, tmp_path):

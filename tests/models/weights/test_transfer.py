@@ -23,7 +23,9 @@ ABC = ["a", "b", "c"]
 
 
 def outputs(detector: Detector, level: int = 0) -> torch.Tensor:
-    """Return the weights of one level's output convolution: [anchors, 5 + classes, channels, 1, 1]."""
+    """Return the weights of one level's output convolution: [anchors, 5 + classes, channels, 1,
+    1].
+    """
     weight = detector.head.m[level].weight.detach()
     return weight.view(3, -1, *weight.shape[1:])
 
@@ -51,7 +53,11 @@ def test_anchor_based_transfer_matches_classes_by_name(model, tiny_model):
         assert ours[:, [6, 8]].equal(fresh[level][:, [6, 8]])
     biases = [m.bias.detach().view(3, -1) for m in (other.head.m[0], model.head.m[0])]
     assert biases[0][:, [5, 7]].equal(biases[1][:, [7, 5]])
-    assert other.layers[0].state_dict()["conv.weight"].equal(model.layers[0].state_dict()["conv.weight"])
+    assert (
+        other.layers[0]
+        .state_dict()["conv.weight"]
+        .equal(model.layers[0].state_dict()["conv.weight"])
+    )
 
 
 def test_transfer_to_different_anchor_count_leaves_head_unchanged(model, tiny_model):
@@ -65,11 +71,16 @@ def test_transfer_to_different_anchor_count_leaves_head_unchanged(model, tiny_mo
 def test_class_outputs_without_common_classes_are_not_counted():
     given, model = build_model("yolox_nano", 3), build_model("yolox_nano", 2)
     copied, total, classes, _ = transfer(model, ["x", "y"], given, ABC)
-    assert (total - copied, classes) == (3 * 2, 0)  # three levels, each with a weight and a bias of the classes
+    assert (total - copied, classes) == (
+        3 * 2,
+        0,
+    )  # three levels, each with a weight and a bias of the classes
 
 
 def test_class_biases_are_not_copied_without_their_weights():
-    """With 80 classes YOLOv8n's class branches have 80 channels, with 3 classes 64: their convolutions do not fit."""
+    """With 80 classes YOLOv8n's class branches have 80 channels, with 3 classes 64: their
+    convolutions do not fit.
+    """
     given, model = build_model("yolov8n", 80), build_model("yolov8n", 3)
     for number, detector in enumerate((given, model)):
         for value in detector.state_dict().values():
@@ -80,7 +91,8 @@ def test_class_biases_are_not_copied_without_their_weights():
     assert state["layers.22.branches.sides.0.2.bias"].eq(0).all()
     unfit = {key for key, value in state.items() if value.ne(0).any()}
     assert all(key.startswith("layers.22.branches.classes.") for key in unfit)
-    # three levels, each with two layers of a convolution and a BatchNorm of 5, and an output convolution of 2
+    # three levels, each with two layers of a convolution and a BatchNorm of 5, and an output
+    # convolution of 2
     assert len(unfit) == 3 * (2 * 6 + 2) == total - copied
 
 
@@ -88,7 +100,9 @@ def test_wider_model_gives_no_tensor():
     """Counters of BatchNorm have no channels and would fit; they go with their convolutions."""
     given, model = build_model("yolov5s", 3), build_model("yolov5n", 3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    for counter in (value for key, value in given.state_dict().items() if key.endswith("num_batches_tracked")):
+    for counter in (
+        value for key, value in given.state_dict().items() if key.endswith("num_batches_tracked")
+    ):
         counter.fill_(7)
     copied, total, classes, _ = transfer(model, ABC, given, ABC)
     assert (copied, total, classes) == (0, len(before) - 1, 0)  # the anchors are not counted
@@ -116,7 +130,9 @@ def test_transfer_to_different_model_copies_matching_tensors(model, tiny_model):
 
 
 def test_share_counts_values():
-    """Of two classes one is new: on each of three levels a row of 64 weights and a bias of the class outputs."""
+    """Of two classes one is new: on each of three levels a row of 64 weights and a bias of the
+    class outputs.
+    """
     given, model = build_model("yolox_nano", 3), build_model("yolox_nano", 2)
     result = transfer(model, ["b", "x"], given, ABC)
     total = sum(value.numel() for value in model.state_dict().values())

@@ -1,4 +1,6 @@
-"""Checkpoints of Ultralytics' heads of distances: a module with their names gives the same tensors and outputs."""
+"""Checkpoints of Ultralytics' heads of distances: a module with their names gives the same tensors
+and outputs.
+"""
 
 import itertools
 import math
@@ -54,15 +56,26 @@ def random_detector(table: dict[str, Any]) -> Detector:
 
 
 def to_ultralytics_module(detector: Detector, scale: str = "n") -> nn.Module:
-    """Return a module with Ultralytics' layout of state, attributes and pickle, of torch's and Kestrel's classes."""
+    """Return a module with Ultralytics' layout of state, attributes and pickle, of torch's and
+    Kestrel's classes.
+    """
     theirs = nn.Module()
-    layers, strides = list(deepcopy(detector).layers), torch.tensor(detector.strides, dtype=torch.float32)
+    layers, strides = (
+        list(deepcopy(detector).layers),
+        torch.tensor(detector.strides, dtype=torch.float32),
+    )
     layers[-1] = to_their_head(layers[-1])
     theirs.model = nn.Sequential(*layers)
     theirs.stride, theirs.names = strides, dict(enumerate(NAMES))
     rows = {part: deepcopy(detector.table[part]) for part in ("backbone", "head")}
     rows["head"][-1][2:] = ["Detect", ["nc"]]
-    theirs.yaml = {"nc": len(NAMES), "scales": deepcopy(SCALES), "scale": scale, "yaml_file": "theirs.yaml", **rows}
+    theirs.yaml = {
+        "nc": len(NAMES),
+        "scales": deepcopy(SCALES),
+        "scale": scale,
+        "yaml_file": "theirs.yaml",
+        **rows,
+    }
     return theirs
 
 
@@ -79,16 +92,23 @@ def to_their_head(head: Any) -> nn.Module:
 
 
 def to_their_branches(branches: Branches) -> tuple[nn.Module, nn.Module]:
-    """Return the branches as modules; theirs have a sequence of two convolutions in place of a separable one."""
+    """Return the branches as modules; theirs have a sequence of two convolutions in place of a
+    separable one.
+    """
     classes = nn.ModuleList()
     for branch in branches.classes:
-        pairs = [nn.Sequential(*layer.children()) if hasattr(layer, "dconv") else layer for layer in branch]
+        pairs = [
+            nn.Sequential(*layer.children()) if hasattr(layer, "dconv") else layer
+            for layer in branch
+        ]
         classes.append(nn.Sequential(*pairs))
     return branches.sides, classes
 
 
 def save(path: Path, module: Any, **others: Any) -> Path:
-    torch.save({"epoch": -1, "ema": None, "model": module, "train_args": {"imgsz": 64}} | others, path)
+    torch.save(
+        {"epoch": -1, "ema": None, "model": module, "train_args": {"imgsz": 64}} | others, path
+    )
     return path
 
 
@@ -110,7 +130,10 @@ def test_external_module_round_trip(kind, tmp_path):
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
     assert (type(found.head), found.head.bins) == (type(model.head), model.head.bins)
     with torch.no_grad():
-        raws = [detector(torch.linspace(0, 1, 2 * 3 * 64 * 96).view(2, 3, 64, 96)) for detector in (found, model)]
+        raws = [
+            detector(torch.linspace(0, 1, 2 * 3 * 64 * 96).view(2, 3, 64, 96))
+            for detector in (found, model)
+        ]
     maps = [list(flat(raw)) for raw in raws]
     assert len(maps[0]) == len(maps[1]) == (6 if kind == "two heads" else 3)
     assert all(ours.equal(theirs) for ours, theirs in zip(*maps, strict=True))
@@ -129,7 +152,9 @@ def test_half_precision_is_read_as_float32(tmp_path):
 
 def test_constant_weights_of_the_bins_are_dropped(tmp_path):
     path = save(tmp_path / "a.pt", to_ultralytics_module(random_detector(MODELS["bins"])))
-    assert read_external(path).state["model.22.dfl.conv.weight"].flatten().tolist() == list(range(16))
+    assert read_external(path).state["model.22.dfl.conv.weight"].flatten().tolist() == list(
+        range(16)
+    )
     assert not any("dfl" in name for name in load_detector(path)[0].state_dict())
 
 
@@ -143,14 +168,18 @@ def test_multiples_may_stand_in_the_table_itself(tmp_path):
 
 def with_nesting(part: list[Any], nested: bool) -> list[Any]:
     """Return rows whose C3k2 all say whether their blocks are nested."""
-    return [[*row[:3], [row[3][0], nested, *row[3][2:]] if row[2] == "C3k2" else row[3]] for row in part]
+    return [
+        [*row[:3], [row[3][0], nested, *row[3][2:]] if row[2] == "C3k2" else row[3]] for row in part
+    ]
 
 
 @pytest.mark.parametrize("scale", ["n", "m"])
 def test_blocks_are_nested_by_scale(scale, tmp_path):
     """In the scales m, l, x all C3k2 are nested, whatever their rows say."""
     table = table_of("dual")
-    model = random_detector(table | {part: with_nesting(table[part], True) for part in ("backbone", "head")})
+    model = random_detector(
+        table | {part: with_nesting(table[part], True) for part in ("backbone", "head")}
+    )
     theirs = to_ultralytics_module(model, scale)
     theirs.yaml |= {part: with_nesting(theirs.yaml[part], False) for part in ("backbone", "head")}
     path = save(tmp_path / "a.pt", theirs)
@@ -158,15 +187,19 @@ def test_blocks_are_nested_by_scale(scale, tmp_path):
         assert "of its tensors do not fit its table" in error_message(path)
     else:
         found, _ = load_detector(path)
-        assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
+        assert all(
+            value.equal(model.state_dict()[key]) for key, value in found.state_dict().items()
+        )
         assert [row[3][1] for row in found.table["backbone"] if row[2] == "C3k2"] == [True] * 4
 
 
-# ---------------------------------------------------------------------- models that cannot be converted
+# ------------------------------------------------------------------ models that cannot be converted
 
 
 def error_message(path: Path) -> str:
-    """Return the error message for a file without the file's name, after checking that it is one short line."""
+    """Return the error message for a file without the file's name, after checking that it is one
+    short line.
+    """
     with pytest.raises(ValueError) as caught:
         load_detector(path)
     return checked_message(path, caught.value)
@@ -207,7 +240,11 @@ LEAKY = nn.LeakyReLU()
 @pytest.mark.parametrize(
     ("kind", "change", "text"),
     [
-        ("bins", lambda m: setattr(m.model[0], "act", LEAKY), "activation model.0.act is LeakyReLU; only SiLU is"),
+        (
+            "bins",
+            lambda m: setattr(m.model[0], "act", LEAKY),
+            "activation model.0.act is LeakyReLU; only SiLU is",
+        ),
         (
             "bins",
             lambda m: setattr(head_of(m).cv3[1][0], "act", LEAKY),
@@ -221,57 +258,161 @@ LEAKY = nn.LeakyReLU()
         (
             "two heads",
             lambda m: setattr(head_of(m).one2one_cv3[0][0][1], "act", LEAKY),
-            "its activation model.23.one2one_cv3.0.0.1.act is LeakyReLU; only SiLU is supported there",
+            "its activation model.23.one2one_cv3.0.0.1.act is LeakyReLU; only SiLU is supported "
+            "there",
         ),
-        ("bins", lambda m: setattr(head_of(m).cv2[0][0].bn, "eps", 1e-5), "the eps of its BatchNorm is not 0.001"),
-        ("bins", lambda m: head_of(m).dfl.conv.weight.data.add_(1), "its 16 bins of a distance do not stand for 0 to "),
         (
             "bins",
-            lambda m: setattr(head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(20, 1, 1, 1))),
+            lambda m: setattr(head_of(m).cv2[0][0].bn, "eps", 1e-5),
+            "the eps of its BatchNorm is not 0.001",
+        ),
+        (
+            "bins",
+            lambda m: head_of(m).dfl.conv.weight.data.add_(1),
+            "its 16 bins of a distance do not stand for 0 to ",
+        ),
+        (
+            "bins",
+            lambda m: setattr(
+                head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(20, 1, 1, 1))
+            ),
             "its 5 bins of a distance do not stand for 0 to 4",
         ),
         ("bins", lambda m: setattr(m, "names", ["a"]), "it has 1 class names for 3 classes"),
         ("bins", set_table(nc=4), "it has 3 class names for 4 classes"),
-        ("bins", lambda m: (m.yaml.update(nc=2), m.names.pop(2)), "6 of its tensors do not fit its table, such as lay"),
-        ("bins", lambda m: setattr(m, "stride", torch.tensor([8.0, 16, 64])), "its strides are [8, 16, 64], but those"),
-        ("bins", lambda m: setattr(head_of(m), "cv4", nn.Conv2d(8, 8, 1)), "2 of its tensors do not fit its table"),
-        ("bins", lambda m: delattr(head_of(m), "cv3"), "its head torch.nn.modules.module.Module is not supported: nei"),
-        ("bins", lambda m: delattr(head_of(m), "cv2"), "its head torch.nn.modules.module.Module is not supported: nei"),
         (
             "bins",
-            lambda m: setattr(head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(3))),
-            "its head torch.nn.modules.module.Module is not supported: neither YOLOv5's Detect, nor one of distances",
+            lambda m: (m.yaml.update(nc=2), m.names.pop(2)),
+            "6 of its tensors do not fit its table, such as lay",
         ),
         (
             "bins",
-            lambda m: setattr(head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(3, 16, 1, 1))),
+            lambda m: setattr(m, "stride", torch.tensor([8.0, 16, 64])),
+            "its strides are [8, 16, 64], but those",
+        ),
+        (
+            "bins",
+            lambda m: setattr(head_of(m), "cv4", nn.Conv2d(8, 8, 1)),
+            "2 of its tensors do not fit its table",
+        ),
+        (
+            "bins",
+            lambda m: delattr(head_of(m), "cv3"),
+            "its head torch.nn.modules.module.Module is not supported: nei",
+        ),
+        (
+            "bins",
+            lambda m: delattr(head_of(m), "cv2"),
+            "its head torch.nn.modules.module.Module is not supported: nei",
+        ),
+        (
+            "bins",
+            lambda m: setattr(head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(3))),
+            "its head torch.nn.modules.module.Module is not supported: neither YOLOv5's Detect, "
+            "nor one of distances",
+        ),
+        (
+            "bins",
+            lambda m: setattr(
+                head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(3, 16, 1, 1))
+            ),
             "its 0 bins of a distance do not stand for 0 to -1",
         ),
         (
             "no bins",
-            lambda m: setattr(head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(3, 16, 1, 1))),
+            lambda m: setattr(
+                head_of(m).cv2[0][2], "weight", nn.Parameter(torch.zeros(3, 16, 1, 1))
+            ),
             "a distance needs 1 or more bins, got 0",
         ),
-        ("two heads", lambda m: delattr(head_of(m), "one2one_cv2"), "of its tensors do not fit its table, such as lay"),
-        ("bins", set_row("backbone", 2, [-1, 3, "C2fAttn", [128]]), "unknown module 'C2fAttn'; allowed are Conv, "),
-        ("bins", set_row("backbone", 2, [-1, 3, "a\n\x1b[2J", [128]]), r"unknown module 'a\n\x1b[2J'"),
-        ("bins", set_row("backbone", 2, [-1, 3, "C2f", []]), "row 2 [-1, 3, C2f, []]: C2f takes 1 to 4 arguments"),
-        ("bins", set_row("backbone", 2, [-1, 3, "C2f", [128, 3]]), "has the wrong type: shortcut is 3, but"),
-        ("bins", set_row("backbone", 2, [-1, 3, "C2f"]), "`backbone` of its table is not a list of rows [from, number"),
-        ("bins", set_row("backbone", 2, "C2f "), "`backbone` of its table is not a list of rows [from, number"),
-        ("bins", set_row("head", -1, [[15, 18, 99], 1, "Detect", ["nc"]]), "`from` must name rows above this one"),
-        ("bins", set_row("head", -1, [[15, 18], 1, "Detect", ["nc"]]), "those of its table are [8, 16]"),
-        ("bins", without("backbone"), "`backbone` of its table is not a list of rows [from, number, module, args]"),
-        ("bins", without("head"), "`head` of its table is not a list of rows [from, number, module, args]"),
-        ("bins", set_table(head=[]), "`head` of its table is not a list of rows [from, number, module, args]"),
+        (
+            "two heads",
+            lambda m: delattr(head_of(m), "one2one_cv2"),
+            "of its tensors do not fit its table, such as lay",
+        ),
+        (
+            "bins",
+            set_row("backbone", 2, [-1, 3, "C2fAttn", [128]]),
+            "unknown module 'C2fAttn'; allowed are Conv, ",
+        ),
+        (
+            "bins",
+            set_row("backbone", 2, [-1, 3, "a\n\x1b[2J", [128]]),
+            r"unknown module 'a\n\x1b[2J'",
+        ),
+        (
+            "bins",
+            set_row("backbone", 2, [-1, 3, "C2f", []]),
+            "row 2 [-1, 3, C2f, []]: C2f takes 1 to 4 arguments",
+        ),
+        (
+            "bins",
+            set_row("backbone", 2, [-1, 3, "C2f", [128, 3]]),
+            "has the wrong type: shortcut is 3, but",
+        ),
+        (
+            "bins",
+            set_row("backbone", 2, [-1, 3, "C2f"]),
+            "`backbone` of its table is not a list of rows [from, number",
+        ),
+        (
+            "bins",
+            set_row("backbone", 2, "C2f "),
+            "`backbone` of its table is not a list of rows [from, number",
+        ),
+        (
+            "bins",
+            set_row("head", -1, [[15, 18, 99], 1, "Detect", ["nc"]]),
+            "`from` must name rows above this one",
+        ),
+        (
+            "bins",
+            set_row("head", -1, [[15, 18], 1, "Detect", ["nc"]]),
+            "those of its table are [8, 16]",
+        ),
+        (
+            "bins",
+            without("backbone"),
+            "`backbone` of its table is not a list of rows [from, number, module, args]",
+        ),
+        (
+            "bins",
+            without("head"),
+            "`head` of its table is not a list of rows [from, number, module, args]",
+        ),
+        (
+            "bins",
+            set_table(head=[]),
+            "`head` of its table is not a list of rows [from, number, module, args]",
+        ),
         ("bins", without("nc"), "it has 3 class names for None classes"),
         ("bins", without("scales"), "of its tensors do not fit its table"),
         ("bins", set_table(scale="x"), "of its tensors do not fit its table"),
-        ("bins", set_table(scales={"n": 3}), "its scale is 3, but must be [depth, width, most channels]"),
-        ("bins", set_table(scales={"n": []}), "its scale is [], but must be [depth, width, most channels]"),
-        ("bins", set_table(scales={"n": [0.33, "a"]}), "depth and width multiple must be two positive numbers, got [0"),
-        ("bins", set_table(scales={"n": [0.33, 1e300, 64]}), "width multiple are [0.33, 1e+300], at most 100"),
-        ("bins", set_table(scales={"n": [0.33, 0.125, 0]}), "the most channels must be a whole number"),
+        (
+            "bins",
+            set_table(scales={"n": 3}),
+            "its scale is 3, but must be [depth, width, most channels]",
+        ),
+        (
+            "bins",
+            set_table(scales={"n": []}),
+            "its scale is [], but must be [depth, width, most channels]",
+        ),
+        (
+            "bins",
+            set_table(scales={"n": [0.33, "a"]}),
+            "depth and width multiple must be two positive numbers, got [0",
+        ),
+        (
+            "bins",
+            set_table(scales={"n": [0.33, 1e300, 64]}),
+            "width multiple are [0.33, 1e+300], at most 100",
+        ),
+        (
+            "bins",
+            set_table(scales={"n": [0.33, 0.125, 0]}),
+            "the most channels must be a whole number",
+        ),
         ("bins", set_table(scales={"n": [0.33, 0.125, 64]}), "of its tensors do not fit its table"),
     ],
 )
@@ -314,7 +455,9 @@ class SemanticSegment(nn.Module): ...
     ],
 )
 def test_model_for_another_task_is_named_by_its_task(detectors, head, task, said, tmp_path):
-    """The class of the head or the stored word tells; nothing else of such a model has to be readable."""
+    """The class of the head or the stored word tells; nothing else of such a model has to be
+    readable.
+    """
     theirs = to_ultralytics_module(detectors["bins"])
     theirs.model[-1].__class__ = head
     theirs.model[0].bn.eps = 1e-5
@@ -337,10 +480,25 @@ def test_weight_without_values_is_rejected(detectors, tmp_path):
     """Its other sides cost nothing in the file: 2^39 would be 2^37 bins."""
     theirs = to_ultralytics_module(detectors["bins"])
     head_of(theirs).cv2[0][2].weight = nn.Parameter(torch.zeros(1 << 39, 0, 1, 1))
-    assert "(model.22.cv2.0.2.weight has no values)" in error_message(save(tmp_path / "a.pt", theirs))
+    assert "(model.22.cv2.0.2.weight has no values)" in error_message(
+        save(tmp_path / "a.pt", theirs)
+    )
 
 
-WRONG_VALUES: list[Any] = [None, True, -1, 10**12, 1.5, math.nan, "x", [], [[]], {}, {"a": 1}, [None] * 4]
+WRONG_VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    10**12,
+    1.5,
+    math.nan,
+    "x",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    [None] * 4,
+]
 
 
 def containers(value: Any) -> Iterator[Any]:
@@ -359,9 +517,15 @@ def test_wrong_types_anywhere_in_a_table_give_one_sentence(detectors, kind, monk
     for number in range(0, 60, 4):
         table = deepcopy(external.table)
         container = list(containers(table))[number]
-        key = list(container)[number % len(container)] if isinstance(container, dict) else number % len(container)
+        key = (
+            list(container)[number % len(container)]
+            if isinstance(container, dict)
+            else number % len(container)
+        )
         container[key] = WRONG_VALUES[number // 4 % len(WRONG_VALUES)]
-        monkeypatch.setattr(conversion, "read_external", lambda _, table=table: replace(external, table=table))
+        monkeypatch.setattr(
+            conversion, "read_external", lambda _, table=table: replace(external, table=table)
+        )
         try:
             load_detector(external.path)  # some values change nothing
         except ValueError as error:
@@ -371,11 +535,15 @@ def test_wrong_types_anywhere_in_a_table_give_one_sentence(detectors, kind, monk
 
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES[2:], ids=repr)
-def test_wrong_value_for_each_entry_of_a_table_gives_one_sentence(detectors, wrong, monkeypatch, tmp_path):
+def test_wrong_value_for_each_entry_of_a_table_gives_one_sentence(
+    detectors, wrong, monkeypatch, tmp_path
+):
     external = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors["bins"])))
     for key in ("nc", "scales", "backbone", "head", "ch"):
         table = external.table | {key: wrong}
-        monkeypatch.setattr(conversion, "read_external", lambda _, table=table: replace(external, table=table))
+        monkeypatch.setattr(
+            conversion, "read_external", lambda _, table=table: replace(external, table=table)
+        )
         assert error_message(external.path).startswith("its model cannot be converted (")
     changed = external.table | {"scale": wrong, "yaml_file": wrong}  # the multiples are 1 then
     monkeypatch.setattr(conversion, "read_external", lambda _: replace(external, table=changed))

@@ -1,4 +1,6 @@
-"""Other projects' checkpoints: a converted model gives the same numbers, and no code of hostile files is run."""
+"""Other projects' checkpoints: a converted model gives the same numbers, and no code of hostile
+files is run.
+"""
 
 import io
 import os
@@ -28,7 +30,9 @@ from utils.files.pickled import PickleReader, Record
 
 ROOT = Path(__file__).parents[3]
 FIXTURE = ROOT.parent / "shared" / "fixtures" / "yolov5n_bccd"
-needs_fixture = pytest.mark.skipif(not FIXTURE.is_dir(), reason="../shared/fixtures/yolov5n_bccd is missing")
+needs_fixture = pytest.mark.skipif(
+    not FIXTURE.is_dir(), reason="../shared/fixtures/yolov5n_bccd is missing"
+)
 NAMES = ["disc", "square", "bar"]
 MEGABYTE = 1 << 20
 
@@ -46,7 +50,9 @@ def model(tiny_model: str) -> Detector:
 
 
 def to_yolov5_module(detector: Detector) -> nn.Module:
-    """Return a module with YOLOv5's layout of state, attributes and pickle, made of torch's and Kestrel's classes."""
+    """Return a module with YOLOv5's layout of state, attributes and pickle, made of torch's and
+    Kestrel's classes.
+    """
     theirs = nn.Module()
     theirs.model = nn.Sequential(*deepcopy(detector).layers)
     head = theirs.model[-1]
@@ -60,7 +66,9 @@ def to_yolov5_module(detector: Detector) -> nn.Module:
 
 
 def save_external(path: Path, module: Any, **others: Any) -> Path:
-    torch.save({"epoch": 3, "ema": None, "model": module, "best_fitness": np.array([0.5])} | others, path)
+    torch.save(
+        {"epoch": 3, "ema": None, "model": module, "best_fitness": np.array([0.5])} | others, path
+    )
     return path
 
 
@@ -81,8 +89,9 @@ def test_converted_yolov5_checkpoint_reproduces_its_outputs():
     boxes, scores = loaded.decode(raw)
     theirs = expected["decoded"]  # cx, cy, w, h, objectness, classes
     cxcywh = torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], -1)
-    # A side is (2 sigma)^2 * anchor, so an error of 1e-5 in a raw map changes 522 px by up to 522 * 2 * 1e-5 = 1e-2 px.
-    # Observed: 3e-4 px at 514 px, which is 5 steps of float32; 26 of the 25,200 numbers differ by more than 1e-4 px.
+    # A side is (2 sigma)^2 * anchor, so an error of 1e-5 in a raw map changes 522 px by up to 522 *
+    # 2 * 1e-5 = 1e-2 px. Observed: 3e-4 px at 514 px, which is 5 steps of float32; 26 of the 25,200
+    # numbers differ by more than 1e-4 px.
     difference = (cxcywh - theirs[..., :4]).abs()
     assert (difference / theirs[..., :4].abs().clamp(min=100)).max() < 1e-5
     assert difference[..., :2].max() < 1e-4
@@ -106,7 +115,9 @@ def test_external_module_round_trip(model, tmp_path):
 
 def test_converted_detector_can_be_saved_and_trained(model, tmp_path):
     found, names = load_module(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
-    checkpoint_file.save(tmp_path / "b.pt", {"model": found.state_dict(), "table": found.table, "names": names})
+    checkpoint_file.save(
+        tmp_path / "b.pt", {"model": found.state_dict(), "table": found.table, "names": names}
+    )
     again = Detector(checkpoint_file.load(tmp_path / "b.pt")["table"])
     again.load_state_dict(found.state_dict())
     sum(raw.square().mean() for raw in found.train()(torch.rand(2, 3, 64, 64))).backward()
@@ -139,9 +150,9 @@ def test_external_checkpoint_prefers_ema_model(model, tmp_path):
     averaged.head.set_anchors(averaged.head.anchors_px * 2)
     path = save_external(tmp_path / "a.pt", to_yolov5_module(model), ema=to_yolov5_module(averaged))
     assert load_module(path)[0].head.anchors_px.equal(averaged.head.anchors_px)
-    assert load_module(save_external(path, None, ema=to_yolov5_module(averaged)))[0].head.anchors_px.equal(
-        averaged.head.anchors_px
-    )
+    assert load_module(save_external(path, None, ema=to_yolov5_module(averaged)))[
+        0
+    ].head.anchors_px.equal(averaged.head.anchors_px)
 
 
 def test_bare_module_of_any_pickle_protocol_is_read(model, tmp_path):
@@ -152,7 +163,9 @@ def test_bare_module_of_any_pickle_protocol_is_read(model, tmp_path):
 
 
 def test_modules_saved_by_old_torch_versions_are_read(model, tmp_path):
-    """They have OrderedDicts, and before 1.5 no set of non-persistent buffers; YOLOv5 before 6.0 has anchor_grid."""
+    """They have OrderedDicts, and before 1.5 no set of non-persistent buffers; YOLOv5 before 6.0
+    has anchor_grid.
+    """
     theirs = to_yolov5_module(model)
     theirs.model[-1].register_buffer("anchor_grid", model.head.anchors_px.clone())
     for module in theirs.modules():
@@ -168,7 +181,9 @@ def test_modules_saved_by_old_torch_versions_are_read(model, tmp_path):
 def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
     theirs = to_yolov5_module(model)
     theirs.register_buffer("passing", torch.ones(3), persistent=False)
-    theirs.model[0].conv.weight.data = theirs.model[0].conv.weight.data.to(memory_format=torch.channels_last)
+    theirs.model[0].conv.weight.data = theirs.model[0].conv.weight.data.to(
+        memory_format=torch.channels_last
+    )
     assert (
         load_module(save_external(tmp_path / "a.pt", theirs))[0]
         .layers[0]
@@ -185,17 +200,23 @@ def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
 
 def test_is_external_detects_only_external_checkpoints(model, tmp_path):
     assert holds_module(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
-    checkpoint_file.save(tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES})
+    checkpoint_file.save(
+        tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES}
+    )
     torch.save(model.state_dict(), tmp_path / "c.pt")
     (tmp_path / "d.pt").write_text("")
-    assert not any(holds_module(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", "."))
+    assert not any(
+        holds_module(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", ".")
+    )
 
 
-# ---------------------------------------------------------------------- models that cannot be converted
+# ------------------------------------------------------------------ models that cannot be converted
 
 
 def error_message(path: Path, read: Callable[[Path], object] = load_module) -> str:
-    """Return the error message for a file without the file's name, after checking that it is one short line."""
+    """Return the error message for a file without the file's name, after checking that it is one
+    short line.
+    """
     with pytest.raises(ValueError) as caught:
         read(path)
     text = str(caught.value)
@@ -220,7 +241,8 @@ def set_table(**values: Any) -> Callable[[Any], object]:
     [
         (
             lambda m: delattr(m.model[-1], "anchors"),
-            "its head models.heads.anchor_based.AnchorBasedHead is not supported: neither YOLOv5's Detect, nor one of",
+            "its head models.heads.anchor_based.AnchorBasedHead is not supported: neither YOLOv5's "
+            "Detect, nor one of",
         ),
         (
             lambda m: setattr(m.model[0], "act", nn.LeakyReLU()),
@@ -228,8 +250,14 @@ def set_table(**values: Any) -> Callable[[Any], object]:
         ),
         (lambda m: setattr(m.model[0].bn, "eps", 1e-5), "the eps of its BatchNorm is not 0.001"),
         (lambda m: setattr(m, "names", ["a"]), "it has 1 class names for 3 classes"),
-        (lambda m: setattr(m, "stride", torch.tensor([8.0, 16, 64])), "its strides are [8, 16, 64], but those of"),
-        (lambda m: setattr(m.model[0], "conv", nn.Conv2d(3, 4, 1)), "2 of its tensors do not fit its table, such as l"),
+        (
+            lambda m: setattr(m, "stride", torch.tensor([8.0, 16, 64])),
+            "its strides are [8, 16, 64], but those of",
+        ),
+        (
+            lambda m: setattr(m.model[0], "conv", nn.Conv2d(3, 4, 1)),
+            "2 of its tensors do not fit its table, such as l",
+        ),
         (lambda m: m.yaml["backbone"][0].__setitem__(2, "Focus\n\x1b[2J"), "unknown module 'Focus"),
         (set_table(backbone=[[-1, 1, "Conv", [64, 3]]] * 400), "its model cannot be converted"),
         (set_table(depth_multiple=1e300), "at most 100 is allowed"),
@@ -253,7 +281,11 @@ def test_unconvertible_external_model_can_still_be_read(model, tmp_path):
     del theirs.model[-1].anchors
     found = read_external(save_external(tmp_path / "a.pt", theirs))
     assert found.anchors_px is None
-    assert (found.names, found.strides, len(found.state)) == (NAMES, [8, 16, 32], len(theirs.state_dict()))
+    assert (found.names, found.strides, len(found.state)) == (
+        NAMES,
+        [8, 16, 32],
+        len(theirs.state_dict()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,17 +293,41 @@ def test_unconvertible_external_model_can_still_be_read(model, tmp_path):
     [
         (lambda m: setattr(m, "yaml", "yolov5n.yaml"), "its model has no architecture table"),
         (lambda m: setattr(m, "yaml", {"head": [0] * 6000}), "its table or names are too large"),
-        (lambda m: setattr(m, "names", {1: "a", 2: "b"}), "its class names are not numbered from 0"),
+        (
+            lambda m: setattr(m, "names", {1: "a", 2: "b"}),
+            "its class names are not numbered from 0",
+        ),
         (lambda m: setattr(m, "names", 3), "its class names are not a list of names"),
-        (lambda m: setattr(m, "stride", torch.tensor([0.5])), "its strides are not at most 16 whole numbers from 1 to"),
-        (lambda m: setattr(m, "stride", torch.tensor([8.0])), "its anchors do not have the shape [levels, anchors, 2]"),
-        (lambda m: m.model[0].conv.weight.data.fill_(float("nan")), "model.0.conv.weight has values that are not fini"),
+        (
+            lambda m: setattr(m, "stride", torch.tensor([0.5])),
+            "its strides are not at most 16 whole numbers from 1 to",
+        ),
+        (
+            lambda m: setattr(m, "stride", torch.tensor([8.0])),
+            "its anchors do not have the shape [levels, anchors, 2]",
+        ),
+        (
+            lambda m: m.model[0].conv.weight.data.fill_(float("nan")),
+            "model.0.conv.weight has values that are not fini",
+        ),
         (lambda m: m._modules.update(loop=m), "its modules are nested too deeply"),
-        (lambda m: m._modules.update(wrong=m.stride), "an entry that should be a module is not one"),
+        (
+            lambda m: m._modules.update(wrong=m.stride),
+            "an entry that should be a module is not one",
+        ),
         (lambda m: m._parameters.update(wrong=3), "it has something else where a tensor should be"),
-        (lambda m: m._buffers.update({"x" * 101: None}), "the name of a module or tensor is not text of at most 100"),
-        (lambda m: m._buffers.update(b=torch.zeros(3, dtype=torch.complex64)), "tensors of torch.ComplexFloatStorage"),
-        (lambda m: m._buffers.update({str(i): None for i in range(5001)}), "it has more than 5000 tensors"),
+        (
+            lambda m: m._buffers.update({"x" * 101: None}),
+            "the name of a module or tensor is not text of at most 100",
+        ),
+        (
+            lambda m: m._buffers.update(b=torch.zeros(3, dtype=torch.complex64)),
+            "tensors of torch.ComplexFloatStorage",
+        ),
+        (
+            lambda m: m._buffers.update({str(i): None for i in range(5001)}),
+            "it has more than 5000 tensors",
+        ),
     ],
 )
 def test_damaged_external_modules_are_rejected(model, tmp_path, change, text):
@@ -280,7 +336,7 @@ def test_damaged_external_modules_are_rejected(model, tmp_path, change, text):
     assert text in message
 
 
-# ---------------------------------------------------------------------- hostile files: nothing is run
+# -------------------------------------------------------------------- hostile files: nothing is run
 
 
 class Calls:
@@ -293,7 +349,9 @@ class Calls:
         return self.call
 
 
-def write_archive(path: Path, pickled: bytes, entries: dict[str, bytes] | None = None, compression: int = 0) -> Path:
+def write_archive(
+    path: Path, pickled: bytes, entries: dict[str, bytes] | None = None, compression: int = 0
+) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in {"data.pkl": pickled, "version": b"3\n", **(entries or {})}.items():
             archive.writestr(f"a/{name}", content)
@@ -320,7 +378,9 @@ def pickle_of(steps: bytes) -> Callable[[str], bytes]:
 
 
 def python_call(*line: Any) -> Callable[[str], bytes]:
-    """Make the pickle of a call whose last argument is a line of Python that creates the stamp file."""
+    """Make the pickle of a call whose last argument is a line of Python that creates the stamp
+    file.
+    """
     return lambda stamp: pickle.dumps(Calls(*line, TOUCH.format(stamp)), 2)
 
 
@@ -332,7 +392,9 @@ def chain(stamp: str) -> bytes:
 
 
 def dotted_name(stamp: str) -> bytes:
-    """torch.serialization.os.system: a dotted name that starts at a harmless module and leads to another one."""
+    """torch.serialization.os.system: a dotted name that starts at a harmless module and leads to
+    another one.
+    """
     return START + call(global_opcode("torch.serialization", "os.system"), f"touch {stamp}") + b"."
 
 
@@ -348,8 +410,14 @@ def stack_global(stamp: str) -> bytes:
 
 
 HOSTILE: dict[str, tuple[Callable[[str], bytes], str]] = {
-    "os.system": (lambda s: pickle.dumps({"model": Calls(os.system, f"touch {s}")}, 2), f"names {os.name}.system"),
-    "os.popen": (lambda s: START + call(global_opcode("os", "popen"), f"touch {s}") + b".", "names os.popen"),
+    "os.system": (
+        lambda s: pickle.dumps({"model": Calls(os.system, f"touch {s}")}, 2),
+        f"names {os.name}.system",
+    ),
+    "os.popen": (
+        lambda s: START + call(global_opcode("os", "popen"), f"touch {s}") + b".",
+        "names os.popen",
+    ),
     "protocol 4": (stack_global, f"names {os.name}.system"),
     "protocol 0": (lambda s: pickle.dumps(Calls(os.system, f"touch {s}"), 0), "names"),
     "eval": (
@@ -361,18 +429,35 @@ HOSTILE: dict[str, tuple[Callable[[str], bytes], str]] = {
         lambda s: START + call(global_opcode("subprocess", "getoutput"), f"touch {s}") + b".",
         "subprocess.g",
     ),
-    "runpy": (lambda s: START + call(global_opcode("runpy", "_run_code"), TOUCH.format(s)) + b".", "names runpy._run"),
+    "runpy": (
+        lambda s: START + call(global_opcode("runpy", "_run_code"), TOUCH.format(s)) + b".",
+        "names runpy._run",
+    ),
     "attribute chain": (chain, "names builtins.getattr"),
     "dotted name": (dotted_name, "it holds no module"),
     "numpy's eval": (
-        lambda s: START + call(global_opcode("numpy.f2py.crackfortran", "myeval"), TOUCH.format(s)) + b".",
+        lambda s: (
+            START + call(global_opcode("numpy.f2py.crackfortran", "myeval"), TOUCH.format(s)) + b"."
+        ),
         "it holds no module",
     ),
-    "torch.hub": (lambda s: START + call(global_opcode("torch.hub", "load"), s, s) + b".", "it holds no module"),
-    "torch.load": (lambda s: START + call(global_opcode("torch", "load"), s) + b".", "it holds no module"),
+    "torch.hub": (
+        lambda s: START + call(global_opcode("torch.hub", "load"), s, s) + b".",
+        "it holds no module",
+    ),
+    "torch.load": (
+        lambda s: START + call(global_opcode("torch", "load"), s) + b".",
+        "it holds no module",
+    ),
     "in a module": (hidden_in_module, f"names {os.name}.system"),
-    "import by name": (pickle_of(global_opcode("no_such_module_of_anyone", "x")), "its pickle|it holds no module"),
-    "INST": (lambda s: START + b"(X\x01\x00\x00\x00xios\nsystem\n.", "its pickle has an opcode INST"),
+    "import by name": (
+        pickle_of(global_opcode("no_such_module_of_anyone", "x")),
+        "its pickle|it holds no module",
+    ),
+    "INST": (
+        lambda s: START + b"(X\x01\x00\x00\x00xios\nsystem\n.",
+        "its pickle has an opcode INST",
+    ),
     "OBJ": (pickle_of(b"(" + global_opcode("a", "b") + b"o"), "its pickle has an opcode OBJ"),
     "extension": (pickle_of(b"\x82\x01"), "its pickle has an opcode EXT1"),
     "PERSID": (pickle_of(b"Pstorage\n"), "its pickle has an opcode PERSID"),
@@ -404,21 +489,40 @@ HOSTILE: dict[str, tuple[Callable[[str], bytes], str]] = {
     "no mark": (pickle_of(b"t"), "its pickle is damaged"),
     "memo of nothing": (pickle_of(b"h\x07"), "its pickle is damaged"),
     "odd items": (pickle_of(b"}(Nu"), "its pickle is damaged"),
-    "fill a number": (pickle_of(b"K\x01K\x02a"), "its pickle adds items or state to a value that has none"),
-    "state of a number": (pickle_of(b"K\x01}b"), "its pickle adds items or state to a value that has none"),
+    "fill a number": (
+        pickle_of(b"K\x01K\x02a"),
+        "its pickle adds items or state to a value that has none",
+    ),
+    "state of a number": (
+        pickle_of(b"K\x01}b"),
+        "its pickle adds items or state to a value that has none",
+    ),
     "no end": (lambda s: START + b"N", "pickle exhausted before seeing STOP"),
     "no pickle": (lambda s: b"\xff" * 99, "opcode"),
     "nothing": (lambda s: b"", "pickle exhausted before seeing STOP"),
-    "long text that is not there": (lambda s: START + b"X\xff\xff\xff\x7fx.", "expected 2147483647 bytes"),
+    "long text that is not there": (
+        lambda s: START + b"X\xff\xff\xff\x7fx.",
+        "expected 2147483647 bytes",
+    ),
 }
 WATCHED = {
-    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "subprocess.Popen", "socket.connect"),
+    *(
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.fork",
+        "os.spawn",
+        "subprocess.Popen",
+        "socket.connect",
+    ),
     *("exec", "compile", "import", "pickle.find_class", "ctypes.dlopen"),
 }
 
 
 class Watch:
-    """Records audit events of the interpreter while `on` is set. An audit hook cannot be removed."""
+    """Records audit events of the interpreter while `on` is set. An audit hook cannot be
+    removed.
+    """
 
     def __init__(self) -> None:
         self.on, self.seen = False, []
@@ -431,19 +535,27 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Watch:
-    """Created after torch and numpy have imported the modules that they import only on first use."""
+    """Created after torch and numpy have imported the modules that they import only on first
+    use.
+    """
     np.random.default_rng(0).integers(9)
     detector = build_model(str(ROOT / "tests" / "tables" / "tiny.yaml"), 3)
-    load_module(save_external(tmp_path_factory.mktemp("first") / "a.pt", to_yolov5_module(detector)))
+    load_module(
+        save_external(tmp_path_factory.mktemp("first") / "a.pt", to_yolov5_module(detector))
+    )
     return Watch()
 
 
 @pytest.fixture
 def watch(audit: Watch, tmp_path: Path) -> Iterator[Path]:
-    """The path of a file that must not exist when the test ends; the test must not run or import anything."""
+    """The path of a file that must not exist when the test ends; the test must not run or import
+    anything.
+    """
     stamp = tmp_path / "stamp"
     audit.seen.clear()
-    zipfile.ZipFile(io.BytesIO(b"PK\x05\x06" + bytes(18)))  # so that lazy imports happen before the watch is on
+    zipfile.ZipFile(
+        io.BytesIO(b"PK\x05\x06" + bytes(18))
+    )  # so that lazy imports happen before the watch is on
     "".encode("cp437")
     audit.on = True
     yield stamp
@@ -454,7 +566,15 @@ def watch(audit: Watch, tmp_path: Path) -> Iterator[Path]:
 
 def test_hostile_pickles_run_code_under_pickle_loads(tmp_path, audit):
     """The hostile pickles are effective: pickle.loads runs them and they create the stamp file."""
-    for name in ("os.system", "protocol 4", "protocol 0", "eval", "exec", "attribute chain", "dotted name"):
+    for name in (
+        "os.system",
+        "protocol 4",
+        "protocol 0",
+        "eval",
+        "exec",
+        "attribute chain",
+        "dotted name",
+    ):
         stamp = tmp_path / name.replace(" ", "")
         audit.on = True
         content = HOSTILE[name][0](str(stamp))
@@ -486,7 +606,9 @@ def test_classes_named_in_a_pickle_are_never_imported(watch, model, tmp_path):
     torch.save({"model": theirs}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    pickled = entries.pop("data.pkl").replace(b"torch.nn.modules.module\nModule", b"no.such.module\nModule")
+    pickled = entries.pop("data.pkl").replace(
+        b"torch.nn.modules.module\nModule", b"no.such.module\nModule"
+    )
     found, _ = load_module(write_archive(tmp_path / "b.pt", pickled, entries))
     assert found.head.anchors_px.equal(model.head.anchors_px)
 
@@ -497,13 +619,27 @@ def test_pickle_reader_returns_plain_data_and_records():
     found = PickleReader().run(steps)
     assert isinstance(found, Record)
     assert (found.kind, found.args, found.state) == ("a.b.C", (1,), {"x": None})
-    values = [None, True, -7, 1 << 40, 2.5, "é", b"x", (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": [1, {3: 4}]}]
+    values = [
+        None,
+        True,
+        -7,
+        1 << 40,
+        2.5,
+        "é",
+        b"x",
+        (),
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+        {"a": [1, {3: 4}]},
+    ]
     for protocol in (2, 3, 4, 5):
         kept = values if protocol > 2 else [value for value in values if value != b"x"]
         assert PickleReader().run(pickle.dumps(kept, protocol)) == kept
 
 
-# ---------------------------------------------------------------------- hostile files: bounded memory
+# -------------------------------------------------------------------- hostile files: bounded memory
 
 
 @pytest.fixture
@@ -527,16 +663,25 @@ def write_sparse_file(path: Path, size: int, start: bytes = b"", end: bytes = b"
 
 def one_buffer_pickle(size: bytes, strides: bytes, count: bytes, offset: bytes = b"K\0") -> bytes:
     """Return the pickle of a module with one float buffer `x` on storage 0."""
-    storage = b"(X\x07\0\0\0storage" + global_opcode("torch", "FloatStorage") + b"X\x01\0\0\x000X\x03\0\0\0cpu" + count
+    storage = (
+        b"(X\x07\0\0\0storage"
+        + global_opcode("torch", "FloatStorage")
+        + b"X\x01\0\0\x000X\x03\0\0\0cpu"
+        + count
+    )
     tensor = TENSOR + b"(" + storage + b"tQ" + offset + size + strides + b"\x89NtR"
-    state = b"}(X\x08\0\0\0_modules}X\x08\0\0\0_buffers}X\x01\0\0\0x" + tensor + b"sX\x04\0\0\0yaml}u"
+    state = (
+        b"}(X\x08\0\0\0_modules}X\x08\0\0\0_buffers}X\x01\0\0\0x" + tensor + b"sX\x04\0\0\0yaml}u"
+    )
     return START + global_opcode("a", "B") + b")\x81" + state + b"b."
 
 
 def test_handwritten_module_pickle_is_read(tmp_path, watch):
     content = np.arange(4, dtype=np.float32).tobytes()
     path = write_archive(
-        tmp_path / "a.pt", one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"K\x04"), {"data/0": content}
+        tmp_path / "a.pt",
+        one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"K\x04"),
+        {"data/0": content},
     )
     assert read_external(path).state["x"].tolist() == [0, 1, 2, 3]
 
@@ -547,25 +692,53 @@ SHAPE_65535_BY_65535 = b"M\xff\xffM\xff\xff\x86"  # (65535, 65535)
 @pytest.mark.parametrize(
     ("pickled", "text"),
     [
-        (one_buffer_pickle(SHAPE_65535_BY_65535, b"K\0K\0\x86", b"K\x04"), "reaches outside its storage"),
+        (
+            one_buffer_pickle(SHAPE_65535_BY_65535, b"K\0K\0\x86", b"K\x04"),
+            "reaches outside its storage",
+        ),
         (one_buffer_pickle(b"K\x05\x85", b"K\x01\x85", b"K\x04"), "reaches outside its storage"),
         (one_buffer_pickle(b"K\x04\x85", b"K\x02\x85", b"K\x04"), "reaches outside its storage"),
-        (one_buffer_pickle(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x04"), "reaches outside its storage"),
-        (one_buffer_pickle(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"K\x03"), "reaches outside its storage"),
-        (one_buffer_pickle(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"J\xff\xff\xff\xff"), "reaches outside its storage"),
-        (one_buffer_pickle(b"K\x02\x85", b"K\x01K\x01\x86", b"K\x04"), "reaches outside its storage"),
+        (
+            one_buffer_pickle(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x04"),
+            "reaches outside its storage",
+        ),
+        (
+            one_buffer_pickle(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"K\x03"),
+            "reaches outside its storage",
+        ),
+        (
+            one_buffer_pickle(b"K\x02\x85", b"K\x01\x85", b"K\x04", b"J\xff\xff\xff\xff"),
+            "reaches outside its storage",
+        ),
+        (
+            one_buffer_pickle(b"K\x02\x85", b"K\x01K\x01\x86", b"K\x04"),
+            "reaches outside its storage",
+        ),
         (one_buffer_pickle(b"N", b"N", b"K\x04"), "reaches outside its storage"),
         (
-            one_buffer_pickle(SHAPE_65535_BY_65535, b"M\xff\xffK\x01\x86", b"\x8a\x05" + b"\xff" * 4 + b"\0"),
+            one_buffer_pickle(
+                SHAPE_65535_BY_65535, b"M\xff\xffK\x01\x86", b"\x8a\x05" + b"\xff" * 4 + b"\0"
+            ),
             "larger than the file",
         ),
-        (one_buffer_pickle(b"K\x05\x85", b"K\x01\x85", b"K\x05"), "its data/0 has 16 bytes for 5 torch.float32"),
-        (one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"N"), "it has an invalid storage reference"),
-        (one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"), "it has an invalid storage reference"),
+        (
+            one_buffer_pickle(b"K\x05\x85", b"K\x01\x85", b"K\x05"),
+            "its data/0 has 16 bytes for 5 torch.float32",
+        ),
+        (
+            one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"N"),
+            "it has an invalid storage reference",
+        ),
+        (
+            one_buffer_pickle(b"K\x04\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"),
+            "it has an invalid storage reference",
+        ),
     ],
 )
 def test_tensors_outside_their_storage_are_rejected(watch, memory_limit, tmp_path, pickled, text):
-    assert text in error_message(write_archive(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_external)
+    assert text in error_message(
+        write_archive(tmp_path / "a.pt", pickled, {"data/0": bytes(16)}), read_external
+    )
 
 
 def test_missing_archive_entries_are_rejected(watch, tmp_path):
@@ -597,31 +770,42 @@ def test_nested_shared_lists_and_modules_are_rejected(watch, memory_limit, model
         nested = [nested] * 10
     theirs = to_yolov5_module(model)
     theirs.yaml["head"] = nested
-    assert "its table or names are too large" in error_message(save_external(tmp_path / "a.pt", theirs))
+    assert "its table or names are too large" in error_message(
+        save_external(tmp_path / "a.pt", theirs)
+    )
     twins = nn.Module()
     for _ in range(30):
         twins, inner = nn.Module(), twins
         twins.a = twins.b = inner
-    assert "it has more than 20000 modules" in error_message(save_external(tmp_path / "b.pt", twins))
+    assert "it has more than 20000 modules" in error_message(
+        save_external(tmp_path / "b.pt", twins)
+    )
 
 
 def test_huge_pickle_opcode_counts_are_rejected(watch, memory_limit, tmp_path, monkeypatch):
     monkeypatch.setattr(pickled, "MAX_STEPS", 10_000)
     for step in (b"N", b"}", b"]", b"(", b"K\x01q\x01"):
-        message = error_message(write_archive(tmp_path / "a.pt", START + b"N" + step * MEGABYTE + b"."))
+        message = error_message(
+            write_archive(tmp_path / "a.pt", START + b"N" + step * MEGABYTE + b".")
+        )
         assert "its pickle has more than 10000 opcodes" in message
 
 
 def test_very_long_names_in_a_pickle_are_rejected(watch, memory_limit, tmp_path):
     """4 MB of text, and 10,000 names made from it."""
     text = b"X" + struct.pack("<I", 4 * MEGABYTE) + b"y" * (4 * MEGABYTE) + b"q\0"
-    message = error_message(write_archive(tmp_path / "a.pt", START + text + b"h\0\x93h\0" * 10_000 + b"."))
+    message = error_message(
+        write_archive(tmp_path / "a.pt", START + text + b"h\0\x93h\0" * 10_000 + b".")
+    )
     assert "it has names of more than 500 letters" in message
 
 
 def test_compressed_checkpoint_entries_are_rejected(watch, memory_limit, tmp_path, monkeypatch):
     zeros = START + b"N" * (64 * MEGABYTE)
-    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a/data.pkl", "w") as f:
+    with (
+        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("a/data.pkl", "w") as f,
+    ):
         for start in range(0, len(zeros), MEGABYTE):
             f.write(zeros[start : start + MEGABYTE])
     del zeros
@@ -658,7 +842,9 @@ def test_other_invalid_checkpoint_zips_are_rejected(watch, tmp_path):
         archive.writestr("a/data.pkl", START + b"}.")
     assert "it has two entries with the same name" in error_message(twice)
     assert "it holds no module" in error_message(write_archive(twice, START + b"N."))
-    assert "not little-endian" in error_message(write_archive(twice, START + b"N.", {"byteorder": b"big"}))
+    assert "not little-endian" in error_message(
+        write_archive(twice, START + b"N.", {"byteorder": b"big"})
+    )
     content = bytearray(write_archive(twice, START + b"N" * 99 + b"0.").read_bytes())
     content[content.index(b"NNNN")] ^= 1
     twice.write_bytes(content)
@@ -666,23 +852,36 @@ def test_other_invalid_checkpoint_zips_are_rejected(watch, tmp_path):
 
 
 def test_huge_sparse_files_are_rejected_within_memory_limit(watch, memory_limit, tmp_path):
-    """Sparse files of 1 GiB: all zeros, a zip without an end, and a zip whose directory fills the file."""
+    """Sparse files of 1 GiB: all zeros, a zip without an end, and a zip whose directory fills the
+    file.
+    """
     size = 1 << 30
-    assert "it is not a zip file of torch.save" in error_message(write_sparse_file(tmp_path / "a.pt", size))
-    assert "is not a zip file" in error_message(write_sparse_file(tmp_path / "b.pt", size, b"PK\x03\x04"))
+    assert "it is not a zip file of torch.save" in error_message(
+        write_sparse_file(tmp_path / "a.pt", size)
+    )
+    assert "is not a zip file" in error_message(
+        write_sparse_file(tmp_path / "b.pt", size, b"PK\x03\x04")
+    )
     end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, size - 26, 4, 0)
     message = error_message(write_sparse_file(tmp_path / "c.pt", size, b"PK\x03\x04", end))
     assert "its directory has more than 4194304 bytes" in message
-    assert "it has more than 17179869184 bytes" in error_message(write_sparse_file(tmp_path / "d.pt", 17 << 30))
+    assert "it has more than 17179869184 bytes" in error_message(
+        write_sparse_file(tmp_path / "d.pt", 17 << 30)
+    )
 
 
 def test_missing_empty_or_non_zip_files_are_rejected(watch, tmp_path):
-    assert error_message(tmp_path / "none.pt") == "cannot be read as a checkpoint: No such file or directory"
+    assert (
+        error_message(tmp_path / "none.pt")
+        == "cannot be read as a checkpoint: No such file or directory"
+    )
     assert "it is not a regular file" in error_message(tmp_path)
     (tmp_path / "empty.pt").touch()
     assert "it is empty" in error_message(tmp_path / "empty.pt")
     (tmp_path / "text.pt").write_text("import os\n")
-    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(tmp_path / "text.pt")
+    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(
+        tmp_path / "text.pt"
+    )
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.pt")  # reading it would block
         assert "it is not a regular file" in error_message(tmp_path / "pipe.pt")
@@ -697,7 +896,9 @@ def old_file(tmp_path: Path) -> Path:
 def test_legacy_torch_files_are_rejected(old_file, watch, tmp_path):
     assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(old_file)
     (tmp_path / "b.pt").write_bytes(pickle.dumps(Calls(os.system, f"touch {watch}")))
-    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(tmp_path / "b.pt")
+    assert "it is not a zip file of torch.save (torch 1.6 or later)" in error_message(
+        tmp_path / "b.pt"
+    )
 
 
 def test_truncated_checkpoints_are_rejected(watch, tmp_path):
@@ -712,7 +913,9 @@ def test_truncated_checkpoints_are_rejected(watch, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
 def test_random_pickle_bytes_raise_only_value_error(watch, tmp_path):
-    """Random bytes in the pickle, with a valid checksum: it is read, or raises ValueError, but no other error."""
+    """Random bytes in the pickle, with a valid checksum: it is read, or raises ValueError, but no
+    other error.
+    """
     random = np.random.default_rng(0)
     root = nn.Module()
     root.model, root.yaml = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), {"nc": 1}
@@ -729,12 +932,16 @@ def test_random_pickle_bytes_raise_only_value_error(watch, tmp_path):
             read_external(path)
         except ValueError as error:
             messages.append(str(error))
-    assert all(text.startswith(f"{path}: is not a checkpoint") and text.isprintable() for text in messages)
+    assert all(
+        text.startswith(f"{path}: is not a checkpoint") and text.isprintable() for text in messages
+    )
     assert len(messages) > 100
 
 
 def test_error_message_escapes_and_shortens_names(watch, tmp_path):
     name = "x\x1b[2J" + "y" * 400
-    message = error_message(write_archive(tmp_path / "a.pt", START + global_opcode("os", name) + b"."))
+    message = error_message(
+        write_archive(tmp_path / "a.pt", START + global_opcode("os", name) + b".")
+    )
     assert r"names os.x\x1b[2Jyy" in message
     assert "..." in message[-10:]

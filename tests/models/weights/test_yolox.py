@@ -24,7 +24,9 @@ from utils.boxes import to_xyxy
 from utils.images.opencv import cv2
 
 COCO128 = FIXTURES.parents[1] / "datasets" / "coco128"
-needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing")
+needs_fixtures = pytest.mark.skipif(
+    not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing"
+)
 
 
 def to_yolox_state(detector: Detector) -> dict[str, Tensor]:
@@ -37,7 +39,9 @@ def to_yolox_state(detector: Detector) -> dict[str, Tensor]:
             rest = re.sub(r"(^|\.)cv([123])\.", r"\1conv\2.", rest)
         if key == "layers.0.conv.weight":
             bgr = value.flip(1) / 255
-            value = torch.cat([bgr[:, :, dy::2, dx::2] for dy, dx in ((0, 0), (1, 0), (0, 1), (1, 1))], 1)
+            value = torch.cat(
+                [bgr[:, :, dy::2, dx::2] for dy, dx in ((0, 0), (1, 0), (0, 1), (1, 1))], 1
+            )
         state[f"{prefixes[int(row)]}.{rest}"] = value
     return state
 
@@ -55,7 +59,8 @@ def model(request: pytest.FixtureRequest) -> Detector:
 
 @needs_fixtures
 @pytest.mark.parametrize(
-    ("weights", "forward", "classes"), [("yolox_nano_coco", "nano", 80), ("yolox_narrow_random", "narrow", 5)]
+    ("weights", "forward", "classes"),
+    [("yolox_nano_coco", "nano", 80), ("yolox_narrow_random", "narrow", 5)],
 )
 def test_outputs_equal_those_of_its_authors(weights, forward, classes):
     model, saved = load_detector(FIXTURES / f"{weights}.pth")
@@ -114,21 +119,41 @@ NO_CLASSES = "no weights head.cls_preds.0.weight, which tell the number of class
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda s: s | {"head.cls_preds.0.weight": s["head.cls_preds.0.weight"][:3]}, "do not fit a YOLOX model"),
+        (
+            lambda s: s | {"head.cls_preds.0.weight": s["head.cls_preds.0.weight"][:3]},
+            "do not fit a YOLOX model",
+        ),
         (lambda s: s | {"head.more.weight": torch.zeros(1)}, "do not fit a YOLOX model"),
         (lambda s: s | {"head.more.weight": torch.zeros(9, 0)}, "head.more.weight has no values"),
         (  # 3 x 6 x 6 values each in the model
-            lambda s: s | {"backbone.backbone.stem.conv.conv.weight": torch.zeros(1 << 10, 1, 1, 1)},
+            lambda s: (
+                s | {"backbone.backbone.stem.conv.conv.weight": torch.zeros(1 << 10, 1, 1, 1)}
+            ),
             "backbone.backbone.stem.conv.conv.weight is [1024, 1, 1, 1], expected [D, 12, 3, 3]",
         ),
-        (lambda s: s | {"neck.weight": torch.zeros(1)}, "a tensor neck.weight, which YOLOX's models do not have"),
-        (lambda s: {k: v for k, v in s.items() if not k.startswith("head.cls_preds.0")}, NO_CLASSES),
+        (
+            lambda s: s | {"neck.weight": torch.zeros(1)},
+            "a tensor neck.weight, which YOLOX's models do not have",
+        ),
+        (
+            lambda s: {k: v for k, v in s.items() if not k.startswith("head.cls_preds.0")},
+            NO_CLASSES,
+        ),
         (lambda s: s | {"head.cls_preds.0.weight": torch.tensor(4.0)}, NO_CLASSES),
         (lambda s: s | {7: torch.zeros(1)}, "the name 7 of a tensor is not text"),
-        (lambda s: s | {f"{BN}.running_var": -s[f"{BN}.running_var"]}, "stem.conv.bn.running_v... has negative values"),
-        (lambda s: s | {"head.obj_preds.0.bias": torch.tensor([torch.nan])}, "values that are not finite"),
+        (
+            lambda s: s | {f"{BN}.running_var": -s[f"{BN}.running_var"]},
+            "stem.conv.bn.running_v... has negative values",
+        ),
+        (
+            lambda s: s | {"head.obj_preds.0.bias": torch.tensor([torch.nan])},
+            "values that are not finite",
+        ),
         (lambda s: s | {"head.obj_preds.0.bias": 7}, "something else where a tensor should be"),
-        (lambda s: s | {f"head.{n}": torch.zeros(1) for n in range(6000)}, "more than 5000 tensors"),
+        (
+            lambda s: s | {f"head.{n}": torch.zeros(1) for n in range(6000)},
+            "more than 5000 tensors",
+        ),
     ],
 )
 def test_other_states_are_refused(change, reason, tmp_path):
@@ -157,33 +182,47 @@ def test_damaged_file_is_refused_in_one_sentence(tmp_path):
 
 
 def top_left(image: np.ndarray, side: int) -> tuple[Tensor, float]:
-    """The letterbox of YOLOX's authors, [1, 3, side, side] RGB in [0, 1], and its scale. image: BGR."""
+    """The letterbox of YOLOX's authors, [1, 3, side, side] RGB in [0, 1], and its scale. image:
+    BGR.
+    """
     scale = side / max(image.shape[:2])
     height, width = (int(length * scale) for length in image.shape[:2])
     canvas = np.full((side, side, 3), 114, np.uint8)
     canvas[:height, :width] = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
-    return torch.from_numpy(canvas[None, :, :, ::-1].transpose(0, 3, 1, 2).copy()).float() / 255, scale
+    return torch.from_numpy(
+        canvas[None, :, :, ::-1].transpose(0, 3, 1, 2).copy()
+    ).float() / 255, scale
 
 
 @pytest.mark.slow
 @needs_fixtures
 @pytest.mark.skipif(not COCO128.is_dir(), reason="../shared/datasets/coco128 is missing")
-@pytest.mark.parametrize(("split", "expected"), [("train", 0.35401), ("val", 0.46061), ("test", 0.37867)])
+@pytest.mark.parametrize(
+    ("split", "expected"), [("train", 0.35401), ("val", 0.46061), ("test", 0.37867)]
+)
 def test_mean_average_precision_is_that_of_its_authors_code(split, expected):
-    """416 px, confidence 0.001, IoU 0.65, 300 detections; by pycocotools. Kestrel's letterbox gives more (LOG.md)."""
+    """416 px, confidence 0.001, IoU 0.65, 300 detections; by pycocotools. Kestrel's letterbox gives
+    more (LOG.md).
+    """
     model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
     with redirect_stdout(io.StringIO()):
         truth = COCO(str(COCO128 / f"instances_{split}.json"))
         results = []
         for entry in truth.loadImgs(truth.getImgIds()):
-            pixels, scale = top_left(cv2.imread(str(COCO128 / "images" / split / entry["file_name"])), 416)
+            pixels, scale = top_left(
+                cv2.imread(str(COCO128 / "images" / split / entry["file_name"])), 416
+            )
             with torch.inference_mode():
                 predictions = model.decode(model(pixels))
-                (rows,) = non_max_suppression(*predictions, confidence=0.001, iou=0.65, max_detections=300)
+                (rows,) = non_max_suppression(
+                    *predictions, confidence=0.001, iou=0.65, max_detections=300
+                )
             for x1, y1, x2, y2, score, class_id in rows.tolist():
                 box = [x1 / scale, y1 / scale, (x2 - x1) / scale, (y2 - y1) / scale]
                 category = sorted(truth.getCatIds())[int(class_id)]
-                results.append({"image_id": entry["id"], "category_id": category, "bbox": box, "score": score})
+                results.append(
+                    {"image_id": entry["id"], "category_id": category, "bbox": box, "score": score}
+                )
         evaluator = COCOeval(truth, truth.loadRes(results), "bbox")
         evaluator.evaluate()
         evaluator.accumulate()

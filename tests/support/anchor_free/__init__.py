@@ -1,4 +1,5 @@
-"""A simple anchor-free head: shows that a new kind of head needs one file per part and one line to register it.
+"""A simple anchor-free head: shows that a new kind of head needs one file per part and one line to
+register it.
 
 Source: FCOS (arXiv 1904.01355), without centerness and without a range of box sizes per level.
 """

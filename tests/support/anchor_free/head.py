@@ -14,26 +14,43 @@ PRIOR = 0.01  # initial score of each class
 
 
 class AnchorFreeHead(Head):
-    """Predicts per cell the distances left, top, right, bottom from its centre, in strides, and class logits."""
+    """Predicts per cell the distances left, top, right, bottom from its centre, in strides, and
+    class logits.
+    """
 
-    def __init__(self, in_channels: Sequence[int], num_classes: int, *, strides: Sequence[Fraction]) -> None:
+    def __init__(
+        self, in_channels: Sequence[int], num_classes: int, *, strides: Sequence[Fraction]
+    ) -> None:
         super().__init__(num_classes, strides)
         self.boxes = nn.ModuleList(nn.Conv2d(channels, 4, 1) for channels in in_channels)
-        self.classes = nn.ModuleList(nn.Conv2d(channels, num_classes, 1) for channels in in_channels)
+        self.classes = nn.ModuleList(
+            nn.Conv2d(channels, num_classes, 1) for channels in in_channels
+        )
         for conv in self.classes:
             nn.init.constant_(conv.get_parameter("bias"), log(PRIOR / (1 - PRIOR)))
 
     def forward(self, maps: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Raw distances [B, 4, H, W] and class logits [B, C, H, W] of each level."""
-        return [(box(x), cls(x)) for box, cls, x in zip(self.boxes, self.classes, maps, strict=True)]
+        return [
+            (box(x), cls(x)) for box, cls, x in zip(self.boxes, self.classes, maps, strict=True)
+        ]
 
     def decode(self, raw: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """boxes_xyxy [B, N, 4] in pixels, scores [B, N, C]; N counts levels, rows, columns in this order."""
-        boxes = [corners(level.float()) * stride for (level, _), stride in zip(raw, self.strides, strict=True)]
-        return torch.cat(boxes, 1), torch.cat([logits.float().sigmoid().flatten(2).mT for _, logits in raw], 1)
+        """boxes_xyxy [B, N, 4] in pixels, scores [B, N, C]; N counts levels, rows, columns in this
+        order.
+        """
+        boxes = [
+            corners(level.float()) * stride
+            for (level, _), stride in zip(raw, self.strides, strict=True)
+        ]
+        return torch.cat(boxes, 1), torch.cat(
+            [logits.float().sigmoid().flatten(2).mT for _, logits in raw], 1
+        )
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split a parameter into its part without classes and its rows per class [C, ...] (None for boxes)."""
+        """Split a parameter into its part without classes and its rows per class [C, ...] (None for
+        boxes).
+        """
         return (values[:0], values) if key.startswith("classes.") else (values, None)
 
 
@@ -45,8 +62,11 @@ def corners(raw: Tensor) -> Tensor:
 
 
 def centers(height: int, width: int, reference: Tensor) -> Tensor:
-    """The centres x, y of the cells, in cells, [H * W, 2], row by row. reference: for dtype and device."""
+    """The centres x, y of the cells, in cells, [H * W, 2], row by row. reference: for dtype and
+    device.
+    """
     rows, columns = (
-        torch.arange(side, device=reference.device, dtype=reference.dtype) + 0.5 for side in (height, width)
+        torch.arange(side, device=reference.device, dtype=reference.dtype) + 0.5
+        for side in (height, width)
     )
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1).flatten(0, 1)

@@ -14,7 +14,9 @@ from utils.boxes import complete_iou, to_cxcywh
 
 
 class CellAssignment(NamedTuple):
-    """What each cell of a level has: whether a box, which, and its class. [B, H * W], boxes with 4 sides."""
+    """What each cell of a level has: whether a box, which, and its class. [B, H * W], boxes with 4
+    sides.
+    """
 
     positive: Tensor
     boxes: Tensor
@@ -22,14 +24,17 @@ class CellAssignment(NamedTuple):
 
 
 class AnchorFreeLoss(Loss):
-    """box: 1 - CIoU; cls: cross entropy, summed over classes and over all cells outside ignore regions.
+    """box: 1 - CIoU; cls: cross entropy, summed over classes and over all cells outside ignore
+    regions.
 
     Both are divided by the number of cells with a box in the whole batch.
     """
 
     terms = ("box", "cls")
 
-    def __init__(self, strides: tuple[int, ...], *, box_gain: float = 1.0, cls_gain: float = 1.0) -> None:
+    def __init__(
+        self, strides: tuple[int, ...], *, box_gain: float = 1.0, cls_gain: float = 1.0
+    ) -> None:
         super().__init__()
         self.strides, self.box_gain, self.cls_gain = strides, box_gain, cls_gain
 
@@ -37,7 +42,9 @@ class AnchorFreeLoss(Loss):
     def from_head(cls, head: AnchorFreeHead, gains: LossGains) -> "AnchorFreeLoss":
         return cls(head.strides, box_gain=gains.box, cls_gain=gains.cls)
 
-    def assign(self, raw: list[tuple[Tensor, Tensor]], targets: Tensor) -> tuple[list[CellAssignment], Tensor]:
+    def assign(
+        self, raw: list[tuple[Tensor, Tensor]], targets: Tensor
+    ) -> tuple[list[CellAssignment], Tensor]:
         """Return what the cells of each level have, and the number of cells with a box, [L]."""
         assignment = []
         for (distances, _), stride in zip(raw, self.strides, strict=True):
@@ -55,7 +62,9 @@ class AnchorFreeLoss(Loss):
         """Return this process's share of each term."""
         cells = counts.sum().clamp(min=1)
         box, cls = [], []
-        for (distances, logits), stride, of_level in zip(raw, self.strides, assignment, strict=True):
+        for (distances, logits), stride, of_level in zip(
+            raw, self.strides, assignment, strict=True
+        ):
             positive, boxes, classes = of_level
             grid = tuple(distances.shape[2:])
             distances = at_least_float32(distances)

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.distributed.devices import describe, loader_workers, pick_devices, processes_for, tuned_convolutions
+from utils.distributed.devices import (
+    describe,
+    loader_workers,
+    pick_devices,
+    processes_for,
+    tuned_convolutions,
+)
 from utils.distributed.host_copies import Uploads, page_lock
 from utils.distributed.launch import RankInfo
 from utils.distributed.memory import free_memory, free_ram, memory_gib, release_memory, reserved_by
@@ -21,7 +27,9 @@ CPU, GPU, METAL = torch.device("cpu"), torch.device("cuda", 0), torch.device("mp
 def machine(monkeypatch):
     """machine(gpus, ...): pretend to have so many GPUs of this generation and name."""
 
-    def simulate(gpus: int, generation: int = 8, name: str = "Some GPU", metal: bool = False) -> None:
+    def simulate(
+        gpus: int, generation: int = 8, name: str = "Some GPU", metal: bool = False
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (generation, 0))
@@ -58,11 +66,23 @@ def test_default_device_without_gpu_is_cpu(machine):
     [
         ("0", 0, "--device 0: this machine has no CUDA GPU; use --device cpu"),
         ("2", 2, "--device 2: this machine has GPUs 0 to 1; use --device cpu or another number"),
-        ("cuda:7", 1, "--device cuda:7: this machine has GPU 0; use --device cpu or another number"),
-        ("0,2", 2, "--device 0,2: this machine has GPUs 0 to 1; use --device cpu or another number"),
+        (
+            "cuda:7",
+            1,
+            "--device cuda:7: this machine has GPU 0; use --device cpu or another number",
+        ),
+        (
+            "0,2",
+            2,
+            "--device 0,2: this machine has GPUs 0 to 1; use --device cpu or another number",
+        ),
         ("1,1", 2, "--device 1,1: a GPU is named twice"),
         ("cuda", 0, "--device cuda: this machine has no CUDA GPU; use --device cpu"),
-        ("mps", 0, "--device mps: this machine or this torch has no Metal device; use --device cpu"),
+        (
+            "mps",
+            0,
+            "--device mps: this machine or this torch has no Metal device; use --device cpu",
+        ),
         ("gpu", 1, '--device gpu: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
         ("-1", 1, '--device -1: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
         ("0.0", 1, '--device 0.0: choose "cpu", "mps" or GPU numbers, for example 0 or 0,1'),
@@ -91,7 +111,12 @@ def gpu(number):
         ("", 1, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),  # SLURM hides the others
         ("0", 1, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),
         ("cuda", 1, RankInfo(1, 2, 0, 2, own_gpu=True), (gpu(0),)),
-        ("0,1", 1, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),  # the machine's numbers: one for each process
+        (
+            "0,1",
+            1,
+            RankInfo(1, 2, 1, 2, own_gpu=True),
+            (gpu(0),),
+        ),  # the machine's numbers: one for each process
         ("4,7,1", 1, RankInfo(5, 6, 2, 3, own_gpu=True), (gpu(0),)),
         ("", 2, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(1),)),  # does not hide them
         ("1,0", 2, RankInfo(1, 2, 1, 2, own_gpu=True), (gpu(0),)),
@@ -109,16 +134,22 @@ def test_devices_of_several_processes(machine, wanted, gpus, rank_info, devices)
     [
         ("cuda", 0, "--device cuda: this machine has no CUDA GPU; use --device cpu"),
         ("0", 4, "--device 0: 2 processes on this machine need 2 devices"),
-        ("0,5", 4, "--device 0,5: this machine has GPUs 0 to 3; use --device cpu or another number"),
+        (
+            "0,5",
+            4,
+            "--device 0,5: this machine has GPUs 0 to 3; use --device cpu or another number",
+        ),
         (
             "cuda",
             1,
-            "--device cuda: 2 processes need 2 GPUs, this machine has GPU 0; use fewer processes or --device cpu",
+            "--device cuda: 2 processes need 2 GPUs, this machine has GPU 0; use fewer processes "
+            "or --device cpu",
         ),
         (
             "",
             1,
-            "--device not given: 2 processes need 2 GPUs, this machine has GPU 0; use fewer processes or --device cpu",
+            "--device not given: 2 processes need 2 GPUs, this machine has GPU 0; use fewer "
+            "processes or --device cpu",
         ),
         ("mps", 0, "--device mps: Metal has one device, which only one process can use"),
     ],
@@ -137,13 +168,15 @@ def test_invalid_devices_for_several_processes_are_refused(machine, wanted, gpus
             "1",
             1,
             "1",
-            "CUDA_VISIBLE_DEVICES=1 leaves GPU 0, counted anew from 0; use --device cpu or another number",
+            "CUDA_VISIBLE_DEVICES=1 leaves GPU 0, counted anew from 0; use --device cpu or another "
+            "number",
         ),
         (
             "3,GPU-x",
             2,
             "0,3",
-            "CUDA_VISIBLE_DEVICES=3,GPU-x leaves GPUs 0 to 1, counted anew from 0; use --device cpu or another number",
+            "CUDA_VISIBLE_DEVICES=3,GPU-x leaves GPUs 0 to 1, counted anew from 0; use --device "
+            "cpu or another number",
         ),
         ("MIG-8f3a", 0, "0", "CUDA_VISIBLE_DEVICES=MIG-8f3a leaves no CUDA GPU; use --device cpu"),
         ("", 0, "0", "CUDA_VISIBLE_DEVICES= leaves no CUDA GPU; use --device cpu"),
@@ -171,7 +204,10 @@ def test_numbers_for_a_process_with_its_own_gpu_must_match_the_processes(machine
     machine(1)
     bound = RankInfo(1, 2, 1, 2, own_gpu=True)
     for wanted in ("1", "0,1,2"):
-        with pytest.raises(ValueError, match=f"--device {wanted}: this machine has GPU 0; use --device cpu or another"):
+        with pytest.raises(
+            ValueError,
+            match=f"--device {wanted}: this machine has GPU 0; use --device cpu or another",
+        ):
             pick_devices(wanted, bound)
 
 
@@ -180,7 +216,9 @@ def test_number_of_processes_to_spawn(machine):
     assert [processes_for(wanted, 0) for wanted in ("", "cuda", "0,1", "cuda:2")] == [3, 3, 2, 1]
     assert processes_for("cpu", 4) == processes_for("0,1", 4) == 4
     for wanted, shown in (("cpu", "cpu"), ("mps", "mps")):
-        with pytest.raises(ValueError, match=f"--spawn: give the number of processes, .* .--device {shown}"):
+        with pytest.raises(
+            ValueError, match=f"--spawn: give the number of processes, .* .--device {shown}"
+        ):
             processes_for(wanted, 0)
     machine(0)
     with pytest.raises(ValueError, match=r"--spawn: give the number .* \(--device cpu\)"):
@@ -197,7 +235,10 @@ def test_loader_workers_share_the_cores(monkeypatch):
 def test_weights_dtype_of_each_precision():
     assert weights_dtype(torch.float64) == torch.float64
     assert (
-        weights_dtype(torch.bfloat16) == weights_dtype(torch.float16) == weights_dtype(torch.float32) == torch.float32
+        weights_dtype(torch.bfloat16)
+        == weights_dtype(torch.float16)
+        == weights_dtype(torch.float32)
+        == torch.float32
     )
 
 
@@ -284,7 +325,9 @@ def kernel_files(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-MACHINE = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\nBuffers: 1 kB\n"}
+MACHINE = {
+    "proc/meminfo": "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\nBuffers: 1 kB\n"
+}
 CGROUP_V2 = {
     "proc/self/cgroup": "0::/job/step\n",
     "sys/fs/cgroup/job/memory.max": "900000\n",
@@ -339,10 +382,15 @@ def test_gpu_memory_by_hand(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: state["reserved"])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: state["peak"])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(emptied=state["emptied"] + 1))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: state.update(peak=state["reserved"]))
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: state.update(emptied=state["emptied"] + 1)
+    )
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda _: state.update(peak=state["reserved"])
+    )
     assert free_memory(GPU) == 120
-    # The step allocates 40, of which 20 fit into the reserved memory: 70 reserved at the peak, 40 above 30.
+    # The step allocates 40, of which 20 fit into the reserved memory: 70 reserved at the peak, 40
+    # above 30.
     assert reserved_by(lambda: state.update(peak=70), GPU) == 40
     assert state["emptied"] == 1
     release_memory(GPU)

@@ -1,4 +1,6 @@
-"""PeerWatch: ends a process that is stuck while another one fails, dies or stops answering. Processes are threads."""
+"""PeerWatch: ends a process that is stuck while another one fails, dies or stops answering.
+Processes are threads.
+"""
 
 import threading
 import time
@@ -32,7 +34,9 @@ Start = Callable[..., tuple[Rendezvous, ExitRecorder, PeerWatch]]
 
 @pytest.fixture(params=["tcp", "file"])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """start(rank, size, grace_s, patience_s): a process's rendezvous, its replacement of os._exit, and its watch."""
+    """start(rank, size, grace_s, patience_s): a process's rendezvous, its replacement of os._exit,
+    and its watch.
+    """
     host = start_store()
     watches = []
 
@@ -88,7 +92,10 @@ def test_closed_store_ends_process(capsys):
     assert ended.called.wait(5)
     watch.stop()
     assert ended.codes == [1]
-    assert capsys.readouterr().err == "error: another process of the run died, probably out of memory\n"
+    assert (
+        capsys.readouterr().err
+        == "error: another process of the run died, probably out of memory\n"
+    )
 
 
 # ---------------------------------------------------------------------- heartbeats
@@ -96,7 +103,9 @@ def test_closed_store_ends_process(capsys):
 
 @pytest.mark.parametrize(("silent", "size"), [(1, 2), (0, 2), (2, 3)])
 def test_process_that_died_ends_all_others(start, capsys, silent, size):
-    """A process that was killed claims no failure: its heartbeat stops, here that of the watch of rank `silent`."""
+    """A process that was killed claims no failure: its heartbeat stops, here that of the watch of
+    rank `silent`.
+    """
     started = [start(rank, size, grace_s=0.5, patience_s=1) for rank in range(size)]
     time.sleep(2.5)
     assert not any(ended.codes for _, ended, _ in started)
@@ -107,7 +116,9 @@ def test_process_that_died_ends_all_others(start, capsys, silent, size):
             rendezvous.wait("a key that the dead process would write")
         assert ended.called.wait(5)
         assert ended.codes == [1]
-    assert capsys.readouterr().err == (f"error: rank {silent} gave no sign of life for 1 s (--dist-timeout)\n")
+    assert capsys.readouterr().err == (
+        f"error: rank {silent} gave no sign of life for 1 s (--dist-timeout)\n"
+    )
 
 
 def test_process_that_never_wrote_a_heartbeat_is_reported(start, capsys):
@@ -126,7 +137,9 @@ def test_process_that_ended_in_order_is_not_reported(start, capsys):
 
 
 def test_heartbeats_are_seldom_written_to_the_store(start):
-    """A store may be a file that grows with each write: a heartbeat every 30 s with the default of --dist-timeout."""
+    """A store may be a file that grows with each write: a heartbeat every 30 s with the default of
+    --dist-timeout.
+    """
     written: list[str] = []
     _, _, watch = start(0, grace_s=10)
     watch.stop()

@@ -1,4 +1,6 @@
-"""Rendezvous, repeated attempts with one store, and reports of failures. Threads take the place of processes."""
+"""Rendezvous, repeated attempts with one store, and reports of failures. Threads take the place of
+processes.
+"""
 
 import math
 import socket
@@ -54,7 +56,9 @@ def run_concurrently(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def run_with_deadline(work: Callable[[], Any], seconds: float) -> Any:
-    """The result or exception of `work`, or a text if it runs longer than `seconds`, so that the tests do not hang."""
+    """The result or exception of `work`, or a text if it runs longer than `seconds`, so that the
+    tests do not hang.
+    """
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.extend(run_concurrently([work])), daemon=True)
     thread.start()
@@ -88,24 +92,34 @@ def test_all_processes_join_with_their_ranks(connect):
 
 def test_single_process_rendezvous_returns_its_own_values(connect):
     rendezvous = join_rendezvous(connect(), RankInfo(), 1)
-    assert (rendezvous.broadcast_object({"a": None}), rendezvous.all_gather_object("b")) == ({"a": None}, ["b"])
+    assert (rendezvous.broadcast_object({"a": None}), rendezvous.all_gather_object("b")) == (
+        {"a": None},
+        ["b"],
+    )
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["rank 0 late", "rank 1 late"])
 def test_generations_over_one_store_are_isolated(connect, late):
-    """The launcher's store survives restarts. Each attempt (generation) ends with a failure here."""
+    """The launcher's store survives restarts. Each attempt (generation) ends with a failure
+    here.
+    """
     for generation in range(1, 5):
         works = [join_task(connect, rank, 2, late_s=0.1 * (rank == late)) for rank in range(2)]
         all_ranks = run_concurrently(works)
         assert [m.generation for m in all_ranks] == [generation] * 2
-        assert run_concurrently([lambda m=m: m.broadcast_object(m.generation) for m in all_ranks]) == [generation] * 2
+        assert (
+            run_concurrently([lambda m=m: m.broadcast_object(m.generation) for m in all_ranks])
+            == [generation] * 2
+        )
         for rendezvous in all_ranks:
             rendezvous.raise_if_failed()
         all_ranks[generation % 2].claim_failure(generation)
 
 
 def test_join_into_dead_generation_is_repeated_in_the_next(connect):
-    """Rank 1 connects first and finds the generation of a rank 0 that died after accepting another rank 1."""
+    """Rank 1 connects first and finds the generation of a rank 0 that died after accepting another
+    rank 1.
+    """
     store = connect()
     store.add(GENERATION, 1)
     old = of_generation(store, 1)
@@ -120,7 +134,10 @@ def test_new_generation_may_have_fewer_processes(connect):
     join_all(connect, 4)
     all_ranks = join_all(connect, 2)
     assert [m.generation for m in all_ranks] == [2, 2]
-    assert run_concurrently([lambda m=m: m.all_gather_object(m.rank) for m in all_ranks]) == [[0, 1], [0, 1]]
+    assert run_concurrently([lambda m=m: m.all_gather_object(m.rank) for m in all_ranks]) == [
+        [0, 1],
+        [0, 1],
+    ]
 
 
 def test_missing_ranks_are_named_after_timeout(connect):
@@ -154,7 +171,9 @@ def test_broadcasts_and_gathers_keep_their_order(connect):
 
     gathered = [{"rank": 0}, {"rank": 1}, {"rank": 2}]
     expected = [*values, gathered, 0, [0, 1, 2]]
-    assert run_concurrently([lambda m=m: exchange(m) for m in join_all(connect, 3)]) == [expected] * 3
+    assert (
+        run_concurrently([lambda m=m: exchange(m) for m in join_all(connect, 3)]) == [expected] * 3
+    )
 
 
 def test_nan_can_be_broadcast(connect):
@@ -187,7 +206,9 @@ def test_only_one_of_simultaneous_failures_is_first(connect):
 
 
 @pytest.mark.parametrize(
-    "waiting", [lambda m: m.broadcast_object(0), lambda m: m.all_gather_object(0)], ids=["broadcast", "all_gather"]
+    "waiting",
+    [lambda m: m.broadcast_object(0), lambda m: m.all_gather_object(0)],
+    ids=["broadcast", "all_gather"],
 )
 def test_waiting_collective_ends_with_failure_of_peer(connect, waiting):
     first, second = join_all(connect, 2)
@@ -243,7 +264,9 @@ def test_wait_for_all_to_end_returns_when_store_is_closed():
 
 
 def test_rank_0_hosts_store_unless_launcher_does():
-    host = open_store(RankInfo(0, 2, host="127.0.0.1", port=0), f"tcp://127.0.0.1:{(port := free_port())}", 5)
+    host = open_store(
+        RankInfo(0, 2, host="127.0.0.1", port=0), f"tcp://127.0.0.1:{(port := free_port())}", 5
+    )
     again = open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{port}", 5, again=True)
     other = open_store(RankInfo(1, 2, host="127.0.0.1", port=port), "env://", 5)
     hosted = open_store(RankInfo(0, 2, host="127.0.0.1", port=port, hosted=True), "env://", 5)
@@ -260,7 +283,9 @@ def free_port() -> int:
 
 def test_unreachable_store_is_reported_after_timeout():
     port, began = free_port(), time.monotonic()
-    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {port}: no answer within 1 s \(--dist-timeout\)$"):
+    with pytest.raises(
+        FaultError, match=rf"^127.0.0.1 port {port}: no answer within 1 s \(--dist-timeout\)$"
+    ):
         open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1)
     assert time.monotonic() - began < 4
 
@@ -274,7 +299,9 @@ def test_hanging_host_lookup_is_reported_after_timeout(monkeypatch):
 
 def test_port_in_use_is_reported():
     host = start_store()
-    with pytest.raises(FaultError, match=rf"^127.0.0.1 port {host.port}: cannot listen on this port$"):
+    with pytest.raises(
+        FaultError, match=rf"^127.0.0.1 port {host.port}: cannot listen on this port$"
+    ):
         open_store(RankInfo(0, 2), f"tcp://127.0.0.1:{host.port}", 1)
 
 
@@ -284,7 +311,9 @@ def test_silent_listener_is_reported_after_timeout():
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        error = run_with_deadline(lambda: open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1), 8)
+        error = run_with_deadline(
+            lambda: open_store(RankInfo(1, 2), f"tcp://127.0.0.1:{port}", 1), 8
+        )
     assert isinstance(error, FaultError), error
     assert str(error) == f"127.0.0.1 port {port}: no answer within 1 s (--dist-timeout)"
 

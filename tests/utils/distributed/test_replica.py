@@ -30,13 +30,17 @@ class RecordsDtype(nn.Module):
 
 @pytest.fixture
 def data_parallel_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DataParallel on a CPU runs its module in a new thread, entered as torch.nn.parallel.parallel_apply does."""
+    """DataParallel on a CPU runs its module in a new thread, entered as
+    torch.nn.parallel.parallel_apply does.
+    """
 
     def forward(self: DataParallel, *inputs: object, **settings: object) -> object:
         enabled = torch.is_autocast_enabled("cpu")
 
         def worker() -> object:
-            with torch.amp.autocast("cpu", enabled=enabled):  # of the dtype of this new thread: the default
+            with torch.amp.autocast(
+                "cpu", enabled=enabled
+            ):  # of the dtype of this new thread: the default
                 return self.module(*inputs, **settings)
 
         with ThreadPoolExecutor(1) as pool:
@@ -45,11 +49,17 @@ def data_parallel_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataParallel, "forward", forward)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
+)
 @pytest.mark.parametrize(
     ("dtype", "enabled", "expected"),
     [
-        (torch.float16, True, torch.float16),  # the default of CPUs is bfloat16, that of GPUs float16
+        (
+            torch.float16,
+            True,
+            torch.float16,
+        ),  # the default of CPUs is bfloat16, that of GPUs float16
         (torch.bfloat16, True, torch.bfloat16),
         (torch.float16, False, torch.float32),
     ],
@@ -65,7 +75,9 @@ def test_data_parallel_threads_compute_in_the_dtype_of_the_caller(
     assert replica.model.conv.weight.grad is not None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
+)
 def test_data_parallel_of_no_images_has_no_images() -> None:
     replica = Replica(RecordsDtype(), PAIR)
     assert replica(torch.rand(0, 3, 4, 4)).shape == (0, 2, 4, 4)

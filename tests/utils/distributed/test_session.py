@@ -10,7 +10,13 @@ import torch.distributed as dist
 from utils.distributed.launch import Launch
 from utils.distributed.peer_watch import PEER_DIED
 from utils.distributed.rendezvous import PeerFailedError, Rendezvous
-from utils.distributed.session import GRACE_S, Connection, distributed_session, explain, pick_backend
+from utils.distributed.session import (
+    GRACE_S,
+    Connection,
+    distributed_session,
+    explain,
+    pick_backend,
+)
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code
 
@@ -56,7 +62,9 @@ def test_session_refuses_unknown_device():
         connect(Launch(device="gpu"))
 
 
-@pytest.mark.parametrize("error", [KeyError("a"), ValueError("b"), SystemExit(3), KeyboardInterrupt(), FaultError("c")])
+@pytest.mark.parametrize(
+    "error", [KeyError("a"), ValueError("b"), SystemExit(3), KeyboardInterrupt(), FaultError("c")]
+)
 def test_single_process_session_reraises_errors(error):
     with pytest.raises(type(error)) as caught, distributed_session():
         raise error
@@ -97,7 +105,9 @@ def test_backend_of_each_device():
     assert pick_backend("auto", CPU) == "gloo"
     assert pick_backend("auto", GPU) == "nccl"
     assert pick_backend("gloo", GPU) == "gloo"
-    with pytest.raises(ValueError, match="--dist-backend nccl: nccl needs GPUs, but the device is cpu; use gloo"):
+    with pytest.raises(
+        ValueError, match="--dist-backend nccl: nccl needs GPUs, but the device is cpu; use gloo"
+    ):
         pick_backend("nccl", CPU)
 
 
@@ -108,8 +118,14 @@ def test_backend_of_each_device():
             "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2961",
             "died, probably out of memory",
         ),
-        ("[gloo/transport/tcp/pair.cc] Read error: Connection reset by peer", "died, probably out of memory"),
-        ("Gloo connectFullMesh failed with [..] Connection refused, remote=[127.0.0.1]", "set the network interface"),
+        (
+            "[gloo/transport/tcp/pair.cc] Read error: Connection reset by peer",
+            "died, probably out of memory",
+        ),
+        (
+            "Gloo connectFullMesh failed with [..] Connection refused, remote=[127.0.0.1]",
+            "set the network interface",
+        ),
         (
             "[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 6000ms for recv operation",
             "did not answer in time",
@@ -132,7 +148,10 @@ def test_errors_of_gloo_and_nccl_are_explained(text, sentence):
 
 
 def test_only_nccl_timeout_and_network_errors_are_explained():
-    for text in ("NCCL error: invalid usage : rank 0 and rank 1", "NCCL WARN peer access is not supported"):
+    for text in (
+        "NCCL error: invalid usage : rank 0 and rank 1",
+        "NCCL WARN peer access is not supported",
+    ):
         error = dist.DistBackendError(text)
         assert explain(error) is error
     slow = dist.DistBackendError("NCCL: Watchdog caught collective operation timeout")

@@ -52,7 +52,9 @@ class Case:
     fused: bool = False  # by slow versions of torch's kernels for CUDA
 
     def layer(self) -> nn.BatchNorm2d:
-        """A BatchNorm2d with different weights per channel, in the dtype that torch needs for such images."""
+        """A BatchNorm2d with different weights per channel, in the dtype that torch needs for such
+        images.
+        """
         torch.manual_seed(0)
         dtype = torch.float32 if self.autocast else self.dtype
         layer = nn.BatchNorm2d(CHANNELS, 1e-3, self.momentum, self.affine, self.track, dtype=dtype)
@@ -66,14 +68,18 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         spread = torch.linspace(0.5, 3, CHANNELS).view(1, -1, 1, 1)
         for _ in range(STEPS):
-            x, dy = torch.randn(2, sum(self.shards), CHANNELS, SIDE, SIDE, generator=generator, dtype=torch.float64)
+            x, dy = torch.randn(
+                2, sum(self.shards), CHANNELS, SIDE, SIDE, generator=generator, dtype=torch.float64
+            )
             yield (x * spread + self.offset).to(self.dtype), dy.to(self.dtype)
 
     @property
     def tolerance(self) -> float:
-        """The allowed error against float64, relative to the largest value: about 10 times the observed error.
+        """The allowed error against float64, relative to the largest value: about 10 times the
+        observed error.
 
-        A mean of 100 costs digits of the images. bfloat16 weights and statistics are rounded at every step.
+        A mean of 100 costs digits of the images. bfloat16 weights and statistics are rounded at
+        every step.
         """
         if self.dtype == torch.bfloat16:
             return BFLOAT16_ROUNDING * (1 if self.autocast else STEPS)
@@ -97,7 +103,9 @@ TWO = {
     "3/5 fp32 channels_last": Case((3, 5), torch.float32, channels_last=True),
     "0/8 fp64 channels_last": Case((0, 8), channels_last=True),
     "3/5 bf16 autocast": Case((3, 5), torch.bfloat16, autocast=True),
-    "0/8 bf16 autocast channels_last": Case((0, 8), torch.bfloat16, autocast=True, channels_last=True),
+    "0/8 bf16 autocast channels_last": Case(
+        (0, 8), torch.bfloat16, autocast=True, channels_last=True
+    ),
     "3/5 bf16 weights": Case((3, 5), torch.bfloat16),
     "3/5 no affine": Case((3, 5), affine=False),
     "0/8 cumulative": Case((0, 8), momentum=None),
@@ -124,22 +132,33 @@ def synchronized(case: Case) -> nn.Module:
 def train(
     layer: nn.Module, case: Case, share: slice = slice(None), dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """Run some forward and backward passes on a share of the images; returns outputs, gradients and buffers."""
+    """Run some forward and backward passes on a share of the images; returns outputs, gradients and
+    buffers.
+    """
     with slow_kernels() if case.fused else contextlib.nullcontext():
         return train_by_kernels(layer, case, share, dtype)
 
 
-def train_by_kernels(layer: nn.Module, case: Case, share: slice, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def train_by_kernels(
+    layer: nn.Module, case: Case, share: slice, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     seen = {"y": [], "dx": []}
     form = torch.channels_last if case.channels_last else torch.contiguous_format
     for batch, gradient in case.batches():
-        x = batch[share].to(dtype or case.dtype, memory_format=form).requires_grad_(not case.frozen_input)
+        x = (
+            batch[share]
+            .to(dtype or case.dtype, memory_format=form)
+            .requires_grad_(not case.frozen_input)
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             y = layer(x)
         y.backward(gradient[share])
         seen["y"].append(y.detach())
         seen["dx"].append(x.detach() if x.grad is None else x.grad)
-        assert all(last[-1].is_contiguous(memory_format=form) and last[-1].dtype == x.dtype for last in seen.values())
+        assert all(
+            last[-1].is_contiguous(memory_format=form) and last[-1].dtype == x.dtype
+            for last in seen.values()
+        )
     stacked = {name: torch.stack(values) for name, values in seen.items()}
     gradients = {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()}
     return stacked | gradients | {name: value.clone() for name, value in layer.named_buffers()}
@@ -153,9 +172,13 @@ def process(rank: int, cases: dict[str, Case], folder: str) -> None:
     torch.set_num_threads(1)
     size = len(next(iter(cases.values())).shards)
     timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timeout
+    )
     try:
-        results = {name: train(synchronized(case), case, case.share(rank)) for name, case in cases.items()}
+        results = {
+            name: train(synchronized(case), case, case.share(rank)) for name, case in cases.items()
+        }
         if size == 2:
             results |= {
                 "recompute": recompute(rank),
@@ -198,18 +221,29 @@ def recompute(rank: int) -> dict[str, Tensor]:
             y = model(x)
         y.backward(gradient[case.share(rank)])
         seen |= {f"{name} {key}": p.grad for key, p in model.named_parameters()}
-        seen |= {f"{name} {key}": value for key, value in model.named_buffers()} | {f"{name} dx": x.grad}
+        seen |= {f"{name} {key}": value for key, value in model.named_buffers()} | {
+            f"{name} dx": x.grad
+        }
     return seen
 
 
 def make_net() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(CHANNELS, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.SiLU()]
+    layers = [
+        nn.Conv2d(CHANNELS, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.Conv2d(8, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.SiLU(),
+    ]
     return nn.Sequential(*layers).double()
 
 
 def run_sgd(model: nn.Module, case: Case, share: slice, scale: float = 1) -> None:
-    """SGD steps on the mean loss over the images of all processes. scale: undoes DDP's division by their number."""
+    """SGD steps on the mean loss over the images of all processes. scale: undoes DDP's division by
+    their number.
+    """
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for x, target in case.batches():
         optimizer.zero_grad()
@@ -264,7 +298,7 @@ def three(tmp_path_factory):
     return launch(THREE | FUSED_THREE, tmp_path_factory.mktemp("three"))
 
 
-# ---------------------------------------------------------------------- several processes against one
+# -------------------------------------------------------------------- several processes against one
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:
@@ -273,7 +307,9 @@ def largest_error(found: Tensor, expected: Tensor) -> float:
 
 
 def assert_matches_one_process(case: Case, results: list[dict[str, Tensor]]) -> None:
-    """Check that the combined results of the processes equal one float64 BatchNorm2d on all images."""
+    """Check that the combined results of the processes equal one float64 BatchNorm2d on all
+    images.
+    """
     for name, expected in train(case.layer().double(), case, dtype=torch.float64).items():
         parts = [result[name] for result in results]
         if name in ("y", "dx"):
@@ -311,7 +347,11 @@ def test_model_with_ddp_and_sync_bn_matches_single_process(two):
 @pytest.mark.slow
 def test_sync_bn_supports_activation_checkpointing(two):
     for found in (results["recompute"] for results in two):
-        straight = {name.removeprefix("straight "): value for name, value in found.items() if "straight" in name}
+        straight = {
+            name.removeprefix("straight "): value
+            for name, value in found.items()
+            if "straight" in name
+        }
         assert straight["0.num_batches_tracked"] == 1
         assert len(straight) == 11  # weight, bias and three buffers of two layers, and dx
         assert all(found[f"again {name}"].equal(value) for name, value in straight.items())
@@ -342,7 +382,9 @@ def test_sync_bn_never_makes_host_wait(group_of_one, monkeypatch, fused):
         layer(x).square().sum().backward()
     assert recorder.events()
     assert list(host_waits(roots(recorder))) == []
-    assert (x.grad.sum((0, 2, 3)).abs() < 1e-4).all()  # normalisation removes the mean of the gradient
+    assert (
+        x.grad.sum((0, 2, 3)).abs() < 1e-4
+    ).all()  # normalisation removes the mean of the gradient
 
 
 def test_sync_bn_stays_on_device():
@@ -382,7 +424,9 @@ def test_sync_bn_of_many_values_stays_precise():
 
 
 def test_sync_bn_without_images():
-    with pytest.raises(ValueError, match="more than 1 value per channel when training, got 0 in 1 processes"):
+    with pytest.raises(
+        ValueError, match="more than 1 value per channel when training, got 0 in 1 processes"
+    ):
         SyncBatchNorm2d(2)(torch.zeros(0, 2, 3, 3))
     assert SyncBatchNorm2d(2).eval()(torch.zeros(0, 2, 3, 3)).shape == (0, 2, 3, 3)
     assert local_moments(torch.zeros(0, 2, 3, 3)).tolist() == [0, 0, 0, 0, 0]
@@ -400,7 +444,9 @@ def test_moments_by_hand():
     x = torch.tensor([[[[1.0, 2.0]], [[7.0, 7.0]]], [[[3.0, 6.0]], [[7.0, 7.0]]]])
     assert local_moments(x).tolist() == [3, 7, 14, 0, 4]
     # {3, 3}, {9} and the empty set: mean 5, 2 * 2^2 + 4^2 = 24.
-    mean, m2, count = merge_moments(torch.tensor([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0], [9.0, 0.0, 1.0]]))
+    mean, m2, count = merge_moments(
+        torch.tensor([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0], [9.0, 0.0, 1.0]])
+    )
     assert (mean.item(), m2.item(), count.item()) == (5, 24, 3)
 
 
@@ -417,21 +463,30 @@ def test_moments_of_values_far_from_zero_stay_precise(dtype):
 
 def test_normalization_gradients_pass_gradcheck(group_of_one):
     torch.manual_seed(0)
-    x, weight, bias = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2, 2, 3), 2, 2))
+    x, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 2, 2, 3), 2, 2)
+    )
     assert torch.autograd.gradcheck(
         lambda x, *wb: NormalizeByAll.apply(x, *wb, *global_moments(x), 1e-3), (x, weight, bias)
     )
-    assert torch.autograd.gradcheck(lambda x: NormalizeByAll.apply(x, None, None, *global_moments(x), 1e-3), x)
+    assert torch.autograd.gradcheck(
+        lambda x: NormalizeByAll.apply(x, None, None, *global_moments(x), 1e-3), x
+    )
 
 
 # ---------------------------------------------------------------------- replacing the layers
 
 
 def make_mixed_model() -> nn.Module:
-    """A model with all kinds of BatchNorm settings, nested layers, and a layer that is used twice."""
+    """A model with all kinds of BatchNorm settings, nested layers, and a layer that is used
+    twice.
+    """
     torch.manual_seed(0)
     shared = nn.BatchNorm2d(3, eps=1e-2, momentum=None)
-    inner = nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, track_running_stats=False).eval(), shared)
+    inner = nn.Sequential(
+        nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, track_running_stats=False).eval(), shared
+    )
     net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, 1e-3, 0.03), inner, shared)
     net(torch.randn(2, 2, 4, 4))
     net[1].eval().weight.requires_grad_(False)
@@ -446,12 +501,21 @@ def test_replacing_batchnorm_layers_keeps_state_and_settings():
     assert [type(layer) for layer in (net[1], *net[2], net[3])] == [SyncBatchNorm2d] * 5
     assert list(net.state_dict()) == list(before.state_dict())
     assert all(value.equal(before.state_dict()[key]) for key, value in net.state_dict().items())
-    assert all(value.dtype == before.state_dict()[key].dtype for key, value in net.state_dict().items())
+    assert all(
+        value.dtype == before.state_dict()[key].dtype for key, value in net.state_dict().items()
+    )
     assert all(parameter is parameters[name] for name, parameter in net.named_parameters())
     assert not net[1].weight.requires_grad
     assert net[1].bias.requires_grad
     for ours, theirs in zip([net[1], *net[2]], [before[1], *before[2]], strict=True):
-        for name in ("num_features", "eps", "momentum", "affine", "track_running_stats", "training"):
+        for name in (
+            "num_features",
+            "eps",
+            "momentum",
+            "affine",
+            "track_running_stats",
+            "training",
+        ):
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
@@ -470,7 +534,9 @@ def test_model_without_batchnorm2d_is_not_changed():
 
 
 def test_compiled_layer_does_not_use_the_fused_kernels(monkeypatch):
-    """torch.compile has no description of them: `fullgraph` raises an error where the graph would be interrupted."""
+    """torch.compile has no description of them: `fullgraph` raises an error where the graph would
+    be interrupted.
+    """
     monkeypatch.setattr(sync_bn, "_processes", lambda: 2)
     monkeypatch.setattr(sync_bn, "_gather", lambda row: torch.stack([row, row]))
     monkeypatch.setattr(sync_bn, "has_fused_kernels", lambda x: True)

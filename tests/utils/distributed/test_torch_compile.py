@@ -10,7 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.distributed.replica import DistributedReplica
-from utils.distributed.torch_compile import WITHOUT_GRAPHS, compile_model, compile_or_fall_back, mode_without_reuse
+from utils.distributed.torch_compile import (
+    WITHOUT_GRAPHS,
+    compile_model,
+    compile_or_fall_back,
+    mode_without_reuse,
+)
 from utils.distributed.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -32,7 +37,9 @@ class TwoLevels(nn.Module):
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], list[dict]]:
-    """compiler(make) replaces torch.compile by make(function) and returns the list of settings of each call."""
+    """compiler(make) replaces torch.compile by make(function) and returns the list of settings of
+    each call.
+    """
     calls: list[dict] = []
 
     def replace(make: Callable) -> list[dict]:
@@ -52,7 +59,10 @@ def negate_outputs(function: Callable) -> Callable:
 
 def test_compile_model_replaces_only_the_call(compiler) -> None:
     calls, model, images = compiler(negate_outputs), TwoLevels(), torch.rand(2, 3, 4, 4)
-    state, before = {name: value.clone() for name, value in model.state_dict().items()}, model(images)
+    state, before = (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        model(images),
+    )
     model.load_state_dict(state)
     message = compile_model(model, "reduce-overhead", images, NO_AUTOCAST, World(CPU))
     assert message == "--compile reduce-overhead: compiled in 0 s"
@@ -82,17 +92,26 @@ class FailsBackward(torch.autograd.Function):
 
 @pytest.mark.parametrize(
     "make",
-    [fails_forward, lambda function: lambda *given: [FailsBackward.apply(level) for level in function(*given)]],
+    [
+        fails_forward,
+        lambda function: lambda *given: [FailsBackward.apply(level) for level in function(*given)],
+    ],
     ids=["forward", "backward"],
 )
 def test_model_that_cannot_be_compiled_runs_uncompiled(compiler, make) -> None:
     compiler(make)
     model, images = TwoLevels(), torch.rand(2, 3, 4, 4)
-    state, before = {name: value.clone() for name, value in model.state_dict().items()}, model(images)
+    state, before = (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        model(images),
+    )
     model.load_state_dict(state)
     message = compile_model(model, "default", images, NO_AUTOCAST, World(CPU))
     because = "RuntimeError: no compiler here"
-    assert message == f"--compile default: torch cannot compile the model, so it runs uncompiled ({because})"
+    assert (
+        message
+        == f"--compile default: torch cannot compile the model, so it runs uncompiled ({because})"
+    )
     assert all(value.equal(state[name]) for name, value in model.state_dict().items())
     assert all(ours.equal(theirs) for ours, theirs in zip(model(images), before, strict=True))
     sum(level.sum() for level in model(images)).backward()
@@ -115,8 +134,16 @@ def test_no_process_compiles_if_one_cannot(compiler) -> None:
 
 
 def test_compile_with_several_devices_in_one_process_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^--compile: not possible with DataParallel; use one process per GPU"):
-        compile_model(nn.Linear(2, 1), "default", torch.ones(1, 2), NO_AUTOCAST, World(CPU, devices=(CPU, CPU)))
+    with pytest.raises(
+        ValueError, match=r"^--compile: not possible with DataParallel; use one process per GPU"
+    ):
+        compile_model(
+            nn.Linear(2, 1),
+            "default",
+            torch.ones(1, 2),
+            NO_AUTOCAST,
+            World(CPU, devices=(CPU, CPU)),
+        )
 
 
 def test_function_that_cannot_be_compiled_runs_uncompiled(compiler) -> None:
@@ -155,7 +182,9 @@ def test_mode_has_no_cuda_graphs_where_gradients_are_accumulated(
     assert mode_without_reuse(mode, batches, device, lines.append) == chosen
     assert len(lines) == (chosen != mode)
     for line in lines:
-        assert line.startswith(f"--compile {mode}: without CUDA graphs, because the gradients of {batches} batches are")
+        assert line.startswith(
+            f"--compile {mode}: without CUDA graphs, because the gradients of {batches} batches are"
+        )
         assert f"the mode is {chosen};" in line
     assert chosen in torch._inductor.list_mode_options() or chosen == "default"
 
@@ -171,11 +200,15 @@ def test_modes_without_cuda_graphs_differ_from_theirs_only_there() -> None:
 
 
 class ThreeBuckets(nn.Module):
-    """Layers of 1.2 MB each: the first bucket of DistributedDataParallel takes 1 MB, so gradients come in parts."""
+    """Layers of 1.2 MB each: the first bucket of DistributedDataParallel takes 1 MB, so gradients
+    come in parts.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*[nn.Conv2d(256, 1200, 1), nn.Conv2d(1200, 256, 1), nn.Conv2d(256, 1200, 1)])
+        self.layers = nn.Sequential(
+            *[nn.Conv2d(256, 1200, 1), nn.Conv2d(1200, 256, 1), nn.Conv2d(256, 1200, 1)]
+        )
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return [self.layers(images)]
@@ -190,11 +223,17 @@ def group_of_one() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_graph_is_split_where_the_gradients_of_a_bucket_are_complete(group_of_one, monkeypatch, accumulates) -> None:
-    """So that DistributedDataParallel can all-reduce them while the rest of the backward pass runs."""
+def test_graph_is_split_where_the_gradients_of_a_bucket_are_complete(
+    group_of_one, monkeypatch, accumulates
+) -> None:
+    """So that DistributedDataParallel can all-reduce them while the rest of the backward pass
+    runs.
+    """
     counter = torch._dynamo.testing.CompileCounter()
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call, **_: real(call, backend=counter, dynamic=False))
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **_: real(call, backend=counter, dynamic=False)
+    )
     model, images = ThreeBuckets(), torch.rand(1, 256, 2, 2)
     replica = DistributedReplica(model, World(CPU), accumulates)
     replica.warm_up(images)
@@ -203,9 +242,13 @@ def test_graph_is_split_where_the_gradients_of_a_bucket_are_complete(group_of_on
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
 
-    message = compile_model(model, "default", images, NO_AUTOCAST, World(CPU), forward=replica.without_exchange)
+    message = compile_model(
+        model, "default", images, NO_AUTOCAST, World(CPU), forward=replica.without_exchange
+    )
     assert message.startswith("--compile default: compiled in")
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+    assert all(
+        parameter.grad is None or not parameter.grad.any() for parameter in model.parameters()
+    )
     parts = counter.frame_count
     assert parts >= 2
 

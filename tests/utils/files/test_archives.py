@@ -1,4 +1,6 @@
-"""utils/files/archives.py: valid archives are unpacked correctly, hostile ones are refused before the first write."""
+"""utils/files/archives.py: valid archives are unpacked correctly, hostile ones are refused before
+the first write.
+"""
 
 import bz2
 import gzip
@@ -17,7 +19,11 @@ from utils.files import archives
 from utils.files.archives import ArchiveError, Limits, safe_path, unpack
 from utils.terminal import FaultError
 
-FILES = {"images/a.jpg": b"\xff\xd8" * 3000, "images/sub/b.png": b"", "labels/a.txt": b"0 0.5 0.5 1 1\n"}
+FILES = {
+    "images/a.jpg": b"\xff\xd8" * 3000,
+    "images/sub/b.png": b"",
+    "labels/a.txt": b"0 0.5 0.5 1 1\n",
+}
 PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 KINDS = ["zip", *(f"tar{suffix}" for suffix in PACKERS)]
 
@@ -28,7 +34,9 @@ def packed(kind: str, files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def unpacked(tmp_path):
-    """unpacked(data) unpacks an archive of these bytes and returns {path: content}; no other file is written."""
+    """unpacked(data) unpacks an archive of these bytes and returns {path: content}; no other file
+    is written.
+    """
 
     def run(data: bytes, **options) -> dict[str, bytes]:
         archive, folder = tmp_path / "archive", tmp_path / "deep" / "down" / "here"
@@ -37,16 +45,26 @@ def unpacked(tmp_path):
         try:
             unpack(archive, folder, **options)
         finally:
-            outside = [path for path in tmp_path.rglob("*") if not path.is_dir() and folder not in path.parents]
+            outside = [
+                path
+                for path in tmp_path.rglob("*")
+                if not path.is_dir() and folder not in path.parents
+            ]
             assert outside == [archive]
-        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+        return {
+            str(p.relative_to(folder)): p.read_bytes()
+            for p in sorted(folder.rglob("*"))
+            if p.is_file()
+        }
 
     return run
 
 
 @pytest.fixture
 def refused(unpacked, tmp_path):
-    """refused(data, sentence) checks that an archive is refused with this error and that no file is written."""
+    """refused(data, sentence) checks that an archive is refused with this error and that no file is
+    written.
+    """
 
     def run(data: bytes, sentence: str, **options) -> None:
         with pytest.raises(ArchiveError, match=re.escape(sentence)) as error:
@@ -72,23 +90,38 @@ def test_zip_compression_methods_are_supported(unpacked, method):
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tar_formats_are_supported(unpacked, form):
-    files = {"images/" + "long" * 40 + "/" + "é" * 50 + ".jpg": b"x"} if form != tarfile.USTAR_FORMAT else FILES
+    files = (
+        {"images/" + "long" * 40 + "/" + "é" * 50 + ".jpg": b"x"}
+        if form != tarfile.USTAR_FORMAT
+        else FILES
+    )
     assert unpacked(make_tar(files, form=form)) == files
 
 
 def test_paths_are_normalized_and_unwanted_files_skipped(unpacked):
-    data = make_tar({"./images/a.jpg": b"1", "images//b.jpg": b"2", "./run.py": b"3", "__MACOSX/._a.jpg": b"4"})
-    assert unpacked(data, wanted=lambda path: path[-1][0] in "ab") == {"images/a.jpg": b"1", "images/b.jpg": b"2"}
+    data = make_tar(
+        {"./images/a.jpg": b"1", "images//b.jpg": b"2", "./run.py": b"3", "__MACOSX/._a.jpg": b"4"}
+    )
+    assert unpacked(data, wanted=lambda path: path[-1][0] in "ab") == {
+        "images/a.jpg": b"1",
+        "images/b.jpg": b"2",
+    }
 
 
 def test_skipped_files_are_counted_by_suffix(tmp_path):
     (tmp_path / "a").write_bytes(make_zip({"a.jpg": b"", "b.py": b"", "c.py": b"", "LICENSE": b""}))
     (tmp_path / "out").mkdir()
-    assert unpack(tmp_path / "a", tmp_path / "out", wanted=lambda path: path[-1] == "a.jpg") == {".py": 2, "": 1}
+    assert unpack(tmp_path / "a", tmp_path / "out", wanted=lambda path: path[-1] == "a.jpg") == {
+        ".py": 2,
+        "": 1,
+    }
 
 
 def test_single_top_folder_is_removed_from_paths(unpacked, tmp_path):
-    assert unpacked(make_zip({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {"a.txt": b"1", "b/c.txt": b"2"}
+    assert unpacked(make_zip({"set/a.txt": b"1", "set/b/c.txt": b"2"}), top="set") == {
+        "a.txt": b"1",
+        "b/c.txt": b"2",
+    }
     for files in ({"set/a.txt": b"3", "other/b.txt": b"4"}, {"set": b"5"}):
         clear(unpacked)
         assert unpacked(make_zip(files), top="set") == files
@@ -103,12 +136,17 @@ def test_unpacked_files_get_default_permissions_and_owner(unpacked, tmp_path):
 
     plain = tmp_path / "plain"
     plain.touch()
-    for data in (make_zip({"a.jpg": b"1"}, prepare=prepare), make_tar({"b.jpg": b"2"}, prepare=prepare)):
+    for data in (
+        make_zip({"a.jpg": b"1"}, prepare=prepare),
+        make_tar({"b.jpg": b"2"}, prepare=prepare),
+    ):
         plain.unlink(missing_ok=True)
         unpacked(data)
     plain.touch()
     written = [path.stat() for path in sorted((tmp_path / "deep").rglob("*.jpg"))]
-    assert [(s.st_mode, s.st_uid) for s in written] == [(plain.stat().st_mode, plain.stat().st_uid)] * 2
+    assert [(s.st_mode, s.st_uid) for s in written] == [
+        (plain.stat().st_mode, plain.stat().st_uid)
+    ] * 2
 
 
 def test_safe_path_splits_valid_names():
@@ -152,7 +190,9 @@ def test_nul_in_zip_name_is_refused(refused):
     refused(data, "'images/a.txt\\x00.jpg' contains a backslash or a control character")
 
 
-@pytest.mark.parametrize("name", ["con.txt", "NUL", "a/aux", "com1.jpg", "ab:c.txt", "a?", "a. ", "dir./b"])
+@pytest.mark.parametrize(
+    "name", ["con.txt", "NUL", "a/aux", "com1.jpg", "ab:c.txt", "a?", "a. ", "dir./b"]
+)
 def test_invalid_windows_names_are_refused_on_windows(monkeypatch, name):
     assert safe_path(name)
     monkeypatch.setattr(archives.os, "name", "nt")
@@ -183,20 +223,32 @@ def test_links_and_special_files_in_tar_are_refused(refused, kind, word, goal):
         if info.name == "images/x":
             info.type, info.linkname, info.size = kind, goal, 0
 
-    refused(make_tar({"images/a.jpg": b"1", "images/x": b""}, prepare=prepare), f"'images/x' is a {word}")
+    refused(
+        make_tar({"images/a.jpg": b"1", "images/x": b""}, prepare=prepare),
+        f"'images/x' is a {word}",
+    )
 
 
 def test_sparse_file_in_tar_is_refused(refused):
-    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x", "GNU.sparse.realsize": "9999"}
+    sparse = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "x",
+        "GNU.sparse.realsize": "9999",
+    }
 
     def prepare(info):
         info.pax_headers = sparse
 
-    refused(make_tar({"x": b"1\n0\n1\n".ljust(512, b"\0") + b"a"}, prepare=prepare), "sparse or other special file")
+    refused(
+        make_tar({"x": b"1\n0\n1\n".ljust(512, b"\0") + b"a"}, prepare=prepare),
+        "sparse or other special file",
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "device or pipe"), (stat.S_IFCHR, "device or pipe")]
+    ("kind", "word"),
+    [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "device or pipe"), (stat.S_IFCHR, "device or pipe")],
 )
 def test_links_and_special_files_in_zip_are_refused(refused, kind, word):
     def prepare(info):
@@ -238,7 +290,9 @@ def test_archives_above_limits_are_refused(refused, kind):
     refused(data, "it contains more than 9 files and folders", limits=Limits(entries=9))
     refused(data, "would unpack to more than 100 kB", limits=Limits(size=99_999))
     if kind != "tar":
-        refused(data, "would unpack to more than 50.0 kB", limits=Limits(ratio=1, size_always=50_000))
+        refused(
+            data, "would unpack to more than 50.0 kB", limits=Limits(ratio=1, size_always=50_000)
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,7 +319,9 @@ def test_zip_with_more_data_than_stated_is_refused(unpacked, refused, tmp_path):
 def test_zip_with_less_data_than_stated_is_refused(unpacked):
     data = make_zip({"a.jpg": bytes(10)})
     at = data.index(b"PK\1\2") + 24
-    with pytest.raises(ArchiveError, match=r"does not have the size that the archive states|damaged or truncated"):
+    with pytest.raises(
+        ArchiveError, match=r"does not have the size that the archive states|damaged or truncated"
+    ):
         unpacked(data[:at] + (1000).to_bytes(4, "little") + data[at + 4 :])
 
 
@@ -278,12 +334,17 @@ def test_huge_tar_header_is_refused(refused):
 def test_endless_tar_headers_are_refused(refused):
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 9
-    refused(gzip.compress((info.tobuf(tarfile.GNU_FORMAT) + b"9 a=b\n".ljust(512, b"\0")) * 5000), "damaged")
+    refused(
+        gzip.compress((info.tobuf(tarfile.GNU_FORMAT) + b"9 a=b\n".ljust(512, b"\0")) * 5000),
+        "damaged",
+    )
 
 
 def test_unpack_requires_free_space_for_total_size(unpacked, monkeypatch):
     monkeypatch.setattr(
-        archives, "require_free_space", lambda folder, size: (_ for _ in ()).throw(FaultError(f"{size}"))
+        archives,
+        "require_free_space",
+        lambda folder, size: (_ for _ in ()).throw(FaultError(f"{size}")),
     )
     with pytest.raises(FaultError, match=r"^6014$"):  # 2 * 3000 + 0 + 14
         unpacked(make_zip(FILES))
@@ -303,7 +364,9 @@ def test_truncated_archive_is_refused(unpacked, kind):
         clear(unpacked)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tar"])  # a tar has no checksum of file contents
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "tar"]
+)  # a tar has no checksum of file contents
 def test_changed_archive_byte_is_refused_or_harmless(unpacked, kind):
     random = np.random.default_rng(0)
     data = packed(kind, FILES)
@@ -341,7 +404,15 @@ def test_data_after_end_of_tar_is_refused(refused):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"x", b"<html>404</html>" * 100, b"PK\3\4", b"\x1f\x8b", b"7z\xbc\xaf\x27\x1c" + bytes(99)]
+    "data",
+    [
+        b"",
+        b"x",
+        b"<html>404</html>" * 100,
+        b"PK\3\4",
+        b"\x1f\x8b",
+        b"7z\xbc\xaf\x27\x1c" + bytes(99),
+    ],
 )
 def test_files_that_are_not_archives_are_refused(unpacked, data):
     with pytest.raises(ArchiveError, match=r"is not a zip or tar|is damaged or truncated"):
@@ -365,7 +436,9 @@ def test_zip64_with_65536_files_is_counted_and_unpacked(unpacked):
 def test_file_of_another_archive_is_not_overwritten(unpacked, tmp_path):
     unpacked(make_zip({"a.jpg": b"1"}))
     for files in ({"a.jpg": b"2"}, {"a.jpg/b.jpg": b"2"}):
-        with pytest.raises(ArchiveError, match="it contains a file that another archive also contains"):
+        with pytest.raises(
+            ArchiveError, match="it contains a file that another archive also contains"
+        ):
             unpacked(make_zip(files))
     assert (tmp_path / "deep/down/here/a.jpg").read_bytes() == b"1"
 

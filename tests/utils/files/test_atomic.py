@@ -44,7 +44,10 @@ def test_checkpoint_save_on_full_disk_keeps_old_file(tmp_path, monkeypatch, numb
     checkpoint_file.save(file, {"model": torch.zeros(3)})
     before = file.read_bytes()
     real = open
-    monkeypatch.setattr("builtins.open", lambda path, *rest: real("/dev/full" if ".tmp." in str(path) else path, *rest))
+    monkeypatch.setattr(
+        "builtins.open",
+        lambda path, *rest: real("/dev/full" if ".tmp." in str(path) else path, *rest),
+    )
     with pytest.raises(OSError, match="No space left on device") as error:
         checkpoint_file.save(file, {"model": torch.zeros(numbers)})
     assert Path(error.value.filename) == file
@@ -68,13 +71,18 @@ def limit_file_size(monkeypatch):
         ("results.csv", lambda file: write_csv(file, [{"epoch": 1.5, "lr": 0.01}] * 50_000)),
     ],
 )
-def test_write_above_file_size_limit_keeps_old_file(tmp_path, limit_file_size, capsys, name, write, size):
+def test_write_above_file_size_limit_keeps_old_file(
+    tmp_path, limit_file_size, capsys, name, write, size
+):
     """Each file would have 400 kB."""
     file = tmp_path / name
     file.write_text("old")
     limit_file_size(size)
     assert exit_code_of(lambda: write(file)) == 1
-    assert capsys.readouterr().err == f"error: {file}: File too large (over the limit of ulimit -f or of the disk)\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {file}: File too large (over the limit of ulimit -f or of the disk)\n"
+    )
     assert (file.read_text(), list(tmp_path.iterdir())) == ("old", [file])
 
 
@@ -97,7 +105,10 @@ def test_atomic_write_is_all_or_nothing(tmp_path):
 
 def test_write_into_missing_folder_is_reported(tmp_path):
     message = r"gone/a\.txt: its folder no longer exists"
-    with pytest.raises(FaultError, match=message), atomic_write(tmp_path / "gone" / "a.txt") as file:
+    with (
+        pytest.raises(FaultError, match=message),
+        atomic_write(tmp_path / "gone" / "a.txt") as file,
+    ):
         file.write_text("a")
     with pytest.raises(FaultError, match="its folder no longer exists"):
         checkpoint_file.save(tmp_path / "gone" / "last.pt", {})
@@ -110,7 +121,9 @@ def test_write_into_missing_folder_is_reported(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A 14 MB disk: the tiny model's checkpoints have 5.8 and 1.9 MB, and a new one is written beside the old one."""
+    """A 14 MB disk: the tiny model's checkpoints have 5.8 and 1.9 MB, and a new one is written
+    beside the old one.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
@@ -140,7 +153,15 @@ def remount_read_only(run: Path) -> None:
     ids=["full", "read-only", "gone"],
 )
 def test_disk_failure_ends_run_with_one_line_and_old_checkpoint(
-    small_disk, tiny_data, tiny_model, tmp_path, monkeypatch, capsys, break_disk, sentence, has_checkpoints
+    small_disk,
+    tiny_data,
+    tiny_model,
+    tmp_path,
+    monkeypatch,
+    capsys,
+    break_disk,
+    sentence,
+    has_checkpoints,
 ):
     run = small_disk / "exp"
     real, epochs = train.train_one_epoch, iter(range(1, 9))
@@ -155,7 +176,14 @@ def test_disk_failure_ends_run_with_one_line_and_old_checkpoint(
         "utils.training.run.lock_folder", lambda folder: None
     )  # an open lock file would prevent remounting the disk
     flags = small_run_flags(
-        tiny_data, tiny_model, small_disk, "--epochs", "9", "--noval", "--cache-dir", str(tmp_path / "cache")
+        tiny_data,
+        tiny_model,
+        small_disk,
+        "--epochs",
+        "9",
+        "--noval",
+        "--cache-dir",
+        str(tmp_path / "cache"),
     )
     assert exit_code_of(lambda: train.run(flags)) == 1
     assert re.fullmatch(sentence, capsys.readouterr().err)

@@ -33,7 +33,9 @@ class Level(enum.IntEnum):
 
 def test_checkpoint_file_round_trip(tmp_path):
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(
+        memory_format=torch.channels_last
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.rand(2, 3, 8, 8)).sum().backward()
     optimizer.step()
@@ -42,8 +44,15 @@ def test_checkpoint_file_round_trip(tmp_path):
         "numpy": np.random.default_rng(5).bit_generator.state,
         "mt19937": np.random.RandomState(5).get_state(),  # an array in a tuple
     }
-    state = {"optimizer": optimizer.state_dict(), "random": random, "half": torch.rand(3).half(), 7: [None, True, b"x"]}
-    checkpoint_file.save(tmp_path / "a.pt", REQUIRED_ENTRIES | state | {"model": model.state_dict()})
+    state = {
+        "optimizer": optimizer.state_dict(),
+        "random": random,
+        "half": torch.rand(3).half(),
+        7: [None, True, b"x"],
+    }
+    checkpoint_file.save(
+        tmp_path / "a.pt", REQUIRED_ENTRIES | state | {"model": model.state_dict()}
+    )
 
     loaded = checkpoint_file.load(tmp_path / "a.pt")
     assert all(value.equal(loaded["model"][key]) for key, value in model.state_dict().items())
@@ -143,7 +152,9 @@ def test_kill_while_saving_leaves_complete_file(tmp_path):
             assert saver.poll() is None
             assert time.monotonic() < deadline
 
-    saver = subprocess.Popen([sys.executable, "-c", SAVER, str(file)], cwd=ROOT, stdout=subprocess.PIPE)
+    saver = subprocess.Popen(
+        [sys.executable, "-c", SAVER, str(file)], cwd=ROOT, stdout=subprocess.PIPE
+    )
     try:
         saver.stdout.readline()
         wait_for_a_save()
@@ -175,7 +186,7 @@ def test_failed_checkpoint_save_keeps_old_file(tmp_path, monkeypatch):
     assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
 
 
-# ---------------------------------------------------------------------- files that are not checkpoints
+# ------------------------------------------------------------------- files that are not checkpoints
 
 
 def load_error(file: Path) -> str:
@@ -189,11 +200,18 @@ def load_error(file: Path) -> str:
 
 
 def test_missing_checkpoint_file_is_refused(tmp_path):
-    assert load_error(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
-    assert load_error(tmp_path) == "is not a checkpoint of Kestrel, or is damaged (it is not a regular file)"
+    assert (
+        load_error(tmp_path / "a.pt") == "cannot be read as a checkpoint: No such file or directory"
+    )
+    assert (
+        load_error(tmp_path)
+        == "is not a checkpoint of Kestrel, or is damaged (it is not a regular file)"
+    )
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\0" * 1000, b"\x93NUMPY"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\0" * 1000, b"\x93NUMPY"]
+)
 def test_files_that_are_not_checkpoints_are_refused(tmp_path, content):
     file = tmp_path / "a.pt"
     file.write_bytes(content)
@@ -227,10 +245,15 @@ def test_zip_that_is_not_a_checkpoint_is_refused(tmp_path):
     assert load_error(file).startswith("is not a checkpoint of Kestrel, or is damaged (")
 
 
-@pytest.mark.parametrize("state", [{}, [1], torch.ones(3), {"model": {}, "table": {}}, {"names": 1, "model": 2}])
+@pytest.mark.parametrize(
+    "state", [{}, [1], torch.ones(3), {"model": {}, "table": {}}, {"names": 1, "model": 2}]
+)
 def test_checkpoint_without_required_entries_is_refused(tmp_path, state):
     torch.save(state, tmp_path / "a.pt")
-    assert load_error(tmp_path / "a.pt") == "is not a checkpoint of Kestrel (model, table or names are missing)"
+    assert (
+        load_error(tmp_path / "a.pt")
+        == "is not a checkpoint of Kestrel (model, table or names are missing)"
+    )
 
 
 class MaliciousPickle:
@@ -246,7 +269,11 @@ class MaliciousPickle:
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_loading_checkpoint_executes_no_code(tmp_path, zipped):
     trace, file = tmp_path / "trace", tmp_path / "a.pt"
-    torch.save(REQUIRED_ENTRIES | {"x": MaliciousPickle(trace)}, file, _use_new_zipfile_serialization=zipped)
+    torch.save(
+        REQUIRED_ENTRIES | {"x": MaliciousPickle(trace)},
+        file,
+        _use_new_zipfile_serialization=zipped,
+    )
     reason = load_error(file)
     assert not trace.exists()
     if zipped:
@@ -258,7 +285,9 @@ def test_loading_checkpoint_executes_no_code(tmp_path, zipped):
 
 def test_a_pickled_module_is_refused(tmp_path):
     torch.save({"model": nn.Linear(1, 1)}, tmp_path / "a.pt")
-    assert "(it holds something other than tensors and plain values: " in load_error(tmp_path / "a.pt")
+    assert "(it holds something other than tensors and plain values: " in load_error(
+        tmp_path / "a.pt"
+    )
 
 
 # ---------------------------------------------------------------------- the newest
@@ -270,15 +299,18 @@ def test_newest_checkpoint_is_found(tmp_path):
         file.parent.mkdir(parents=True)
         file.touch()
         os.utime(file, (10**9 + age, 10**9 + age))
-    assert checkpoint_file.newest(tmp_path, "*/weights/last.pt") == tmp_path / "exp2" / "weights" / "last.pt"
+    assert (
+        checkpoint_file.newest(tmp_path, "*/weights/last.pt")
+        == tmp_path / "exp2" / "weights" / "last.pt"
+    )
 
 
 @pytest.mark.parametrize("folder", ["", "absent"])
 def test_newest_without_any_checkpoint_is_refused(tmp_path, folder):
     with pytest.raises(ValueError) as caught:
         checkpoint_file.newest(tmp_path / folder, "**/weights/last.pt")
-    assert (
-        str(caught.value) == f"there is no weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
+    assert str(caught.value) == (
+        f"there is no weights/last.pt under {tmp_path / folder}: train first, or name a checkpoint"
     )
 
 
@@ -292,7 +324,9 @@ def test_fingerprint_depends_on_values_and_not_on_path(tmp_path):
 
 
 def test_checkpoints_requesting_huge_memory_are_refused_early(tmp_path):
-    """A zip bomb, a pickle that would allocate a gigabyte of zeros, and a file that claims more tensors than it has."""
+    """A zip bomb, a pickle that would allocate a gigabyte of zeros, and a file that claims more
+    tensors than it has.
+    """
     bomb, empty, claim = tmp_path / "bomb.pt", tmp_path / "empty.pt", tmp_path / "claim.pt"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", bytes(60_000_000))

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from utils.files.disk import _locked, exclusive_access, format_bytes, lock_folder, require_free_space
+from utils.files.disk import (
+    _locked,
+    exclusive_access,
+    format_bytes,
+    lock_folder,
+    require_free_space,
+)
 from utils.terminal import FaultError
 
 ROOT = Path(__file__).parents[3]
-LOCK_HOLDER = "import sys, time; from pathlib import Path; from utils.files.disk import lock_folder; "
+LOCK_HOLDER = (
+    "import sys, time; from pathlib import Path; from utils.files.disk import lock_folder; "
+)
 LOCK_HOLDER += "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
 
 
@@ -34,7 +42,12 @@ def test_required_free_space_and_byte_format(tmp_path):
     require_free_space(tmp_path, 0)
     with pytest.raises(FaultError, match=r"the disk has .* free, but 1.00 EB are needed"):
         require_free_space(tmp_path, 10**18)
-    assert [format_bytes(n) for n in (0, 999, 1000, 2**31)] == ["0 bytes", "999 bytes", "1.00 kB", "2.15 GB"]
+    assert [format_bytes(n) for n in (0, 999, 1000, 2**31)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.00 kB",
+        "2.15 GB",
+    ]
 
 
 def test_folder_lock_is_held_until_its_process_ends(tmp_path, monkeypatch):
@@ -44,13 +57,16 @@ def test_folder_lock_is_held_until_its_process_ends(tmp_path, monkeypatch):
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(
-            ValueError, match="another run is writing there; wait for its end, or choose another --name"
+            ValueError,
+            match="another run is writing there; wait for its end, or choose another --name",
         ):
             lock_folder(tmp_path, patience_s=0.3)
     finally:
         other.kill()
         other.communicate()
-    monkeypatch.setattr(time, "sleep", None)  # an attempt to wait would fail: the lock must be free at once
+    monkeypatch.setattr(
+        time, "sleep", None
+    )  # an attempt to wait would fail: the lock must be free at once
     first = lock_folder(tmp_path)
     first.release()
     first.release()

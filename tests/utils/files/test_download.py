@@ -21,11 +21,17 @@ NO_PAUSES = (0.0, 0.0)
 
 @pytest.fixture
 def get(tmp_path):
-    """get(server) fetches to tmp_path/a.zip, checks that no other file remains, and returns the bytes."""
+    """get(server) fetches to tmp_path/a.zip, checks that no other file remains, and returns the
+    bytes.
+    """
 
     def run(server: Server, sha256: str = "", path: str = "/a.zip", **options):
         target = tmp_path / "a.zip"
-        found = fetch(Source(server.url + path, sha256), target, **{"pauses_s": NO_PAUSES, "stall_s": 0.3} | options)
+        found = fetch(
+            Source(server.url + path, sha256),
+            target,
+            **{"pauses_s": NO_PAUSES, "stall_s": 0.3} | options,
+        )
         assert os.listdir(tmp_path) == ["a.zip"]
         assert found == hashlib.sha256(target.read_bytes()).hexdigest()
         return target.read_bytes()
@@ -41,18 +47,32 @@ def get(tmp_path):
 def test_downloaded_file_equals_served_file(serve, get, data, headers):
     server = serve(file_answer(data, **headers))
     assert get(server) == data
-    assert get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data  # replaces the old file
-    assert [(path, received["Accept-Encoding"]) for path, received in server.received] == [("/a.zip", "identity")] * 2
+    assert (
+        get(server, sha256=hashlib.sha256(data).hexdigest().upper()) == data
+    )  # replaces the old file
+    assert [(path, received["Accept-Encoding"]) for path, received in server.received] == [
+        ("/a.zip", "identity")
+    ] * 2
 
 
 def test_download_without_content_length(serve, get):
-    chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:1000], DATA[1000:])) + b"0\r\n\r\n"
-    assert get(serve(fixed_answer(200, DATA))) == DATA  # the end of the connection is the end of the file
-    assert get(serve(raw_answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked))) == DATA
+    chunked = (
+        b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:1000], DATA[1000:]))
+        + b"0\r\n\r\n"
+    )
+    assert (
+        get(serve(fixed_answer(200, DATA))) == DATA
+    )  # the end of the connection is the end of the file
+    assert (
+        get(serve(raw_answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked)))
+        == DATA
+    )
     assert get(serve(fixed_answer(200, DATA, Content_Length="many"))) == DATA
 
 
-@pytest.mark.parametrize("headers", [{"ETag": '"1"'}, {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
+@pytest.mark.parametrize(
+    "headers", [{"ETag": '"1"'}, {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}]
+)
 def test_interrupted_download_resumes_with_range_request(serve, get, headers):
     server = serve(
         file_answer(DATA, only=30_000, **headers),
@@ -61,7 +81,11 @@ def test_interrupted_download_resumes_with_range_request(serve, get, headers):
     )
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", "bytes=80000-"]
-    assert [received.get("If-Range") for _, received in server.received] == [None, *headers.values(), *headers.values()]
+    assert [received.get("If-Range") for _, received in server.received] == [
+        None,
+        *headers.values(),
+        *headers.values(),
+    ]
 
 
 def test_weak_etag_is_not_used_for_if_range(serve, get):
@@ -83,7 +107,8 @@ def test_download_without_version_header_resumes_only_with_digest(serve, get):
 def test_later_fetch_resumes_partial_download(serve, get, tmp_path):
     server = serve(file_answer(DATA, only=30_000, ETag='"1"'), fixed_answer(503))
     with pytest.raises(
-        FaultError, match=r"answered 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB are kept"
+        FaultError,
+        match=r"answered 503 Service Unavailable; gave up after 3 tries in a row; 30.0 kB are kept",
     ):
         get(server)
     assert sorted(os.listdir(tmp_path)) == ["a.zip.part", "a.zip.part.json"]
@@ -93,7 +118,8 @@ def test_later_fetch_resumes_partial_download(serve, get, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "note", ["", "{}", "[1]", "not JSON", '{"url": "x", "total": 1, "etag": 2, "modified": null}', None]
+    "note",
+    ["", "{}", "[1]", "not JSON", '{"url": "x", "total": 1, "etag": 2, "modified": null}', None],
 )
 def test_partial_file_of_unknown_origin_is_discarded(serve, get, tmp_path, note):
     (tmp_path / "a.zip.part").write_bytes(OTHER_DATA[:50_000])
@@ -118,7 +144,8 @@ def test_download_retries_while_each_try_makes_progress(serve, get, monkeypatch)
 
 def test_server_without_range_support_sends_whole_file_again(serve, get):
     server = serve(
-        file_answer(DATA, only=30_000, ETag='"1"'), fixed_answer(200, DATA, Content_Length=str(len(DATA)), ETag='"1"')
+        file_answer(DATA, only=30_000, ETag='"1"'),
+        fixed_answer(200, DATA, Content_Length=str(len(DATA)), ETag='"1"'),
     )
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-"]
@@ -142,7 +169,9 @@ def test_file_changed_during_download_is_fetched_again(serve, get):
     ],
 )
 def test_wrong_content_range_restarts_download(serve, get, given, headers):
-    wrong = fixed_answer(206, OTHER_DATA[30_000:], Content_Range=given, Content_Length="72400", **headers)
+    wrong = fixed_answer(
+        206, OTHER_DATA[30_000:], Content_Range=given, Content_Length="72400", **headers
+    )
     server = serve(file_answer(DATA, only=30_000, ETag='"1"'), wrong, file_answer(DATA, ETag='"1"'))
     assert get(server) == DATA
     assert server.ranges == [None, "bytes=30000-", None]
@@ -177,7 +206,11 @@ def unterminated_chunk(handler) -> None:
         (fixed_answer(204), "answered 204 No Content", 1),
         (fixed_answer(206, DATA), "answered 206 Partial Content", 1),
         (fixed_answer(799), "answered 799", 1),
-        (fixed_answer(500), "answered 500 Internal Server Error; gave up after 3 tries in a row", 3),
+        (
+            fixed_answer(500),
+            "answered 500 Internal Server Error; gave up after 3 tries in a row",
+            3,
+        ),
         (fixed_answer(429), "answered 429 Too Many Requests; gave up", 3),
         (raw_answer(b""), "closed the connection; gave up", 3),
         (raw_answer(b"SSH-2.0-OpenSSH_9.6\r\n"), "sent a response that is not HTTP; gave up", 3),
@@ -187,19 +220,53 @@ def unterminated_chunk(handler) -> None:
             3,
         ),
         (unterminated_chunk, "closed the connection; gave up", 3),
-        (file_answer(DATA, only=100), "closed the connection after 100 bytes of 102 kB; gave up", 3),
+        (
+            file_answer(DATA, only=100),
+            "closed the connection after 100 bytes of 102 kB; gave up",
+            3,
+        ),
         (file_answer(DATA, only=100, then="stall"), "sent nothing for 0.3 s; gave up", 3),
-        (fixed_answer(200, Content_Length=str(2**50)), "has 1.13 PB; at most 2.20 TB are allowed", 1),
-        (fixed_answer(302), "redirected to a URL that is not allowed: it is not an https:// or file:// URL", 1),
+        (
+            fixed_answer(200, Content_Length=str(2**50)),
+            "has 1.13 PB; at most 2.20 TB are allowed",
+            1,
+        ),
+        (
+            fixed_answer(302),
+            "redirected to a URL that is not allowed: it is not an https:// or file:// URL",
+            1,
+        ),
         (fixed_answer(302, Location="/a.zip"), "redirected more than 10 times", 1),
-        (fixed_answer(302, Location="file:///etc/passwd"), "not allowed: http:// must not redirect to file://", 1),
-        (fixed_answer(302, Location="ftp://a.org/b"), "not allowed: it is not an https:// or file:// URL", 1),
-        (fixed_answer(307, Location="http://a.org/b"), "not allowed: http:// can be read and changed", 1),
-        (fixed_answer(308, Location="//a.org/b"), "not allowed: http:// can be read and changed", 1),
-        (fixed_answer(303, Location="https://me:secret@a.org/b"), "not allowed: it contains a user name", 1),
+        (
+            fixed_answer(302, Location="file:///etc/passwd"),
+            "not allowed: http:// must not redirect to file://",
+            1,
+        ),
+        (
+            fixed_answer(302, Location="ftp://a.org/b"),
+            "not allowed: it is not an https:// or file:// URL",
+            1,
+        ),
+        (
+            fixed_answer(307, Location="http://a.org/b"),
+            "not allowed: http:// can be read and changed",
+            1,
+        ),
+        (
+            fixed_answer(308, Location="//a.org/b"),
+            "not allowed: http:// can be read and changed",
+            1,
+        ),
+        (
+            fixed_answer(303, Location="https://me:secret@a.org/b"),
+            "not allowed: it contains a user name",
+            1,
+        ),
     ],
 )
-def test_download_errors_are_one_line_and_name_the_host(serve, get, tmp_path, answer, sentence, tries):
+def test_download_errors_are_one_line_and_name_the_host(
+    serve, get, tmp_path, answer, sentence, tries
+):
     server = serve(answer)
     with pytest.raises(FaultError, match=re.escape(sentence)) as fault:
         get(server)
@@ -213,7 +280,9 @@ def test_download_errors_are_one_line_and_name_the_host(serve, get, tmp_path, an
 
 def test_redirects_are_followed(serve, get):
     target = serve(file_answer(DATA))
-    server = serve(fixed_answer(301, Location="b%20c.zip?d"), fixed_answer(302, Location=target.url + "/e\xe9"))
+    server = serve(
+        fixed_answer(301, Location="b%20c.zip?d"), fixed_answer(302, Location=target.url + "/e\xe9")
+    )
     assert get(server, path="/x/a.zip") == DATA
     assert [path for path, _ in server.received] == ["/x/a.zip", "/x/b%20c.zip?d"]
     assert [path for path, _ in target.received] == ["/e%E9"]
@@ -221,7 +290,9 @@ def test_redirects_are_followed(serve, get):
 
 def test_redirect_from_https_to_http_is_refused():
     with pytest.raises(
-        FaultError, match=r"a\.org redirected to a URL that is not allowed: https:// must not redirect to http:"
+        FaultError,
+        match=r"a\.org redirected to a URL that is not allowed: https:// must not redirect to "
+        r"http:",
     ):
         download._redirected("https://a.org/b", "http://127.0.0.1/c")
     assert download._redirected("https://a.org/b/c", "../d") == "https://a.org/d"
@@ -231,7 +302,8 @@ def test_download_with_wrong_digest_is_removed(serve, get, tmp_path):
     server = serve(file_answer(OTHER_DATA, ETag='"1"'))
     wrong = hashlib.sha256(OTHER_DATA).hexdigest()
     with pytest.raises(
-        FaultError, match=rf"the SHA-256 of a.zip from 127\S+ is {wrong}, expected {DIGEST}: .* removed"
+        FaultError,
+        match=rf"the SHA-256 of a.zip from 127\S+ is {wrong}, expected {DIGEST}: .* removed",
     ):
         get(server, sha256=DIGEST)
     assert os.listdir(tmp_path) == []
@@ -239,11 +311,18 @@ def test_download_with_wrong_digest_is_removed(serve, get, tmp_path):
 
 
 def test_excess_response_bytes_are_ignored_or_refused(serve, get, tmp_path):
-    """Bytes after the announced length are never read; without a length, or after a range, they are counted."""
-    assert get(serve(fixed_answer(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"'))) == DATA
+    """Bytes after the announced length are never read; without a length, or after a range, they are
+    counted.
+    """
+    assert (
+        get(serve(fixed_answer(200, DATA + b"more", Content_Length=str(len(DATA)), ETag='"1"')))
+        == DATA
+    )
     (tmp_path / "a.zip").unlink()
     for answer in (fixed_answer(200, DATA), fixed_answer(200, DATA, Content_Length=str(len(DATA)))):
-        with pytest.raises(FaultError, match=r"sent more than the allowed 1.00 kB|has 102 kB; at most"):
+        with pytest.raises(
+            FaultError, match=r"sent more than the allowed 1.00 kB|has 102 kB; at most"
+        ):
             get(serve(answer), limit=1000)
     long = fixed_answer(206, DATA, Content_Range="bytes 30000-102399/102400", ETag='"1"')
     with pytest.raises(FaultError, match="sent more than the announced 102 kB"):
@@ -252,7 +331,9 @@ def test_excess_response_bytes_are_ignored_or_refused(serve, get, tmp_path):
 
 
 def test_download_requires_free_disk_space(serve, get, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**5))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**5)
+    )
     with pytest.raises(FaultError, match=r"the disk has 100 kB free, but 102 kB are needed"):
         get(serve(file_answer(DATA)))
 
@@ -261,7 +342,10 @@ def test_refused_connection_is_reported(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.zip"
-        with pytest.raises(FaultError, match=r"127.0.0.1:\d+ refused the connection; gave up after 1 tries in a row$"):
+        with pytest.raises(
+            FaultError,
+            match=r"127.0.0.1:\d+ refused the connection; gave up after 1 tries in a row$",
+        ):
             fetch(Source(url), tmp_path / "a.zip", pauses_s=())
 
 
@@ -274,7 +358,8 @@ def test_proxy_is_not_used_for_localhost(serve, get, tmp_path, monkeypatch):
     assert get(serve(file_answer(DATA))) == DATA
     assert proxy.received == []
     with pytest.raises(
-        FaultError, match=r"somewhere\.invalid cannot be reached: Tunnel connection failed: 403 Forbidden"
+        FaultError,
+        match=r"somewhere\.invalid cannot be reached: Tunnel connection failed: 403 Forbidden",
     ):
         fetch(Source("https://somewhere.invalid/a.zip"), tmp_path / "b.zip", pauses_s=())
     assert [path for path, _ in proxy.received] == ["somewhere.invalid:443"]
@@ -288,7 +373,12 @@ def test_file_urls_are_copied(tmp_path):
     source.write_bytes(DATA)
     assert fetch(Source(source.as_uri(), DIGEST), target) == DIGEST
     assert target.read_bytes() == DATA
-    for url in ((tmp_path / "none").as_uri(), tmp_path.as_uri(), "file:///dev/zero", source.as_uri() + "%00"):
+    for url in (
+        (tmp_path / "none").as_uri(),
+        tmp_path.as_uri(),
+        "file:///dev/zero",
+        source.as_uri() + "%00",
+    ):
         with pytest.raises(FaultError, match="there is no such file"):
             fetch(Source(url), target)
     with pytest.raises(FaultError, match=r"the SHA-256 of a%20b\.zip from this machine is"):
@@ -351,7 +441,10 @@ def test_urls_that_are_not_allowed_are_refused(url, problem, tmp_path):
 
 
 def test_redirects_of_plain_http_stay_in_plain_http_only_if_it_is_allowed():
-    assert download._redirected("http://a.org/b", "http://c.org/d", plain_http=True) == "http://c.org/d"
+    assert (
+        download._redirected("http://a.org/b", "http://c.org/d", plain_http=True)
+        == "http://c.org/d"
+    )
     for url, location, plain_http in (
         ("http://127.0.0.1/b", "http://c.org/d", False),
         ("https://a.org/b", "http://c.org/d", True),

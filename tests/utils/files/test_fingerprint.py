@@ -1,4 +1,6 @@
-"""utils/files/fingerprint.py: what changes the digests of files, also if size and modification time stay the same."""
+"""utils/files/fingerprint.py: what changes the digests of files, also if size and modification time
+stay the same.
+"""
 
 import os
 import shutil
@@ -36,14 +38,18 @@ def test_file_replaced_by_another_with_the_same_size_and_time_is_noticed(
 def test_file_written_again_in_place_is_noticed_by_its_change_time(tmp_path: Path) -> None:
     file = write(tmp_path / "a.bmp", "0")
     before, status = digest_of_states([file]), file.stat()
-    while file.stat().st_ctime_ns == status.st_ctime_ns:  # the system's clock has ticks of some milliseconds
+    while (
+        file.stat().st_ctime_ns == status.st_ctime_ns
+    ):  # the system's clock has ticks of some milliseconds
         write(file, "1")
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == (FIXED, status.st_ino)
     assert digest_of_states([file]) != before
 
 
 def test_contents_digest_does_not_depend_on_times(tmp_path: Path) -> None:
-    """Disk images and some network disks store no change time, so it must not be needed; nor may `touch` matter."""
+    """Disk images and some network disks store no change time, so it must not be needed; nor may
+    `touch` matter.
+    """
     file = write(tmp_path / "a.txt", "0 .5")
     before = digest_of_contents([file])
     os.utime(file)
@@ -52,10 +58,15 @@ def test_contents_digest_does_not_depend_on_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_digest_depends_on_path_order_and_existence(tmp_path: Path, digest: Callable[..., str]) -> None:
+def test_digest_depends_on_path_order_and_existence(
+    tmp_path: Path, digest: Callable[..., str]
+) -> None:
     a, b = write(tmp_path / "a", "x"), write(tmp_path / "b", "x")
     gone = tmp_path / "c"
-    found = [digest(paths) for paths in ([], [a], [b], [a, b], [b, a], [a, gone], [gone], [f"{a}\0"], [tmp_path])]
+    found = [
+        digest(paths)
+        for paths in ([], [a], [b], [a, b], [b, a], [a, gone], [gone], [f"{a}\0"], [tmp_path])
+    ]
     assert len(set(found)) == len(found)
     assert digest([str(a), gone]) == found[5]
     gone.touch()

@@ -18,7 +18,10 @@ def test_newest_first_leaves_out_dangling_links(tmp_path):
             (folder / "a.json").write_text("{}")
             os.utime(folder / "a.json", (number, number))
 
-    assert newest_first(tmp_path, "*/a.json") == [tmp_path / "new" / "a.json", tmp_path / "old" / "a.json"]
+    assert newest_first(tmp_path, "*/a.json") == [
+        tmp_path / "new" / "a.json",
+        tmp_path / "old" / "a.json",
+    ]
 
 
 def test_newest_first_of_no_folder_is_empty(tmp_path):
@@ -52,7 +55,11 @@ def test_existing_folder_with_files_is_not_marked(tmp_path):
     [
         ("/data/night", ["args.yaml", "hyp.yaml", "labels.png"], True),  # train.py
         ("/data/night", ["opt.yaml", "hyp.yaml", "train_batch0.jpg"], True),  # YOLOv5's train.py
-        ("/data/night", ["metrics.json", "confusion_matrix.png", "val_batch0_pred.jpg"], True),  # val.py
+        (
+            "/data/night",
+            ["metrics.json", "confusion_matrix.png", "val_batch0_pred.jpg"],
+            True,
+        ),  # val.py
         ("/data/runs/detect/exp", ["a.jpg"], True),
         ("/data/runs/val/exp12", [], True),
         ("runs/train/exp3", [], True),

@@ -20,7 +20,10 @@ from utils.files.safe_names import safe_name
         ("a\0b\nc\x1b[31m.jpg", "a_b_c_[31m.jpg"),
         ("a\u2028b.jpg", "a_b.jpg"),
         (os.fsdecode(b"\xff.jpg"), "_.jpg"),
-        ("ä ö\u202f圓.jpg", "ä ö\u202f圓.jpg"),  # a narrow space, as in the names of macOS screenshots
+        (
+            "ä ö\u202f圓.jpg",
+            "ä ö\u202f圓.jpg",
+        ),  # a narrow space, as in the names of macOS screenshots
         ("", "_"),
         (".", "_"),
         ("..", "_"),

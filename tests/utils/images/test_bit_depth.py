@@ -1,4 +1,6 @@
-"""Images with 16 bits per channel become 8-bit images by their range; 8-bit images are not changed."""
+"""Images with 16 bits per channel become 8-bit images by their range; 8-bit images are not
+changed.
+"""
 
 import struct
 import zlib
@@ -16,7 +18,9 @@ from utils.images.headers import is_grey
 
 
 def values(most: int, channels: int = 3) -> np.ndarray:
-    """Return random values from 0 to `most`, both included: uint16 [16, 24, channels], [16, 24] for one channel."""
+    """Return random values from 0 to `most`, both included: uint16 [16, 24, channels], [16, 24] for
+    one channel.
+    """
     image = np.random.default_rng(most).integers(0, most + 1, (16, 24, channels)).astype(np.uint16)
     image[0, 0], image[0, 1] = most, 0
     return image[..., 0] if channels == 1 else image
@@ -26,7 +30,9 @@ def slowly_scaled(image: np.ndarray) -> np.ndarray:
     """Apply the documented rule value by value, with exact fractions."""
     most = max(int(value) for value in image.reshape(-1))
     full_scale = next(2**bits - 1 for bits in (8, 10, 12, 14, 16) if most <= 2**bits - 1)
-    scaled = [int(Fraction(int(value) * 255, full_scale) + Fraction(1, 2)) for value in image.reshape(-1)]
+    scaled = [
+        int(Fraction(int(value) * 255, full_scale) + Fraction(1, 2)) for value in image.reshape(-1)
+    ]
     return np.array(scaled, np.uint8).reshape(image.shape)
 
 
@@ -36,16 +42,27 @@ def three_channels(image: np.ndarray) -> np.ndarray:
 
 
 def png(image: np.ndarray, kind: int, *, more: bytes = b"") -> bytes:
-    """Return a 16-bit PNG of a colour type (0 grey, 4 grey and alpha) with further chunks before the pixels."""
+    """Return a 16-bit PNG of a colour type (0 grey, 4 grey and alpha) with further chunks before
+    the pixels.
+    """
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     height, width = image.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
     header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + more
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
     )
 
 
@@ -61,7 +78,9 @@ def encoded(suffix: str) -> Callable[[np.ndarray], bytes]:
     return lambda image: cv2.imencode(suffix, image)[1].tobytes()
 
 
-WRITERS: dict[str, tuple[int, Callable[[np.ndarray], bytes]]] = {  # channels, and a function that returns a file
+WRITERS: dict[
+    str, tuple[int, Callable[[np.ndarray], bytes]]
+] = {  # channels, and a function that returns a file
     "png grey": (1, encoded(".png")),
     "png colour": (3, encoded(".png")),
     "png colour and alpha": (4, encoded(".png")),
@@ -74,7 +93,9 @@ WRITERS: dict[str, tuple[int, Callable[[np.ndarray], bytes]]] = {  # channels, a
 }
 
 
-@pytest.mark.parametrize("most", [0, 1, 255, 256, 1023, 1024, 4095, 4096, 16383, 16384, 40000, 65535])
+@pytest.mark.parametrize(
+    "most", [0, 1, 255, 256, 1023, 1024, 4095, 4096, 16383, 16384, 40000, 65535]
+)
 def test_every_value_is_scaled_as_by_slow_oracle(most: int) -> None:
     image = np.arange(most + 1, dtype=np.uint16)
     scaled = to_8_bits(image)
@@ -112,15 +133,25 @@ def test_16_bit_file_is_decoded_as_by_slow_oracle(kind: str, most: int) -> None:
 
 def test_png_sbit_chunk_does_not_change_the_scale() -> None:
     content = b"\x0c"  # 12 significant bits: of values that were scaled to 16 bits already
-    sbit = struct.pack(">I", 1) + b"sBIT" + content + struct.pack(">I", zlib.crc32(b"sBIT" + content))
+    sbit = (
+        struct.pack(">I", 1) + b"sBIT" + content + struct.pack(">I", zlib.crc32(b"sBIT" + content))
+    )
     image = values(65535, 1)
-    assert np.array_equal(decode_bgr(png(image, 0, more=sbit), "a.png"), three_channels(slowly_scaled(image)))
+    assert np.array_equal(
+        decode_bgr(png(image, 0, more=sbit), "a.png"), three_channels(slowly_scaled(image))
+    )
 
 
 def test_exif_rotation_is_applied_to_16_bit_png() -> None:
     image = values(4095, 1)
-    exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"  # orientation 6: 90 degrees clockwise
-    chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    # orientation 6: 90 degrees clockwise
+    exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    chunk = (
+        struct.pack(">I", len(exif))
+        + b"eXIf"
+        + exif
+        + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    )
     decoded = decode_bgr(png(image, 0, more=chunk), "a.png")
     assert np.array_equal(decoded, np.rot90(three_channels(slowly_scaled(image)), -1))
 
@@ -129,7 +160,9 @@ def test_exif_rotation_is_applied_to_16_bit_png() -> None:
 def test_8_bit_files_are_decoded_as_before(suffix: str) -> None:
     image = values(255).astype(np.uint8)
     data = cv2.imencode(suffix, image[..., 0] if suffix == ".pgm" else image)[1].tobytes()
-    assert np.array_equal(decode_bgr(data, "a"), cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
+    assert np.array_equal(
+        decode_bgr(data, "a"), cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    )
     assert is_grey(data) == (suffix == ".pgm")
 
 
@@ -138,15 +171,23 @@ def test_palette_and_one_bit_png_are_decoded_as_before(tmp_path: Path) -> None:
     for mode in ("P", "1", "LA"):
         Image.fromarray(values(255).astype(np.uint8)).convert(mode).save(tmp_path / f"{mode}.png")
         data = (tmp_path / f"{mode}.png").read_bytes()
-        assert np.array_equal(decode_bgr(data, mode), cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
+        assert np.array_equal(
+            decode_bgr(data, mode), cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        )
         assert is_grey(data) == (mode != "P")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32"])
 def test_tiff_with_other_values_is_refused(dtype: str) -> None:
     data = cv2.imencode(".tif", values(4000).astype(dtype))[1].tobytes()
-    reason = "has floating-point values" if "float" in dtype else f"has {dtype} values, allowed are unsigned ones"
-    with pytest.raises(ValueError, match=f"^a.tif ({reason}|is damaged, truncated or not an image)"):
+    reason = (
+        "has floating-point values"
+        if "float" in dtype
+        else f"has {dtype} values, allowed are unsigned ones"
+    )
+    with pytest.raises(
+        ValueError, match=f"^a.tif ({reason}|is damaged, truncated or not an image)"
+    ):
         decode_bgr(data, "a.tif")
 
 

@@ -1,4 +1,6 @@
-"""Image files: decoded to upright 8-bit BGR from any format, rejected with one error message if damaged."""
+"""Image files: decoded to upright 8-bit BGR from any format, rejected with one error message if
+damaged.
+"""
 
 import os
 import time
@@ -28,18 +30,24 @@ def save(path: Path, image: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".ppm"])
 def test_lossless_formats_give_the_same_pixels(tmp_path: Path, suffix: str) -> None:
-    assert np.array_equal(read_image(save(tmp_path / f"ä {suffix}", gradient_image())), gradient_image())
+    assert np.array_equal(
+        read_image(save(tmp_path / f"ä {suffix}", gradient_image())), gradient_image()
+    )
 
 
 def test_grey_alpha_and_16_bit_images_become_8_bit_bgr(tmp_path: Path) -> None:
     image = gradient_image()
     grey = read_image(save(tmp_path / "grey.png", image[..., 0]))
     assert np.array_equal(grey, np.dstack([image[..., 0]] * 3))
-    alpha = np.dstack([image, np.zeros_like(image[..., 0])])  # fully transparent, but the colours are kept
+    alpha = np.dstack(
+        [image, np.zeros_like(image[..., 0])]
+    )  # fully transparent, but the colours are kept
     assert np.array_equal(read_image(save(tmp_path / "alpha.png", alpha)), image)
     # 257 * v is the 16-bit value equal to v / 255; its high byte is v
     for suffix in (".png", ".tif"):
-        assert np.array_equal(read_image(save(tmp_path / f"deep{suffix}", image.astype(np.uint16) * 257)), image)
+        assert np.array_equal(
+            read_image(save(tmp_path / f"deep{suffix}", image.astype(np.uint16) * 257)), image
+        )
 
 
 def test_cmyk_is_converted(tmp_path: Path) -> None:
@@ -53,7 +61,9 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     Image = pytest.importorskip("PIL.Image")
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate 90 degrees clockwise
-    Image.fromarray(gradient_image()[..., ::-1]).save(tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0)
+    Image.fromarray(gradient_image()[..., ::-1]).save(
+        tmp_path / "turned.jpg", exif=exif, quality=100, subsampling=0
+    )
     turned = read_image(tmp_path / "turned.jpg")
     assert turned.shape == (WIDTH, HEIGHT, 3)
     assert np.abs(turned.astype(int) - np.rot90(gradient_image(), -1)).max() <= 8
@@ -73,7 +83,9 @@ def test_jpeg_lacking_only_the_end_marker_is_read_but_shorter_is_rejected(tmp_pa
             read_image(file)
 
 
-def test_image_without_memory_for_its_pixels_is_not_called_damaged(tmp_path: Path, monkeypatch) -> None:
+def test_image_without_memory_for_its_pixels_is_not_called_damaged(
+    tmp_path: Path, monkeypatch
+) -> None:
     def no_memory(*_: object) -> None:
         error = cv2.error("Insufficient memory")
         error.code = cv2.Error.StsNoMem
@@ -106,7 +118,9 @@ def test_jpeg_cut_in_stuffed_byte_or_padded_with_zeros_is_rejected(tmp_path: Pat
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data, file = save(tmp_path / "a.jpg", noise).read_bytes(), tmp_path / "b.jpg"
     inside = [i + 1 for i in range(len(data) // 2, len(data) - 2) if data[i : i + 2] == b"\xff\x00"]
-    assert inside  # 0xFF is written as two bytes, and the first alone looks like the start of a marker
+    assert (
+        inside
+    )  # 0xFF is written as two bytes, and the first alone looks like the start of a marker
     for cut in (data[: inside[0]], data[: inside[-1]], data[:-100] + bytes(100)):
         file.write_bytes(cut)
         with pytest.raises(ValueError, match=r"b.jpg is damaged, truncated"):
@@ -117,7 +131,9 @@ def test_jpeg_cut_in_stuffed_byte_or_padded_with_zeros_is_rejected(tmp_path: Pat
 
 
 def test_progressive_jpeg_without_end_marker_is_rejected(tmp_path: Path) -> None:
-    progressive = cv2.imencode(".jpg", gradient_image(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    progressive = cv2.imencode(".jpg", gradient_image(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[
+        1
+    ].tobytes()
     scans = [i for i in range(len(progressive)) if progressive[i : i + 2] == b"\xff\xda"]
     assert len(scans) > 3
     for cut in (progressive[: scans[-1]], progressive[:-2]):
@@ -129,7 +145,9 @@ def test_progressive_jpeg_without_end_marker_is_rejected(tmp_path: Path) -> None
 def test_jpeg_claiming_too_many_pixels_is_rejected_quickly(tmp_path: Path) -> None:
     data = bytearray(save(tmp_path / "a.jpg", gradient_image()).read_bytes())
     frame = data.index(b"\xff\xc0")
-    data[frame + 5 : frame + 9] = (65500).to_bytes(2, "big") + (16000).to_bytes(2, "big")  # 3 GB of grey
+    data[frame + 5 : frame + 9] = (65500).to_bytes(2, "big") + (16000).to_bytes(
+        2, "big"
+    )  # 3 GB of grey
     for coding in (0xC0, 0xC1, 0xC2, 0xC9):
         data[frame + 1] = coding
         (tmp_path / "a.jpg").write_bytes(data)
@@ -137,7 +155,9 @@ def test_jpeg_claiming_too_many_pixels_is_rejected_quickly(tmp_path: Path) -> No
         with pytest.raises(ValueError, match=r"a.jpg is damaged, truncated"):
             read_image(tmp_path / "a.jpg")
         assert time.thread_time() - began < 0.5
-    flat = save(tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8))  # the most pixels per byte
+    flat = save(
+        tmp_path / "flat.jpg", np.full((4000, 4000, 3), 9, np.uint8)
+    )  # the most pixels per byte
     assert read_image(flat).shape == (4000, 4000, 3)
 
 
@@ -146,7 +166,9 @@ def test_png_chunk_longer_than_file_is_rejected_within_memory_limit(tmp_path: Pa
     end = data.index(b"IEND") - 4
     for length in (1, 2**20, 2**30, 2**31 - 1, 2**32 - 1):
         (tmp_path / "a.png").write_bytes(data[:end] + length.to_bytes(4, "big") + data[end + 4 :])
-        assert isinstance(result_or_error(lambda: read_image(tmp_path / "a.png"), tmp_path / "a.png"), str)
+        assert isinstance(
+            result_or_error(lambda: read_image(tmp_path / "a.png"), tmp_path / "a.png"), str
+        )
 
 
 def test_damaged_animated_png_is_rejected(tmp_path: Path) -> None:
@@ -158,7 +180,9 @@ def test_damaged_animated_png_is_rejected(tmp_path: Path) -> None:
     assert np.array_equal(read_image(file), gradient_image())
     for offset in (data.index(b"IDAT") + 20, data.index(b"fdAT") + 20, data.index(b"acTL") + 5):
         file.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
-        with pytest.raises(ValueError, match=r"a.png is damaged"):  # OpenCV would return uninitialised memory
+        with pytest.raises(
+            ValueError, match=r"a.png is damaged"
+        ):  # OpenCV would return uninitialised memory
             read_image(file)
     for length in (len(data) - 4, len(data) - 12, data.index(b"fdAT")):
         file.write_bytes(data[:length])
@@ -177,7 +201,9 @@ def test_floating_point_images_are_rejected_under_any_suffix(tmp_path: Path, suf
 @pytest.mark.parametrize("kind", ["float32", "float64", "int8", "int16", "int32", "uint32"])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_tiff_values_that_have_no_range_are_named(tmp_path: Path, kind: str, channels: int) -> None:
-    """OpenCV decodes some of these and not others; the reason is the same, and none of them is damaged."""
+    """OpenCV decodes some of these and not others; the reason is the same, and none of them is
+    damaged.
+    """
     values = np.zeros((8, 8, channels), kind)
     written, data = cv2.imencode(".tif", values)
     if not written:
@@ -192,7 +218,9 @@ def test_tiff_values_that_have_no_range_are_named(tmp_path: Path, kind: str, cha
 
 def test_heic_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200))
-    with pytest.raises(ValueError, match=r"a\.jpg is a HEIC image, which OpenCV cannot decode; convert it to JPEG"):
+    with pytest.raises(
+        ValueError, match=r"a\.jpg is a HEIC image, which OpenCV cannot decode; convert it to JPEG"
+    ):
         read_image(tmp_path / "a.jpg")
 
 

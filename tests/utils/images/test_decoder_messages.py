@@ -1,4 +1,6 @@
-"""utils/images/decoder_messages.py: what libraries print to stderr is caught; Python's own stderr is not."""
+"""utils/images/decoder_messages.py: what libraries print to stderr is caught; Python's own stderr
+is not.
+"""
 
 import os
 import subprocess
@@ -62,5 +64,7 @@ with caught_messages():
     print("bar", file=sys.stderr)
 print("end", file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stderr == "bar\nend\n"

@@ -16,7 +16,18 @@ from utils.images.letterbox import (
 )
 
 SHAPES = CanvasShapes(64, 32, EVALUATION_PAD)
-SIZES = [(640, 480), (641, 479), (479, 641), (61, 200), (64, 64), (30, 20), (20000, 10), (10, 20000), (1, 1), (3, 1)]
+SIZES = [
+    (640, 480),
+    (641, 479),
+    (479, 641),
+    (61, 200),
+    (64, 64),
+    (30, 20),
+    (20000, 10),
+    (10, 20000),
+    (1, 1),
+    (3, 1),
+]
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -35,12 +46,14 @@ def canvas_of(size: tuple[int, int]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("size", "base", "canvas", "scale", "shift"),
     [
-        # Height 479 * 64 / 641 = 47.8, so 48; canvas ceil(2 + 0.5) = 3 strides wide, ceil(1.49 + 0.5) = 2 strides high;
-        # (96 - 64) / 2 = 16 columns left, (64 - 48) / 2 = 8 rows above.
+        # Height 479 * 64 / 641 = 47.8, so 48; canvas ceil(2 + 0.5) = 3 strides wide, ceil(1.49 +
+        # 0.5) = 2 strides high; (96 - 64) / 2 = 16 columns left, (64 - 48) / 2 = 8 rows above.
         ((641, 479), (64, 48), (64, 96), (64 / 641, 48 / 479), (16, 8)),
-        # Width 61 * 64 / 200 = 19.52, so 20; (64 - 20) / 2 = 22, (96 - 64) / 2 = 16; ceil(0.61 + 0.5) = 2 strides wide.
+        # Width 61 * 64 / 200 = 19.52, so 20; (64 - 20) / 2 = 22, (96 - 64) / 2 = 16; ceil(0.61 +
+        # 0.5) = 2 strides wide.
         ((61, 200), (20, 64), (96, 64), (20 / 61, 64 / 200), (22, 16)),
-        # Height 10 * 64 / 20000 = 0.03, but at least 1; ceil(0.001 + 0.5) = 1 stride high; (32 - 1) // 2 = 15.
+        # Height 10 * 64 / 20000 = 0.03, but at least 1; ceil(0.001 + 0.5) = 1 stride high; (32 - 1)
+        # // 2 = 15.
         ((20000, 10), (64, 1), (32, 96), (64 / 20000, 1 / 10), (16, 15)),
         ((1, 1), (64, 64), (96, 96), (64, 64), (16, 16)),
     ],
@@ -59,7 +72,9 @@ def test_mapped_boxes_by_hand():
     box = np.array([[100.0, 60, 200, 160]])
     assert placement.to_canvas(box).tolist() == [[50, 70, 100, 120]]
     assert placement.to_image(np.array([[50.0, 70, 100, 120]]), (640, 480)).tolist() == box.tolist()
-    beyond = np.array([[-8.0, 30, 400, 300], [0, 0, 320, 39]])  # beyond every edge; entirely above the image
+    beyond = np.array(
+        [[-8.0, 30, 400, 300], [0, 0, 320, 39]]
+    )  # beyond every edge; entirely above the image
     assert placement.to_image(beyond, (640, 480)).tolist() == [[0, 0, 640, 480], [0, 0, 640, 0]]
 
 
@@ -78,21 +93,30 @@ def test_box_mapping_round_trip_is_identity(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_mapping_no_boxes_gives_empty_arrays(size):
     placement = place(size, base_size(size), canvas_of(size))
-    for found in (placement.to_canvas(np.zeros((0, 4))), placement.to_image(np.zeros((0, 4)), size)):
+    for found in (
+        placement.to_canvas(np.zeros((0, 4))),
+        placement.to_image(np.zeros((0, 4)), size),
+    ):
         assert (found.shape, found.dtype) == ((0, 4), np.float64)
 
 
 def test_flattened_placement_round_trip():
     placement = place((641, 479), (64, 48), (64, 96))
     row = np.concatenate(placement)
-    assert [part.tolist() for part in Placement(*row.reshape(2, 2))] == [part.tolist() for part in placement]
+    assert [part.tolist() for part in Placement(*row.reshape(2, 2))] == [
+        part.tolist() for part in placement
+    ]
 
 
 @pytest.mark.parametrize(
     ("base", "canvas", "region"),
     [
         ((20, 10), (10, 20), (0, 0, 20, 10)),
-        ((20, 9), (12, 23), (1, 1, 21, 10)),  # 3 columns and 3 rows left over: the larger part right and below
+        (
+            (20, 9),
+            (12, 23),
+            (1, 1, 21, 10),
+        ),  # 3 columns and 3 rows left over: the larger part right and below
         ((20, 10), (5, 20), (5, 0, 15, 5)),  # half as large
         ((20, 10), (20, 5), (0, 9, 5, 11)),  # a quarter of the size: 2.5 rows, so 2
         ((1000, 1), (8, 8), (0, 3, 8, 4)),  # 0.008 rows, but at least 1
@@ -149,7 +173,9 @@ def test_resized_averages_pixels_when_shrinking() -> None:
     assert resized(image, 24, 16).shape == (16, 24, 3)
 
 
-@pytest.mark.parametrize(("source", "base"), [((20000, 10), (320, 1)), ((1, 1), (320, 320)), ((1, 3), (107, 320))])
+@pytest.mark.parametrize(
+    ("source", "base"), [((20000, 10), (320, 1)), ((1, 1), (320, 320)), ((1, 3), (107, 320))]
+)
 def test_resized_handles_extreme_shapes(source: tuple[int, int], base: tuple[int, int]) -> None:
     image = np.full((source[1], source[0], 3), 77, np.uint8)
     assert (resized(image, *base) == np.full((base[1], base[0], 3), 77)).all()

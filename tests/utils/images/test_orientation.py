@@ -1,4 +1,6 @@
-"""Images that their files turn: JPEG, PNG, TIFF, WebP and AVIF against Pillow, and hand-made boxes and chunks."""
+"""Images that their files turn: JPEG, PNG, TIFF, WebP and AVIF against Pillow, and hand-made boxes
+and chunks.
+"""
 
 import io
 import struct
@@ -24,7 +26,9 @@ def smooth_picture() -> "Image.Image":
     return Image.fromarray(np.dstack([x * 3, y * 4, 250 - x - y]).astype(np.uint8))
 
 
-def encoded(kind: str, orientation: int, picture: "Image.Image | None" = None, **options: object) -> bytes:
+def encoded(
+    kind: str, orientation: int, picture: "Image.Image | None" = None, **options: object
+) -> bytes:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     content = io.BytesIO()
@@ -74,7 +78,11 @@ def test_every_orientation_is_as_pillow_shows_it(name: str, orientation: int) ->
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "I;16"])
 def test_other_kinds_of_pixels_are_turned_too(mode: str) -> None:
     grey = np.asarray(smooth_picture().convert("L"))
-    picture = Image.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else smooth_picture().convert(mode)
+    picture = (
+        Image.fromarray(grey.astype(np.uint16) * 257)
+        if mode == "I;16"
+        else smooth_picture().convert(mode)
+    )
     for kind in ("PNG", "TIFF"):
         upright = decode_bgr(encoded(kind, 1, picture), kind)
         assert np.array_equal(decode_bgr(encoded(kind, 6, picture), kind), np.rot90(upright, -1))
@@ -87,7 +95,9 @@ def test_turns_are_those_of_pillow() -> None:
         exif[ORIENTATION] = orientation
         picture = Image.fromarray(stored)
         picture.info["exif"] = exif.tobytes()
-        assert np.array_equal(turned(stored, orientation), np.asarray(ImageOps.exif_transpose(picture)))
+        assert np.array_equal(
+            turned(stored, orientation), np.asarray(ImageOps.exif_transpose(picture))
+        )
 
 
 def exif_data(value: int, order: str = "<", kind: int = 3) -> bytes:
@@ -99,7 +109,12 @@ def exif_data(value: int, order: str = "<", kind: int = 3) -> bytes:
 def png_with(exif: bytes, at_end: bool) -> bytes:
     """Return a PNG with an eXIf chunk before or after its pixels."""
     data = cv2.imencode(".png", np.zeros((4, 6, 3), np.uint8))[1].tobytes()
-    chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    chunk = (
+        struct.pack(">I", len(exif))
+        + b"eXIf"
+        + exif
+        + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    )
     place = len(data) - 12 if at_end else 33  # before IEND, or after IHDR
     return data[:place] + chunk + data[place:]
 
@@ -121,7 +136,15 @@ def test_exif_is_found_in_any_byte_order_and_place() -> None:
 
 
 def test_invalid_orientations_count_as_none() -> None:
-    for exif in (b"", b"II*\0", exif_data(0), exif_data(9), exif_data(65535), exif_data(6)[:-5], exif_data(6, kind=7)):
+    for exif in (
+        b"",
+        b"II*\0",
+        exif_data(0),
+        exif_data(9),
+        exif_data(65535),
+        exif_data(6)[:-5],
+        exif_data(6, kind=7),
+    ):
         assert orientation_of(png_with(exif, at_end=False)) == 1
         assert orientation_of(webp_with(exif)) == 1
     assert decode_bgr(png_with(exif_data(9), at_end=False), "a.png").shape == (4, 6, 3)
@@ -137,12 +160,17 @@ def box(kind: bytes, *parts: bytes) -> bytes:
     return struct.pack(">I", 8 + len(content)) + kind + content
 
 
-def avif_with(*properties: bytes, used: tuple[int, ...], item: int = 1, wide: bool = False) -> bytes:
+def avif_with(
+    *properties: bytes, used: tuple[int, ...], item: int = 1, wide: bool = False
+) -> bytes:
     """Return the boxes of an AVIF file whose primary item, 1, is described, without pixels.
 
-    properties: all of the file. used: the numbers, from 1, of those that `item` has. wide: 16-bit numbers.
+    properties: all of the file. used: the numbers, from 1, of those that `item` has. wide: 16-bit
+    numbers.
     """
-    numbers = struct.pack(f">{len(used)}H", *used) if wide else bytes(0x80 | number for number in used)
+    numbers = (
+        struct.pack(f">{len(used)}H", *used) if wide else bytes(0x80 | number for number in used)
+    )
     other = struct.pack(">HB", 7, 1) + (b"\0\1" if wide else b"\1")
     own = struct.pack(">HB", item, len(used)) + numbers
     associations = box(b"ipma", bytes([0, 0, 0, wide]), struct.pack(">I", 2), other, own)
@@ -163,7 +191,9 @@ def test_avif_is_turned_by_the_properties_of_its_primary_item() -> None:
             expected = np.rot90(stored, turns)  # numpy turns anticlockwise, as irot does
             properties = [size, box(b"irot", bytes([turns]))]
             if axis is not None:
-                expected = np.flip(expected, axis)  # numpy's axis 0 exchanges top and bottom, as imir's does
+                expected = np.flip(
+                    expected, axis
+                )  # numpy's axis 0 exchanges top and bottom, as imir's does
                 properties.append(box(b"imir", bytes([axis])))
             used = tuple(range(1, len(properties) + 1))
             for wide in (False, True):
@@ -177,13 +207,17 @@ def test_avif_without_usable_properties_is_not_turned() -> None:
     assert orientation_of(avif_with(turn, used=(1,))) == 8
     assert orientation_of(avif_with(turn, used=())) == 1
     assert orientation_of(avif_with(turn, used=(2,))) == 1  # there is no second property
-    assert orientation_of(avif_with(turn, used=(1,), item=3)) == 1  # of another item, such as a thumbnail
+    assert (
+        orientation_of(avif_with(turn, used=(1,), item=3)) == 1
+    )  # of another item, such as a thumbnail
     assert orientation_of(avif_with(box(b"irot"), used=(1,))) == 1  # without its byte
     assert orientation_of(avif_with(box(b"free"), turn, used=(2,))) == 8  # an empty box counts too
     assert orientation_of(avif_with(box(b"free"), turn, used=(1,))) == 1
     whole = avif_with(turn, used=(1,))
     item = box(b"pitm", bytes(4), struct.pack(">H", 1))
     meta = whole[28:].replace(item, b"") + box(b"pitm")
-    assert orientation_of(whole[:20] + box(b"meta", meta)) == 1  # the file ends where it should name its primary item
+    assert (
+        orientation_of(whole[:20] + box(b"meta", meta)) == 1
+    )  # the file ends where it should name its primary item
     for length in range(20, len(whole)):
         assert orientation_of(whole[:length]) == 1

@@ -25,7 +25,12 @@ def test_tiles_cover_every_pixel_and_overlap_enough(side, overlap):
 def test_hand_made_grid():
     # 3000 - 640 = 2360 px in steps of at most 640 - 128 = 512: 5 steps of 472.
     assert Tiling(640, 0.2).starts(3000) == [0, 472, 944, 1416, 1888, 2360]
-    assert Tiling(10, 0).grid((20, 11)) == [(0, 0, 10, 10), (10, 0, 20, 10), (0, 1, 10, 11), (10, 1, 20, 11)]
+    assert Tiling(10, 0).grid((20, 11)) == [
+        (0, 0, 10, 10),
+        (10, 0, 20, 10),
+        (0, 1, 10, 11),
+        (10, 1, 20, 11),
+    ]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (640, 640), (640, 3), (17, 639)])
@@ -56,7 +61,9 @@ def test_border_of_the_image_cuts_no_box():
     whole = np.array([[0.0, 0.0, 1000.0, 500.0]])
     assert not cut_by_tile(whole, (0, 0, 1000, 500), (1000, 500)).any()
     # The right tile of two: its left border cuts, its other three are those of the image.
-    boxes = np.array([[600.0, 0.0, 1000.0, 500.0], [500.0, 0.0, 1000.0, 500.0], [506.0, 9.0, 800.0, 50.0]])
+    boxes = np.array(
+        [[600.0, 0.0, 1000.0, 500.0], [500.0, 0.0, 1000.0, 500.0], [506.0, 9.0, 800.0, 50.0]]
+    )
     assert cut_by_tile(boxes, (500, 0, 1000, 500), (1000, 500)).tolist() == [False, True, False]
 
 
@@ -67,4 +74,6 @@ def test_empty_boxes():
 
 def test_tiling_as_text():
     assert str(Tiling(640)) == "tiles of 640 px with an overlap of 20%"
-    assert str(Tiling(64, 0.5, whole=True)) == "tiles of 64 px with an overlap of 50% and whole images"
+    assert (
+        str(Tiling(64, 0.5, whole=True)) == "tiles of 64 px with an overlap of 50% and whole images"
+    )

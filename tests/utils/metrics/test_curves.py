@@ -24,22 +24,34 @@ def truths(*rows):
 
 
 def draw(seed, num_images=6, num_classes=3):
-    """Images with many boxes, crowds, wrong classes and equal scores; class 3 is evaluated but does not occur."""
+    """Images with many boxes, crowds, wrong classes and equal scores; class 3 is evaluated but does
+    not occur.
+    """
     generator = np.random.default_rng(seed)
     images, classes = generator.integers(0, num_images, 60), generator.integers(0, num_classes, 60)
     boxes = np.hstack([generator.uniform(0, 200, (60, 2)), generator.uniform(20, 80, (60, 2))])
-    truth = GroundTruth(images, classes, boxes, boxes[:, 2] * boxes[:, 3], generator.random(60) < 0.15)
+    truth = GroundTruth(
+        images, classes, boxes, boxes[:, 2] * boxes[:, 3], generator.random(60) < 0.15
+    )
     source = generator.integers(0, 60, 150)
     moved = boxes[source] + generator.normal(0, 6, (150, 4))
-    kinds = np.where(generator.random(150) < 0.7, classes[source], generator.integers(0, num_classes, 150))
+    kinds = np.where(
+        generator.random(150) < 0.7, classes[source], generator.integers(0, num_classes, 150)
+    )
     return truth, Detections(images[source], kinds, moved, generator.random(150).round(1))
 
 
 def oracle_counts(truth, detections, class_id, least):
-    """True and false positives of a class at IoU 0.5 with score `least` or more, one box at a time, as COCO matches."""
+    """True and false positives of a class at IoU 0.5 with score `least` or more, one box at a time,
+    as COCO matches.
+    """
     hits = misses = 0
     for image in np.unique(detections.image_ids):
-        own = [g for g in range(len(truth.areas)) if truth.image_ids[g] == image and truth.class_ids[g] == class_id]
+        own = [
+            g
+            for g in range(len(truth.areas))
+            if truth.image_ids[g] == image and truth.class_ids[g] == class_id
+        ]
         found = [
             d
             for d in range(len(detections.scores))
@@ -47,7 +59,10 @@ def oracle_counts(truth, detections, class_id, least):
         ]
         free = set(own)
         for d in sorted(found, key=lambda d: -detections.scores[d]):
-            overlap = {g: iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) for g in own}
+            overlap = {
+                g: iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g])
+                for g in own
+            }
             real = [g for g in own if g in free and not truth.crowd[g] and overlap[g] >= 0.5]
             in_crowd = any(truth.crowd[g] and overlap[g] >= 0.5 for g in own)
             if real:
@@ -70,7 +85,11 @@ def oracle_confusion(truth, detections, num_classes, confidence, iou):
 
     def overlap(d, g):
         same_image = detections.image_ids[d] == truth.image_ids[g]
-        return iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g]) if same_image else 0.0
+        return (
+            iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g])
+            if same_image
+            else 0.0
+        )
 
     shared = {(d, g): overlap(d, g) for d in found for g in range(len(truth.areas))}
     while found and wanted:
@@ -84,7 +103,9 @@ def oracle_confusion(truth, detections, num_classes, confidence, iou):
         matrix[num_classes, truth.class_ids[g]] += 1
     for d in found:
         crowds = [
-            g for g in range(len(truth.areas)) if truth.crowd[g] and truth.class_ids[g] == detections.class_ids[d]
+            g
+            for g in range(len(truth.areas))
+            if truth.crowd[g] and truth.class_ids[g] == detections.class_ids[d]
         ]
         matrix[detections.class_ids[d], num_classes] += not any(shared[d, g] >= iou for g in crowds)
     return matrix
@@ -96,16 +117,31 @@ class TestOperatingCurves:
         truth = truths((1, 5, [0, 0, 10, 10], False), (1, 5, [50, 0, 10, 10], False))
         boxes = [[0, 0, 10, 10], [200, 0, 10, 10], [50, 0, 10, 10]]
         curves = operating_curves(
-            truth, Detections([1] * 3, [5] * 3, boxes, [0.9, 0.6, 0.3]), image_ids=[1], class_ids=[5]
+            truth,
+            Detections([1] * 3, [5] * 3, boxes, [0.9, 0.6, 0.3]),
+            image_ids=[1],
+            class_ids=[5],
         )
         at = {c: int(np.searchsorted(curves.confidence, c)) for c in (0.1, 0.5, 0.8, 0.95)}
         # at .1: 2 of 3 right, 2 of 2 found, F1 = 2 * 2/3 / (5/3) = 4/5
         # at .5: 1 of 2, 1 of 2; at .8: 1 of 1, 1 of 2, F1 = 1 / 1.5 = 2/3
-        for confidence, expected in {0.1: (2 / 3, 1, 0.8), 0.5: (0.5, 0.5, 0.5), 0.8: (1, 0.5, 2 / 3)}.items():
+        for confidence, expected in {
+            0.1: (2 / 3, 1, 0.8),
+            0.5: (0.5, 0.5, 0.5),
+            0.8: (1, 0.5, 2 / 3),
+        }.items():
             point = at[confidence]
-            assert (curves.precision[0, point], curves.recall[0, point], curves.f1[0, point]) == pytest.approx(expected)
+            assert (
+                curves.precision[0, point],
+                curves.recall[0, point],
+                curves.f1[0, point],
+            ) == pytest.approx(expected)
         # no detections at .95: recall is 0, precision keeps its last value
-        assert (curves.precision[0, at[0.95]], curves.recall[0, at[0.95]], curves.f1[0, at[0.95]]) == (1, 0, 0)
+        assert (
+            curves.precision[0, at[0.95]],
+            curves.recall[0, at[0.95]],
+            curves.f1[0, at[0.95]],
+        ) == (1, 0, 0)
         assert curves.best_confidence < 0.3
         assert curves.precision_at_best == pytest.approx([2 / 3])
         assert curves.recall_at_best == pytest.approx([1])
@@ -114,7 +150,9 @@ class TestOperatingCurves:
 
     def test_detection_with_score_equal_to_confidence_counts(self):
         truth = truths((0, 0, [0, 0, 10, 10], False))
-        curves = operating_curves(truth, Detections([0], [0], [[0, 0, 10, 10]], [1.0]), image_ids=[0], class_ids=[0])
+        curves = operating_curves(
+            truth, Detections([0], [0], [[0, 0, 10, 10]], [1.0]), image_ids=[0], class_ids=[0]
+        )
         assert curves.recall.min() == 1
 
     @pytest.mark.parametrize("seed", [0, 1])
@@ -133,7 +171,9 @@ class TestOperatingCurves:
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         result = evaluate_boxes(truth, detections, image_ids=range(6), class_ids=range(4))
         assert curves.mean(curves.ap50) == pytest.approx(result.stats["AP50"], abs=1e-12)
-        assert curves.ap50[:3] == pytest.approx([result.per_class[k]["AP50"] for k in range(3)], abs=1e-12)
+        assert curves.ap50[:3] == pytest.approx(
+            [result.per_class[k]["AP50"] for k in range(3)], abs=1e-12
+        )
 
     def test_best_confidence_maximizes_smoothed_mean_f1(self):
         truth, detections = draw(3)
@@ -159,7 +199,10 @@ class TestOperatingCurves:
         truth = truths((0, 0, [0, 0, 100, 100], True), (0, 0, [200, 0, 10, 10], False))
         boxes = [[0, 0, 20, 20], [30, 30, 20, 20], [200, 0, 10, 10]]
         curves = operating_curves(
-            truth, Detections([0] * 3, [0] * 3, boxes, [0.9, 0.8, 0.7]), image_ids=[0], class_ids=[0]
+            truth,
+            Detections([0] * 3, [0] * 3, boxes, [0.9, 0.8, 0.7]),
+            image_ids=[0],
+            class_ids=[0],
         )
         assert (curves.precision[0, 0], curves.recall[0, 0]) == (1, 1)
 
@@ -168,8 +211,16 @@ class TestOperatingCurves:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             curves = operating_curves(NO_TRUTH, NO_DETECTIONS, image_ids=[], class_ids=class_ids)
-            means = [curves.mean(rows) for rows in (curves.precision, curves.recall, curves.f1, curves.pr_precision)]
-        assert curves.precision.shape == curves.recall.shape == curves.f1.shape == (len(class_ids), 1000)
+            means = [
+                curves.mean(rows)
+                for rows in (curves.precision, curves.recall, curves.f1, curves.pr_precision)
+            ]
+        assert (
+            curves.precision.shape
+            == curves.recall.shape
+            == curves.f1.shape
+            == (len(class_ids), 1000)
+        )
         assert curves.pr_precision.shape == (len(class_ids), 101)
         assert not any(mean.any() for mean in means)
         assert curves.best_confidence == 0
@@ -184,19 +235,34 @@ class TestConfusionMatrix:
         )
         boxes = [[0, 0, 10, 10], [50, 0, 10, 9], [0, 0, 10, 10], [100, 100, 5, 5]]
         detections = Detections([0, 0, 1, 1], [3, 8, 8, 8], boxes, [0.9, 0.25, 0.2, 0.5])
-        expected = [[1, 0, 0], [1, 0, 1], [0, 1, 0]]  # rows predicted 3, 8, background; columns true
+        expected = [
+            [1, 0, 0],
+            [1, 0, 1],
+            [0, 1, 0],
+        ]  # rows predicted 3, 8, background; columns true
         assert confusion_matrix(truth, detections, class_ids=[3, 8]).tolist() == expected
 
     def test_confusion_matches_are_one_to_one_by_iou(self):
-        # The more confident box overlaps less (81 / 100), so the exact one matches the ground truth.
+        # The more confident box overlaps less (81 / 100), so the exact one matches the ground
+        # truth.
         truth = truths((0, 0, [0, 0, 10, 10], False))
         detections = Detections([0, 0], [0, 1], [[0, 0, 9, 9], [0, 0, 10, 10]], [0.9, 0.3])
-        assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
+        assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [
+            [0, 0, 1],
+            [1, 0, 0],
+            [0, 0, 0],
+        ]
 
     def test_crowd_absorbs_only_detections_of_its_class(self):
         truth = truths((0, 0, [0, 0, 100, 100], True))
-        detections = Detections([0] * 3, [0, 0, 1], [[0, 0, 9, 9], [20, 20, 9, 9], [40, 40, 9, 9]], [0.9] * 3)
-        assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
+        detections = Detections(
+            [0] * 3, [0, 0, 1], [[0, 0, 9, 9], [20, 20, 9, 9], [40, 40, 9, 9]], [0.9] * 3
+        )
+        assert confusion_matrix(truth, detections, class_ids=[0, 1]).tolist() == [
+            [0, 0, 0],
+            [0, 0, 1],
+            [0, 0, 0],
+        ]
 
     @pytest.mark.parametrize("seed", [0, 1])
     def test_confusion_matrix_equals_slow_oracle(self, seed):
@@ -204,16 +270,24 @@ class TestConfusionMatrix:
         found = confusion_matrix(truth, detections, class_ids=range(3))
         assert np.array_equal(found, oracle_confusion(truth, detections, 3, 0.25, 0.45))
         assert found.dtype == np.int64
-        assert np.array_equal(found[:, :3].sum(axis=0), np.bincount(truth.class_ids[~truth.crowd], minlength=3))
+        assert np.array_equal(
+            found[:, :3].sum(axis=0), np.bincount(truth.class_ids[~truth.crowd], minlength=3)
+        )
 
     def test_confusion_matrix_ignores_other_classes(self):
-        truth, detections = truths((0, 7, [0, 0, 10, 10], False)), Detections([0], [9], [[0, 0, 10, 10]], [0.9])
+        truth, detections = (
+            truths((0, 7, [0, 0, 10, 10], False)),
+            Detections([0], [9], [[0, 0, 10, 10]], [0.9]),
+        )
         assert confusion_matrix(truth, detections, class_ids=[1]).tolist() == [[0, 0], [0, 0]]
 
     @pytest.mark.parametrize("class_ids", [[], [0, 1]])
     def test_confusion_matrix_without_boxes_is_zero(self, class_ids):
         size = len(class_ids) + 1
-        assert confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=class_ids).tolist() == [[0] * size] * size
+        assert (
+            confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=class_ids).tolist()
+            == [[0] * size] * size
+        )
 
     def test_confusion_iou_out_of_range_is_refused(self):
         with pytest.raises(ValueError, match=r"is 0, but must be above 0 and at most 1"):
@@ -221,13 +295,17 @@ class TestConfusionMatrix:
 
 
 def test_classes_without_ground_truth_are_not_drawn(tmp_path, monkeypatch):
-    """The legend's mean over all classes is AP50, as in the table: class 3 is evaluated but does not occur."""
+    """The legend's mean over all classes is AP50, as in the table: class 3 is evaluated but does
+    not occur.
+    """
     truth, detections = draw(0)
     ids = {"image_ids": range(6), "class_ids": range(4)}
     curves = operating_curves(truth, detections, **ids)
     confidence, *rows, pr_recall, pr_precision = curves.drawn()
     assert (confidence is curves.confidence, pr_recall is curves.pr_recall) == (True, True)
-    for drawn, given in zip([*rows, pr_precision], ("precision", "recall", "f1", "pr_precision"), strict=True):
+    for drawn, given in zip(
+        [*rows, pr_precision], ("precision", "recall", "f1", "pr_precision"), strict=True
+    ):
         assert np.array_equal(drawn[:3], getattr(curves, given)[:3])
         assert np.isnan(drawn[3]).all()
     legends = []
@@ -235,6 +313,8 @@ def test_classes_without_ground_truth_are_not_drawn(tmp_path, monkeypatch):
     plot_curves(*curves.drawn(), list("abcd"), tmp_path, curves.best_confidence)
     ap50 = evaluate_boxes(truth, detections, **ids).stats["AP50"]
     means = [curves.mean(each) for each in (curves.precision_at_best, curves.recall_at_best)]
-    pr, _, precision, recall = (labels[0] for labels in legends)  # the last line drawn is the first in the legend
+    pr, _, precision, recall = (
+        labels[0] for labels in legends
+    )  # the last line drawn is the first in the legend
     assert [pr, precision, recall] == [f"all classes  {value:.3f}" for value in (ap50, *means)]
     assert all(len(labels) == 4 for labels in legends)

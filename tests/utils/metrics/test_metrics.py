@@ -16,7 +16,13 @@ from pycocotools.cocoeval import COCOeval
 from utils.metrics import __main__, matching
 from utils.metrics.coco import evaluate_boxes, format_summary
 from utils.metrics.coco_json import read_coco_results
-from utils.metrics.matching import AREA_RANGES, IOU_THRESHOLDS, Pairs, match_detections, overlapping_pairs
+from utils.metrics.matching import (
+    AREA_RANGES,
+    IOU_THRESHOLDS,
+    Pairs,
+    match_detections,
+    overlapping_pairs,
+)
 from utils.metrics.records import Detections, GroundTruth
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +30,9 @@ FIXTURES = ROOT.parent / "shared" / "coco_eval_fixtures"
 KEYS = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]
 NO_TRUTH = GroundTruth([], [], [], [], [])
 NO_DETECTIONS = Detections([], [], [], [])
-needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/coco_eval_fixtures is not here")
+needs_fixtures = pytest.mark.skipif(
+    not FIXTURES.is_dir(), reason="../shared/coco_eval_fixtures is not here"
+)
 close = {"abs": 1e-9, "rel": 0}
 
 
@@ -67,11 +75,12 @@ def pycocotools_evaluator(truth, detections, image_ids, class_ids):
 
 
 def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
-    """Whole-pixel boxes on a small canvas, so that ties of score and of IoU, and values exactly at thresholds and area
-    limits, are frequent.
+    """Whole-pixel boxes on a small canvas, so that ties of score and of IoU, and values exactly at
+    thresholds and area limits, are frequent.
 
-    Images 0, 7, 14 ..., classes 3, 13, 23 ... Class 43 has no ground truth, class 53 no detection, class 63 neither;
-    the first image has no ground truth; the last one has more than 100 detections of a class.
+    Images 0, 7, 14 ..., classes 3, 13, 23 ... Class 43 has no ground truth, class 53 no detection,
+    class 63 neither; the first image has no ground truth; the last one has more than 100 detections
+    of a class.
     """
     generator = np.random.default_rng(seed)
     image_ids, class_ids = np.arange(num_images) * 7, np.array([3, 13, 23, 33, 43, 53, 63])
@@ -84,33 +93,51 @@ def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
     areas[odd] = generator.choice([0, 1023, 1024, 1025, 9215, 9216, 9217, 2e10], int(odd.sum()))
     truth_classes = generator.choice([3, 13, 23, 33, 53], num_truths)
     truth = GroundTruth(
-        generator.choice(image_ids[1:], num_truths), truth_classes, boxes, areas, generator.random(num_truths) < 0.15
+        generator.choice(image_ids[1:], num_truths),
+        truth_classes,
+        boxes,
+        areas,
+        generator.random(num_truths) < 0.15,
     )
 
     source = generator.integers(0, num_truths, num_detections)
     found = truth.boxes_xywh[source] + generator.choice([0, 0, 0, 4, 8, -4], (num_detections, 4))
     kinds = np.where(
-        generator.random(num_detections) < 0.8, truth_classes[source], generator.choice([3, 43], num_detections)
+        generator.random(num_detections) < 0.8,
+        truth_classes[source],
+        generator.choice([3, 43], num_detections),
     )
     kinds[kinds == 53] = 3
     images = truth.image_ids[source].copy()
     images[:10] = image_ids[0]
     kinds[-130:], images[-130:] = 13, image_ids[-1]
-    return truth, Detections(images, kinds, found, generator.random(num_detections).round(1)), image_ids, class_ids
+    return (
+        truth,
+        Detections(images, kinds, found, generator.random(num_detections).round(1)),
+        image_ids,
+        class_ids,
+    )
 
 
 def write_case(folder, truth, detections):
     """Write both contents as files; text is written unchanged."""
     paths = folder / "gt.json", folder / "dt.json"
     for path, content in zip(paths, (truth, detections), strict=True):
-        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        path.write_text(
+            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+        )
     return paths
 
 
 def run_command(*arguments):
     command = [sys.executable, "-m", "utils.metrics", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONUTF8": "1"}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONUTF8": "1"},
     )
 
 
@@ -129,14 +156,21 @@ class TestAgainstPycocotools:
     def test_random_case_contains_edge_cases(self):
         """The data contain what the docstring of draw_case promises."""
         truth, detections, image_ids, _ = draw_case(0)
-        _, counts = np.unique(np.stack([detections.image_ids, detections.class_ids]), axis=1, return_counts=True)
+        _, counts = np.unique(
+            np.stack([detections.image_ids, detections.class_ids]), axis=1, return_counts=True
+        )
         assert counts.max() > 100
         assert truth.crowd.any()
         assert (truth.boxes_xywh[:, 2:] == 0).any()
         assert np.isin([1024.0, 9216.0], truth.areas).all()
         assert len(np.unique(detections.scores)) < 20
         iou = overlapping_pairs(
-            detections.boxes_xywh, detections.image_ids * 0, truth.boxes_xywh, truth.image_ids * 0, truth.crowd, 0.01
+            detections.boxes_xywh,
+            detections.image_ids * 0,
+            truth.boxes_xywh,
+            truth.image_ids * 0,
+            truth.crowd,
+            0.01,
         ).iou
         assert np.isin([0.5, 0.75], iou).all()
         assert image_ids[0] not in truth.image_ids
@@ -154,11 +188,16 @@ class TestAgainstPycocotools:
         assert np.array_equal(expected.recall, blocks.recall)
 
     @needs_fixtures
-    @pytest.mark.parametrize("name", ["coco2014_fakebbox100", "rodm_sampled_bbox_area", "voc100_real_detections"])
+    @pytest.mark.parametrize(
+        "name", ["coco2014_fakebbox100", "rodm_sampled_bbox_area", "voc100_real_detections"]
+    )
     def test_stored_case_gives_expected_metrics(self, name):
         folder = FIXTURES / name
         expected = json.loads((folder / "expected.json").read_text())
-        names = {row["id"]: row["name"] for row in json.loads((folder / "gt.json").read_text())["categories"]}
+        names = {
+            row["id"]: row["name"]
+            for row in json.loads((folder / "gt.json").read_text())["categories"]
+        }
         files = read_coco_results(folder / "gt.json", folder / "dt.json")
         result = files.evaluate()
         assert result.stats == pytest.approx(expected["stats"], **close)
@@ -166,7 +205,9 @@ class TestAgainstPycocotools:
         per_class = {names[files.categories[k]]: numbers for k, numbers in result.per_class.items()}
         assert set(expected["per_class"]) <= set(per_class)
         for kind, numbers in expected["per_class"].items():
-            assert {key: per_class[kind][key] for key in numbers} == pytest.approx(numbers, **close), kind
+            assert {key: per_class[kind][key] for key in numbers} == pytest.approx(
+                numbers, **close
+            ), kind
 
     @needs_fixtures
     def test_stored_edge_cases_give_expected_metrics(self, tmp_path):
@@ -180,13 +221,18 @@ class TestAgainstPycocotools:
 
 class TestHandWorked:
     def test_average_precision_by_hand(self):
-        # Two ground truths of 50 x 50; a hit at .9 (IoU 1), a miss at .8, a hit at .7 of 50 x 40 (IoU .8: a match at
-        # .50 to .80, 7 of 10 thresholds). With two hits: precision 1 up to recall .5 (51 points), then 2/3 (50 points).
-        # With one hit: 1 on 51 points, then 0.
-        truth = GroundTruth([4, 4], [2, 2], [[0, 0, 50, 50], [100, 0, 50, 50]], [2500, 2500], [False, False])
+        # Two ground truths of 50 x 50; a hit at .9 (IoU 1), a miss at .8, a hit at .7 of 50 x 40
+        # (IoU .8: a match at .50 to .80, 7 of 10 thresholds). With two hits: precision 1 up to
+        # recall .5 (51 points), then 2/3 (50 points). With one hit: 1 on 51 points, then 0.
+        truth = GroundTruth(
+            [4, 4], [2, 2], [[0, 0, 50, 50], [100, 0, 50, 50]], [2500, 2500], [False, False]
+        )
         boxes = [[0, 0, 50, 50], [300, 0, 40, 40], [100, 0, 50, 40]]
         result = evaluate_boxes(
-            truth, Detections([4] * 3, [2] * 3, boxes, [0.9, 0.8, 0.7]), image_ids=[4], class_ids=[2]
+            truth,
+            Detections([4] * 3, [2] * 3, boxes, [0.9, 0.8, 0.7]),
+            image_ids=[4],
+            class_ids=[2],
         )
         both, one = (51 + 50 * 2 / 3) / 101, 51 / 101
         assert result.ap_per_iou == pytest.approx([both] * 7 + [one] * 3)
@@ -200,23 +246,41 @@ class TestHandWorked:
 
     def test_per_class_numbers_and_counts(self):
         boxes = [[0, 0, 10, 10], [20, 0, 10, 10], [0, 0, 10, 10], [0, 0, 10, 10]]
-        truth = GroundTruth([1, 1, 2, 2], [5, 5, 5, 9], boxes, [100] * 4, [False, False, False, True])
+        truth = GroundTruth(
+            [1, 1, 2, 2], [5, 5, 5, 9], boxes, [100] * 4, [False, False, False, True]
+        )
         result = evaluate_boxes(
-            truth, Detections([1], [5], [[0, 0, 10, 10]], [0.5]), image_ids=[1, 2], class_ids=[9, 5, 5]
+            truth,
+            Detections([1], [5], [[0, 0, 10, 10]], [0.5]),
+            image_ids=[1, 2],
+            class_ids=[9, 5, 5],
         )
         assert list(result.per_class) == [5, 9]
         assert (result.per_class[5]["images"], result.per_class[5]["instances"]) == (2, 3)
-        assert (result.per_class[9]["images"], result.per_class[9]["instances"]) == (0, 0)  # a crowd is not an instance
-        assert result.per_class[5]["AP"] == pytest.approx(34 / 101)  # recall 1/3: points 0, .01 ... .33
+        assert (result.per_class[9]["images"], result.per_class[9]["instances"]) == (
+            0,
+            0,
+        )  # a crowd is not an instance
+        assert result.per_class[5]["AP"] == pytest.approx(
+            34 / 101
+        )  # recall 1/3: points 0, .01 ... .33
         assert result.per_class[9]["AP"] == -1
         assert result.stats["AP"] == result.per_class[5]["AP"]
 
     def test_match_prefers_the_better_ground_truth(self):
-        # The more confident detection has IoU 80/120 with the first and 90/110 with the second: it matches the second.
-        truth = GroundTruth([0, 0], [0, 0], [[0, 0, 10, 10], [3, 0, 10, 10]], [100, 100], [False, False])
+        # The more confident detection has IoU 80/120 with the first and 90/110 with the second: it
+        # matches the second.
+        truth = GroundTruth(
+            [0, 0], [0, 0], [[0, 0, 10, 10], [3, 0, 10, 10]], [100, 100], [False, False]
+        )
         detections = Detections([0, 0], [0, 0], [[0, 0, 10, 10], [2, 0, 10, 10]], [0.5, 0.9])
         matches = match_detections(
-            truth, detections, image_ids=[0], class_ids=[0], iou_thresholds=[0.6], area_ranges=AREA_RANGES[:1]
+            truth,
+            detections,
+            image_ids=[0],
+            class_ids=[0],
+            iou_thresholds=[0.6],
+            area_ranges=AREA_RANGES[:1],
         )
         assert matches.rows.tolist() == [1, 0]
         assert matches.true_positive.tolist() == [[[True, True]]]
@@ -226,7 +290,9 @@ class TestHandWorked:
 
     def test_overlapping_pairs_are_of_the_same_group(self):
         boxes = np.array([[0.0, 0, 2, 2], [0, 0, 2, 2]])
-        found = overlapping_pairs(boxes, np.array([5, 4]), boxes[:1], np.array([4]), np.array([False]), 0.5)
+        found = overlapping_pairs(
+            boxes, np.array([5, 4]), boxes[:1], np.array([4]), np.array([False]), 0.5
+        )
         assert [column.tolist() for column in found] == [[1], [0], [1.0]]
         assert isinstance(found, Pairs)
 
@@ -242,7 +308,9 @@ class TestOrder:
         turned = Detections(*(column[by_image] for column in vars(detections).values()))
         sorted_truth = GroundTruth(*(column[by_class] for column in vars(truth).values()))
         straight = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
-        other = evaluate_boxes(sorted_truth, turned, image_ids=image_ids[::-1], class_ids=class_ids[::-1])
+        other = evaluate_boxes(
+            sorted_truth, turned, image_ids=image_ids[::-1], class_ids=class_ids[::-1]
+        )
         assert np.array_equal(straight.precision, other.precision)
 
     def test_rows_of_other_images_and_classes_are_ignored(self):
@@ -251,7 +319,9 @@ class TestOrder:
         part = np.isin(detections.image_ids, images) & np.isin(detections.class_ids, classes)
         picked = Detections(*(column[part] for column in vars(detections).values()))
         some = evaluate_boxes(truth, detections, image_ids=images, class_ids=classes)
-        assert some.stats == evaluate_boxes(truth, picked, image_ids=images, class_ids=classes).stats
+        assert (
+            some.stats == evaluate_boxes(truth, picked, image_ids=images, class_ids=classes).stats
+        )
 
 
 class TestEmpty:
@@ -278,24 +348,39 @@ class TestEmpty:
 
 class TestArrays:
     def test_array_lengths_must_agree(self):
-        with pytest.raises(ValueError, match=r"Detections\.scores has shape \(2,\), but image_ids requires \(1,\)\."):
+        with pytest.raises(
+            ValueError,
+            match=r"Detections\.scores has shape \(2,\), but image_ids requires \(1,\)\.",
+        ):
             Detections([1], [0], [[0, 0, 1, 1]], [0.5, 0.6])
 
     def test_boxes_must_have_four_values(self):
         with pytest.raises(
-            ValueError, match=r"GroundTruth\.boxes_xywh has shape \(1, 3\), but image_ids requires \(1, 4\)\."
+            ValueError,
+            match=r"GroundTruth\.boxes_xywh has shape \(1, 3\), but image_ids requires \(1, 4\)\.",
         ):
             GroundTruth([1], [0], [[0, 0, 1]], [1], [False])
 
     def test_scores_must_be_finite(self):
-        with pytest.raises(ValueError, match=r"Detections\.scores row 1 is nan, but must be finite\."):
+        with pytest.raises(
+            ValueError, match=r"Detections\.scores row 1 is nan, but must be finite\."
+        ):
             Detections([1, 1], [0, 0], [[0, 0, 1, 1]] * 2, [0.5, float("nan")])
 
 
 TRUTH = {
     "images": [{"id": 1}],
     "categories": [{"id": 1}, {"id": 2}],
-    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 10, 50, 50], "area": 2500, "iscrowd": 0}],
+    "annotations": [
+        {
+            "id": 1,
+            "image_id": 1,
+            "category_id": 1,
+            "bbox": [10, 10, 50, 50],
+            "area": 2500,
+            "iscrowd": 0,
+        }
+    ],
 }
 HIT = {"image_id": 1, "category_id": 1, "bbox": [10, 10, 50, 50], "score": 0.5}
 ANNOTATION = TRUTH["annotations"][0]
@@ -311,7 +396,10 @@ class TestReadCoco:
         assert read_coco_results(*paths).evaluate().stats["AP50"] == pytest.approx(1)
 
     def test_coco_image_ids_may_be_text(self, tmp_path):
-        truth = TRUTH | {"images": [{"id": "b"}, {"id": "a"}], "annotations": [ANNOTATION | {"image_id": "b"}]}
+        truth = TRUTH | {
+            "images": [{"id": "b"}, {"id": "a"}],
+            "annotations": [ANNOTATION | {"image_id": "b"}],
+        }
         files = read_coco_results(*write_case(tmp_path, truth, [HIT | {"image_id": "b"}]))
         assert files.images == ["a", "b"]
         assert files.evaluate().stats["AP50"] == pytest.approx(1)
@@ -319,7 +407,9 @@ class TestReadCoco:
     @pytest.mark.parametrize("missing", ["iscrowd", "id"])
     def test_optional_annotation_fields_may_be_missing(self, tmp_path, missing):
         truth = TRUTH | {"annotations": [without(ANNOTATION, missing)]}
-        assert read_coco_results(*write_case(tmp_path, truth, [HIT])).evaluate().stats["AP50"] == pytest.approx(1)
+        assert read_coco_results(*write_case(tmp_path, truth, [HIT])).evaluate().stats[
+            "AP50"
+        ] == pytest.approx(1)
 
     def test_coco_results_file_without_detections_gives_zero_ap(self, tmp_path):
         assert read_coco_results(*write_case(tmp_path, TRUTH, [])).evaluate().stats["AP"] == 0
@@ -331,35 +421,72 @@ class TestReadCoco:
             (
                 [],
                 [],
-                r"gt\.json: the content is a list, but must be an object with images, annotations and categories\.",
+                r"gt\.json: the content is a list, but must be an object with images, annotations "
+                r"and categories\.",
             ),
-            (without(TRUTH, "images"), [], r"gt\.json: images is missing, but must be a list of objects\."),
+            (
+                without(TRUTH, "images"),
+                [],
+                r"gt\.json: images is missing, but must be a list of objects\.",
+            ),
             (without(TRUTH, "categories"), [], r"gt\.json: categories is missing"),
             (without(TRUTH, "annotations"), [], r"gt\.json: annotations is missing"),
-            (TRUTH | {"annotations": [3]}, [], r"gt\.json: annotations\[0\] is a number, but must be an object\."),
+            (
+                TRUTH | {"annotations": [3]},
+                [],
+                r"gt\.json: annotations\[0\] is a number, but must be an object\.",
+            ),
             (
                 TRUTH | {"annotations": [without(ANNOTATION, "bbox")]},
                 [],
                 r'annotations\[0\] has no "bbox", which is required\.',
             ),
-            (TRUTH | {"annotations": [without(ANNOTATION, "area")]}, [], r'annotations\[0\] has no "area"'),
-            (TRUTH | {"annotations": [ANNOTATION, ANNOTATION]}, [], r"annotations\[1\]: id 1 is given twice"),
+            (
+                TRUTH | {"annotations": [without(ANNOTATION, "area")]},
+                [],
+                r'annotations\[0\] has no "area"',
+            ),
+            (
+                TRUTH | {"annotations": [ANNOTATION, ANNOTATION]},
+                [],
+                r"annotations\[1\]: id 1 is given twice",
+            ),
             (
                 TRUTH | {"annotations": [ANNOTATION | {"bbox": [1, 2, 3]}]},
                 [],
                 r"bbox is \[1, 2, 3\], but must be \[left, top",
             ),
-            (TRUTH, {"a": 1}, r"dt\.json: detections is an object, but must be a list of objects\."),
+            (
+                TRUTH,
+                {"a": 1},
+                r"dt\.json: detections is an object, but must be a list of objects\.",
+            ),
             (TRUTH, [HIT, without(HIT, "score")], r'dt\.json: detections\[1\] has no "score"'),
-            (TRUTH, [HIT | {"score": float("nan")}], r"detections\[0\]: score is nan, but must be a finite number\."),
-            (TRUTH, [HIT | {"score": 10**400}], r"detections\[0\]: score is 1000+, but must be a finite number\."),
-            (TRUTH, [HIT | {"bbox": [0, 0, "9", 9]}], r"detections\[0\]: bbox is '9', but must be a finite number\."),
+            (
+                TRUTH,
+                [HIT | {"score": float("nan")}],
+                r"detections\[0\]: score is nan, but must be a finite number\.",
+            ),
+            (
+                TRUTH,
+                [HIT | {"score": 10**400}],
+                r"detections\[0\]: score is 1000+, but must be a finite number\.",
+            ),
+            (
+                TRUTH,
+                [HIT | {"bbox": [0, 0, "9", 9]}],
+                r"detections\[0\]: bbox is '9', but must be a finite number\.",
+            ),
             (
                 TRUTH,
                 [HIT | {"image_id": 7}],
                 r"detections\[0\]: image_id is 7, but the ground truth has no such image\.",
             ),
-            (TRUTH, [HIT | {"image_id": None}], r"image_id is None, but must be a whole number or text\."),
+            (
+                TRUTH,
+                [HIT | {"image_id": None}],
+                r"image_id is None, but must be a whole number or text\.",
+            ),
         ],
     )
     def test_invalid_coco_files_are_refused(self, tmp_path, truth, detections, sentence):
@@ -391,7 +518,10 @@ class TestCommand:
         gt, dt = write_case(tmp_path, TRUTH, [HIT | {"image_id": 7}])
         done = run_command(gt, dt)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"{dt}: detections[0]: image_id is 7, but the ground truth has no such image.\n"
+        assert (
+            done.stderr
+            == f"{dt}: detections[0]: image_id is 7, but the ground truth has no such image.\n"
+        )
 
     def test_metrics_command_reports_missing_file(self, tmp_path, capsys):
         assert __main__.main([str(tmp_path / "none.json"), "x"]) == 2

@@ -31,24 +31,55 @@ def test_crops_of_one_image_are_numbered_per_class(tmp_path):
     output.write(drawn_frame("c.mp4", 3), found_boxes([[0, 0, 9, 9]], [9]))
     output.write(drawn_frame("b.jpg"), found_boxes())
     output.close()
-    numbered = ["cat/a.jpg", "cat/a_2.jpg", "cat/a_2_2.jpg", "cat/a_3.jpg", "class_9/c_3.jpg", "dog/a.jpg"]
+    numbered = [
+        "cat/a.jpg",
+        "cat/a_2.jpg",
+        "cat/a_2_2.jpg",
+        "cat/a_3.jpg",
+        "class_9/c_3.jpg",
+        "dog/a.jpg",
+    ]
     assert files(tmp_path) == numbered
 
 
 def test_empty_boxes_are_left_out(tmp_path):
-    boxes = [[5, 5, 5, 20], [5, 5, 20, 5], [9, 9, 3, 3], [100, 0, 200, 9], [np.nan, 0, 9, 9], [-9, -9, -1, -1]]
+    boxes = [
+        [5, 5, 5, 20],
+        [5, 5, 20, 5],
+        [9, 9, 3, 3],
+        [100, 0, 200, 9],
+        [np.nan, 0, 9, 9],
+        [-9, -9, -1, -1],
+    ]
     Crops(tmp_path, ["cat"]).write(drawn_frame(), found_boxes(boxes))
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("box", "shape"), [([-5, -5, 3, 2.5], (3, 3)), ([62.5, 47, 99, 99], (1, 2)), ([3.2, 3.2, 3.4, 3.4], (1, 1))]
+    ("box", "shape"),
+    [([-5, -5, 3, 2.5], (3, 3)), ([62.5, 47, 99, 99], (1, 2)), ([3.2, 3.2, 3.4, 3.4], (1, 1))],
 )
 def test_crops_are_clipped_to_the_image(box, shape):
     assert cut_out(np.zeros((48, 64, 3), np.uint8), np.array(box, np.float64)).shape[:2] == shape
 
 
-ODD = ["..", "../../etc", "/abs", "a/b", "a\\b", "nul\0", "NUL", "con.x", "", " ", ".", "x" * 300, "ä\n", "C:", "a*?"]
+ODD = [
+    "..",
+    "../../etc",
+    "/abs",
+    "a/b",
+    "a\\b",
+    "nul\0",
+    "NUL",
+    "con.x",
+    "",
+    " ",
+    ".",
+    "x" * 300,
+    "ä\n",
+    "C:",
+    "a*?",
+]
 
 
 def test_odd_class_names_become_folders_inside_crops(tmp_path):
@@ -59,7 +90,9 @@ def test_odd_class_names_become_folders_inside_crops(tmp_path):
     assert files(tmp_path / "run") == sorted(f"{folder}/_/a.jpg" for folder in folders)
     assert os.listdir(tmp_path) == ["run"]
     assert os.listdir(tmp_path / "run") == ["crops"]
-    assert not [folder for folder in folders if folder.startswith(".") or folder != folder.strip(" .")]
+    assert not [
+        folder for folder in folders if folder.startswith(".") or folder != folder.strip(" .")
+    ]
     assert not [folder for folder in folders if set('/\\:*?"<>|\0\n') & set(folder)]
 
 

@@ -1,4 +1,6 @@
-"""Interrupts during a step: raised at its end, or at once the second time; SIGTERM and SIGHUP like Ctrl-C."""
+"""Interrupts during a step: raised at its end, or at once the second time; SIGTERM and SIGHUP like
+Ctrl-C.
+"""
 
 import os
 import signal
@@ -16,7 +18,10 @@ def press_ctrl_c() -> None:
 
 @pytest.mark.parametrize(
     ("presses", "steps"),
-    [(1, ["after press 1", "the rest of the block"]), (2, ["after press 1"])],  # a second one is raised at once
+    [
+        (1, ["after press 1", "the rest of the block"]),
+        (2, ["after press 1"]),
+    ],  # a second one is raised at once
 )
 def test_interrupt_is_raised_after_the_block_or_the_second_time(presses, steps):
     done = []

@@ -24,7 +24,9 @@ def test_yolo_rows_by_hand(tmp_path):
 
 
 def test_voc_rows_by_hand(tmp_path):
-    LabelFiles(tmp_path, text_format=VOC).write(drawn_frame(), found_boxes([[10.25, 1, 30, 20]], [3]))
+    LabelFiles(tmp_path, text_format=VOC).write(
+        drawn_frame(), found_boxes([[10.25, 1, 30, 20]], [3])
+    )
     assert read_all(tmp_path) == {"labels/a.txt": "3 10.25 1 30 20\n"}
 
 
@@ -49,12 +51,23 @@ def test_image_without_detections_has_an_empty_file(tmp_path):
 
 def test_frames_and_equal_stems_have_files_of_their_own(tmp_path):
     output = LabelFiles(tmp_path)
-    for frame in (drawn_frame("c.mp4", 1), drawn_frame("c.mp4", 12), drawn_frame("a.jpg"), drawn_frame("a.png")):
+    for frame in (
+        drawn_frame("c.mp4", 1),
+        drawn_frame("c.mp4", 12),
+        drawn_frame("a.jpg"),
+        drawn_frame("a.png"),
+    ):
         output.write(frame, found_boxes())
     output.write(drawn_frame("c_1.jpg"), found_boxes())
     output.write(drawn_frame("../ä\n.jpg"), found_boxes())
     output.close()
-    files = {"labels/c_1.txt", "labels/c_12.txt", "labels/a.txt", "labels/a.png.txt", "labels/c_1.jpg.txt"}
+    files = {
+        "labels/c_1.txt",
+        "labels/c_12.txt",
+        "labels/a.txt",
+        "labels/a.png.txt",
+        "labels/c_1.jpg.txt",
+    }
     assert set(read_all(tmp_path)) == files | {"labels/_/ä_.txt"}
 
 

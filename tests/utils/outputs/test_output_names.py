@@ -12,15 +12,26 @@ from utils.outputs.names import MAX_BYTES, OutputNames, path_inside, prepare_fil
 def stems(*names, suffix=""):
     """The stems of images, or of videos for names that end with .mp4 or .avi."""
     output = OutputNames()
-    return [output.stem(drawn_frame(n, 1 if n.endswith(("mp4", "avi")) else None), suffix) for n in names]
+    return [
+        output.stem(drawn_frame(n, 1 if n.endswith(("mp4", "avi")) else None), suffix)
+        for n in names
+    ]
 
 
 def test_second_image_with_a_stem_keeps_its_suffix():
-    assert stems("a.jpg", "a.png", "b/a.png", "a.jpg", "a.png") == ["a", "a.png", "b/a", "a", "a.png"]
+    assert stems("a.jpg", "a.png", "b/a.png", "a.jpg", "a.png") == [
+        "a",
+        "a.png",
+        "b/a",
+        "a",
+        "a.png",
+    ]
 
 
 def known_stems(*names, suffix=".txt"):
-    """The stems that these images and videos get in this order and in the opposite one, which must be the same."""
+    """The stems that these images and videos get in this order and in the opposite one, which must
+    be the same.
+    """
     frames = [drawn_frame(name, 1 if name.endswith(("mp4", "avi")) else None) for name in names]
     inputs = [(frame.name, frame.number is not None) for frame in frames]
     output, reverse = OutputNames(inputs), OutputNames(inputs[::-1])
@@ -34,7 +45,11 @@ def known_stems(*names, suffix=".txt"):
 def test_known_images_that_would_share_a_file_all_keep_their_suffix():
     assert known_stems("a.bmp", "a.jpg", "b.jpg", "c/a.jpg") == ["a.bmp", "a.jpg", "b", "c/a"]
     assert known_stems("A.bmp", "a.jpg") == ["A.bmp", "a.jpg"]
-    assert known_stems("clip.mp4", "clip.avi", "clip.jpg", suffix="") == ["clip.mp4", "clip.avi", "clip.jpg"]
+    assert known_stems("clip.mp4", "clip.avi", "clip.jpg", suffix="") == [
+        "clip.mp4",
+        "clip.avi",
+        "clip.jpg",
+    ]
     assert known_stems("noname", "noname.jpg") == ["noname", "noname.jpg"]
     assert known_stems() == []
 
@@ -71,7 +86,10 @@ def test_image_named_like_a_frame_of_a_video():
 
 def test_stems_are_unique_with_their_suffix():
     output = OutputNames()
-    assert [output.stem(drawn_frame(n), s) for n, s in (("a.jpg", ".jpg"), ("a.png", ".png"), ("a.tif", ".jpg"))] == [
+    assert [
+        output.stem(drawn_frame(n), s)
+        for n, s in (("a.jpg", ".jpg"), ("a.png", ".png"), ("a.tif", ".jpg"))
+    ] == [
         "a",
         "a",
         "a.tif",
@@ -84,11 +102,19 @@ def test_stems_differ_in_more_than_case():
 
 def test_file_and_folder_never_share_a_path():
     assert stems("a.jpg", "a.txt/x.jpg", suffix=".txt") == ["a", "a.txt_x"]
-    assert stems("a.txt/x.jpg", "a.jpg", "a.txt/y.jpg", suffix=".txt") == ["a.txt/x", "a.jpg", "a.txt/y"]
+    assert stems("a.txt/x.jpg", "a.jpg", "a.txt/y.jpg", suffix=".txt") == [
+        "a.txt/x",
+        "a.jpg",
+        "a.txt/y",
+    ]
 
 
 def test_folders_of_the_outputs_are_not_those_of_pictures():
-    assert stems("crops/RBC/a.jpg", "Labels/b.jpg", "crops.jpg") == ["_crops/RBC/a", "_Labels/b", "crops"]
+    assert stems("crops/RBC/a.jpg", "Labels/b.jpg", "crops.jpg") == [
+        "_crops/RBC/a",
+        "_Labels/b",
+        "crops",
+    ]
 
 
 def test_number_of_a_frame_is_added():

@@ -1,4 +1,6 @@
-"""utils/outputs/__init__.py: which files there are, one drawing per frame, closing in spite of errors."""
+"""utils/outputs/__init__.py: which files there are, one drawing per frame, closing in spite of
+errors.
+"""
 
 import csv
 import json
@@ -20,7 +22,11 @@ def files(folder):
 
 def run(folder, frames=None, **options):
     outputs = open_outputs(folder, ["cat", "dog"], **options)
-    for frame in frames or [drawn_frame("b/a.jpg"), drawn_frame("c.mp4", 1), drawn_frame("c.mp4", 2)]:
+    for frame in frames or [
+        drawn_frame("b/a.jpg"),
+        drawn_frame("c.mp4", 1),
+        drawn_frame("c.mp4", 2),
+    ]:
         outputs.write(frame, FOUND)
     outputs.close()
     return files(folder)
@@ -31,9 +37,16 @@ def test_pictures_and_videos_are_the_default(tmp_path):
 
 
 def test_each_option_writes_its_files(tmp_path):
-    crops = [f"crops/{name}/{file}.jpg" for name in ("cat", "dog") for file in ("b/a", "c_1", "c_2")]
+    crops = [
+        f"crops/{name}/{file}.jpg" for name in ("cat", "dog") for file in ("b/a", "c_1", "c_2")
+    ]
     labels = ["labels/b/a.txt", "labels/c_1.txt", "labels/c_2.txt"]
-    expected = {"text": labels, "csv": ["predictions.csv"], "json": ["predictions.json"], "crops": crops}
+    expected = {
+        "text": labels,
+        "csv": ["predictions.csv"],
+        "json": ["predictions.json"],
+        "crops": crops,
+    }
     for option, written in expected.items():
         folder = tmp_path / option
         folder.mkdir()
@@ -42,16 +55,33 @@ def test_each_option_writes_its_files(tmp_path):
 
 
 def test_every_output_file_is_listed_with_its_source(tmp_path):
-    frames = [drawn_frame("a.bmp"), drawn_frame("a.jpg"), drawn_frame("c.mp4", 1), drawn_frame("c.mp4", 2)]
+    frames = [
+        drawn_frame("a.bmp"),
+        drawn_frame("a.jpg"),
+        drawn_frame("c.mp4", 1),
+        drawn_frame("c.mp4", 2),
+    ]
     inputs = [("a.bmp", False), ("a.jpg", False), ("c.mp4", True)]
     run(tmp_path, frames, text=True, crops=True, inputs=inputs)
     with (tmp_path / "sources.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert sorted(row["output"] for row in rows) == [name for name in files(tmp_path) if name != "sources.csv"]
+    assert sorted(row["output"] for row in rows) == [
+        name for name in files(tmp_path) if name != "sources.csv"
+    ]
 
     listed = {row["output"]: (row["source"], row["frame"]) for row in rows}
-    assert listed["a.bmp.jpg"] == listed["labels/a.bmp.txt"] == listed["crops/cat/a.bmp.jpg"] == ("/data/a.bmp", "")
-    assert listed["a.jpg"] == listed["labels/a.jpg.txt"] == listed["crops/dog/a.jpg.jpg"] == ("/data/a.jpg", "")
+    assert (
+        listed["a.bmp.jpg"]
+        == listed["labels/a.bmp.txt"]
+        == listed["crops/cat/a.bmp.jpg"]
+        == ("/data/a.bmp", "")
+    )
+    assert (
+        listed["a.jpg"]
+        == listed["labels/a.jpg.txt"]
+        == listed["crops/dog/a.jpg.jpg"]
+        == ("/data/a.jpg", "")
+    )
     assert listed["labels/c_2.txt"] == listed["crops/cat/c_2.jpg"] == ("/data/c.mp4", "2")
     assert listed["c.mp4"] == ("/data/c.mp4", "")
 
@@ -59,10 +89,14 @@ def test_every_output_file_is_listed_with_its_source(tmp_path):
 def test_all_outputs_agree_on_the_detections(tmp_path):
     run(tmp_path, text=True, text_format=1, scores=True, csv=True, json=True, crops=True)
     with (tmp_path / "predictions.csv").open(newline="") as stream:
-        table = [(r["image"], r["frame"], int(r["class"]), float(r["x2"])) for r in csv.DictReader(stream)]
+        table = [
+            (r["image"], r["frame"], int(r["class"]), float(r["x2"]))
+            for r in csv.DictReader(stream)
+        ]
     results = json.loads((tmp_path / "predictions.json").read_text())
     assert table == [
-        (r["file_name"], str(r.get("frame", "")), r["category_id"] - 1, r["bbox"][0] + r["bbox"][2]) for r in results
+        (r["file_name"], str(r.get("frame", "")), r["category_id"] - 1, r["bbox"][0] + r["bbox"][2])
+        for r in results
     ]
     assert (tmp_path / "labels/c_2.txt").read_text() == "1 5 5 30 30 0.9\n0 0 0 9 9 0.89\n"
 
@@ -87,7 +121,13 @@ class Recorder:
 
 
 def test_all_outputs_are_closed_even_if_some_raise():
-    recorders = [Recorder(), Recorder(OSError("first")), Recorder(), Recorder(OSError("second")), Recorder()]
+    recorders = [
+        Recorder(),
+        Recorder(OSError("first")),
+        Recorder(),
+        Recorder(OSError("second")),
+        Recorder(),
+    ]
     with pytest.raises(OSError, match=r"first|second"):
         Outputs(recorders).close()
     assert [recorder.closed for recorder in recorders] == [1] * 5

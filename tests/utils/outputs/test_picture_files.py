@@ -31,7 +31,14 @@ def test_pictures_keep_their_name_and_subfolder(tmp_path):
 
 def test_other_formats_become_jpeg(tmp_path):
     names = "a.tif", "b.bmp", "c.webp", "d.jpg", "d.tif", "noname"
-    assert write(tmp_path, *names) == ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "d.tif.jpg", "noname.jpg"]
+    assert write(tmp_path, *names) == [
+        "a.jpg",
+        "b.jpg",
+        "c.jpg",
+        "d.jpg",
+        "d.tif.jpg",
+        "noname.jpg",
+    ]
 
 
 @pytest.mark.parametrize("names", [("a.bmp", "a.jpg", "a.png"), ("a.png", "a.jpg", "a.bmp")])
@@ -44,7 +51,11 @@ def test_picture_of_an_image_never_has_the_name_of_another_one(tmp_path, names):
 
 
 def test_converted_pictures_keep_their_suffix_if_others_may_come(tmp_path):
-    assert write(tmp_path, "b.bmp", "c.jpg", "noname", known=False) == ["b.bmp.jpg", "c.jpg", "noname.jpg"]
+    assert write(tmp_path, "b.bmp", "c.jpg", "noname", known=False) == [
+        "b.bmp.jpg",
+        "c.jpg",
+        "noname.jpg",
+    ]
 
 
 def test_picture_shows_the_boxes_in_right_colours(tmp_path):

@@ -1,4 +1,6 @@
-"""predictions.csv and predictions.json, read back with Python's own readers and with pycocotools."""
+"""predictions.csv and predictions.json, read back with Python's own readers and with
+pycocotools.
+"""
 
 import contextlib
 import csv
@@ -47,7 +49,12 @@ def test_odd_names_are_read_back_from_csv(tmp_path):
     output.write(drawn_frame("-x,\n.jpg"), found_boxes([[0, 0, 1, 1]] * 7, range(7)))
     output.close()
     rows = read_csv(tmp_path / "p.csv")
-    assert [row["name"] for row in rows] == [*ODD_NAMES[:3], "'" + ODD_NAMES[3], *ODD_NAMES[4:6], "\\udcff"]
+    assert [row["name"] for row in rows] == [
+        *ODD_NAMES[:3],
+        "'" + ODD_NAMES[3],
+        *ODD_NAMES[4:6],
+        "\\udcff",
+    ]
     assert {row["image"] for row in rows} == {"'-x,\n.jpg"}
     assert all(tuple(row) == COLUMNS for row in rows)
 
@@ -113,8 +120,21 @@ def test_json_rows_by_hand(tmp_path):
     output.close()
     output.close()
     rows = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))
-    first = {"image_id": 2, "category_id": 2, "bbox": [1, 2, 3, 2 + 1 / 3 - 2], "score": 0.9, "file_name": "b/ä\n.jpg"}
-    second = {"image_id": 3, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 0.9, "file_name": "c.mp4", "frame": 7}
+    first = {
+        "image_id": 2,
+        "category_id": 2,
+        "bbox": [1, 2, 3, 2 + 1 / 3 - 2],
+        "score": 0.9,
+        "file_name": "b/ä\n.jpg",
+    }
+    second = {
+        "image_id": 3,
+        "category_id": 1,
+        "bbox": [0, 0, 1, 1],
+        "score": 0.9,
+        "file_name": "c.mp4",
+        "frame": 7,
+    }
     assert rows == [first | {"source": "/data/b/ä\n.jpg"}, second | {"source": "/data/c.mp4"}]
     assert [file.name for file in tmp_path.iterdir()] == ["p.json"]
 
@@ -129,7 +149,10 @@ def test_json_escapes_names_that_are_not_utf8(tmp_path):
     output.write(drawn_frame(os.fsdecode(b"\xff.jpg")), found_boxes([[0, 0, 1, 1]] * 2, [1, 0]))
     output.close()
     rows = json.loads((tmp_path / "p.json").read_text())
-    assert [(row["category_id"], row["file_name"]) for row in rows] == [(2, "\\xff.jpg"), (1, "\\xff.jpg")]
+    assert [(row["category_id"], row["file_name"]) for row in rows] == [
+        (2, "\\xff.jpg"),
+        (1, "\\xff.jpg"),
+    ]
 
 
 def test_pycocotools_reads_the_json(tmp_path):
@@ -147,7 +170,9 @@ def test_pycocotools_reads_the_json(tmp_path):
     with contextlib.redirect_stdout(io.StringIO()):
         read = COCO(str(tmp_path / "truth.json")).loadRes(str(tmp_path / "p.json"))
     assert [(a["image_id"], a["category_id"], a["bbox"]) for a in read.anns.values()] == [
-        (image, category, box) for image in (1, 2) for category, box in ((1, [1, 2, 10, 20]), (2, [0, 0, 5, 5]))
+        (image, category, box)
+        for image in (1, 2)
+        for category, box in ((1, [1, 2, 10, 20]), (2, [0, 0, 5, 5]))
     ]
 
 
@@ -170,14 +195,18 @@ def test_killed_process_leaves_whole_csv_rows_but_the_last_and_no_json(tmp_path)
                 output.write(drawn_frame("c.mp4", number), found_boxes([[0, 0, 1, 1]] * 5))
         os._exit(0)
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (not (tmp_path / "p.csv").exists() or len(read_csv(tmp_path / "p.csv")) < 99):
+    while time.monotonic() < deadline and (
+        not (tmp_path / "p.csv").exists() or len(read_csv(tmp_path / "p.csv")) < 99
+    ):
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     text = (tmp_path / "p.csv").read_text()
     rows = read_csv(tmp_path / "p.csv")
     assert len(rows) >= 99
-    if len(text) % mmap.PAGESIZE == 0 and not text.endswith("\n"):  # killed within a write, between two pages of memory
+    if len(text) % mmap.PAGESIZE == 0 and not text.endswith(
+        "\n"
+    ):  # killed within a write, between two pages of memory
         rows.pop()
     else:
         assert text.endswith("\n")

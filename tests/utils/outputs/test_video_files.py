@@ -1,4 +1,6 @@
-"""Videos with detections, read back with OpenCV: frames, rate, size; and what is left after a kill."""
+"""Videos with detections, read back with OpenCV: frames, rate, size; and what is left after a
+kill.
+"""
 
 import os
 import signal
@@ -50,7 +52,9 @@ def test_video_has_all_frames_in_order_at_their_rate(tmp_path):
 def test_video_shows_the_boxes(tmp_path):
     output = open_video(tmp_path)
     for number in (1, 2):
-        output.write(drawn_frame("c.mp4", number, width=320, height=240), found_boxes([[100, 100, 200, 200]]))
+        output.write(
+            drawn_frame("c.mp4", number, width=320, height=240), found_boxes([[100, 100, 200, 200]])
+        )
     output.close()
     frames, _ = read(tmp_path / "c.mp4")
     assert np.abs(frames[1][150, 100:300].astype(int) - 128).max() > 60
@@ -68,7 +72,9 @@ def test_images_are_left_to_the_pictures(tmp_path):
 def test_odd_sizes_are_made_even(tmp_path, size):
     output = open_video(tmp_path)
     for number in (1, 2, 3):
-        output.write(drawn_frame("c.mp4", number, width=size[0], height=size[1], value=200), found_boxes())
+        output.write(
+            drawn_frame("c.mp4", number, width=size[0], height=size[1], value=200), found_boxes()
+        )
     output.close()
     frames, _ = read(tmp_path / "c.mp4")
     assert frames.shape == (3, size[1] + size[1] % 2, size[0] + size[0] % 2, 3)
@@ -79,7 +85,9 @@ def test_frame_of_another_size_is_letterboxed_into_the_first_size(tmp_path):
     output = open_video(tmp_path)
     sizes = [(64, 48), (128, 48), (32, 24), (64, 48)]
     for number, (width, height) in enumerate(sizes, 1):
-        output.write(drawn_frame("c.mp4", number, width=width, height=height, value=250), found_boxes())
+        output.write(
+            drawn_frame("c.mp4", number, width=width, height=height, value=250), found_boxes()
+        )
     output.close()
     frames, _ = read(tmp_path / "c.mp4")
     assert frames.shape == (4, 48, 64, 3)
@@ -89,11 +97,15 @@ def test_frame_of_another_size_is_letterboxed_into_the_first_size(tmp_path):
     assert frames[2].min() > 235  # enlarged
 
 
-@pytest.mark.parametrize(("fps", "expected"), [(29.97, 29.97), (0.5, 0.5), (0.0, 25), (float("nan"), 25), (1e9, 1000)])
+@pytest.mark.parametrize(
+    ("fps", "expected"), [(29.97, 29.97), (0.5, 0.5), (0.0, 25), (float("nan"), 25), (1e9, 1000)]
+)
 def test_frame_rate_of_the_file(tmp_path, fps, expected):
     output = open_video(tmp_path)
     for number in (1, 2):
-        output.write(Frame(np.zeros((48, 64, 3), np.uint8), "", "c.mp4", number, fps), found_boxes())
+        output.write(
+            Frame(np.zeros((48, 64, 3), np.uint8), "", "c.mp4", number, fps), found_boxes()
+        )
     output.close()
     assert read(tmp_path / "c.mp4")[1] == pytest.approx(expected)
 
@@ -155,7 +167,10 @@ def test_sizes_beyond_mpeg4_get_another_codec(tmp_path):
 def test_no_codec_gives_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "CODECS", (("avc9", ".mp4"),))
     output = open_video(tmp_path)
-    with pytest.raises(FaultError, match=r"c\.mp4: OpenCV has no codec for a video of 64 x 48 px; --nosave writes no"):
+    with pytest.raises(
+        FaultError,
+        match=r"c\.mp4: OpenCV has no codec for a video of 64 x 48 px; --nosave writes no",
+    ):
         output.write(drawn_frame("c.mp4", 1), found_boxes())
     output.close()
     assert names(tmp_path) == []
@@ -181,7 +196,9 @@ def test_file_that_is_not_whole_is_reported_and_the_others_are_kept(tmp_path):
     for name in ("a.mp4", "b.mp4", "c.mp4"):
         output.write(drawn_frame(name, 1), found_boxes())
     (tmp_path / f"video.tmp.{os.getpid()}.2.mp4").unlink()
-    with pytest.raises(FaultError, match=r"b\.mp4: the video could not be written; perhaps the disk is full"):
+    with pytest.raises(
+        FaultError, match=r"b\.mp4: the video could not be written; perhaps the disk is full"
+    ):
         output.close()
     assert names(tmp_path) == ["a.mp4", "c.mp4"]
 

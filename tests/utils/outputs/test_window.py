@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[3]
 
 
 class FakeCv2(SimpleNamespace):
-    """OpenCV's functions for windows: keys to press are taken from `keys`, calls are recorded with their thread."""
+    """OpenCV's functions for windows: keys to press are taken from `keys`, calls are recorded with
+    their thread.
+    """
 
     WINDOW_NORMAL = WINDOW_KEEPRATIO = WINDOW_GUI_NORMAL = WND_PROP_VISIBLE = 0
     error = cv2.error
@@ -136,24 +138,33 @@ def test_image_is_shown_until_a_key_or_for_its_time(fake):
     patient.close()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems always have a display")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other systems always have a display"
+)
 def test_missing_display_is_one_sentence(monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with pytest.raises(ValueError, match=r"^--view-img: there is no display \(DISPLAY=''\); look at the files"):
+    with pytest.raises(
+        ValueError, match=r"^--view-img: there is no display \(DISPLAY=''\); look at the files"
+    ):
         make()
 
 
 @pytest.mark.parametrize("toolkit", ["", "NONE"])
 def test_opencv_without_windows_is_one_sentence(fake, toolkit):
     fake.toolkit = toolkit
-    with pytest.raises(ValueError, match=r"^--view-img: this OpenCV has no windows; pip uninstall opencv-python-head"):
+    with pytest.raises(
+        ValueError,
+        match=r"^--view-img: this OpenCV has no windows; pip uninstall opencv-python-head",
+    ):
         require_display()
 
 
 def test_toolkit_of_an_old_opencv_is_read_from_its_build_information(monkeypatch):
     text = "General:\n  GUI:                           NONE\n    QT: NO\n"
-    monkeypatch.setattr(window, "cv2", SimpleNamespace(error=cv2.error, getBuildInformation=lambda: text))
+    monkeypatch.setattr(
+        window, "cv2", SimpleNamespace(error=cv2.error, getBuildInformation=lambda: text)
+    )
     assert window._toolkit() == "NONE"
 
 
@@ -171,7 +182,8 @@ def test_macos_needs_the_main_thread(fake, monkeypatch):
     thread.start()
     thread.join()
     assert errors == [
-        "--view-img: macOS shows windows only from the main thread; look at the files in the run folder instead of "
+        "--view-img: macOS shows windows only from the main thread; look at the files in the run "
+        "folder instead of "
         "--view-img"
     ]
     require_display()
@@ -206,13 +218,20 @@ def test_real_window_on_a_virtual_display():
     if window._toolkit() in ("", "NONE"):
         pytest.skip("this OpenCV has no windows")
     with subprocess.Popen(
-        ["Xvfb", "-displayfd", "1", "-screen", "0", "800x600x24"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ["Xvfb", "-displayfd", "1", "-screen", "0", "800x600x24"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as server:
         try:
             assert server.stdout is not None
-            environment = os.environ | {"DISPLAY": f":{int(server.stdout.readline())}", "PYTHONPATH": str(ROOT)}
+            environment = os.environ | {
+                "DISPLAY": f":{int(server.stdout.readline())}",
+                "PYTHONPATH": str(ROOT),
+            }
             command = [sys.executable, "-c", REAL]
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+            )
         finally:
             server.terminate()
     assert (done.returncode, done.stdout) == (0, "shown\nclosed\n"), done.stderr

@@ -5,17 +5,34 @@ import time
 import numpy as np
 import pytest
 
-from utils.plots.annotate import contrasting, default_line_width, draw_boxes, draw_detections, font_for
+from utils.plots.annotate import (
+    contrasting,
+    default_line_width,
+    draw_boxes,
+    draw_detections,
+    font_for,
+)
 from utils.plots.canvas import colour_of, short_name
 
-NAMES = ["cat", "日本語", "two\nlines", "", "a very long name " * 9, "star🙂", "\x1b[2J\0\u202e\udcff", "$x^{"]
+NAMES = [
+    "cat",
+    "日本語",
+    "two\nlines",
+    "",
+    "a very long name " * 9,
+    "star🙂",
+    "\x1b[2J\0\u202e\udcff",
+    "$x^{",
+]
 BLUE_BGR = list(colour_of(0)[::-1])
 
 
 def draw(image, boxes, classes=None, scores=None, names=NAMES, **options):
     boxes = np.array(boxes, np.float64).reshape(-1, 4)
     ids = np.zeros(len(boxes), np.int64) if classes is None else np.array(classes)
-    return draw_detections(image, boxes, ids, None if scores is None else np.array(scores), names, **options)
+    return draw_detections(
+        image, boxes, ids, None if scores is None else np.array(scores), names, **options
+    )
 
 
 def grey(width, height):
@@ -56,11 +73,23 @@ def test_box_is_visible_on_its_own_colour(class_id):
     assert changed[50].sum() == 4  # a line on both sides of the left and of the right edge
 
 
-@pytest.mark.parametrize("size", [(30, 30), (64, 64), (640, 480), (1920, 1080), (3000, 40), (1, 1), (1, 200)])
+@pytest.mark.parametrize(
+    "size", [(30, 30), (64, 64), (640, 480), (1920, 1080), (3000, 40), (1, 1), (1, 200)]
+)
 def test_any_image_size_and_odd_boxes_can_be_drawn(size):
     width, height = size
-    boxes = [[0, 0, width, height], [width, height, width, height], [5, 5, 5, 40], [-50, -50, 9000, 9000]]
-    boxes += [[40, 40, 5, 5], [np.nan, 0, 9, 9], [0, np.inf, 9, 9], [width - 3, height - 3, width, height]]
+    boxes = [
+        [0, 0, width, height],
+        [width, height, width, height],
+        [5, 5, 5, 40],
+        [-50, -50, 9000, 9000],
+    ]
+    boxes += [
+        [40, 40, 5, 5],
+        [np.nan, 0, 9, 9],
+        [0, np.inf, 9, 9],
+        [width - 3, height - 3, width, height],
+    ]
     drawn = draw(grey(*size), boxes, range(8), np.linspace(0.1, 0.9, 8))
     assert drawn.shape == (height, width, 3)
     assert (drawn != 128).any()
@@ -68,7 +97,10 @@ def test_any_image_size_and_odd_boxes_can_be_drawn(size):
 
 def test_line_and_text_grow_with_the_image():
     assert [default_line_width(side, side) for side in (30, 640, 1080, 8000)] == [1, 2, 4, 27]
-    shares = [(draw(grey(s, s), [[s / 4, s / 4, s / 2, s / 2]], scores=[0.5]) != 128).mean() for s in (480, 3000)]
+    shares = [
+        (draw(grey(s, s), [[s / 4, s / 4, s / 2, s / 2]], scores=[0.5]) != 128).mean()
+        for s in (480, 3000)
+    ]
     assert 0.3 < shares[0] / shares[1] < 3
 
 

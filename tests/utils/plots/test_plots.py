@@ -1,4 +1,6 @@
-"""The pictures of a run: each can be decoded, is not blank, and works with no, one, many and oddly named classes."""
+"""The pictures of a run: each can be decoded, is not blank, and works with no, one, many and oddly
+named classes.
+"""
 
 import subprocess
 import sys
@@ -33,7 +35,9 @@ def names_of(count):
 
 
 def read(path, width=300, height=200):
-    """Read a picture, [H, W, 3], and check its size, its content, and that its folder has no temporary file."""
+    """Read a picture, [H, W, 3], and check its size, its content, and that its folder has no
+    temporary file.
+    """
     image = cv2.imread(str(path))
     assert image is not None, f"{path.name} cannot be decoded"
     assert image.shape[0] >= height
@@ -54,7 +58,12 @@ def drawn_fraction(image):
 def write_results(path, epochs, header=HEADER):
     rows = [header]
     for epoch in range(epochs):
-        rows.append(",".join([str(epoch)] + [f"{0.5 + 0.1 * np.sin(epoch + k):.5f}" for k in range(header.count(","))]))
+        rows.append(
+            ",".join(
+                [str(epoch)]
+                + [f"{0.5 + 0.1 * np.sin(epoch + k):.5f}" for k in range(header.count(","))]
+            )
+        )
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path
 
@@ -68,12 +77,17 @@ def test_results_plot_of_any_number_of_epochs(tmp_path, epochs):
 def test_results_plot_of_more_epochs_is_fuller(tmp_path):
     results.plot_results(write_results(tmp_path / "none.csv", 0), tmp_path / "none.png")
     results.plot_results(write_results(tmp_path / "some.csv", 30), tmp_path / "some.png")
-    assert drawn_fraction(read(tmp_path / "some.png")) > 2 * drawn_fraction(read(tmp_path / "none.png"))
+    assert drawn_fraction(read(tmp_path / "some.png")) > 2 * drawn_fraction(
+        read(tmp_path / "none.png")
+    )
 
 
 def test_results_plot_treats_invalid_cells_as_missing(tmp_path):
     path = tmp_path / "results.csv"
-    path.write_text("epoch, train/box_loss, val/box_loss, lr\n0,nan,0.5,\n1,0.4,inf,0.1\n2,0.3\n3,word,0.2,0.1\n")
+    path.write_text(
+        "epoch, train/box_loss, val/box_loss, "
+        "lr\n0,nan,0.5,\n1,0.4,inf,0.1\n2,0.3\n3,word,0.2,0.1\n"
+    )
     columns = results._read_results(path)
     assert list(columns) == ["epoch", "train/box_loss", "val/box_loss", "lr"]
     np.testing.assert_equal(columns["train/box_loss"], [np.nan, 0.4, 0.3, np.nan])
@@ -90,7 +104,14 @@ def test_results_plot_without_data(tmp_path, text):
 
 
 def test_train_and_val_columns_share_panels():
-    columns = ["train/box_loss", "train/dfl_loss", "val/box_loss", "val/dfl_loss", "metrics/mAP_0.5", "lr"]
+    columns = [
+        "train/box_loss",
+        "train/dfl_loss",
+        "val/box_loss",
+        "val/dfl_loss",
+        "metrics/mAP_0.5",
+        "lr",
+    ]
     panels = [results._panel_of(name) for name in columns]
     assert panels == ["box loss", "dfl loss", "box loss", "dfl loss", "mAP", "learning rate"]
 
@@ -99,12 +120,25 @@ def test_train_and_val_columns_share_panels():
 
 
 @pytest.mark.parametrize(
-    ("count", "boxes"), [(0, 0), (3, 0), (1, 1), (1, 500), (3, 50), (12, 500), (80, 5000), (1000, 9000), (10_000, 9000)]
+    ("count", "boxes"),
+    [
+        (0, 0),
+        (3, 0),
+        (1, 1),
+        (1, 500),
+        (3, 50),
+        (12, 500),
+        (80, 5000),
+        (1000, 9000),
+        (10_000, 9000),
+    ],
 )
 def test_labels_plot_of_any_number_of_classes_and_boxes(tmp_path, count, boxes):
     random = np.random.default_rng(0)
     classes = random.integers(0, max(count, 1), boxes)
-    labels.plot_labels(classes, random.uniform(0, 1, (boxes, 4)), names_of(count), tmp_path / "labels.png")
+    labels.plot_labels(
+        classes, random.uniform(0, 1, (boxes, 4)), names_of(count), tmp_path / "labels.png"
+    )
     read(tmp_path / "labels.png", 1200, 800)
 
 
@@ -119,7 +153,10 @@ def test_labels_plot_writes_counts_as_plain_numbers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(labels, "_draw_boxes", draw_and_read)
     labels.plot_labels(
-        np.repeat([0, 1, 2], [5000, 3, 3]), np.full((5006, 4), 0.5), ["a", "b", "c"], tmp_path / "labels.png"
+        np.repeat([0, 1, 2], [5000, 3, 3]),
+        np.full((5006, 4), 0.5),
+        ["a", "b", "c"],
+        tmp_path / "labels.png",
     )
     assert "1,000" in ticks
     assert not [text for text in ticks if "$" in text]
@@ -133,7 +170,11 @@ def test_labels_plot_of_many_classes_shows_those_with_boxes(tmp_path, monkeypatc
         real(axes, *arguments)
         counts = axes.figure.axes[0]
         shown.append(
-            (counts.get_title(loc="left"), [text.get_text() for text in counts.get_xticklabels()], counts.get_xlabel())
+            (
+                counts.get_title(loc="left"),
+                [text.get_text() for text in counts.get_xticklabels()],
+                counts.get_xlabel(),
+            )
         )
 
     monkeypatch.setattr(labels, "_draw_boxes", draw_and_read)
@@ -145,7 +186,9 @@ def test_labels_plot_of_many_classes_shows_those_with_boxes(tmp_path, monkeypatc
 
 
 def test_labels_plot_of_classes_without_names(tmp_path):
-    labels.plot_labels(np.array([5, -1]), np.full((2, 4), 0.5), ["only one"], tmp_path / "labels.png")
+    labels.plot_labels(
+        np.array([5, -1]), np.full((2, 4), 0.5), ["only one"], tmp_path / "labels.png"
+    )
     labels.plot_labels(np.array([-1]), np.full((1, 4), 0.5), names_of(100), tmp_path / "labels.png")
     read(tmp_path / "labels.png")
 
@@ -165,15 +208,26 @@ def batch(count, side=64):
 def test_batch_plot_of_any_number_of_images(tmp_path, count, suffix):
     images, targets = batch(count)
     path = tmp_path / f"batch{suffix}"
-    batches.plot_batch(images, targets, names_of(9), path, scores=np.full(len(targets), 0.87), titles=names_of(count))
+    batches.plot_batch(
+        images,
+        targets,
+        names_of(9),
+        path,
+        scores=np.full(len(targets), 0.87),
+        titles=names_of(count),
+    )
     image = read(path)
     assert max(image.shape) <= batches.MOSAIC_SIDE + 100  # the gaps
 
 
 def test_batch_plot_draws_box_at_its_position(tmp_path):
     images = np.full((1, 480, 480, 3), 255, np.uint8)
-    batches.plot_batch(images, np.array([[0, 0, 100, 200, 300, 400.0]]), ["cat"], tmp_path / "batch.png")
-    drawn = cv2.cvtColor(read(tmp_path / "batch.png"), cv2.COLOR_BGR2RGB)[4:-4, 4:-4]  # without the gap around
+    batches.plot_batch(
+        images, np.array([[0, 0, 100, 200, 300, 400.0]]), ["cat"], tmp_path / "batch.png"
+    )
+    drawn = cv2.cvtColor(read(tmp_path / "batch.png"), cv2.COLOR_BGR2RGB)[
+        4:-4, 4:-4
+    ]  # without the gap around
     assert drawn.shape == (480, 480, 3)
     rows, columns = np.nonzero((drawn == canvas.colour_of(0)).all(2))
     assert (columns.min(), rows.max()) == (100, 400)
@@ -182,7 +236,9 @@ def test_batch_plot_draws_box_at_its_position(tmp_path):
 
 def test_batch_plot_hatches_ignore_regions(tmp_path):
     images = np.full((1, 480, 480, 3), 255, np.uint8)
-    batches.plot_batch(images, np.array([[0, -1, 100, 200, 300, 400.0]]), [], tmp_path / "batch.png")
+    batches.plot_batch(
+        images, np.array([[0, -1, 100, 200, 300, 400.0]]), [], tmp_path / "batch.png"
+    )
     part = read(tmp_path / "batch.png")[234:374, 134:274]
     assert set(np.unique(part)) == {181, 255}  # 0.3 x 255 + 0.7 x 150 = 181.5
     assert abs((part == 181).mean() - 0.5) < 0.05
@@ -197,13 +253,18 @@ def test_batch_plot_accepts_invalid_boxes(tmp_path):
         [7, 0, 1, 1, 9, 9],
     ]
     boxes += [[0, -1, -20, -20, -5, -5], [0, -1, 60, 60, 900, 900], [0, 2, 500, 500, 600, 600]]
-    batches.plot_batch(batch(1)[0], np.array(boxes, float), ODD_NAMES, tmp_path / "batch.jpg", titles=["x" * 500])
+    batches.plot_batch(
+        batch(1)[0], np.array(boxes, float), ODD_NAMES, tmp_path / "batch.jpg", titles=["x" * 500]
+    )
     read(tmp_path / "batch.jpg")
 
 
 def test_batch_plot_keeps_aspect_ratio(tmp_path):
     batches.plot_batch(
-        np.zeros((2, 96, 320, 3), np.uint8), np.array([[0, 0, 1, 1, 300, 90.0]]), ["a"], tmp_path / "b.jpg"
+        np.zeros((2, 96, 320, 3), np.uint8),
+        np.array([[0, 0, 1, 1, 300, 90.0]]),
+        ["a"],
+        tmp_path / "b.jpg",
     )
     height, width, _ = read(tmp_path / "b.jpg", height=100).shape
     assert width / height == pytest.approx(2 * 320 / 96, rel=0.1)
@@ -226,13 +287,22 @@ def curves(count, points=1000):
     recall = quality * (1 - x**3)
     precision = np.clip(quality + 0.3 * x, 0, 1)
     pr = np.clip(1 - (np.linspace(0, 1, 101) / quality) ** 4, 0, 1)
-    return [x, precision, recall, 2 * precision * recall / (precision + recall + 1e-9), np.linspace(0, 1, 101), pr]
+    return [
+        x,
+        precision,
+        recall,
+        2 * precision * recall / (precision + recall + 1e-9),
+        np.linspace(0, 1, 101),
+        pr,
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 12, 80, 1000])
 def test_curve_plots_of_any_number_of_classes(tmp_path, count):
     operating.plot_curves(*curves(count), names_of(count), tmp_path, 0.3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{x}_curve.png" for x in ("F1", "PR", "P", "R")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{x}_curve.png" for x in ("F1", "PR", "P", "R")
+    ]
     for path in tmp_path.iterdir():
         read(path, 900, 600)
 
@@ -274,9 +344,17 @@ def test_confusion_plot_of_empty_matrix(tmp_path, matrix):
 
 def test_confusion_plot_keeps_classes_that_occur(tmp_path):
     matrix = np.zeros((1202, 1202), int)
-    matrix[7, 7], matrix[-1, 1200], matrix[500, -1], matrix[0, -1] = 3, 5, 1, 2  # correct, missed, false positives
+    matrix[7, 7], matrix[-1, 1200], matrix[500, -1], matrix[0, -1] = (
+        3,
+        5,
+        1,
+        2,
+    )  # correct, missed, false positives
     assert confusion._shown_classes(matrix, few=25, most=1000).tolist() == [0, 7, 500, 1200]
-    assert confusion._shown_classes(matrix, few=25, most=2).tolist() == [7, 1200]  # 3 counts for both its axes
+    assert confusion._shown_classes(matrix, few=25, most=2).tolist() == [
+        7,
+        1200,
+    ]  # 3 counts for both its axes
     assert confusion._shown_classes(matrix[:4, :4], few=25, most=1000).tolist() == [0, 1, 2]
     assert confusion._shown_classes(np.zeros((40, 40), int), few=25, most=1000).tolist() == []
     confusion.plot_confusion(matrix, names_of(1201), tmp_path / "confusion.png")
@@ -284,15 +362,21 @@ def test_confusion_plot_keeps_classes_that_occur(tmp_path):
 
 
 def test_confusion_shares_by_hand():
-    # Class a: 8 objects, 6 found, 1 predicted as b, 1 missed. Class b: 4 objects, all found. False positives: 2 a, 5 b.
+    # Class a: 8 objects, 6 found, 1 predicted as b, 1 missed. Class b: 4 objects, all found. False
+    # positives: 2 a, 5 b.
     matrix = np.array([[6, 0, 2], [1, 4, 5], [1, 0, 0]])
-    # a: 6/8, 1/8, 1/8; b: 4/4; of 6 + 0 + 2 = 8 predicted a 2 are false positives, of 1 + 4 + 5 = 10 b 5.
-    np.testing.assert_allclose(confusion._confusion_shares(matrix), [[0.75, 0, 0.25], [0.125, 1, 0.5], [0.125, 0, 0]])
+    # a: 6/8, 1/8, 1/8; b: 4/4; of 6 + 0 + 2 = 8 predicted a 2 are false positives, of 1 + 4 + 5 =
+    # 10 b 5.
+    np.testing.assert_allclose(
+        confusion._confusion_shares(matrix), [[0.75, 0, 0.25], [0.125, 1, 0.5], [0.125, 0, 0]]
+    )
 
 
 def test_confusion_colours_distinguish_right_from_wrong():
     red, _, blue = np.moveaxis(
-        confusion._confusion_colours(np.array([[6.0, 3.0, 2.0], [2.0, 4.0, 5.0], [1.0, 2.0, 0.0]])), -1, 0
+        confusion._confusion_colours(np.array([[6.0, 3.0, 2.0], [2.0, 4.0, 5.0], [1.0, 2.0, 0.0]])),
+        -1,
+        0,
     )
     right = np.diag([True, True, False])
     assert (blue > red)[right].all()
@@ -312,7 +396,9 @@ def test_class_colours_differ():
 
 
 def test_missing_plot_folder_is_named_in_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder: a\.png cannot be written there"):
+    with pytest.raises(
+        FileNotFoundError, match=r"nowhere is not a folder: a\.png cannot be written there"
+    ):
         labels.plot_labels(np.zeros(0), np.zeros((0, 4)), [], tmp_path / "nowhere" / "a.png")
 
 
@@ -336,13 +422,18 @@ def test_pyplot_is_never_imported(tmp_path):
     )
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, tmp_path], cwd=root, capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", code, tmp_path],
+        cwd=root,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_confusion_plot_with_numbers_is_fast(tmp_path):
-    """A picture with 676 numbers takes about twice the CPU time of this thread that it takes without them."""
+    """A picture with 676 numbers takes about twice the CPU time of this thread that it takes
+    without them.
+    """
 
     def seconds(matrix):
         start = time.thread_time()

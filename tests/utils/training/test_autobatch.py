@@ -1,4 +1,6 @@
-"""--batch-size -1: the search for all thresholds, the count against the allocator, the choice against real steps."""
+"""--batch-size -1: the search for all thresholds, the count against the allocator, the choice
+against real steps.
+"""
 
 import copy
 import gc
@@ -71,7 +73,9 @@ def check(found: int, tried: list[int], best: int, most: int) -> None:
     assert found == best or found >= 8  # small batches are exact
     assert found == 0 or found in tried
     near = found + max(found // 8, 1)
-    assert near >= most or any(found < size <= near for size in tried)  # a batch this close does not fit
+    assert near >= most or any(
+        found < size <= near for size in tried
+    )  # a batch this close does not fit
     assert len(tried) == len(set(tried))
     assert all(1 <= size <= most for size in tried)
 
@@ -84,35 +88,51 @@ def test_search_finds_every_threshold_without_memory_numbers(most):
         assert len(tried) <= math.log2(most) + 5
 
 
-@pytest.mark.parametrize(("base", "each"), [(0, 7), (5, 7), (1000, 7), (100_000, 7), (300, 1), (10, 1000)])
+@pytest.mark.parametrize(
+    ("base", "each"), [(0, 7), (5, 7), (1000, 7), (100_000, 7), (300, 1), (10, 1000)]
+)
 @pytest.mark.parametrize("most", [1, 40, 1024])
 def test_search_with_linear_memory_takes_few_trials(base, each, most):
     for best in range(most + 1):
-        found, tried = search(lambda batch: base + each * batch, base + each * best + each // 2, most)
+        found, tried = search(
+            lambda batch: base + each * batch, base + each * best + each // 2, most
+        )
         check(found, tried, best, most)
         assert len(tried) <= 8
         assert max(tried) <= max(best * 9 / 8, best + 1)  # no trial goes far beyond the budget
 
 
 def test_search_trials_by_hand():
-    # 1 takes 12 and 2 take 14, so 23 would end at 6.5 (6); that is within 4 * 2, fits with 22, and 7 take 24.
+    # 1 takes 12 and 2 take 14, so 23 would end at 6.5 (6); that is within 4 * 2, fits with 22, and
+    # 7 take 24.
     assert search(lambda batch: 10 + 2 * batch, 23, 1024) == (6, [1, 2, 6, 7])
-    # The line from (1, 5) to (2, 5) is flat: double. 4 take 20: (23 - 20) / (15 / 2) is no image, so 5, but 25.
-    assert search(lambda batch: max(5 * batch, 5) if batch > 2 else 5, 23, 1024) == (4, [1, 2, 4, 5])
+    # The line from (1, 5) to (2, 5) is flat: double. 4 take 20: (23 - 20) / (15 / 2) is no image,
+    # so 5, but 25.
+    assert search(lambda batch: max(5 * batch, 5) if batch > 2 else 5, 23, 1024) == (
+        4,
+        [1, 2, 4, 5],
+    )
 
 
 def test_search_with_noisy_memory_steps_finds_fitting_batch():
     chance = random.Random(0)
     for _ in range(3000):
-        base, each, block = chance.uniform(0, 500), 10 ** chance.uniform(-1, 2), 10 ** chance.uniform(-1, 2)
+        base, each, block = (
+            chance.uniform(0, 500),
+            10 ** chance.uniform(-1, 2),
+            10 ** chance.uniform(-1, 2),
+        )
         needs = [
-            math.ceil((base + each * batch) * chance.uniform(0.97, 1.03) / block) * block for batch in range(1, 1025)
+            math.ceil((base + each * batch) * chance.uniform(0.97, 1.03) / block) * block
+            for batch in range(1, 1025)
         ]
         budget = int(base + each * 10 ** chance.uniform(-0.5, 3))
         found, tried = search(lambda batch: needs[batch - 1], budget, 1024)  # noqa: B023
         assert found == 0 or int(needs[found - 1]) <= budget
         near = found + max(found // 8, 1)
-        assert near >= 1024 or any(int(needs[size - 1]) > budget for size in tried if found < size <= near)
+        assert near >= 1024 or any(
+            int(needs[size - 1]) > budget for size in tried if found < size <= near
+        )
         assert len(tried) <= 20
 
 
@@ -153,7 +173,9 @@ def test_step_memory_counts_saved_tensors_until_backward():
 
 def allocator_peak(step: Callable[[], None]) -> int:
     """The peak bytes of torch's own allocator, as the profiler records them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         step()
     now = peak = 0
     for event in profile.profiler.kineto_results.events():
@@ -187,8 +209,13 @@ def test_step_memory_is_none_when_out_of_memory_and_frees_tensors(kind, words):
     def step() -> None:
         tensor = torch.zeros(1000, requires_grad=True)
         holder = nn.Module()
-        holder.itself, holder.map = [holder], tensor.exp()  # a cycle, which only the garbage collector frees
-        references.extend(weakref.ref(each) for each in (tensor, holder, holder.map.untyped_storage()))
+        holder.itself, holder.map = (
+            [holder],
+            tensor.exp(),
+        )  # a cycle, which only the garbage collector frees
+        references.extend(
+            weakref.ref(each) for each in (tensor, holder, holder.map.untyped_storage())
+        )
         raise kind(words)
 
     assert step_memory(step, CPU) is None
@@ -238,7 +265,9 @@ def test_memory_budgets_of_devices_and_processes(monkeypatch, device, free, proc
 
 @pytest.fixture
 def simulated_steps(monkeypatch):
-    """Simulated steps of 100 MiB and 10 MiB per image, with a budget of 1 GiB: the list of trials, and the step."""
+    """Simulated steps of 100 MiB and 10 MiB per image, with a budget of 1 GiB: the list of trials,
+    and the step.
+    """
     trials: list[int] = []
     monkeypatch.setattr(autobatch, "memory_budget", lambda *_: GIB)
     monkeypatch.setattr(autobatch, "step_memory", lambda step, _: step())
@@ -250,7 +279,12 @@ def simulated_steps(monkeypatch):
     [
         # (1024 - 100) / 10 = 92.4; the line leads to 92 less a 32nd, which is 90
         (5000, 1, 90, "batch 90: a step of 90 images needs 1000 MiB of the allowed 1.0 GiB"),
-        (5000, 4, 360, "batch 360 (4 x 90): a step of 90 images needs 1000 MiB of the allowed 1.0 GiB"),
+        (
+            5000,
+            4,
+            360,
+            "batch 360 (4 x 90): a step of 90 images needs 1000 MiB of the allowed 1.0 GiB",
+        ),
         (
             131,
             2,
@@ -265,7 +299,13 @@ def simulated_steps(monkeypatch):
             "batch 1024 (32 x 32): a step of 32 images needs 420 MiB of the allowed 1.0 GiB; "
             "more than 1024 are not tried",
         ),
-        (1, 1, 1, "batch 1: a step of 1 image needs 110 MiB of the allowed 1.0 GiB; limited by the 1 training image"),
+        (
+            1,
+            1,
+            1,
+            "batch 1: a step of 1 image needs 110 MiB of the allowed 1.0 GiB; limited by the 1 "
+            "training image",
+        ),
     ],
 )
 def test_chosen_batch_sizes_and_messages(simulated_steps, images, shares, batch, words):
@@ -286,12 +326,15 @@ def test_choose_batch_takes_minimum_over_processes(simulated_steps):
 
     batch, sentence = choose_batch(step, world_min, device=CPU, images=5000, shares=3)
     assert (batch, given) == (51, [GIB, 90])
-    assert sentence.startswith("--batch-size -1: batch 51 (3 x 17): a step of 90 images needs 1000 MiB")
+    assert sentence.startswith(
+        "--batch-size -1: batch 51 (3 x 17): a step of 90 images needs 1000 MiB"
+    )
 
 
 @pytest.mark.parametrize("others", [[GIB, 0], [50 * MIB, 500], [-1, 500]])
 def test_too_little_memory_is_refused_on_all_processes(simulated_steps, others):
-    # In the first case it fits on this process, but not on another; the number of collectives must not depend on it.
+    # In the first case it fits on this process, but not on another; the number of collectives must
+    # not depend on it.
     trials, step = simulated_steps
     calls = iter(others)
     with pytest.raises(ValueError, match="not even one image fits in") as caught:
@@ -305,7 +348,9 @@ def test_too_little_memory_is_refused_on_all_processes(simulated_steps, others):
 
 
 def test_batch_that_does_not_fit_when_compiled_is_reduced(simulated_steps):
-    """Compiled, 100 MiB and 20 MiB per image: 90 need 1900 MiB, 90 x 1024 / 1900 = 48; they need 1060, and 46 fit."""
+    """Compiled, 100 MiB and 20 MiB per image: 90 need 1900 MiB, 90 x 1024 / 1900 = 48; they need
+    1060, and 46 fit.
+    """
     _, step = simulated_steps
     tried: list[int] = []
 
@@ -316,13 +361,19 @@ def test_batch_that_does_not_fit_when_compiled_is_reduced(simulated_steps):
     batch, sentence = choose_batch(step, single_process, device=CPU, images=5000, check=check)
     assert tried == [90, 48, 46]
     assert batch == 46
-    assert sentence.startswith("--batch-size -1: batch 46: a step of 90 images needs 1000 MiB of the allowed 1.0 GiB;")
+    assert sentence.startswith(
+        "--batch-size -1: batch 46: a step of 90 images needs 1000 MiB of the allowed 1.0 GiB;"
+    )
     assert sentence.endswith("; compiled, a step of 46 images needs 1020 MiB")
 
 
 def test_checked_batch_by_hand():
-    # Memory runs out: an eighth less each time, 16, 14, 12 and so on; another process may need a smaller batch still.
-    assert checked_batch(lambda batch: 10 if batch < 11 else None, 10, 16, single_process) == (10, 10)
+    # Memory runs out: an eighth less each time, 16, 14, 12 and so on; another process may need a
+    # smaller batch still.
+    assert checked_batch(lambda batch: 10 if batch < 11 else None, 10, 16, single_process) == (
+        10,
+        10,
+    )
     others = iter([5, 5])
     assert checked_batch(lambda batch: batch, 10, 8, lambda size: min(size, next(others))) == (5, 5)
     assert checked_batch(lambda _: None, 10, 3, single_process) == (0, 0)
@@ -333,11 +384,15 @@ def test_checked_batch_by_hand():
 def test_choose_batch_refuses_fewer_images_than_processes(simulated_steps):
     _, step = simulated_steps
     for images, shares in [(0, 1), (3, 4)]:
-        with pytest.raises(ValueError, match=f"-1: {images} training images are too few for {shares} processes"):
+        with pytest.raises(
+            ValueError, match=f"-1: {images} training images are too few for {shares} processes"
+        ):
             choose_batch(step, single_process, device=CPU, images=images, shares=shares)
 
 
-def training_step(model: nn.Module, side: int, *, optimizer: str = "SGD", amp: bool = False) -> Callable[[int], None]:
+def training_step(
+    model: nn.Module, side: int, *, optimizer: str = "SGD", amp: bool = False
+) -> Callable[[int], None]:
     """A step of train.py on copies, as in the middle of a run, of images with 100 boxes each."""
     criterion = build_loss(model.head, LossGains())
 
@@ -371,7 +426,11 @@ def test_chosen_batch_fits_real_step_and_larger_batch_does_not(tiny_model, monke
 
     batch, sentence = choose_batch(step, single_process, device=CPU, images=5000)
     assert 4 <= batch < 40
-    assert step_memory(lambda: step(batch), CPU) <= 20 * MIB < step_memory(lambda: step(batch + batch // 8 + 1), CPU)
+    assert (
+        step_memory(lambda: step(batch), CPU)
+        <= 20 * MIB
+        < step_memory(lambda: step(batch + batch // 8 + 1), CPU)
+    )
     assert (batch, sentence) == choose_batch(step, single_process, device=CPU, images=5000)
 
     assert torch.random.get_rng_state().equal(drawn)
@@ -405,8 +464,20 @@ def test_chosen_batch_uses_allowed_share_of_gpu_memory():
 @pytest.mark.parametrize(
     ("batch", "size", "processes", "advice"),
     [
-        (64, 640, 1, "--batch-size 64 and --imgsz 640: try --batch-size 32, --imgsz 480, --checkpoint-activations;"),
-        (6, 100, 3, "--batch-size 6 and --imgsz 100: try --batch-size 3, --imgsz 64, --checkpoint-activations;"),
+        (
+            64,
+            640,
+            1,
+            "--batch-size 64 and --imgsz 640: try --batch-size 32, --imgsz 480, "
+            "--checkpoint-activations;",
+        ),
+        (
+            6,
+            100,
+            3,
+            "--batch-size 6 and --imgsz 100: try --batch-size 3, --imgsz 64, "
+            "--checkpoint-activations;",
+        ),
         (2, 32, 2, "--batch-size 2 and --imgsz 32: try --checkpoint-activations;"),
     ],
 )

@@ -18,7 +18,11 @@ from utils.training.batch_size import GlobalBatch
 )
 def test_global_batch_by_hand(size, processes, per_process, accumulate, loss_scale):
     batch = GlobalBatch(size, processes)
-    assert (batch.per_process, batch.accumulate, batch.loss_scale) == (per_process, accumulate, loss_scale)
+    assert (batch.per_process, batch.accumulate, batch.loss_scale) == (
+        per_process,
+        accumulate,
+        loss_scale,
+    )
 
 
 def test_weight_decay_scales_with_images_per_step():
@@ -43,16 +47,24 @@ def test_indivisible_batch_size_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("size", "images", "expected"), [(16, 100, 16), (16, 16, 16), (16, 15, 8), (16, 1, 1), (12, 5, 4)]
+    ("size", "images", "expected"),
+    [(16, 100, 16), (16, 16, 16), (16, 15, 8), (16, 1, 1), (12, 5, 4)],
 )
 def test_batch_size_is_limited_to_number_of_images(size, images, expected):
     logged = []
-    assert GlobalBatch(size).limited_to(images, logged.append).size == expected  # the largest divisor that they fill
+    assert (
+        GlobalBatch(size).limited_to(images, logged.append).size == expected
+    )  # the largest divisor that they fill
     many = "image" if images == 1 else "images"
-    line = f"--batch-size {size}: {images} training {many}, so {expected}, its largest divisor that they fill"
+    line = (
+        f"--batch-size {size}: {images} training {many}, so {expected}, its largest divisor "
+        "that they fill"
+    )
     assert logged == ([line] if expected < size else [])
 
 
 def test_too_few_images_for_the_processes_are_refused():
-    with pytest.raises(ValueError, match=r"^3 training images are too few for 4 processes: the batch would be 2$"):
+    with pytest.raises(
+        ValueError, match=r"^3 training images are too few for 4 processes: the batch would be 2$"
+    ):
         GlobalBatch(8, 4).limited_to(3)

@@ -20,23 +20,42 @@ HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
     ("values", "sentence"),
     [
         ({"epochs": 0}, "--epochs 0: train for 1 epoch or more"),
-        ({"batch_size": 0}, "--batch-size 0: choose 1 or more, or -1 for the largest that fits in memory"),
+        (
+            {"batch_size": 0},
+            "--batch-size 0: choose 1 or more, or -1 for the largest that fits in memory",
+        ),
         ({"imgsz": 31}, "--imgsz 31: choose 32 to 8192 pixels"),
         ({"imgsz": 10**6}, "--imgsz 1000000: choose 32 to 8192 pixels"),
-        ({"tile": 31}, "--tile 31: choose the side of a tile in pixels, 32 or more, or 0 to train on whole images"),
-        ({"tile_overlap": 0.95}, "--tile-overlap 0.95: choose a fraction of the tile's side from 0 to 0.9"),
+        (
+            {"tile": 31},
+            "--tile 31: choose the side of a tile in pixels, 32 or more, or 0 to train on whole "
+            "images",
+        ),
+        (
+            {"tile_overlap": 0.95},
+            "--tile-overlap 0.95: choose a fraction of the tile's side from 0 to 0.9",
+        ),
         ({"workers": -1}, "--workers -1: choose 0 (load in the training process) or more"),
         ({"patience": -1}, "--patience -1: choose a number of epochs, or 0: no early stopping"),
         ({"label_smoothing": 1.0}, "--label-smoothing 1.0: choose a number from 0 to below 1"),
-        ({"label_smoothing": float("nan")}, "--label-smoothing nan: choose a number from 0 to below 1"),
+        (
+            {"label_smoothing": float("nan")},
+            "--label-smoothing nan: choose a number from 0 to below 1",
+        ),
         ({"freeze": (3, -1)}, "--freeze [3, -1]: layer numbers start at 0"),
         ({"close_mosaic": -1}, "--close-mosaic -1: choose a number of epochs, or 0"),
         ({"seed": -1}, "--seed -1: choose 0 to 9223372036854775807"),
-        ({"optimizer": "sgd"}, "--optimizer sgd: choose auto, SGD, Adam, AdamW or Muon (did you mean SGD?)"),
+        (
+            {"optimizer": "sgd"},
+            "--optimizer sgd: choose auto, SGD, Adam, AdamW or Muon (did you mean SGD?)",
+        ),
         ({"amp": "fp8"}, "--amp fp8: choose one of auto, fp64, fp32, bf16, fp16"),
         ({"cache": "gpu"}, "--cache gpu: choose one of auto, ram, disk, device, off"),
         ({"val_period": 0}, "--val-period 0: choose a number of epochs, 1 or more"),
-        ({"compile": "fast"}, "--compile fast: choose one of off, default, reduce-overhead, max-autotune"),
+        (
+            {"compile": "fast"},
+            "--compile fast: choose one of off, default, reduce-overhead, max-autotune",
+        ),
         ({"compile": "default", "rect": True}, "--compile and --rect cannot be used together"),
         ({"compile": "default", "shard": True}, "--compile and --shard cannot be used together"),
         (
@@ -67,7 +86,9 @@ def test_train_config_round_trips_through_yaml_and_is_frozen():
 
 
 def test_processes_must_agree_on_cache_but_not_on_cache_dir():
-    """With --cache device the processes agree on whether the images fit, and their pixels differ slightly."""
+    """With --cache device the processes agree on whether the images fit, and their pixels differ
+    slightly.
+    """
     assert TrainConfig(cache="device").training() != TrainConfig(cache="ram").training()
     assert TrainConfig(cache_dir="/one").training() == TrainConfig(cache_dir="/another").training()
 
@@ -123,7 +144,9 @@ def test_hyp_files_contain_published_values(column, name):
 
 @pytest.mark.parametrize("path", HYPS, ids=lambda path: path.stem)
 def test_hyp_files_list_every_hyperparameter(path):
-    given = [line.split(":")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
+    given = [
+        line.split(":")[0] for line in path.read_text().splitlines() if not line.startswith("#")
+    ]
     assert given == ["optimizer", *read_hyp(path)[1].as_dict()]
 
 
@@ -134,13 +157,22 @@ def write_hyp(tmp_path: Path, text: str | bytes) -> Path:
 
 
 def test_yolov5_hyp_file_is_accepted(tmp_path):
-    text = "# comment\nlr0: 0.02  # first\niou_t: 0.20  # unused\nanchor_t: 4.0\n# anchors: 3\nfl_gamma: 0.0\n"
+    text = (
+        "# comment\nlr0: 0.02  # first\niou_t: 0.20  # unused\nanchor_t: 4.0\n# anchors: "
+        "3\nfl_gamma: 0.0\n"
+    )
     assert read_hyp(write_hyp(tmp_path, text)) == ("auto", Hyp(lr0=0.02))
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("lr0: 1e-3", 0.001), ("lr0: 1.0e-3", 0.001), ("lr0: 1", 1.0), ("{lr0: 0.5}", 0.5), ("\ufefflr0: .5", 0.5)],
+    [
+        ("lr0: 1e-3", 0.001),
+        ("lr0: 1.0e-3", 0.001),
+        ("lr0: 1", 1.0),
+        ("{lr0: 0.5}", 0.5),
+        ("\ufefflr0: .5", 0.5),
+    ],
 )
 def test_hyp_number_formats_are_read(tmp_path, text, value):
     assert read_hyp(write_hyp(tmp_path, text)) == ("auto", Hyp(lr0=value))
@@ -161,15 +193,25 @@ def test_written_hyp_file_is_read_back(tmp_path, optimizer):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("lr0: 0.1\nlr: 0.1", "my.yaml line 2: unknown key 'lr'; known keys are anchor_t, anchors, box"),
+        (
+            "lr0: 0.1\nlr: 0.1",
+            "my.yaml line 2: unknown key 'lr'; known keys are anchor_t, anchors, box",
+        ),
         ("lr0: 0.1\n\nlr0: 0.2", "my.yaml line 3: lr0 is given twice"),
         ("lr0: fast", "my.yaml line 1: lr0 is 'fast', expected a number"),
         ("lr0: '0.1'", "my.yaml line 1: lr0 is '0.1', expected a number"),
         ("lr0: true", "my.yaml line 1: lr0 is 'true', expected a number"),
         ("lr0:", "my.yaml line 1: lr0 is '', expected a number"),
-        ("optimizer: sgd", "my.yaml line 1: optimizer is 'sgd', expected SGD, Adam, AdamW or Muon (did you mean SGD?)"),
+        (
+            "optimizer: sgd",
+            "my.yaml line 1: optimizer is 'sgd', expected SGD, Adam, AdamW or Muon (did you mean "
+            "SGD?)",
+        ),
         ("optimizer: 1", "my.yaml line 1: optimizer is '1', expected SGD, Adam, AdamW or Muon"),
-        ("optimizer: auto", "my.yaml line 1: optimizer is 'auto', expected SGD, Adam, AdamW or Muon"),
+        (
+            "optimizer: auto",
+            "my.yaml line 1: optimizer is 'auto', expected SGD, Adam, AdamW or Muon",
+        ),
         ("optimizer: SGD\noptimizer: SGD", "my.yaml line 2: optimizer is given twice"),
         ("lr0: .nan", "my.yaml line 1: lr0 is '.nan', expected a number"),
         ("lr0: nan", "my.yaml line 1: lr0 is nan, allowed are 0 to 1e+06"),
@@ -182,13 +224,25 @@ def test_written_hyp_file_is_read_back(tmp_path, optimizer):
         ('"a\\nb\\e[2J": [1]', r"my.yaml line 1: a\nb\x1b[2J holds a list"),
         ('"a\\nb\\e[2J": 1', r"my.yaml line 1: unknown key 'a\nb\x1b[2J'; known"),
         ('lr0: "a\\nb\\e[2J"', r"my.yaml line 1: lr0 is 'a\nb\x1b[2J', expected"),
-        ("lr0: [0.1]", "my.yaml line 1: lr0 holds a list, a mapping or an alias; expected `key: number` lines"),
-        ("box: 1\nlr0:\n  a: 1", "my.yaml line 3: lr0 holds a list, a mapping or an alias; expected"),
-        ("lr0: &a 0.1\nlrf: *a", "my.yaml line 2: lrf holds a list, a mapping or an alias; expected"),
+        (
+            "lr0: [0.1]",
+            "my.yaml line 1: lr0 holds a list, a mapping or an alias; expected `key: number` lines",
+        ),
+        (
+            "box: 1\nlr0:\n  a: 1",
+            "my.yaml line 3: lr0 holds a list, a mapping or an alias; expected",
+        ),
+        (
+            "lr0: &a 0.1\nlrf: *a",
+            "my.yaml line 2: lrf holds a list, a mapping or an alias; expected",
+        ),
         ("[lr0]: 0.1", "my.yaml line 1: found a list, a mapping or an alias; expected"),
         ("lr0: !!float 0.1", "my.yaml line 1: lr0 is '0.1', expected a number"),
         ("lr0: !!python/name:os.system 1", "my.yaml line 1: lr0 is '1', expected a number"),
-        ("lr0: !!python/object/apply:os.system ['touch pwned']", "my.yaml line 1: lr0 holds a list, a mapping"),
+        (
+            "lr0: !!python/object/apply:os.system ['touch pwned']",
+            "my.yaml line 1: lr0 holds a list, a mapping",
+        ),
         ("lr0: 0.1\n---\nlr0: 0.2", "my.yaml: holds more than one document"),
         ("", "my.yaml: expected `key: number` lines"),
         ("lr0", "my.yaml: expected `key: number` lines"),
@@ -211,8 +265,11 @@ def test_invalid_hyp_files_are_refused(tmp_path, monkeypatch, text, sentence):
 @pytest.mark.parametrize(
     "text",
     [
-        "a: &a [1, 1]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(ascii_letters)) + "lr0: *Z",
-        "a: &a {k: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in pairwise(ascii_letters)),
+        "a: &a [1, 1]\n"
+        + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(ascii_letters))
+        + "lr0: *Z",
+        "a: &a {k: 1}\n"
+        + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in pairwise(ascii_letters)),
         "lr0: " + "[" * 60_000,
         "lr0: " + "{a: " * 15_000,
         "lr0: 0.1 #" + "x" * 10**7,
@@ -235,7 +292,9 @@ def test_key_near_to_a_known_one_is_suggested(tmp_path):
 
 
 def test_unreadable_hyp_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"absent\.yaml: cannot be read: No such file or directory"):
+    with pytest.raises(
+        ValueError, match=r"absent\.yaml: cannot be read: No such file or directory"
+    ):
         read_hyp(tmp_path / "absent.yaml")
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         read_hyp(tmp_path)

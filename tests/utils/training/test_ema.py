@@ -33,7 +33,11 @@ def test_ema_equals_slow_loop():
         ema.update(model.state_dict())
         keep = 0.99 * (1 - math.exp(-t / 5.0))
         for key, value in model.state_dict().items():
-            slow[key] = keep * slow[key] + (1 - keep) * value if value.is_floating_point() else value.double()
+            slow[key] = (
+                keep * slow[key] + (1 - keep) * value
+                if value.is_floating_point()
+                else value.double()
+            )
     assert ema.updates == 20
     for key, value in ema.state_dict().items():
         torch.testing.assert_close(value.double(), slow[key], rtol=1e-5, atol=1e-6)
@@ -41,7 +45,9 @@ def test_ema_equals_slow_loop():
     assert ema.state_dict()["1.num_batches_tracked"] == 20
 
 
-@pytest.mark.parametrize(("update", "keep"), [(1, 0.9999 * 0.000499875), (2000, 0.9999 * 0.632121), (10**6, 0.9999)])
+@pytest.mark.parametrize(
+    ("update", "keep"), [(1, 0.9999 * 0.000499875), (2000, 0.9999 * 0.632121), (10**6, 0.9999)]
+)
 def test_ema_decay_by_hand(update, keep):
     # 1 - exp(-1/2000) = 0.000499875; 1 - exp(-1) = 0.632121
     model = nn.Linear(1, 1, bias=False)
@@ -76,7 +82,9 @@ def test_ema_model_is_in_eval_mode_without_gradients():
 
 
 def test_ema_of_live_state_follows_loaded_and_moved_weights():
-    """The lists that are made once stay right when weights are loaded, or get another layout in memory."""
+    """The lists that are made once stay right when weights are loaded, or get another layout in
+    memory.
+    """
     model = make_model()
     replica = Replica(model, World(torch.device("cpu")))
     ema = EMA(model, decay=0.5, tau=1e-9)  # the mean of the old average and the new weights
@@ -115,8 +123,15 @@ def test_ema_of_unchanged_model_is_bitwise_equal():
 
 @pytest.mark.parametrize(
     ("steps", "decay", "tau"),
-    # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, clipped to 2..10,000; tau at most 2,000.
-    [(0, 0.5, 2), (2000, 0.99, 100), (20_000, 0.999, 1000), (200_000, 0.9999, 2000), (10**6, 0.9999, 2000)],
+    # A twentieth of the run: 0, 100, 1,000, 10,000 and 50,000 steps, clipped to 2..10,000; tau at
+    # most 2,000.
+    [
+        (0, 0.5, 2),
+        (2000, 0.99, 100),
+        (20_000, 0.999, 1000),
+        (200_000, 0.9999, 2000),
+        (10**6, 0.9999, 2000),
+    ],
 )
 def test_ema_constants_of_run_lengths(steps, decay, tau):
     assert ema_constants(steps) == pytest.approx((decay, tau))

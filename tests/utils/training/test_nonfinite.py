@@ -1,4 +1,6 @@
-"""Steps that are not finite: the rule by hand, both ways to skip a step, and whole runs with nan or inf in the loss."""
+"""Steps that are not finite: the rule by hand, both ways to skip a step, and whole runs with nan or
+inf in the loss.
+"""
 
 import math
 import os
@@ -47,14 +49,21 @@ def one_step(model: nn.Module, steps: NonFiniteGuard, images: Tensor, gain: floa
 @pytest.mark.parametrize("on_the_device", [False, True])
 @pytest.mark.parametrize("fault", ["loss", "input"])
 def test_nonfinite_step_has_no_effect(name, on_the_device, fault):
-    """Both ways to skip a step give the result of a run without the batch, even if it is the first batch."""
+    """Both ways to skip a step give the result of a run without the batch, even if it is the first
+    batch.
+    """
     torch.manual_seed(1)
     batches = list(torch.randn(4, 8, 3))
     models = [net(), net()]
-    optimizers = [build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models]
+    optimizers = [
+        build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01) for model in models
+    ]
     if on_the_device:
         use_fused(optimizers[0])
-    steps = [NonFiniteGuard(opt, running_statistics(model), CPU) for model, opt in zip(models, optimizers, strict=True)]
+    steps = [
+        NonFiniteGuard(opt, running_statistics(model), CPU)
+        for model, opt in zip(models, optimizers, strict=True)
+    ]
     for number, batch in enumerate(batches):
         if number in (0, 2):  # corrupts the statistics too
             bad = batch.clone()
@@ -64,13 +73,17 @@ def test_nonfinite_step_has_no_effect(name, on_the_device, fault):
         for model, own in zip(models, steps, strict=True):
             one_step(model, own, batch)
     assert (steps[0].skipped, steps[0].in_a_row, steps[1].skipped) == (2, 0, 0)
-    for (key, value), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+    for (key, value), other in zip(
+        models[0].state_dict().items(), models[1].state_dict().values(), strict=True
+    ):
         if "num_batches" not in key:  # has no effect
             assert torch.allclose(value, other, rtol=1e-6, atol=1e-7), key
 
 
 def test_infinite_batchnorm_statistics_keep_previous_values():
-    """An input of 1e20 has a variance of 1e40, more than float32 can hold; normalised by it, all values are near 0."""
+    """An input of 1e20 has a variance of 1e40, more than float32 can hold; normalised by it, all
+    values are near 0.
+    """
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = NonFiniteGuard(optimizer, running_statistics(model), CPU)
@@ -98,7 +111,9 @@ def test_guard_is_stuck_after_10_nonfinite_steps():
 
 def test_float16_guard_is_stuck_after_26_nonfinite_steps():
     """From 2**16 to 1 there are 16 halvings, each a skipped step; 10 more are allowed: 26."""
-    steps = NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
+    steps = NonFiniteGuard(
+        torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True
+    )
     for _ in range(25):
         steps.step(torch.tensor(math.inf))
     assert not steps.stuck
@@ -107,11 +122,15 @@ def test_float16_guard_is_stuck_after_26_nonfinite_steps():
 
 
 def float16_guard() -> NonFiniteGuard:
-    return NonFiniteGuard(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True)
+    return NonFiniteGuard(
+        torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), [], CPU, searching=True
+    )
 
 
 def test_steps_that_find_the_float16_scale_are_not_counted_as_skipped():
-    """From 2**16 to 1 there are 16 halvings; after 2000 finite steps the scale doubles and may be halved once more."""
+    """From 2**16 to 1 there are 16 halvings; after 2000 finite steps the scale doubles and may be
+    halved once more.
+    """
     steps, scale = float16_guard(), 16
     for _ in range(3):
         steps.step(torch.tensor(math.inf))
@@ -136,7 +155,9 @@ def test_float16_search_continues_after_a_resume():
             guard.step(torch.tensor(math.inf))
     assert resumed.state_dict() == steps.state_dict()
     assert (steps.searched, steps.skipped) == (16, 1)
-    other.load_state_dict({"skipped": 2, "in_a_row": 1})  # of an older checkpoint, or of a run in bfloat16
+    other.load_state_dict(
+        {"skipped": 2, "in_a_row": 1}
+    )  # of an older checkpoint, or of a run in bfloat16
     other.step(torch.tensor(math.inf))
     assert (other.searched, other.skipped, other.in_a_row) == (1, 2, 2)
 
@@ -189,7 +210,9 @@ def all_finite(file: Path) -> bool:
         for name, value in values.items()
     }
     assert state or "optimizer" not in saved
-    return all(value.isfinite().all() for value in (saved["model"] | saved.get("ema", {}) | state).values())
+    return all(
+        value.isfinite().all() for value in (saved["model"] | saved.get("ema", {}) | state).values()
+    )
 
 
 @pytest.fixture
@@ -216,7 +239,9 @@ def test_run_skips_and_counts_nonfinite_step(flags, tmp_path, capsys, value):
 @pytest.mark.usefixtures("_restored")
 def test_run_in_float16_reports_the_search_for_its_scale_as_such(flags, capsys, monkeypatch):
     def with_search(*given: Any, **_: Any) -> NonFiniteGuard:
-        return NonFiniteGuard(*given, searching=True)  # as with a float16 scaler, which a CPU has not
+        return NonFiniteGuard(
+            *given, searching=True
+        )  # as with a float16 scaler, which a CPU has not
 
     monkeypatch.setattr("utils.training.state.NonFiniteGuard", with_search)
     corrupt_losses(3, 3)
@@ -230,14 +255,22 @@ def test_run_in_float16_reports_the_search_for_its_scale_as_such(flags, capsys, 
 @pytest.mark.usefixtures("_restored")
 def test_run_stops_after_10_nonfinite_steps_and_names_images(flags, tmp_path):
     corrupt_losses(3, 10**6)
-    with pytest.raises(NonFiniteError, match="was not finite in 10 optimizer steps in a row") as stopped:
+    with pytest.raises(
+        NonFiniteError, match="was not finite in 10 optimizer steps in a row"
+    ) as stopped:
         train.main(train.parse_args([*flags, "--save-minutes", "1e-9"])[0], train.World(CPU))
-    seen = [int(number) for number in re.search(r"images \[([\d, ]+)\]", str(stopped.value))[1].split(",")]
+    seen = [
+        int(number)
+        for number in re.search(r"images \[([\d, ]+)\]", str(stopped.value))[1].split(",")
+    ]
     assert len(seen) == 4
     assert all(f"{number}.png" in str(stopped.value) for number in seen)
     last = tmp_path / "exp" / "weights" / "last.pt"
     assert all_finite(last)
-    said = f". Start a new run with --weights {last}, and a learning rate (lr0 in --hyp) below 0.01 or --amp fp32"
+    said = (
+        f". Start a new run with --weights {last}, and a learning rate (lr0 in --hyp) below "
+        "0.01 or --amp fp32"
+    )
     assert said in str(stopped.value)
 
 
@@ -258,18 +291,28 @@ def test_run_with_huge_weights_names_the_last_usable_checkpoint(flags, tmp_path,
     with pytest.raises(NonFiniteError) as stopped:
         train.main(train.parse_args(words)[0], train.World(CPU))
     first = tmp_path / "exp" / "weights" / "epoch1.pt"
-    assert f". The weights have grown to 3e+08: start a new run with --weights {first}, and" in str(stopped.value)
+    assert f". The weights have grown to 3e+08: start a new run with --weights {first}, and" in str(
+        stopped.value
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("most", [False, True])
 def test_run_ends_with_fault_if_most_steps_were_skipped(flags, tmp_path, capsys, most):
-    """4 steps: two in the first epoch, which is the warm-up, then one for each 2 batches. Everything is written."""
+    """4 steps: two in the first epoch, which is the warm-up, then one for each 2 batches.
+    Everything is written.
+    """
     corrupt_losses(2, 5 if most else 3)
     words = [*flags, "--epochs", "3"]
-    said = f"{3 if most else 2} of 4 optimizer steps were skipped, because their loss or gradient was not finite"
-    advice = "the model has learned from few images; use a learning rate (lr0 in --hyp) below 0.01, or --amp fp32"
+    said = (
+        f"{3 if most else 2} of 4 optimizer steps were skipped, because their loss or "
+        "gradient was not finite"
+    )
+    advice = (
+        "the model has learned from few images; use a learning rate (lr0 in --hyp) below "
+        "0.01, or --amp fp32"
+    )
     if most:
         with pytest.raises(NonFiniteError, match=f"^{re.escape(f'{said}: {advice}')}$"):
             train.main(train.parse_args(words)[0], train.World(CPU))
@@ -284,7 +327,9 @@ def test_run_ends_with_fault_if_most_steps_were_skipped(flags, tmp_path, capsys,
 def test_two_processes_skip_nonfinite_steps_together(flags, tmp_path, fault):
     port = free_port()
     faults = {"KESTREL_FAULT": f"tests.utils.training.test_nonfinite:{fault}"}
-    with forked([rank_environment(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io") as ranks:
+    with forked(
+        [rank_environment(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io"
+    ) as ranks:
         codes = [rank.end(60) for rank in ranks]
         out, errors = ranks[0].out, ranks[0].err + ranks[1].err
     assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
@@ -299,7 +344,7 @@ def test_two_processes_skip_nonfinite_steps_together(flags, tmp_path, fault):
         assert len(re.search(r"images \[([\d, ]+)\]", errors)[1].split(",")) == 4
 
 
-# ---------------------------------------------------------------------- which weights to start again from
+# ---------------------------------------------------------------- which weights to start again from
 
 
 def test_largest_weight_of_the_parameters_only():
@@ -335,5 +380,8 @@ def test_advice_and_skipped_steps_in_words():
     lower = "with a learning rate (lr0 in --hyp) below 0.01"
     assert advise(3.0, 0.01, None) == f"Start from the beginning, {lower} or --amp fp32"
     assert describe_skipped(0, 5) == ""
-    assert describe_skipped(1, 3) == "1 of 3 optimizer steps was skipped, because its loss or gradient was not finite"
+    assert (
+        describe_skipped(1, 3)
+        == "1 of 3 optimizer steps was skipped, because its loss or gradient was not finite"
+    )
     refuse_mostly_skipped(0, 0, 0.01)  # a run without steps

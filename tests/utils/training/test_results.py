@@ -25,7 +25,10 @@ def test_row_has_losses_metrics_and_validation_losses():
 def test_row_of_an_epoch_without_validation_has_the_same_columns():
     row = results_row(LOSSES, {}, {})
     assert list(row) == list(results_row(LOSSES, METRICS, VAL_LOSSES))
-    assert {name for name, value in row.items() if not math.isnan(value)} == {"train/box_loss", "train/cls_loss"}
+    assert {name for name, value in row.items() if not math.isnan(value)} == {
+        "train/box_loss",
+        "train/cls_loss",
+    }
 
 
 def test_row_has_only_the_metrics_of_its_columns():

@@ -1,4 +1,6 @@
-"""utils/training/run.py: open a new or resumed run, check its data, restore its state, and own its folder."""
+"""utils/training/run.py: open a new or resumed run, check its data, restore its state, and own its
+folder.
+"""
 
 import json
 import os
@@ -117,7 +119,9 @@ def saved_run(folder, *, epochs=1, batch=0, hyp=None, **config):
         end_epoch(state)
         complete_epoch(state, 0.5)
     state.progress.batch = batch
-    description = replace(small_description(**config), **({"hyp": Hyp(**hyp).as_dict()} if hyp else {}))
+    description = replace(
+        small_description(**config), **({"hyp": Hyp(**hyp).as_dict()} if hyp else {})
+    )
     last = run_folder(folder) / "weights" / "last.pt"
     checkpoint_file.save(last, state.checkpoint(description).as_dict())
     return last
@@ -126,7 +130,9 @@ def saved_run(folder, *, epochs=1, batch=0, hyp=None, **config):
 def resume_flags(last, project, /, **given):
     """The settings of a command line with --resume, and with the flags `given`."""
     return TrainConfig(
-        **{"project": str(project)} | given, resume=str(last), given=frozenset({*given, "resume", "project"})
+        **{"project": str(project)} | given,
+        resume=str(last),
+        given=frozenset({*given, "resume", "project"}),
     )
 
 
@@ -140,7 +146,10 @@ def resumed_run(last, world=None, **given):
 
 def test_model_of_a_new_run_is_checked_first(tmp_path):
     checked = []
-    opened(TrainConfig(cfg="a", weights="b"), check_model=lambda *given, **more: checked.append((given, more)))
+    opened(
+        TrainConfig(cfg="a", weights="b"),
+        check_model=lambda *given, **more: checked.append((given, more)),
+    )
     assert checked == [(("a", "b"), {"download": False})]
 
 
@@ -157,7 +166,11 @@ def test_resumed_run_has_the_settings_of_its_checkpoint(tmp_path):
     last = saved_run(tmp_path / "exp", epochs=2, imgsz=320, optimizer="AdamW", hyp={"lr0": 0.5})
     for given in (last, tmp_path / "exp", "newest"):
         run, said = opened(resume_flags(given, tmp_path))
-        assert (run.config.imgsz, run.config.optimizer, run.config.resume) == (320, "AdamW", str(last))
+        assert (run.config.imgsz, run.config.optimizer, run.config.resume) == (
+            320,
+            "AdamW",
+            str(last),
+        )
         assert run.hyp == Hyp(lr0=0.5)
         assert run.saved.epoch == 2
         assert said == [f"resuming {last}: yolov5n.yaml, 2 of 100 epochs done"]
@@ -183,7 +196,10 @@ def test_flag_that_may_not_change_keeps_its_value_and_is_reported(tmp_path, name
     last = saved_run(tmp_path / "exp")
     run, said = opened(resume_flags(last, tmp_path, **{name: MAY_NOT_CHANGE[name]}))
     assert getattr(run.config, name) == getattr(TrainConfig(), name)
-    sentence = "--resume keeps the run's own settings; these flags have no effect: --" + name.replace("_", "-")
+    sentence = (
+        "--resume keeps the run's own settings; these flags have no effect: --"
+        + name.replace("_", "-")
+    )
     assert said[1:] == [sentence]
 
 
@@ -195,13 +211,18 @@ def test_moved_data_set_of_a_resumed_run_is_searched_for(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "value"), [("hyp", {"lr0": "x"}), ("hyp", {"bogus": 1.0}), ("config", {"epochs": 0}), ("epoch", 7)]
+    ("entry", "value"),
+    [("hyp", {"lr0": "x"}), ("hyp", {"bogus": 1.0}), ("config", {"epochs": 0}), ("epoch", 7)],
 )
 def test_damaged_checkpoint_is_refused(tmp_path, entry, value):
     last = saved_run(tmp_path / "exp")
     saved = checkpoint_file.load(last)
-    checkpoint_file.save(last, saved | {entry: saved[entry] | value if isinstance(value, dict) else value})
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(last))}: is damaged, or was written by another program"):
+    checkpoint_file.save(
+        last, saved | {entry: saved[entry] | value if isinstance(value, dict) else value}
+    )
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(last))}: is damaged, or was written by another program"
+    ):
         opened(resume_flags(last, tmp_path))
 
 
@@ -215,7 +236,9 @@ def test_run_is_not_resumed_where_nothing_was_saved(tmp_path):
 
 
 def mark_run(folder, monkeypatch):
-    """Make this process one that a launcher has restarted, and the run in `folder` that of its first attempt."""
+    """Make this process one that a launcher has restarted, and the run in `folder` that of its
+    first attempt.
+    """
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     (folder / MARKS).write_text(json.dumps([launcher_mark(os.environ)]))
@@ -226,7 +249,10 @@ def test_restarted_run_resumes_from_its_checkpoint(tmp_path, monkeypatch):
     mark_run(tmp_path / "exp", monkeypatch)
     run, said = opened(TrainConfig(project=str(tmp_path)))
     assert (run.config.resume, run.config.imgsz, run.saved.epoch) == (str(last), 320, 1)
-    assert said == ["restarted by the launcher", f"resuming {last}: yolov5n.yaml, 1 of 100 epochs done"]
+    assert said == [
+        "restarted by the launcher",
+        f"resuming {last}: yolov5n.yaml, 1 of 100 epochs done",
+    ]
 
 
 def test_restarted_run_without_checkpoint_begins_again_in_its_folder(tmp_path, monkeypatch):
@@ -253,10 +279,15 @@ def test_restarted_run_that_is_done_exits(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("other", [{"epochs": 2}, {"epochs": 1, "batch": 3}, {"seed": 1}])
 def test_ranks_that_read_different_checkpoints_are_refused(tmp_path, other):
-    lasts, worlds = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", **other)], thread_worlds(2)
+    lasts, worlds = (
+        [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", **other)],
+        thread_worlds(2),
+    )
 
     def refused(last, world):
-        with pytest.raises(ValueError, match="differs between the processes; all machines must read the same file"):
+        with pytest.raises(
+            ValueError, match="differs between the processes; all machines must read the same file"
+        ):
             resumed_run(last, world)
         return True
 
@@ -278,7 +309,9 @@ def test_resumed_run_refuses_other_classes(tmp_path):
     run.fit_to(FakeData(), None, said.append)
     assert said == []
     for names in (NAMES[:1], NAMES[::-1], [*NAMES, "bar"]):
-        with pytest.raises(ValueError, match=r"last\.pt: its class names differ from those of shapes\.yaml$"):
+        with pytest.raises(
+            ValueError, match=r"last\.pt: its class names differ from those of shapes\.yaml$"
+        ):
             run.fit_to(FakeData(names=names), None, said.append)
 
 
@@ -289,18 +322,26 @@ def test_resumed_run_reports_changed_training_images(tmp_path):
     run.fit_to(FakeData(digests={"train": "abc", "val": "new"}), None, said.append)
     assert said == []
     run.fit_to(FakeData(digests={"train": "new", "val": "def"}), None, said.append)
-    assert said == [f"shapes.yaml: since {last} was written the training images or their labels have changed"]
+    assert said == [
+        f"shapes.yaml: since {last} was written the training images or their labels have changed"
+    ]
 
 
 def test_new_run_accepts_any_data(tmp_path):
     run = new_run(tmp_path)
-    assert run.fit_to(FakeData(names=["other"], digests={"train": "new"}), None, never) is run.config
+    assert (
+        run.fit_to(FakeData(names=["other"], digests={"train": "new"}), None, never) is run.config
+    )
 
 
 def test_description_has_settings_hyperparameters_and_data(tmp_path):
     run = new_run(tmp_path, epochs=7, hyp="hyp.VOC.yaml")
     description = run.describe({"nc": 2}, FakeData())
-    assert (description.table, description.names, description.data) == ({"nc": 2}, NAMES, "shapes.yaml")
+    assert (description.table, description.names, description.data) == (
+        {"nc": 2},
+        NAMES,
+        "shapes.yaml",
+    )
     assert description.images == "abc"
     assert (description.config, description.hyp) == (run.config.as_dict(), run.hyp.as_dict())
     assert description.versions == {"torch": str(torch.__version__)}
@@ -336,9 +377,13 @@ def test_new_run_restores_nothing(tmp_path):
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     last = saved_run(tmp_path / "exp")
     saved = checkpoint_file.load(last)
-    checkpoint_file.save(last, saved | {"model": {"weight": torch.zeros(5, 2), "bias": torch.zeros(5)}})
+    checkpoint_file.save(
+        last, saved | {"model": {"weight": torch.zeros(5, 2), "bias": torch.zeros(5)}}
+    )
     run = resumed_run(last)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(last))}: is damaged, or was written by another program"):
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(last))}: is damaged, or was written by another program"
+    ):
         run.restore(small_state(), images=160)
 
 
@@ -350,7 +395,12 @@ def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
         run = new_run(tmp_path, epochs=7, hyp="hyp.VOC.yaml")
         run.open_folder({"train": {"images": 3}}, never)
         assert run.folder == tmp_path / name
-        assert files_of(run.folder) - {"lock"} == {RUN_MARK, "args.yaml", "hyp.yaml", "data_report.json"}
+        assert files_of(run.folder) - {"lock"} == {
+            RUN_MARK,
+            "args.yaml",
+            "hyp.yaml",
+            "data_report.json",
+        }
         assert (run.folder / "weights").is_dir()
         assert yaml.safe_load((run.folder / "args.yaml").read_text()) == run.config.as_dict()
         assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
@@ -368,7 +418,11 @@ def test_resumed_run_reopens_its_folder_and_is_not_marked_as_done(tmp_path):
     run.open_folder({}, never)
     assert run.folder == tmp_path / "exp"
     kept = {"weights/last.pt", "weights/best.pt", "results.csv"}
-    assert files_of(tmp_path / "exp") - {"lock"} == kept | {"args.yaml", "hyp.yaml", "data_report.json"}
+    assert files_of(tmp_path / "exp") - {"lock"} == kept | {
+        "args.yaml",
+        "hyp.yaml",
+        "data_report.json",
+    }
     assert yaml.safe_load((run.folder / "args.yaml").read_text())["epochs"] == 9
     assert not (tmp_path / "other").exists()
     run.close_folder({})
@@ -420,7 +474,9 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
     for name in ("write_yaml", "write_hyp", "write_json"):
         real = getattr(run_module, name)
         monkeypatch.setattr(
-            run_module, name, lambda path, *values, real=real: (written.append(path), real(path, *values))
+            run_module,
+            name,
+            lambda path, *values, real=real: (written.append(path), real(path, *values)),
         )
 
     def run(world):
@@ -431,7 +487,9 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
 
     folder = tmp_path / "0" / "exp"
     assert run_ranks([partial(run, world) for world in worlds], worlds) == [folder] * 2
-    assert written == [folder / name for name in ("args.yaml", "hyp.yaml", "data_report.json", "metrics.json")]
+    assert written == [
+        folder / name for name in ("args.yaml", "hyp.yaml", "data_report.json", "metrics.json")
+    ]
     assert not (tmp_path / "1").exists()
 
 
@@ -441,17 +499,31 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
 def test_new_run_chooses_settings_that_are_not_given(tmp_path):
     run, lines = new_run(tmp_path), []
     cfg = run.fit_to(FakeData(), None, never)
-    assert (cfg, cfg.optimizer, cfg.hyp, run.hyp.nominal_batch, run.hyp.lrf) == (run.config, "Muon", "auto", 16, 0.05)
+    assert (cfg, cfg.optimizer, cfg.hyp, run.hyp.nominal_batch, run.hyp.lrf) == (
+        run.config,
+        "Muon",
+        "auto",
+        16,
+        0.05,
+    )
     run.open_folder({}, lines.append)
     assert lines == [run.recipe.describe(str(run.folder / "hyp.yaml"), run.config.batch_size)]
     assert "200 images x 100 epochs, 2 classes, random weights: --optimizer Muon" in lines[0]
     assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
 
 
-# 50 images x 100 epochs: 5,000 / 16 = 312 steps. A size that was given, or that processes cannot share, is kept.
+# 50 images x 100 epochs: 5,000 / 16 = 312 steps. A size that was given, or that processes cannot
+# share, is kept.
 @pytest.mark.parametrize(
     ("given", "processes", "expected"),
-    [({}, 1, 8), ({}, 2, 8), ({}, 8, 8), ({}, 16, 16), ({"batch_size": 16}, 1, 16), ({"batch_size": -1}, 1, -1)],
+    [
+        ({}, 1, 8),
+        ({}, 2, 8),
+        ({}, 8, 8),
+        ({}, 16, 16),
+        ({"batch_size": 16}, 1, 16),
+        ({"batch_size": -1}, 1, -1),
+    ],
 )
 def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
     worlds = thread_worlds(processes)
@@ -459,7 +531,9 @@ def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
     def choose(world):
         run = new_run(tmp_path, world, **given)
         cfg = run.fit_to(FakeData(labels={"train": range(50)}), None, never)
-        assert ("--batch-size 8 " in run.recipe.describe("hyp.yaml", cfg.batch_size)) == (expected == 8)
+        assert ("--batch-size 8 " in run.recipe.describe("hyp.yaml", cfg.batch_size)) == (
+            expected == 8
+        )
         return cfg.batch_size
 
     assert run_ranks([partial(choose, world) for world in worlds], worlds) == [expected] * processes
@@ -480,7 +554,10 @@ def test_hyp_file_of_a_run_gives_the_same_run_again(tmp_path, given, expected):
 
 def test_optimizer_of_a_file_that_the_flags_exclude_is_refused(tmp_path):
     (tmp_path / "my.yaml").write_text("optimizer: Muon")
-    with pytest.raises(ValueError, match=r"my\.yaml: optimizer is Muon: --shard and --optimizer Muon cannot be used"):
+    with pytest.raises(
+        ValueError,
+        match=r"my\.yaml: optimizer is Muon: --shard and --optimizer Muon cannot be used",
+    ):
         new_run(tmp_path, hyp=str(tmp_path / "my.yaml"), shard=True)
 
 
@@ -495,12 +572,16 @@ def test_new_run_with_few_steps_says_so(tmp_path):
 def test_run_from_trained_weights_takes_their_recipe(tmp_path):
     run = new_run(tmp_path)
     assert run.fit_to(FakeData(unit="tile"), TRAINED, never).optimizer == "AdamW"
-    assert run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights, some classes new"
+    assert (
+        run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights, some classes new"
+    )
 
 
 @pytest.mark.parametrize("differs", ["trained weights", "--hyp"])
 def test_ranks_that_choose_different_recipes_are_refused(tmp_path, differs):
-    """Where --weights is set on one machine only, or --hyp is auto there and the defaults' file elsewhere."""
+    """Where --weights is set on one machine only, or --hyp is auto there and the defaults' file
+    elsewhere.
+    """
     worlds = thread_worlds(2)
 
     def refused(world):
@@ -523,7 +604,10 @@ def test_hyp_file_without_an_optimizer_is_trained_with_sgd(tmp_path):
         run, said = opened(TrainConfig(hyp=str(file), optimizer=given), find_hyp=Path)
         why = f"--optimizer SGD, for which YOLOv5's files were tuned: {file} names no optimizer"
         assert said == ([why] if given == "auto" else [])
-        assert run.fit_to(FakeData(labels={"train": range(10**6)}), TRAINED, never).optimizer == expected
+        assert (
+            run.fit_to(FakeData(labels={"train": range(10**6)}), TRAINED, never).optimizer
+            == expected
+        )
         assert (run.hyp, run.recipe) == (Hyp(lr0=0.02), None)
 
 
@@ -535,7 +619,9 @@ def test_new_run_keeps_settings_that_are_given(tmp_path):
 
 
 def test_resumed_run_keeps_the_chosen_settings(tmp_path):
-    """More images, which change the choice of a new run, do not change that of a run that is resumed."""
+    """More images, which change the choice of a new run, do not change that of a run that is
+    resumed.
+    """
     run = resumed_run(saved_run(tmp_path / "exp", epochs=2, optimizer="AdamW", hyp={"lr0": 0.5}))
     cfg = run.fit_to(FakeData(labels={"train": range(10**6)}), None, never)
     assert (cfg.optimizer, run.hyp.lr0, run.recipe) == ("AdamW", 0.5, None)

@@ -1,4 +1,6 @@
-"""utils/training/validation.py: when an epoch is validated, and how its result is recorded and decides."""
+"""utils/training/validation.py: when an epoch is validated, and how its result is recorded and
+decides.
+"""
 
 import math
 import signal
@@ -69,7 +71,9 @@ def predictions_of(fitness):
 
 
 def open_validation(folder, world=None, *, detector=None, state=None, **flags):
-    """The validation of a new run with these flags, and the events that it sends. detector: not called if None."""
+    """The validation of a new run with these flags, and the events that it sends. detector: not
+    called if None.
+    """
     cfg = TrainConfig(**flags)
     state = state or small_state(world, patience=cfg.learning()["patience"])
     checkpoints = CheckpointManager(run_folder(folder), state, small_description(), **cfg.saving())
@@ -79,7 +83,9 @@ def open_validation(folder, world=None, *, detector=None, state=None, **flags):
 
 
 def train_epochs(validation, results):
-    """Train an epoch per result, as train.py does: a fitness, or None without validation. Stops early if decided."""
+    """Train an epoch per result, as train.py does: a fitness, or None without validation. Stops
+    early if decided.
+    """
     progress = validation.checkpoints.progress
     for fitness in results:
         validation.wait()
@@ -119,7 +125,10 @@ def test_epochs_that_are_validated(tmp_path, flags, validated):
 @pytest.mark.parametrize(
     ("flags", "deciding"),
     [
-        ({"patience": 2}, [3, 4, 5, 6]),  # the best epoch is 1: from 3 on the run stops unless it is better
+        (
+            {"patience": 2},
+            [3, 4, 5, 6],
+        ),  # the best epoch is 1: from 3 on the run stops unless it is better
         ({"patience": 4}, [5, 6]),
         ({"patience": 0}, [6]),
         ({"patience": 2, "noval": True}, [6]),
@@ -127,7 +136,9 @@ def test_epochs_that_are_validated(tmp_path, flags, validated):
 )
 def test_epochs_whose_result_decides_if_the_run_continues(tmp_path, flags, deciding):
     validation, _ = open_validation(tmp_path / "exp", epochs=7, **flags)
-    assert [epoch for epoch in range(7) if validation.decides(epoch)] == [6]  # nothing is validated yet
+    assert [epoch for epoch in range(7) if validation.decides(epoch)] == [
+        6
+    ]  # nothing is validated yet
     validation.checkpoints.progress.early_stopping.update(1, 0.5)
     assert [epoch for epoch in range(2, 7) if validation.decides(epoch)] == deciding
 
@@ -205,7 +216,9 @@ def test_epoch_without_validation_has_a_row_and_changes_no_metrics(tmp_path):
 
 
 def test_time_left_is_unknown_until_this_process_has_trained_an_epoch(tmp_path):
-    """A resumed run may begin with the pending validation of an epoch that an earlier process has trained."""
+    """A resumed run may begin with the pending validation of an epoch that an earlier process has
+    trained.
+    """
     state = small_state()
     end_epoch(state)
     validation, events = open_validation(tmp_path / "exp", state=state, epochs=3)
@@ -230,11 +243,17 @@ def test_time_left_is_unknown_until_this_process_has_trained_an_epoch(tmp_path):
         ({"patience": 0}, [0.5, 0.4, 0.3, 0.2, 0.1], 0, 5),
     ],
 )
-def test_metrics_decide_the_best_epoch_and_when_the_run_stops(tmp_path, flags, fitness, best, trained):
+def test_metrics_decide_the_best_epoch_and_when_the_run_stops(
+    tmp_path, flags, fitness, best, trained
+):
     """trained: number of epochs. best.pt is from the best epoch, whose number fills its weights."""
     validation, _ = open_validation(tmp_path / "exp", epochs=len(fitness), **flags)
     progress = train_epochs(validation, fitness)
-    assert (progress.early_stopping.best_epoch, progress.epoch, len(progress.rows)) == (best, trained, trained)
+    assert (progress.early_stopping.best_epoch, progress.epoch, len(progress.rows)) == (
+        best,
+        trained,
+        trained,
+    )
     saved = checkpoint_file.load(tmp_path / "exp" / "weights" / "best.pt")
     assert saved["epoch"] == best + 1
     assert saved["metrics"]["fitness"] == fitness[best]
@@ -258,10 +277,16 @@ def test_best_is_written_when_the_result_is_known_with_the_weights_that_were_val
 
 
 def test_all_ranks_hold_the_metrics_of_rank_0_and_stop_together(tmp_path):
-    """Fitness differs in the last bits between machines: on rank 1 the second epoch would be the best."""
+    """Fitness differs in the last bits between machines: on rank 1 the second epoch would be the
+    best.
+    """
     worlds, fitness = thread_worlds(2), ([0.5, 0.5, 0.9], [0.5, 0.5000001, 0.9])
-    opened = [open_validation(tmp_path / str(world.rank), world, epochs=3, patience=1) for world in worlds]
-    works = [partial(train_epochs, one, values) for (one, _), values in zip(opened, fitness, strict=True)]
+    opened = [
+        open_validation(tmp_path / str(world.rank), world, epochs=3, patience=1) for world in worlds
+    ]
+    works = [
+        partial(train_epochs, one, values) for (one, _), values in zip(opened, fitness, strict=True)
+    ]
     found = run_ranks(works, worlds)
     for progress in found:
         assert (progress.epoch, progress.metrics["fitness"]) == (2, 0.5)

@@ -23,7 +23,9 @@ PREEMPTED = "preempted.json"
 
 
 def _version(file: Path) -> tuple[int, int] | None:
-    """Identifies the file that is at a path now: another one, written later, has another version. None: no file."""
+    """Identifies the file that is at a path now: another one, written later, has another version.
+    None: no file.
+    """
     try:
         status = file.stat()
     except OSError:
@@ -34,10 +36,11 @@ def _version(file: Path) -> tuple[int, int] | None:
 class CheckpointManager:
     """Saves a run after each epoch, and within an epoch at a time interval and on a signal.
 
-    As a context manager it receives the signals. All processes must make the same calls. folder: of the run.
-    description: the part of the checkpoint that is not in the state. final_only: save only on a signal and at the end
-    of the run, with the last epoch as the best one. period: keep the checkpoint of every so many epochs; 0 or less: of
-    none. minutes: between saves within an epoch; 0: only on a signal.
+    As a context manager it receives the signals. All processes must make the same calls. folder: of
+    the run. description: the part of the checkpoint that is not in the state. final_only: save only
+    on a signal and at the end of the run, with the last epoch as the best one. period: keep the
+    checkpoint of every so many epochs; 0 or less: of none. minutes: between saves within an epoch;
+    0: only on a signal.
     """
 
     def __init__(
@@ -53,18 +56,28 @@ class CheckpointManager:
         self.folder, self.state, self.description = folder, state, description
         self.background = BackgroundTask("evaluating detections")
         self.trigger = SaveTrigger(state.world, minutes, self.background)
-        self.final_only, self.period, self.world, self.progress = final_only, period, state.world, state.progress
+        self.final_only, self.period, self.world, self.progress = (
+            final_only,
+            period,
+            state.world,
+            state.progress,
+        )
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
-        self._saved = self.progress.epoch + self.progress.batch > 0  # last.pt is of this run: resumed, or written since
+        # last.pt is of this run: resumed, or written since
+        self._saved = self.progress.epoch + self.progress.batch > 0
         self._found = _version(self.last)  # an earlier run may have left a last.pt in this folder
-        self._pending_ema: dict[str, Tensor] | None = None  # of the epoch whose validation is pending
+        # of the epoch whose validation is pending
+        self._pending_ema: dict[str, Tensor] | None = None
 
     def __enter__(self) -> "CheckpointManager":
         self.trigger.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
-        """After Ctrl-C, print how to continue. Raises FaultError with the sentence of another one and how to continue.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object
+    ) -> None:
+        """After Ctrl-C, print how to continue. Raises FaultError with the sentence of another one
+        and how to continue.
 
         If nothing is saved, or the sentence says how to continue itself, the error stays as it is.
         """
@@ -77,13 +90,19 @@ class CheckpointManager:
         advice = f"continue with --resume {self.last}"
         if kind is KeyboardInterrupt and self.world.is_main:
             with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
-                print_lines(advice if self._saved else "nothing is saved yet: start the run again, without --resume")
+                print_lines(
+                    advice
+                    if self._saved
+                    else "nothing is saved yet: start the run again, without --resume"
+                )
         can_continue = self._saved and self.last.exists()  # the run folder may be what is gone
         if isinstance(error, FaultError) and can_continue and not error.says_how_to_continue:
             raise FaultError(f"{error}; {advice}") from error
 
     def advise_after_nonfinite_steps(self) -> str:
-        """What to do when loss or gradient was not finite in too many steps. A collective, with the same result."""
+        """What to do when loss or gradient was not finite in too many steps. A collective, with the
+        same result.
+        """
         weights = self.state.replica.state_dict()
         names = [name for name, _ in self.state.ema.model.named_parameters()]
         advice = ""
@@ -116,7 +135,8 @@ class CheckpointManager:
 
     @contextmanager
     def interruptible(self, *, saved: bool = False) -> Iterator[None]:
-        """The block of a validation, which a signal may interrupt: then it saves the run and raises PreemptedExit.
+        """The block of a validation, which a signal may interrupt: then it saves the run and raises
+        PreemptedExit.
 
         saved: last.pt is up to date, so there is nothing to save.
         """
@@ -131,21 +151,25 @@ class CheckpointManager:
     def after_epoch(self, *, done: bool) -> None:
         """Save, when `progress` is at the next epoch. done: there is no next epoch.
 
-        best.pt is written after last.pt: if the run is killed between the two, last.pt has all that best.pt needs. If
-        the validation is still pending, `write_pending` writes best.pt.
+        best.pt is written after last.pt: if the run is killed between the two, last.pt has all that
+        best.pt needs. If the validation is still pending, `write_pending` writes best.pt.
         """
         name = "" if done else self.trigger.agreed_signal()
         if done or name or not self.final_only:
             state = self._state()
             if self.world.is_main:
                 if self.period > 0 and self.progress.epoch % self.period == 0:
-                    checkpoint_file.save(self.last.with_name(f"epoch{self.progress.epoch}.pt"), state)
+                    checkpoint_file.save(
+                        self.last.with_name(f"epoch{self.progress.epoch}.pt"), state
+                    )
                 checkpoint_file.save(self.last, state)
             self._saved = True  # before best.pt is written, since Ctrl-C may come in the meantime
             if self.world.is_main and (self._is_best() or (done and self.final_only)):
                 self._save_best()
         if self.progress.pending and not self.final_only:
-            self._pending_ema = {key: value.clone() for key, value in self.state.ema.state_dict().items()}
+            self._pending_ema = {
+                key: value.clone() for key, value in self.state.ema.state_dict().items()
+            }
         self._continue_or_exit(name)
 
     def write_pending(self) -> None:
@@ -155,9 +179,11 @@ class CheckpointManager:
         self._pending_ema = None
 
     def restore_best(self, say: Callable[[str], None], *, done: bool) -> None:
-        """Make best.pt agree with the resumed checkpoint, or log that this is impossible. done: no epoch will follow.
+        """Make best.pt agree with the resumed checkpoint, or log that this is impossible. done: no
+        epoch will follow.
 
-        In the run's folder best.pt may be missing, or be from a later epoch than the resumed checkpoint.
+        In the run's folder best.pt may be missing, or be from a later epoch than the resumed
+        checkpoint.
         """
         best = self.progress.early_stopping.best_epoch
         if self._is_best() or (done and self.final_only):
@@ -166,12 +192,18 @@ class CheckpointManager:
             return
         if self.final_only or best is None:
             return
-        if self.world.broadcast_object(self._epoch_of_best() if self.world.is_main else 0) == best + 1:
+        if (
+            self.world.broadcast_object(self._epoch_of_best() if self.world.is_main else 0)
+            == best + 1
+        ):
             return
         self.progress.early_stopping.reset()
         if self.world.is_main and self._is_best():
             self._save_best()
-        say(f"{self.best} is not from epoch {best + 1}, the best so far: the search for the best epoch starts again")
+        say(
+            f"{self.best} is not from epoch {best + 1}, the best so far: the search for the best "
+            "epoch starts again"
+        )
 
     def _epoch_of_best(self) -> int:
         """The epoch of best.pt, counted from 1; 0 if best.pt is missing or not a checkpoint."""
@@ -182,13 +214,18 @@ class CheckpointManager:
     def _is_best(self) -> bool:
         """Whether the last epoch is the best so far, and its weights are still available."""
         progress = self.progress
-        available = progress.batch == 0 or self._pending_ema is not None  # steps of the next epoch change the weights
+        # steps of the next epoch change the weights
+        available = progress.batch == 0 or self._pending_ema is not None
         known = progress.epoch > 0 and not progress.pending
         best = progress.early_stopping.best_epoch in (progress.epoch - 1, None)
         return available and known and not self.final_only and best
 
     def _save_best(self) -> None:
-        result = {"epoch": self.progress.epoch, "metrics": self.progress.metrics, "results": self.progress.rows}
+        result = {
+            "epoch": self.progress.epoch,
+            "metrics": self.progress.metrics,
+            "results": self.progress.rows,
+        }
         weights = self._pending_ema or self.state.ema.state_dict()
         checkpoint_file.save(self.best, vars(self.description) | result | {"model": weights})
 
@@ -202,8 +239,17 @@ class CheckpointManager:
             return
         if self.world.is_main:
             epoch, batch = self.progress.epoch + 1, self.progress.batch
-            about = {"signal": name, "epoch": epoch, "batch": batch, "checkpoint": str(self.last), "time": time.time()}
+            about = {
+                "signal": name,
+                "epoch": epoch,
+                "batch": batch,
+                "checkpoint": str(self.last),
+                "time": time.time(),
+            }
             write_json(self.folder / PREEMPTED, about)
-            print_lines(f"{name}: saved in epoch {epoch} after batch {batch}; continue with --resume {self.last}")
+            print_lines(
+                f"{name}: saved in epoch {epoch} after batch {batch}; continue with --resume "
+                f"{self.last}"
+            )
         self.trigger.barrier()  # a launcher terminates the others when one process exits
         raise PreemptedExit(128 + signal.Signals[name].value)

@@ -1,8 +1,10 @@
-"""When a run is saved within an epoch: at a time interval, and when a signal announces that it will be killed.
+"""When a run is saved within an epoch: at a time interval, and when a signal announces that it will
+be killed.
 
-Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill a process, and a system sends SIGHUP
-when the connection to the terminal is lost. Perhaps only one process receives the signal or reaches the interval, but
-all must save after the same step: the request of a process is appended to the counts that the loss all-reduces anyway.
+Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill a process, and a
+system sends SIGHUP when the connection to the terminal is lost. Perhaps only one process receives
+the signal or reaches the interval, but all must save after the same step: the request of a process
+is appended to the counts that the loss all-reduces anyway.
 """
 
 import signal
@@ -21,11 +23,15 @@ from utils.distributed.host_copies import AsyncHostCopy
 from utils.distributed.world import World
 from utils.terminal import AgreedExit
 
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)
+]
 
 
 def is_ignored_hangup(number: int) -> bool:
-    """Whether a signal is SIGHUP, and this process ignores it: nohup has it ignored, so that the program goes on."""
+    """Whether a signal is SIGHUP, and this process ignores it: nohup has it ignored, so that the
+    program goes on.
+    """
     return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -38,24 +44,32 @@ class PreemptedExit(AgreedExit):  # not an error: the run was saved as requested
 
 
 class SaveTrigger:
-    """Decides after which steps to save. As a context manager it handles the signals, and only records them.
+    """Decides after which steps to save. As a context manager it handles the signals, and only
+    records them.
 
     A SIGHUP that is ignored, as under nohup, stays ignored.
 
-    minutes: between saves; 0: only on signals. background: a task of this process; all processes learn when it is done.
+    minutes: between saves; 0: only on signals. background: a task of this process; all processes
+    learn when it is done.
     """
 
     def __init__(self, world: World, minutes: float, background: BackgroundTask) -> None:
-        self.world, self.seconds, self.background = world, minutes * 60 if minutes else float("inf"), background
+        self.world, self.seconds, self.background = (
+            world,
+            minutes * 60 if minutes else float("inf"),
+            background,
+        )
         self._signal = 0  # number of the signal that this process received, or 0
         self._saved = time.monotonic()
-        # Since the last step, over all processes: requests to save, and processes whose background task was running.
+        # Since the last step, over all processes: requests to save, and processes whose background
+        # task was running.
         self._counts: Tensor | None = None  # int64 [2]; None before the first batch of a step
         self._host_counts = AsyncHostCopy(world.device)
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "SaveTrigger":
-        if threading.current_thread() is threading.main_thread():  # Python sets signal handlers only there
+        # Python sets signal handlers only there
+        if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if not is_ignored_hangup(number):
                     self._previous_handlers[number] = signal.signal(number, self._record)
@@ -63,7 +77,8 @@ class SaveTrigger:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not set by Python
+            # None: a handler that was not set by Python
+            signal.signal(number, handler or signal.SIG_DFL)
         self._previous_handlers = {}
 
     def _record(self, number: int, _: FrameType | None) -> None:
@@ -74,39 +89,52 @@ class SaveTrigger:
         return bool(self._signal)
 
     def _save_requested(self) -> bool:
-        return self.signal_received() or (self.world.is_main and time.monotonic() - self._saved >= self.seconds)
+        return self.signal_received() or (
+            self.world.is_main and time.monotonic() - self._saved >= self.seconds
+        )
 
     def all_reduce_sum(self, counts: Tensor) -> Tensor:
-        """World.all_reduce_sum of a one-dimensional tensor, with this process's requests appended for `check`."""
+        """World.all_reduce_sum of a one-dimensional tensor, with this process's requests appended
+        for `check`.
+        """
         if self.world.size == 1:
             return counts
-        own = [counts.new_full((1,), flag) for flag in (self._save_requested(), self.background.busy)]
+        own = [
+            counts.new_full((1,), flag) for flag in (self._save_requested(), self.background.busy)
+        ]
         sums = self.world.all_reduce_sum(torch.cat([counts, *own]))
         self._counts = sums[-2:] if self._counts is None else self._counts + sums[-2:]
         return sums[:-2]
 
     def check(self) -> tuple[bool, bool]:
-        """After a step: whether to save, and whether no background task is running; the same on all processes.
+        """After a step: whether to save, and whether no background task is running; the same on all
+        processes.
 
-        Raises RuntimeError if the loss did not all-reduce its counts: no process would learn of another one's request.
+        Raises RuntimeError if the loss did not all-reduce its counts: no process would learn of
+        another one's request.
         """
         if self.world.size == 1:
             return self._save_requested(), not self.background.busy
         counts, self._counts = self._counts, None
         if counts is None:
-            raise RuntimeError("the loss did not call `total`, as Loss.forward must once in each forward pass")
+            raise RuntimeError(
+                "the loss did not call `total`, as Loss.forward must once in each forward pass"
+            )
         arrived = [one.tolist() for one in self._host_counts.push(counts)]
         return any(requests for requests, _ in arrived), any(not busy for _, busy in arrived)
 
     def mark_saved(self) -> None:
         """Restart the interval after a save, and wait for rank 0, which writes the file."""
         self._host_counts.drain()
-        with suppress(dist.DistError):  # the launcher has exited; its signal ends the run after the next step
+        # the launcher has exited; its signal ends the run after the next step
+        with suppress(dist.DistError):
             self.world.wait_for_main()
         self._saved = time.monotonic()
 
     def agreed_signal(self) -> str:
-        """The name of the signal that any process received, or "". A collective, since the launcher may have exited."""
+        """The name of the signal that any process received, or "". A collective, since the launcher
+        may have exited.
+        """
         number = int(self.world.all_gather_rows(torch.tensor([self._signal])).max())
         return signal.Signals(number).name if number else ""
 

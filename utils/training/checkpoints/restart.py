@@ -1,7 +1,9 @@
-"""Find the run to continue after a launcher has restarted the processes (`--max-restarts`, elastic launches).
+"""Find the run to continue after a launcher has restarted the processes (`--max-restarts`, elastic
+launches).
 
-The command line of every attempt is the same, so it cannot say which run to continue. But all attempts have at least
-one launcher process in common: a run folder stores the marks of the launchers that started its processes.
+The command line of every attempt is the same, so it cannot say which run to continue. But all
+attempts have at least one launcher process in common: a run folder stores the marks of the
+launchers that started its processes.
 """
 
 import json
@@ -21,7 +23,9 @@ METRICS = "metrics.json"  # written when a run is done
 
 @dataclass(frozen=True)
 class PreviousAttempt:
-    """The run of an earlier attempt of this launch; `run` is "" if there was none, or it created no run folder."""
+    """The run of an earlier attempt of this launch; `run` is "" if there was none, or it created no
+    run folder.
+    """
 
     marks: list[str]  # of the launchers of all processes
     run: str
@@ -41,12 +45,18 @@ def find_previous_attempt(project: Path, world: World) -> PreviousAttempt:
     seen = world.all_gather_object([run, checkpoint])
     if any(view != seen[0] for view in seen):
         named = max(run for run, _ in seen)
-        raise ValueError(f"{named}: not all machines see it; restarts need --project on a shared disk")
-    return PreviousAttempt(marks, run, checkpoint, world.broadcast_object(bool(run) and is_done(Path(run))))
+        raise ValueError(
+            f"{named}: not all machines see it; restarts need --project on a shared disk"
+        )
+    return PreviousAttempt(
+        marks, run, checkpoint, world.broadcast_object(bool(run) and is_done(Path(run)))
+    )
 
 
 def launcher_mark(environment: Mapping[str, str]) -> str:
-    """Host, process id, start time and launch id of the launcher that may restart this process; or ""."""
+    """Host, process id, start time and launch id of the launcher that may restart this process; or
+    "".
+    """
     launch = environment.get("TORCHELASTIC_RUN_ID")
     if launch is None:
         return ""
@@ -63,9 +73,11 @@ def was_restarted(environment: Mapping[str, str]) -> bool:
 
 
 def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
-    """The folder under `project` of the newest run that one of these launchers started; "" if there is none.
+    """The folder under `project` of the newest run that one of these launchers started; "" if there
+    is none.
 
-    done: also runs that are done, since a process may crash at exit, after which the launcher restarts all of them.
+    done: also runs that are done, since a process may crash at exit, after which the launcher
+    restarts all of them.
     """
     for file in newest_first(project, f"*/{MARKS}"):
         with suppress(OSError, ValueError):

@@ -35,7 +35,8 @@ CHANGEABLE = (
 
 
 def find_last(given: str, project: Path, say: Say) -> str:
-    """The checkpoint that --resume names: a file, a run folder (its last.pt), or "newest" (the newest of all runs).
+    """The checkpoint that --resume names: a file, a run folder (its last.pt), or "newest" (the
+    newest of all runs).
 
     say: logs a line if a newer run has saved nothing. Raises ValueError if there is none.
     """
@@ -43,7 +44,9 @@ def find_last(given: str, project: Path, say: Say) -> str:
         return str(_newest_last(project, say))
     last = Path(given, "weights", "last.pt")
     if Path(given).is_dir() and not last.exists():
-        raise ValueError(f"--resume {given}: there is no weights/last.pt in it; its run has saved nothing yet")
+        raise ValueError(
+            f"--resume {given}: there is no weights/last.pt in it; its run has saved nothing yet"
+        )
     return str(last) if Path(given).is_dir() else given
 
 
@@ -52,18 +55,26 @@ def _newest_last(project: Path, say: Say) -> Path:
     found = newest_first(project, "**/weights/last.pt")
     if not found:
         unsaved = newest_unsaved(project, 0)
-        why = f"{unsaved} has saved nothing yet" if unsaved else "there is no run with a weights/last.pt"
+        why = (
+            f"{unsaved} has saved nothing yet"
+            if unsaved
+            else "there is no run with a weights/last.pt"
+        )
         found_nothing = f"--resume finds nothing to continue under {project}"
         raise ValueError(f"{found_nothing}: {why}; train first, or name a checkpoint")
 
     last = found[0]
     if unsaved := newest_unsaved(project, last.stat().st_mtime_ns):
-        say(f"{unsaved} is newer, but it has saved nothing: --resume continues {run_folder(str(last))}")
+        say(
+            f"{unsaved} is newer, but it has saved nothing: --resume continues "
+            f"{run_folder(str(last))}"
+        )
     return last
 
 
 def newest_unsaved(project: Path, since_ns: int) -> str:
-    """The folder under `project` of the newest run that has saved nothing; "" if all of them began before `since_ns`.
+    """The folder under `project` of the newest run that has saved nothing; "" if all of them began
+    before `since_ns`.
 
     since_ns: in nanoseconds, as st_mtime_ns.
     """
@@ -83,29 +94,50 @@ def run_folder(last: str) -> Path:
     """
     weights = Path(os.path.abspath(last)).parent
     if weights.name != "weights":
-        raise ValueError(f"{last}: is not in RUN/weights/, and --resume continues in the run's own folder")
+        raise ValueError(
+            f"{last}: is not in RUN/weights/, and --resume continues in the run's own folder"
+        )
     return weights.parent
 
 
 def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, list[str]]:
     """The settings to resume with, and lines for the log.
 
-    These are the run's own settings, except the flags of CHANGEABLE that the command line gives. Raises ValueError if
-    the run cannot be resumed with them, or is done.
+    These are the run's own settings, except the flags of CHANGEABLE that the command line gives.
+    Raises ValueError if the run cannot be resumed with them, or is done.
     """
     description = saved.description
-    unknown = ", ".join(sorted(map(str, description.config.keys() - TrainConfig().as_dict().keys())))
+    unknown = ", ".join(
+        sorted(map(str, description.config.keys() - TrainConfig().as_dict().keys()))
+    )
     if unknown:
-        raise ValueError(f"{cfg.resume}: its settings ({excerpt(unknown)}) are unknown to this version of Kestrel")
-    own = TrainConfig().as_dict() | description.config | {"resume": cfg.resume, "data": description.data}
+        raise ValueError(
+            f"{cfg.resume}: its settings ({excerpt(unknown)}) are unknown to this version of "
+            "Kestrel"
+        )
+    own = (
+        TrainConfig().as_dict()
+        | description.config
+        | {"resume": cfg.resume, "data": description.data}
+    )
     own["download"] = cfg.download  # never from a checkpoint
-    different = {name: value for name, value in cfg.as_dict().items() if name in cfg.given and value != own[name]}
+    different = {
+        name: value
+        for name, value in cfg.as_dict().items()
+        if name in cfg.given and value != own[name]
+    }
     changed = {name: value for name, value in different.items() if name in CHANGEABLE}
     if changed.get("batch_size") == -1:
         del changed["batch_size"]
-    lines = [f"--resume changes {_flag(name)} from {own[name]} to {value}" for name, value in sorted(changed.items())]
+    lines = [
+        f"--resume changes {_flag(name)} from {own[name]} to {value}"
+        for name, value in sorted(changed.items())
+    ]
     if ignored := sorted(_flag(name) for name in different.keys() - changed.keys() - {"project"}):
-        lines.append(f"--resume keeps the run's own settings; these flags have no effect: {', '.join(ignored)}")
+        lines.append(
+            "--resume keeps the run's own settings; these flags have no effect: "
+            f"{', '.join(ignored)}"
+        )
     with refuse_damaged(cfg.resume):
         values = own | changed
         new = replace(TrainConfig(**values | {"freeze": tuple(values["freeze"])}), given=cfg.given)
@@ -119,11 +151,15 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
 def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
     """Raises ValueError if nothing is left to train. stopped: whether the run stopped early."""
     if trained > cfg.epochs:
-        raise ValueError(f"{cfg.resume}: --epochs {cfg.epochs}, but the run has trained {counted(trained, 'epoch')}")
+        raise ValueError(
+            f"{cfg.resume}: --epochs {cfg.epochs}, but the run has trained "
+            f"{counted(trained, 'epoch')}"
+        )
     if (stopped or trained == cfg.epochs) and is_done(run_folder(cfg.resume)):
         raise ValueError(
             f"{cfg.resume}: its run is done after {counted(trained, 'epoch')}; "
-            f"to continue it, raise --epochs or, if it stopped early, --patience above {cfg.patience}"
+            "to continue it, raise --epochs or, if it stopped early, --patience above "
+            f"{cfg.patience}"
         )
 
 
@@ -132,10 +168,12 @@ def _flag(name: str) -> str:
 
 
 def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now: int) -> int:
-    """How many batches of an epoch are trained after the batch size changes from `before` to `now` within it.
+    """How many batches of an epoch are trained after the batch size changes from `before` to `now`
+    within it.
 
-    Epochs are consecutive parts of one stream of samples. Samples that do not fill a batch of the new size are trained
-    again. The result is at most the batches of the epoch, since there may be fewer images than before.
+    Epochs are consecutive parts of one stream of samples. Samples that do not fill a batch of the
+    new size are trained again. The result is at most the batches of the epoch, since there may be
+    fewer images than before.
 
     >>> batch_after_resize(3, epoch=0, images=100, before=16, now=8)
     6

@@ -1,4 +1,6 @@
-"""Find weights to start again from, after a run whose loss or gradient was not finite in many steps in a row."""
+"""Find weights to start again from, after a run whose loss or gradient was not finite in many steps
+in a row.
+"""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -12,7 +14,9 @@ HUGE = 1000.0  # the largest weights of two trained yolov5n (BCCD, generated sha
 
 
 def largest_weight(state: Mapping[str, Tensor], parameters: Collection[str]) -> float:
-    """The largest absolute value of these entries of a model's state; inf if one is not finite, 0 without entries."""
+    """The largest absolute value of these entries of a model's state; inf if one is not finite, 0
+    without entries.
+    """
     largest = 0.0
     for name in parameters:
         weights = state[name].detach()

@@ -15,11 +15,13 @@ MATRICES = "matrices"  # entry of a group whose parameters are stepped by Muon
 class MuonAdamW(torch.optim.AdamW):
     """AdamW, but groups with the entry `matrices` take Muon's step.
 
-    A weight [out, ...] is a matrix [out, rest]. Its step is the Nesterov momentum of its gradient with all singular
-    values near 1, times 0.2 sqrt(max(out, rest)), so that one learning rate fits both kinds of groups. Weight decay is
-    decoupled, as in AdamW. found_inf, if set, is a flag on the device: where it is not 0 nothing changes.
+    A weight [out, ...] is a matrix [out, rest]. Its step is the Nesterov momentum of its gradient
+    with all singular values near 1, times 0.2 sqrt(max(out, rest)), so that one learning rate fits
+    both kinds of groups. Weight decay is decoupled, as in AdamW. found_inf, if set, is a flag on
+    the device: where it is not 0 nothing changes.
 
-    Source: K. Jordan et al., Muon (kellerjordan.github.io/posts/muon, 2024); scale: arXiv 2502.16982, equation 4.
+    Source: K. Jordan et al., Muon (kellerjordan.github.io/posts/muon, 2024); scale: arXiv
+    2502.16982, equation 4.
     """
 
     @torch.no_grad()
@@ -40,7 +42,8 @@ class MuonAdamW(torch.optim.AdamW):
             return
         for weight in weights:
             if not self.state[weight]:
-                self.state[weight]["step"] = torch.zeros(())  # never used, but AdamW expects it when a state is loaded
+                # never used, but AdamW expects it when a state is loaded
+                self.state[weight]["step"] = torch.zeros(())
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         gradients, buffers = (
             [weight.grad for weight in weights],
@@ -50,7 +53,8 @@ class MuonAdamW(torch.optim.AdamW):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
             pairs = zip(buffers, gradients, strict=True)
-            gradients = [torch.where(found_inf > 0, *pair) for pair in pairs]  # so that the buffers stay as they are
+            # so that the buffers stay as they are
+            gradients = [torch.where(found_inf > 0, *pair) for pair in pairs]
             taken = (found_inf == 0).to(gradients[0].dtype)
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         steps = orthogonal_steps(torch._foreach_lerp(gradients, buffers, momentum))
@@ -60,7 +64,9 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return Muon's step for each gradient [out, ...]; those of one shape are computed together, for fewer kernels."""
+    """Return Muon's step for each gradient [out, ...]; those of one shape are computed together,
+    for fewer kernels.
+    """
     steps = list(gradients)
     places: dict[torch.Size, list[int]] = {}
     for place, gradient in enumerate(gradients):
@@ -73,11 +79,13 @@ def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return matrices [..., R, C] with the same singular vectors and with singular values of about 0.7 to 1.2.
+    """Return matrices [..., R, C] with the same singular vectors and with singular values of about
+    0.7 to 1.2.
 
-    Values far below the largest stay smaller. Muon's iteration X <- (a + b S + c S S) X with S = X X^T, but on S, which
-    is small for convolutions, and on the product of the polynomials: a third of the time in float32, in which it runs
-    (in float64 for matrices in float64); in bfloat16, Muon's usual choice, the products would be too inaccurate.
+    Values far below the largest stay smaller. Muon's iteration X <- (a + b S + c S S) X with S = X
+    X^T, but on S, which is small for convolutions, and on the product of the polynomials: a third
+    of the time in float32, in which it runs (in float64 for matrices in float64); in bfloat16,
+    Muon's usual choice, the products would be too inaccurate.
 
     >>> orthogonal(torch.diag(torch.tensor([3.0, 1.0]))).diag().gt(0.6).tolist()
     [True, True]

@@ -1,4 +1,6 @@
-"""utils/training/checkpoints/contents.py: what a checkpoint contains, and which formats can be read."""
+"""utils/training/checkpoints/contents.py: what a checkpoint contains, and which formats can be
+read.
+"""
 
 import hashlib
 import json
@@ -22,7 +24,12 @@ from utils.training.hyperparameters import Hyp
 def entries(**changes):
     """The entries of a file of a run of one epoch."""
     made = {name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor}
-    made |= {"format": FORMAT, "epoch": 1, "results": [{"epoch": 1.0}], "config": TrainConfig().as_dict()}
+    made |= {
+        "format": FORMAT,
+        "epoch": 1,
+        "results": [{"epoch": 1.0}],
+        "config": TrainConfig().as_dict(),
+    }
     return made | {"losses": torch.zeros(1, 4), "statistics": torch.zeros(1, 2)} | changes
 
 
@@ -50,12 +57,18 @@ def test_format_3_checkpoint_is_converted():
     assert saved.description.config["compile"] == "off"
     assert saved.format == FORMAT
     assert TrainConfig(**saved.description.config | {"freeze": (0,)}).compile == "off"
-    kept = checked_checkpoint("last.pt", entries(format=3, config=TrainConfig().as_dict() | {"compile": "default"}))
+    kept = checked_checkpoint(
+        "last.pt", entries(format=3, config=TrainConfig().as_dict() | {"compile": "default"})
+    )
     assert kept.description.config["compile"] == "default"
 
 
 def test_format_4_checkpoint_has_no_tiles():
-    config = {name: value for name, value in TrainConfig().as_dict().items() if not name.startswith("tile")}
+    config = {
+        name: value
+        for name, value in TrainConfig().as_dict().items()
+        if not name.startswith("tile")
+    }
     saved = checked_checkpoint("last.pt", entries(format=4, config=config))
     assert saved.format == FORMAT
     assert TrainConfig(**saved.description.config | {"freeze": (0,)}).tile == 0
@@ -65,7 +78,8 @@ def test_format_4_checkpoint_has_no_tiles():
 def test_other_format_is_reported_as_other_version(found):
     what = f"format {found}" if type(found) is int else "no format number"
     sentence = (
-        f"last.pt: written by another version of Kestrel ({what}; this one reads 3 to {FORMAT}): resume it with the "
+        f"last.pt: written by another version of Kestrel ({what}; this one reads 3 to {FORMAT}): "
+        "resume it with the "
         "version that wrote it, or start a new run from its weights with --weights"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
@@ -74,7 +88,9 @@ def test_other_format_is_reported_as_other_version(found):
 
 def test_checkpoint_without_optimizer_cannot_be_resumed():
     best = {name: value for name, value in entries().items() if name != "optimizer"}
-    with pytest.raises(ValueError, match=r"contains no training state to resume; fine-tune from it with --weights"):
+    with pytest.raises(
+        ValueError, match=r"contains no training state to resume; fine-tune from it with --weights"
+    ):
         checked_checkpoint("last.pt", best)
 
 
@@ -83,14 +99,19 @@ def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
         read_checkpoint(str(tmp_path / "last.pt"))
 
 
-# The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed: raise FORMAT, have
-# `upgraded` convert the format before or refuse it, and only then write the new digest here.
+# The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed:
+# raise FORMAT, have `upgraded` convert the format before or refuse it, and only then write the new
+# digest here.
 FORMAT_DIGESTS = {6: "2c395052897fe2b3"}
 
 
 def test_changed_entries_or_settings_require_a_new_format():
     settings = {name: type(value).__name__ for name, value in TrainConfig().as_dict().items()}
-    parts = [{name: kind.__name__ for name, kind in ENTRIES.items()}, settings, sorted(Hyp().as_dict())]
+    parts = [
+        {name: kind.__name__ for name, kind in ENTRIES.items()},
+        settings,
+        sorted(Hyp().as_dict()),
+    ]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     assert {FORMAT: digest} == FORMAT_DIGESTS
 

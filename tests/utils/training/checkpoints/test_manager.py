@@ -62,7 +62,10 @@ def weight_of(folder, name=BEST):
     ("flags", "written"),
     [
         ({}, [{LAST, BEST}, set(), set()]),
-        ({"save_period": 1}, [{LAST, BEST, "weights/epoch1.pt"}, {"weights/epoch2.pt"}, {"weights/epoch3.pt"}]),
+        (
+            {"save_period": 1},
+            [{LAST, BEST, "weights/epoch1.pt"}, {"weights/epoch2.pt"}, {"weights/epoch3.pt"}],
+        ),
         ({"save_period": 2}, [{LAST, BEST}, {"weights/epoch2.pt"}, set()]),
         ({"nosave": True}, [set(), set(), {LAST, BEST}]),
         ({"nosave": True, "save_period": 2}, [set(), set(), {LAST, BEST}]),
@@ -85,9 +88,17 @@ def test_last_checkpoint_is_of_the_last_epoch_and_best_of_the_best(tmp_path):
         last, best = (checkpoint_file.load(tmp_path / "exp" / name) for name in (LAST, BEST))
         assert last["epoch"] == weight_of(tmp_path / "exp", LAST)
         assert best["epoch"] == weight_of(tmp_path / "exp", BEST)
-        found.append((last["epoch"], best["epoch"], best["metrics"]["fitness"], len(best["results"])))
+        found.append(
+            (last["epoch"], best["epoch"], best["metrics"]["fitness"], len(best["results"]))
+        )
     assert found == [(1, 1, 0.2, 1), (2, 2, 0.5, 2), (3, 2, 0.5, 2), (4, 2, 0.5, 2), (5, 5, 0.6, 5)]
-    assert [weight_of(tmp_path / "exp", f"weights/epoch{number}.pt") for number in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert [weight_of(tmp_path / "exp", f"weights/epoch{number}.pt") for number in range(1, 6)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_last_checkpoint_can_be_resumed_and_best_has_no_training_state(tmp_path):
@@ -117,7 +128,9 @@ def test_epochs_without_validation_make_the_latest_the_best_until_one_is_validat
 def test_last_is_written_before_best(tmp_path, monkeypatch):
     """If the run is killed between the two, last.pt has all that best.pt needs."""
     written, real = [], checkpoint_file.save
-    monkeypatch.setattr(checkpoint_file, "save", lambda path, state: (written.append(path.name), real(path, state)))
+    monkeypatch.setattr(
+        checkpoint_file, "save", lambda path, state: (written.append(path.name), real(path, state))
+    )
     train_epoch(open_manager(tmp_path / "exp", save_period=1), 0.5)
     assert written == ["epoch1.pt", "last.pt", "best.pt"]
 
@@ -127,7 +140,11 @@ def test_last_is_written_before_best(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("flags", "saved"),
-    [({}, [False, True, False, True]), ({"save_minutes": 0}, [False] * 4), ({"nosave": True}, [False] * 4)],
+    [
+        ({}, [False, True, False, True]),
+        ({"save_minutes": 0}, [False] * 4),
+        ({"nosave": True}, [False] * 4),
+    ],
 )
 def test_steps_after_which_a_run_is_saved(tmp_path, monkeypatch, flags, saved):
     """A step takes 5 minutes, and the default of --save-minutes is 10."""
@@ -329,13 +346,21 @@ def preempted_code(manager):
 
 @posix
 def test_only_rank_0_writes_files(tmp_path, capsys):
-    """Each rank has a folder of its own, so that its files can be told apart; the signal reaches only rank 1."""
+    """Each rank has a folder of its own, so that its files can be told apart; the signal reaches
+    only rank 1.
+    """
     worlds = thread_worlds(2)
-    managers = [open_manager(tmp_path / str(world.rank), world, save_period=1, save_minutes=ALWAYS) for world in worlds]
+    managers = [
+        open_manager(tmp_path / str(world.rank), world, save_period=1, save_minutes=ALWAYS)
+        for world in worlds
+    ]
     run_ranks([partial(save_everything, manager) for manager in managers], worlds)
     with managers[1]:
         signal.raise_signal(signal.SIGTERM)
-    assert run_ranks([partial(preempted_code, manager) for manager in managers], worlds) == [143, 143]
+    assert run_ranks([partial(preempted_code, manager) for manager in managers], worlds) == [
+        143,
+        143,
+    ]
     assert files_of(tmp_path / "1") == set()
     epochs = {"weights/epoch1.pt", "weights/epoch2.pt"}
     assert files_of(tmp_path / "0") == {LAST, BEST, "preempted.json"} | epochs
@@ -347,10 +372,14 @@ def test_only_rank_0_writes_files(tmp_path, capsys):
 
 
 def resumed_manager(manager, **flags):
-    """The manager of the run that resumes from the last.pt of another manager, in the same folder."""
+    """The manager of the run that resumes from the last.pt of another manager, in the same
+    folder.
+    """
     state = small_state()
     state.load(read_checkpoint(str(manager.last)))
-    return CheckpointManager(manager.folder, state, small_description(), **TrainConfig(**flags).saving())
+    return CheckpointManager(
+        manager.folder, state, small_description(), **TrainConfig(**flags).saving()
+    )
 
 
 def restored(manager, *, done=False):
@@ -474,7 +503,9 @@ def test_fault_with_advice_of_its_own_is_passed_on(tmp_path):
 
 def test_only_rank_0_speaks_at_ctrl_c(tmp_path, capsys):
     """Only it has written a checkpoint, and knows of one."""
-    manager = CheckpointManager(tmp_path, small_state(), small_description(), **TrainConfig().saving())
+    manager = CheckpointManager(
+        tmp_path, small_state(), small_description(), **TrainConfig().saving()
+    )
     manager.world = thread_worlds(2)[1]
     interrupt(manager)
     assert capsys.readouterr().out == ""

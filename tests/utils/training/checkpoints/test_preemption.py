@@ -1,4 +1,6 @@
-"""utils/training/checkpoints/preemption.py: all processes save after the same step, whichever of them asks for it."""
+"""utils/training/checkpoints/preemption.py: all processes save after the same step, whichever of
+them asks for it.
+"""
 
 import signal
 import sys
@@ -36,7 +38,9 @@ def step_of(triggers, counts=(0,)):
     def step(trigger):
         return trigger.all_reduce_sum(torch.tensor(counts)).tolist(), trigger.check()
 
-    return run_ranks([lambda one=one: step(one) for one in triggers], [one.world for one in triggers])
+    return run_ranks(
+        [lambda one=one: step(one) for one in triggers], [one.world for one in triggers]
+    )
 
 
 # ---------------------------------------------------------------------- signals
@@ -58,7 +62,9 @@ def test_signal_is_recorded_and_does_not_end_the_process(number):
 @posix
 def test_previous_signal_handlers_are_restored():
     seen = []
-    previous = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in SIGNALS}
+    previous = {
+        number: signal.signal(number, lambda number, _: seen.append(number)) for number in SIGNALS
+    }
     try:
         own = [signal.getsignal(number) for number in SIGNALS]
         trigger = SaveTrigger(World(CPU), 0, idle())
@@ -114,7 +120,9 @@ def test_signal_of_one_rank_makes_all_ranks_save_after_the_same_step(rank):
     assert [found for _, found in step_of(triggers)] == [(False, True)] * 3
     with triggers[rank]:
         signal.raise_signal(signal.SIGTERM)
-    assert [trigger.signal_received() for trigger in triggers] == [other == rank for other in range(3)]
+    assert [trigger.signal_received() for trigger in triggers] == [
+        other == rank for other in range(3)
+    ]
     assert [found for _, found in step_of(triggers)] == [(True, True)] * 3
     assert run_ranks([trigger.agreed_signal for trigger in triggers], worlds) == ["SIGTERM"] * 3
 
@@ -127,7 +135,10 @@ def test_ranks_agree_on_one_of_two_signals():
     for trigger, number in zip(triggers, (signal.SIGUSR1, signal.SIGTERM), strict=True):
         with trigger:
             signal.raise_signal(number)
-    assert run_ranks([trigger.agreed_signal for trigger in triggers], worlds) == [max(SIGNALS).name] * 2
+    assert (
+        run_ranks([trigger.agreed_signal for trigger in triggers], worlds)
+        == [max(SIGNALS).name] * 2
+    )
 
 
 # ---------------------------------------------------------------------- interval
@@ -155,7 +166,9 @@ def test_without_interval_only_a_signal_saves(clock):
 @pytest.mark.parametrize(("rank", "saves"), [(0, True), (1, False)])
 def test_interval_of_rank_0_decides_for_all_ranks(clock, rank, saves):
     """Clocks differ between machines: the interval of another rank does not count."""
-    triggers = [SaveTrigger(world, 2 if world.rank == rank else 0, idle()) for world in thread_worlds(2)]
+    triggers = [
+        SaveTrigger(world, 2 if world.rank == rank else 0, idle()) for world in thread_worlds(2)
+    ]
     clock["now"] += 121
     assert [found for _, found in step_of(triggers)] == [(saves, True)] * 2
 
@@ -175,7 +188,10 @@ def test_counts_of_the_loss_are_summed_without_the_requests():
     """Two ranks: 3 + 3 and 5 + 5; a single process returns its own counts."""
     triggers = [SaveTrigger(world, 0, idle()) for world in thread_worlds(2)]
     assert [sums for sums, _ in step_of(triggers, (3, 5))] == [[6, 10]] * 2
-    assert SaveTrigger(World(CPU), 0, idle()).all_reduce_sum(torch.tensor([3, 5])).tolist() == [3, 5]
+    assert SaveTrigger(World(CPU), 0, idle()).all_reduce_sum(torch.tensor([3, 5])).tolist() == [
+        3,
+        5,
+    ]
 
 
 def test_request_in_any_batch_of_a_step_is_kept_until_its_end(clock):
@@ -199,7 +215,9 @@ def test_request_in_any_batch_of_a_step_is_kept_until_its_end(clock):
 
 def test_background_task_of_one_rank_makes_no_rank_idle():
     release, tasks = threading.Event(), [idle(), idle()]
-    triggers = [SaveTrigger(world, 0, task) for world, task in zip(thread_worlds(2), tasks, strict=True)]
+    triggers = [
+        SaveTrigger(world, 0, task) for world, task in zip(thread_worlds(2), tasks, strict=True)
+    ]
     tasks[1].start(lambda: release.wait(20), lambda _: None)
     assert [found for _, found in step_of(triggers)] == [(False, False)] * 2
     release.set()
@@ -223,7 +241,9 @@ def test_loss_that_sums_no_counts_is_refused():
     triggers = [SaveTrigger(world, 0, idle()) for world in worlds]
 
     def refused(trigger):
-        with pytest.raises(RuntimeError, match=r"the loss did not call `total`, as Loss\.forward must"):
+        with pytest.raises(
+            RuntimeError, match=r"the loss did not call `total`, as Loss\.forward must"
+        ):
             trigger.check()
         return True
 

@@ -13,12 +13,22 @@ import pytest
 import torch
 
 import train
-from tests.support.launching import ROOT, TORCHRUN, forked, free_port, launched, rank_environment, small_run_flags
+from tests.support.launching import (
+    ROOT,
+    TORCHRUN,
+    forked,
+    free_port,
+    launched,
+    rank_environment,
+    small_run_flags,
+)
 from tests.support.processes import draw_data
 from utils.files import checkpoint_file
 from utils.training.checkpoints.restart import MARKS, find_own_run, launcher_mark
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="forks processes, and finds them in /proc")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks processes, and finds them in /proc"
+)
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
 
 # ---------------------------------------------------------------------- marks
@@ -28,7 +38,9 @@ def test_launcher_mark_identifies_the_launcher():
     assert launcher_mark({}) == ""
     mark = launcher_mark({"TORCHELASTIC_RUN_ID": "x"})
     assert mark == launcher_mark({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"})
-    assert mark != launcher_mark({"TORCHELASTIC_RUN_ID": "y"})  # a notebook may launch one after another
+    assert mark != launcher_mark(
+        {"TORCHELASTIC_RUN_ID": "y"}
+    )  # a notebook may launch one after another
     assert str(os.getppid()) in mark.split()
 
 
@@ -65,7 +77,9 @@ def test_newest_unfinished_run_is_found(tmp_path):
     assert find_own_run(tmp_path, ["a"]) == str(run)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1", "null", "3", '{"a": 1}', '"a"', "[]", "[null, 3, [], {}]", "\0\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1", "null", "3", '{"a": 1}', '"a"', "[]", "[null, 3, [], {}]", "\0\xff"]
+)
 def test_damaged_marks_are_ignored(tmp_path, text):
     make_run(tmp_path / "exp", text)
     run = make_run(tmp_path / "exp2", ["a"], age_s=10)
@@ -132,13 +146,23 @@ Attempt = Callable[..., list[int]]
 
 @pytest.fixture
 def attempt(flags: list[str], tmp_path: Path) -> Attempt:
-    """attempt(processes, flags, fault=name): the exit codes of one attempt, with this process as the launcher."""
+    """attempt(processes, flags, fault=name): the exit codes of one attempt, with this process as
+    the launcher.
+    """
 
     def one(size: int, *more: str, fault: str = "", launcher: bool = True) -> list[int]:
-        elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"} if launcher else {}
-        faults = {"KESTREL_FAULT": f"tests.utils.training.checkpoints.test_restart:{fault}"} if fault else {}
+        elastic = (
+            {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"} if launcher else {}
+        )
+        faults = (
+            {"KESTREL_FAULT": f"tests.utils.training.checkpoints.test_restart:{fault}"}
+            if fault
+            else {}
+        )
         port = free_port()
-        environments = [rank_environment(rank, size, port) | elastic | faults for rank in range(size)]
+        environments = [
+            rank_environment(rank, size, port) | elastic | faults for rank in range(size)
+        ]
         with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
             return [rank.end(60) for rank in ranks]
 
@@ -147,7 +171,10 @@ def attempt(flags: list[str], tmp_path: Path) -> Attempt:
 
 def results_without_times(run: Path) -> list[str]:
     """results.csv without the times."""
-    return [re.sub(r"^(\d+),[^,]+", r"\1", line) for line in (run / "results.csv").read_text().splitlines()]
+    return [
+        re.sub(r"^(\d+),[^,]+", r"\1", line)
+        for line in (run / "results.csv").read_text().splitlines()
+    ]
 
 
 def run_names(project: Path) -> list[str]:
@@ -165,9 +192,20 @@ def assert_same_bits(run: Path, other: Path) -> None:
 @linux
 @pytest.mark.slow
 def test_run_continues_after_torchrun_restart(flags, attempt, tmp_path):
-    command = [*TORCHRUN, "--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
+    command = [
+        *TORCHRUN,
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "--max-restarts",
+        "1",
+        SCRIPT,
+        *flags,
+    ]
     with launched(
-        command, tmp_path / "io", KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once"
+        command,
+        tmp_path / "io",
+        KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once",
     ) as job:
         assert job.end(120) == 0, job.err
         assert job.out.count("restarted by the launcher\nresuming") == 1
@@ -180,13 +218,22 @@ def test_run_continues_after_torchrun_restart(flags, attempt, tmp_path):
 @linux
 @pytest.mark.slow
 def test_attempts_of_one_launcher_share_a_folder(attempt, tmp_path):
-    """With three processes, since with two the order in which gradients are added makes no difference."""
+    """With three processes, since with two the order in which gradients are added makes no
+    difference.
+    """
     six = ("--batch", "6")
     assert attempt(3, *six, fault="dies_before_the_first_checkpoint") == [1, -9, 1]
     assert attempt(3, *six, fault="dies_in_the_second_epoch") == [1, 1, -9]
     broken = results_without_times(tmp_path / "exp")
-    assert attempt(3, *six, launcher=False) == [0, 0, 0]  # another launch, which does not touch the interrupted run
-    assert (run_names(tmp_path), results_without_times(tmp_path / "exp")) == (["exp", "exp2"], broken)
+    assert attempt(3, *six, launcher=False) == [
+        0,
+        0,
+        0,
+    ]  # another launch, which does not touch the interrupted run
+    assert (run_names(tmp_path), results_without_times(tmp_path / "exp")) == (
+        ["exp", "exp2"],
+        broken,
+    )
     assert attempt(3, *six) == [0, 0, 0]
     assert run_names(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
@@ -208,7 +255,9 @@ def test_three_processes_resume_with_same_bits_if_graph_is_static(attempt, tmp_p
 @linux
 @pytest.mark.slow
 def test_finished_run_is_not_trained_again_after_restart(attempt, tmp_path):
-    """A process may crash at exit, after all is written; its launcher then restarts all processes."""
+    """A process may crash at exit, after all is written; its launcher then restarts all
+    processes.
+    """
     assert attempt(2, fault="dies_after_last_write") in ([0, -9], [1, -9])
     assert (tmp_path / "exp" / "metrics.json").exists()
     written = (tmp_path / "exp" / "weights" / "last.pt").stat().st_mtime_ns

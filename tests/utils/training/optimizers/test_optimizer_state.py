@@ -1,4 +1,6 @@
-"""Optimizer state survives a checkpoint: scalars, factored moments, several buffers, or no state."""
+"""Optimizer state survives a checkpoint: scalars, factored moments, several buffers, or no
+state.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,9 @@ CPU = torch.device("cpu")
 
 
 class CountingSGD(torch.optim.Optimizer):
-    """Keeps numbers outside of its parameters' states, as schedule-free optimizers do; they change the next step."""
+    """Keeps numbers outside of its parameters' states, as schedule-free optimizers do; they change
+    the next step.
+    """
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "k": 0})
@@ -53,16 +57,25 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def state_of(name: str) -> TrainState[nn.Sequential]:
-    """The state of a new model with this optimizer, in two groups; for Muon the model has only matrices."""
+    """The state of a new model with this optimizer, in two groups; for Muon the model has only
+    matrices.
+    """
     torch.manual_seed(0)
     kind, settings = KINDS[name]
     layers = [nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)]
     if kind == "Muon":
-        layers = [nn.Flatten(), nn.Linear(48, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False)]
+        layers = [
+            nn.Flatten(),
+            nn.Linear(48, 8, bias=False),
+            nn.Linear(8, 8, bias=False),
+            nn.Linear(8, 2, bias=False),
+        ]
     model = nn.Sequential(*layers)
     first, *others = model.parameters()
     groups = [{"params": [first], "lr": 0.01}, {"params": others, "lr": 0.02}]
-    optimizer = (CountingSGD if kind == "CountingSGD" else getattr(torch.optim, kind))(groups, **settings)
+    optimizer = (CountingSGD if kind == "CountingSGD" else getattr(torch.optim, kind))(
+        groups, **settings
+    )
     return state_with(model, optimizer, World(CPU))
 
 
@@ -76,14 +89,19 @@ def train(state: TrainState[nn.Sequential], first: int, last: int) -> None:
 
 def saved_and_loaded(state: TrainState[nn.Sequential], folder: Path) -> Checkpoint:
     """Save a checkpoint and read it again."""
-    description = Description(table={}, names=[], data="", images="", config={}, hyp={}, versions={})
+    description = Description(
+        table={}, names=[], data="", images="", config={}, hyp={}, versions={}
+    )
     checkpoint_file.save(folder / "last.pt", state.checkpoint(description).as_dict())
     return read_checkpoint(str(folder / "last.pt"))
 
 
 def parameter_states(state: TrainState[nn.Sequential]) -> list[dict[str, Tensor]]:
     """The optimizer's state of each parameter, in the order of the parameters."""
-    return [dict(state.optimizer.state.get(parameter, {})) for parameter in state.replica.model.parameters()]
+    return [
+        dict(state.optimizer.state.get(parameter, {}))
+        for parameter in state.replica.model.parameters()
+    ]
 
 
 @pytest.fixture(params=KINDS)
@@ -95,21 +113,29 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_resumed_optimizer_continues_with_same_bits(name: str, tmp_path: Path, before: int) -> None:
-    """Weights and optimizer state are the same bits. before: number of steps before the checkpoint."""
+    """Weights and optimizer state are the same bits. before: number of steps before the
+    checkpoint.
+    """
     straight, stopped, resumed = (state_of(name) for _ in range(3))
     train(straight, 0, 5)
     train(stopped, 0, before)
     resumed.load(saved_and_loaded(stopped, tmp_path))
     train(resumed, before, 5)
-    for value, other in zip(straight.replica.state_dict().values(), resumed.replica.state_dict().values(), strict=True):
+    for value, other in zip(
+        straight.replica.state_dict().values(), resumed.replica.state_dict().values(), strict=True
+    ):
         assert value.equal(other)
     for own, others in zip(parameter_states(straight), parameter_states(resumed), strict=True):
         assert own.keys() == others.keys()
-        assert all(torch.equal(torch.as_tensor(own[key]), torch.as_tensor(others[key])) for key in own)
+        assert all(
+            torch.equal(torch.as_tensor(own[key]), torch.as_tensor(others[key])) for key in own
+        )
 
 
 def test_resumed_run_restores_averaged_weights_and_their_update_count(tmp_path: Path) -> None:
-    """They continue with the same bits as in a run that was not stopped; the count sets the rate of the average."""
+    """They continue with the same bits as in a run that was not stopped; the count sets the rate of
+    the average.
+    """
     straight, stopped, resumed = (state_of("SGD") for _ in range(3))
     train(straight, 0, 5)
     train(stopped, 0, 3)
@@ -129,7 +155,8 @@ def test_resumed_run_restores_averaged_weights_and_their_update_count(tmp_path: 
     [
         ("SGD", 0, {}),
         ("SGD with momentum", 0, {"momentum_buffer": (4, 3, 3, 3)}),
-        # The variance is factored over the last two dimensions: one value per row and one per column.
+        # The variance is factored over the last two dimensions: one value per row and one per
+        # column.
         ("Adafactor", 0, {"step": (), "row_var": (4, 3, 3, 1), "col_var": (4, 3, 1, 3)}),
         ("Adafactor", 2, {"step": (), "row_var": (8, 1), "col_var": (1, 16)}),
         ("Adafactor", 3, {"step": (), "variance": (8,)}),
@@ -139,7 +166,9 @@ def test_resumed_run_restores_averaged_weights_and_their_update_count(tmp_path: 
 def test_optimizer_state_shapes(name: str, number: int, shapes: dict[str, tuple[int, ...]]) -> None:
     state = state_of(name)
     train(state, 0, 1)
-    assert {key: tuple(value.shape) for key, value in parameter_states(state)[number].items()} == shapes
+    assert {
+        key: tuple(value.shape) for key, value in parameter_states(state)[number].items()
+    } == shapes
 
 
 @pytest.mark.parametrize(
@@ -153,7 +182,9 @@ def test_optimizer_state_shapes(name: str, number: int, shapes: dict[str, tuple[
     ],
     ids=["one dimension more", "one number", "a scalar", "no tensor", "nothing"],
 )
-def test_optimizer_state_of_wrong_shape_is_refused(name: str, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_optimizer_state_of_wrong_shape_is_refused(
+    name: str, tmp_path: Path, fault: Callable[..., None]
+) -> None:
     """Each state tensor of the first parameter in turn; a state that becomes empty is accepted."""
     state = state_of(name)
     train(state, 0, 2)
@@ -165,7 +196,9 @@ def test_optimizer_state_of_wrong_shape_is_refused(name: str, tmp_path: Path, fa
         if not saved.optimizer["state"][0]:
             state_of(name).load(saved)
             continue
-        with pytest.raises(ValueError, match=r"^the optimizer's state is of another model or optimizer$"):
+        with pytest.raises(
+            ValueError, match=r"^the optimizer's state is of another model or optimizer$"
+        ):
             state_of(name).load(saved)
 
 
@@ -180,7 +213,9 @@ def test_transposed_adafactor_moments_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [("AdamW", "Rprop"), ("RMSprop", "Adafactor")])
-def test_state_of_another_optimizer_is_refused(tmp_path: Path, saved_by: str, loaded_by: str) -> None:
+def test_state_of_another_optimizer_is_refused(
+    tmp_path: Path, saved_by: str, loaded_by: str
+) -> None:
     state = state_of(saved_by)
     train(state, 0, 1)
     with pytest.raises(ValueError, match="of another model"):
@@ -190,12 +225,16 @@ def test_state_of_another_optimizer_is_refused(tmp_path: Path, saved_by: str, lo
 def test_group_setting_of_another_type_is_refused(tmp_path: Path) -> None:
     saved = saved_and_loaded(state_of("AdamW"), tmp_path)
     saved.optimizer["param_groups"][0]["eps"] = "x"
-    with pytest.raises(ValueError, match=r"of another model or optimizer: eps is 'x', expected a value like 1e-08"):
+    with pytest.raises(
+        ValueError, match=r"of another model or optimizer: eps is 'x', expected a value like 1e-08"
+    ):
         state_of("AdamW").load(saved)
 
 
 def test_settings_from_flags_and_device_stay_those_of_the_run(tmp_path: Path) -> None:
-    """--batch-size may change on --resume, and with it the weight decay; `fused` depends on the device."""
+    """--batch-size may change on --resume, and with it the weight decay; `fused` depends on the
+    device.
+    """
     saved = saved_and_loaded(state_of("AdamW"), tmp_path)
     saved.optimizer["param_groups"][0] |= {"weight_decay": 7.0, "fused": True, "eps": 1e-6}
     resumed = state_of("AdamW")
@@ -243,9 +282,17 @@ def test_state_check_of_optimizer_without_parameters_adds_no_state() -> None:
 
 
 def channels_last_state(name: str) -> TrainState[nn.Sequential]:
-    """A new training of a channels-last model in one process, with the fused optimizer that a GPU uses."""
+    """A new training of a channels-last model in one process, with the fused optimizer that a GPU
+    uses.
+    """
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 2), nn.Flatten(), nn.Linear(2, 2)]
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 2, 2),
+        nn.Flatten(),
+        nn.Linear(2, 2),
+    ]
     model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, name, lr=0.01, momentum=0.9, weight_decay=0.01)
     for group in (*optimizer.param_groups, optimizer.defaults):
@@ -258,7 +305,9 @@ def channels_last_state(name: str) -> TrainState[nn.Sequential]:
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_state_saved_by_a_sharded_run_continues_in_one_process(tmp_path: Path, name: str) -> None:
-    """A sharded run saves contiguous state: its weights are contiguous, those of one process are channels last."""
+    """A sharded run saves contiguous state: its weights are contiguous, those of one process are
+    channels last.
+    """
     straight, resumed = channels_last_state(name), channels_last_state(name)
     train(straight, 0, 2)
     saved = saved_and_loaded(straight, tmp_path)
@@ -276,7 +325,9 @@ def test_state_saved_by_a_sharded_run_continues_in_one_process(tmp_path: Path, n
     for expected, found in zip(parameter_states(straight), parameter_states(resumed), strict=True):
         assert expected.keys() == found.keys()
         assert all(value.equal(found[key]) for key, value in expected.items())
-    for expected, found in zip(straight.replica.model.parameters(), resumed.replica.model.parameters(), strict=True):
+    for expected, found in zip(
+        straight.replica.model.parameters(), resumed.replica.model.parameters(), strict=True
+    ):
         assert expected.equal(found)
 
 

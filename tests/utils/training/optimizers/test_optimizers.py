@@ -34,7 +34,9 @@ def build(model: nn.Module, name: str = "SGD") -> torch.optim.Optimizer:
 
 def names_in(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, set[str]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {group["name"]: {names[id(p)] for p in group["params"]} for group in optimizer.param_groups}
+    return {
+        group["name"]: {names[id(p)] for p in group["params"]} for group in optimizer.param_groups
+    }
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
@@ -46,8 +48,14 @@ def test_parameter_groups_and_their_weight_decay(name):
         "norm": {"batch.weight", "layer.weight", "scale"},
         "weight": {"conv.weight", "linear.weight"},
     }
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
-    assert {g["name"]: g["weight_decay"] for g in optimizer.param_groups} == {"bias": 0, "norm": 0, "weight": 5e-4}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(
+        list(model.parameters())
+    )
+    assert {g["name"]: g["weight_decay"] for g in optimizer.param_groups} == {
+        "bias": 0,
+        "norm": 0,
+        "weight": 5e-4,
+    }
 
 
 def test_optimizer_classes_and_settings():
@@ -66,7 +74,9 @@ def test_frozen_parameters_are_not_optimized():
     assert set().union(*names_in(build(model), model).values()) == {
         name for name, _ in model.named_parameters() if not name.startswith(("conv", "batch"))
     }
-    with pytest.raises(ValueError, match=r"no parameter is left to train: freeze fewer layers \(--freeze\)"):
+    with pytest.raises(
+        ValueError, match=r"no parameter is left to train: freeze fewer layers \(--freeze\)"
+    ):
         build(model.requires_grad_(False))
 
 
@@ -96,7 +106,9 @@ def test_undeclared_optimizer_is_refused():
 
 def test_schedule_supports_optimizer_without_momentum(monkeypatch):
     """Adafactor, declared in one line: the schedule changes only its learning rate."""
-    kind = OptimizerKind(torch.optim.Adafactor, lambda groups, lr, *_: torch.optim.Adafactor(groups, lr=lr), "")
+    kind = OptimizerKind(
+        torch.optim.Adafactor, lambda groups, lr, *_: torch.optim.Adafactor(groups, lr=lr), ""
+    )
     monkeypatch.setitem(OPTIMIZERS, "Adafactor", kind)
     optimizer = build(Net(), "Adafactor")
     before = [dict(group) for group in optimizer.param_groups]
@@ -110,14 +122,24 @@ def test_schedule_supports_optimizer_without_momentum(monkeypatch):
 
 def schedule(**changes) -> Schedule:
     """1000 batches in 10 epochs; warm-up of 2 epochs, 200 batches."""
-    return Schedule(**{"total": 1000, "epochs": 10, "batch_size": 16, "lrf": 0.1, "warmup_epochs": 2.0, **changes})
+    return Schedule(
+        **{
+            "total": 1000,
+            "epochs": 10,
+            "batch_size": 16,
+            "lrf": 0.1,
+            "warmup_epochs": 2.0,
+            **changes,
+        }
+    )
 
 
 @pytest.mark.parametrize(
     ("step", "lr", "bias_lr", "momentum"),
     [
         (0, 0.0, 0.1, 0.8),
-        # Half-way through warm-up: decay (1 - 0.1) * 0.9 + 0.1 = 0.91, target 0.0091; momentum 0.8 + 0.137 / 2
+        # Half-way through warm-up: decay (1 - 0.1) * 0.9 + 0.1 = 0.91, target 0.0091; momentum 0.8
+        # + 0.137 / 2
         (100, 0.0091 / 2, 0.1 + (0.0091 - 0.1) / 2, 0.8685),
         # End of warm-up: (1 - 0.2) * 0.9 + 0.1 = 0.82
         (200, 0.0082, 0.0082, 0.937),
@@ -141,7 +163,8 @@ def test_linear_schedule_by_hand(step, lr, bias_lr, momentum):
 
 @pytest.mark.parametrize(
     ("step", "share"),
-    # 1 + (1 - cos(pi x)) / 2 * (0.1 - 1): x = 0.5 gives 1 - 0.45; x = 0.25: (1 - 0.707107) / 2 = 0.146447
+    # 1 + (1 - cos(pi x)) / 2 * (0.1 - 1): x = 0.5 gives 1 - 0.45; x = 0.25: (1 - 0.707107) / 2 =
+    # 0.146447
     [(0, 1.0), (250, 1 - 0.9 * 0.1464466), (500, 0.55), (1000, 0.1)],
 )
 def test_cosine_schedule_by_hand(step, share):
@@ -171,7 +194,9 @@ def test_warmup_length_by_hand(changes, warmup):
 # ---------------------------------------------------------------------- accumulation
 
 
-@pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 64), (16, 4), (24, 3), (40, 2), (64, 1), (65, 1), (512, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate"), [(1, 64), (16, 4), (24, 3), (40, 2), (64, 1), (65, 1), (512, 1)]
+)
 def test_gradient_accumulation_reaches_64_images(batch_size, accumulate):
     plan = schedule(batch_size=batch_size, warmup_epochs=0.0)
     assert plan.accumulate == accumulate
@@ -202,10 +227,12 @@ def test_every_batch_belongs_to_one_accumulation_group(batch_size, length):
 
 
 @pytest.mark.parametrize(
-    ("length", "sizes"), [(8, [4, 4]), (9, [3, 3, 3]), (10, [3, 3, 4]), (13, [3, 3, 3, 4]), (1, [1]), (3, [3])]
+    ("length", "sizes"),
+    [(8, [4, 4]), (9, [3, 3, 3]), (10, [3, 3, 4]), (13, [3, 3, 3, 4]), (1, [1]), (3, [3])],
 )
 def test_remaining_batches_are_grouped_evenly_by_hand(length, sizes):
-    # Batches of 16, so at most 4 per group, and as even as possible: 9 batches make 3 groups, not 4, 4 and 1.
+    # Batches of 16, so at most 4 per group, and as even as possible: 9 batches make 3 groups, not
+    # 4, 4 and 1.
     assert groups(schedule(warmup_epochs=0.0), 500, 500 + length) == sizes
 
 
@@ -218,8 +245,8 @@ def test_accumulation_grows_in_warmup():
 
 
 def test_remainder_in_warmup_can_form_its_own_group():
-    # Batches of 4, so 16 per group in the end, but at step 30 of 200 only 1 + 15 * 30 / 200 = 3.25: a remainder of 2
-    # is more than half of that and is a group of its own.
+    # Batches of 4, so 16 per group in the end, but at step 30 of 200 only 1 + 15 * 30 / 200 = 3.25:
+    # a remainder of 2 is more than half of that and is a group of its own.
     plan = schedule(batch_size=4)
     lengths = {length: groups(plan, 0, length)[-1] for length in range(20, 32)}
     assert 2 in lengths.values()
@@ -227,11 +254,15 @@ def test_remainder_in_warmup_can_form_its_own_group():
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 16, 33, 64, 200])
-@pytest.mark.parametrize(("total", "epochs"), [(0, 3), (3, 3), (7, 3), (100, 100), (650, 100), (1310, 10)])
+@pytest.mark.parametrize(
+    ("total", "epochs"), [(0, 3), (3, 3), (7, 3), (100, 100), (650, 100), (1310, 10)]
+)
 def test_optimizer_steps_are_those_of_all_epochs(total, epochs, batch_size):
     plan = Schedule(total=total, epochs=epochs, batch_size=batch_size, warmup_epochs=0.0)
     edges = [total * epoch // epochs for epoch in range(epochs + 1)]
-    assert plan.optimizer_steps == sum(len(plan.step_batches(first, last)) for first, last in pairwise(edges))
+    assert plan.optimizer_steps == sum(
+        len(plan.step_batches(first, last)) for first, last in pairwise(edges)
+    )
 
 
 def test_empty_batch_range_has_no_step_batches():
@@ -239,9 +270,15 @@ def test_empty_batch_range_has_no_step_batches():
 
 
 def test_bias_warmup_of_an_optimizer_is_declared(monkeypatch):
-    """At batch 5 of 10 of the warm-up; lr0 0.2 falls linearly to 0 over 40 batches: 0.2 * 35 / 40 = 0.175."""
-    kind = OptimizerKind(torch.optim.Adafactor, lambda groups, lr, _, __: torch.optim.Adafactor(groups, lr=lr), "")
-    schedule = Schedule(total=40, epochs=4, batch_size=64, lr0=0.2, lrf=0.0, warmup_epochs=1, warmup_bias_lr=0.1)
+    """At batch 5 of 10 of the warm-up; lr0 0.2 falls linearly to 0 over 40 batches: 0.2 * 35 / 40 =
+    0.175.
+    """
+    kind = OptimizerKind(
+        torch.optim.Adafactor, lambda groups, lr, _, __: torch.optim.Adafactor(groups, lr=lr), ""
+    )
+    schedule = Schedule(
+        total=40, epochs=4, batch_size=64, lr0=0.2, lrf=0.0, warmup_epochs=1, warmup_bias_lr=0.1
+    )
     assert schedule.warmup == 10
     rates = {}
     for bias_warmup in (True, False):
