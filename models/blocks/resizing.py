@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fractions import Fraction
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
@@ -120,4 +121,20 @@ class ZeroPad(Layer):
         self.out_channels, self.padding = in_channels, tuple(padding)
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting() and min(self.padding) >= 0:
+            return self._joined_with_zeros(x)
         return pad(x, self.padding)
+
+    def _joined_with_zeros(self, x: Tensor) -> Tensor:
+        """Return the same values, for exported files.
+
+        ONNX Runtime 1.23 and onnx-simplifier merge a padding with zeros into the max pooling that
+        follows it, which ignores padded cells: the maximum of negative values was then not 0.
+        """
+        left, right, top, bottom = self.padding
+        batch, channels, height, _ = x.shape
+        columns = [x.new_zeros(batch, channels, height, count) for count in (left, right)]
+        wide = torch.cat([columns[0], x, columns[1]], 3)
+
+        rows = [x.new_zeros(batch, channels, count, wide.shape[3]) for count in (top, bottom)]
+        return torch.cat([rows[0], wide, rows[1]], 2)
