@@ -116,13 +116,12 @@ def test_upsample_maxpool_zeropad_and_concat_by_hand():
 
 @pytest.mark.parametrize("padding", [(0, 1, 0, 1), (2, 0, 1, 3), (0, 0, 0, 0)])
 def test_zero_padding_of_exported_files_has_the_same_values(padding):
-    """They have no operator for it, which some runtimes merge into a max pooling with another padding."""
+    """They have no operator for it, which some runtimes merge into max pooling."""
     x = torch.rand(2, 3, 4, 5)
     layer = ZeroPad(3, padding)
     exported = torch.export.export(layer, (x,))
     assert not [node for node in exported.graph.nodes if "pad" in str(node.target)]
     assert exported.module()(x).equal(layer(x))
-
 
 
 def test_layers_report_their_reduction():
