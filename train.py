@@ -36,10 +36,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from training.settings.config import TrainConfig
+from training.settings.hyperparameters import Hyp
 from utils.distributed.launch import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
-from utils.training.config import TrainConfig
-from utils.training.hyperparameters import Hyp
 from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
 
@@ -182,13 +182,26 @@ from data.sampler import TrainSampler
 from data.splits import Dataset, find_data, find_hyp
 from models import Detector
 from models.assign.targets import pad_targets
-from models.freezing import freeze, set_training
 from models.heads.registry import build_loss
 from models.losses import Loss, LossGains
 from models.losses.compiled import compile_loss
-from models.start import check_model, place_model, start_model
-from models.trial_step import measure_batch
 from models.weights.kestrel import detector_for_state
+from training.batch_size.autobatch import memory_advice
+from training.batch_size.global_batch import GlobalBatch
+from training.batch_size.trial_step import measure_batch
+from training.checkpoints.manager import CheckpointManager
+from training.freezing import freeze, set_training
+from training.nonfinite import (
+    NonFiniteError,
+    describe_skipped,
+    describe_stuck,
+    nan_if_nonfinite,
+    refuse_mostly_skipped,
+)
+from training.run import Run, open_run
+from training.start import check_model, place_model, start_model
+from training.state import TrainState, build_train_state
+from training.validation import EpochValidation
 from utils.distributed.devices import processes_for, tuned_convolutions
 from utils.distributed.host_copies import AsyncHostCopy, to_device
 from utils.distributed.memory import memory_gib
@@ -204,19 +217,6 @@ from utils.plots.pictures import Pictures
 from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
-from utils.training.autobatch import memory_advice
-from utils.training.batch_size import GlobalBatch
-from utils.training.checkpoints.manager import CheckpointManager
-from utils.training.nonfinite import (
-    NonFiniteError,
-    describe_skipped,
-    describe_stuck,
-    nan_if_nonfinite,
-    refuse_mostly_skipped,
-)
-from utils.training.run import Run, open_run
-from utils.training.state import TrainState, build_train_state
-from utils.training.validation import EpochValidation
 from val import detect, draw_results, evaluate_best
 
 FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host

@@ -172,6 +172,9 @@ from models.predict import detections_in_images
 from models.tiled import merge_rows
 from models.weights.kestrel import load_detector
 from models.weights.pretrained import fetch_weights
+from training.checkpoints.manager import CheckpointManager
+from training.checkpoints.preemption import InterruptedRunError
+from training.settings.config import PER_MACHINE
 from utils.distributed.devices import describe, loader_workers, processes_for, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.memory import ring_budget
@@ -192,9 +195,6 @@ from utils.plots.pictures import BATCHES, Pictures
 from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
-from utils.training.checkpoints.manager import CheckpointManager
-from utils.training.checkpoints.preemption import InterruptedRunError
-from utils.training.config import PER_MACHINE
 
 PARTS = ("model", "postprocess")  # of the time for an image
 SHOWN_CONFIDENCE = 0.25  # lowest confidence of the detections drawn in pictures

@@ -42,11 +42,11 @@ from benchmarks.report import file_report
 from benchmarks.trainings.run import ROOT, Outcome, Training, filled, train
 from benchmarks.trainings.tables import plot, report
 from data.splits import find_data, find_hyp, open_data
-from models.start import check_model
 from train import parse_args
+from training.settings.recipe import AUTO
+from training.start import check_model
 from utils.printable import printable
 from utils.terminal import run_and_exit
-from utils.training.recipe import AUTO
 
 
 def plan(options: argparse.Namespace) -> list[Training]:

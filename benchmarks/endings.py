@@ -106,7 +106,7 @@ def restarted(number: int, root: Path) -> bool:
     folder = root / f"restarted-{number}"
     command = [*torchrun(2, folder, "--max-restarts", "3"), "--epochs", "4"]
     with launched(
-        command, folder, KESTREL_FAULT="tests.utils.training.checkpoints.test_restart:dies_once"
+        command, folder, KESTREL_FAULT="tests.training.checkpoints.test_restart:dies_once"
     ) as job:
         code, runs = job.end(300), [path.name for path in folder.glob("exp*")]
         rows = (folder / "exp" / "results.csv").read_text().splitlines()[1:]

@@ -40,17 +40,17 @@ import torch
 from torch import Tensor
 
 import train
-import utils.training.state
+import training.state
 from data.shapes.generate import generate
 from models import Detector
 from tests.support.processes import FAULTS
+from training.ema import EMA
 from utils.distributed.launch import Launch
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World
 from utils.files.writers import write_text
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit
-from utils.training.ema import EMA
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN_STEPS = (1, 5, 10)  # besides the last one
@@ -148,7 +148,7 @@ def train_recorded(run: Run, options: argparse.Namespace, folder: Path, world: W
 @contextmanager
 def nudge() -> Iterator[None]:
     """Change the starting weights of a run by about one unit in the last place."""
-    real = utils.training.state.build_replica
+    real = training.state.build_replica
 
     def build(model: Detector, *arguments: Any, **keywords: Any) -> Any:
         random = torch.Generator().manual_seed(1)
@@ -157,7 +157,7 @@ def nudge() -> Iterator[None]:
             parameter.data.mul_(1 + noise * torch.finfo(parameter.dtype).eps)
         return real(model, *arguments, **keywords)
 
-    with mock.patch.object(utils.training.state, "build_replica", build):
+    with mock.patch.object(training.state, "build_replica", build):
         yield
 
 

@@ -35,10 +35,10 @@ from data.cache import CachedImages, DeviceImages, open_images
 from data.labels import Labels
 from data.sampler import TrainSampler
 from data.splits import open_data, read_split
+from training.settings.hyperparameters import Hyp
 from utils.distributed.devices import describe, pick_devices, wait_for
 from utils.distributed.launch import RankInfo
 from utils.distributed.world import World
-from utils.training.hyperparameters import Hyp
 
 YOLOV5_UNCACHED = 76.0  # images/s per core, 640 px mosaics
 CPU = torch.device("cpu")

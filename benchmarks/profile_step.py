@@ -36,11 +36,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
 from models.heads.registry import HEADS
+from training.state import TrainState
 from utils.distributed.devices import pick_devices, wait_for
 from utils.distributed.launch import RankInfo
 from utils.distributed.memory import memory_gib
 from utils.distributed.world import World
-from utils.training.state import TrainState
 
 PARTS: list[tuple[str, type, str]] = [
     ("forward", Detector, "forward"),

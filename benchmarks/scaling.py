@@ -68,6 +68,7 @@ from data.labels import Labels
 from data.shapes.generate import generate
 from data.splits import open_data, read_split
 from models import build_model
+from training.settings.hyperparameters import Hyp
 from utils.distributed.devices import describe, loader_workers, wait_for
 from utils.distributed.launch import Launch
 from utils.distributed.precision import choose_precision, weights_dtype
@@ -77,7 +78,6 @@ from utils.files.writers import write_json, write_text
 from utils.flags import FlagParser
 from utils.images.letterbox import round_up_to_stride
 from utils.terminal import run_and_exit
-from utils.training.hyperparameters import Hyp
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAWN_IMAGES = 64  # of the generated data set; the loader repeats them as often as needed

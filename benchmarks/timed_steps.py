@@ -19,16 +19,16 @@ from data.sampler import TrainSampler
 from models import LossGains, build_loss, build_model
 from models.losses.compiled import compile_loss
 from train import train_one_epoch
+from training.batch_size.global_batch import NOMINAL_BATCH, GlobalBatch
+from training.checkpoints.manager import CheckpointManager
+from training.settings.hyperparameters import Hyp
+from training.state import build_train_state
 from utils.distributed.devices import tuned_convolutions, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import choose_precision, weights_dtype
 from utils.distributed.torch_compile import compile_model
 from utils.distributed.world import World
 from utils.progress import Progress
-from utils.training.batch_size import NOMINAL_BATCH, GlobalBatch
-from utils.training.checkpoints.manager import CheckpointManager
-from utils.training.hyperparameters import Hyp
-from utils.training.state import build_train_state
 
 NUM_CLASSES = 80
 LEARNING_RATE = 1e-3  # small enough that the loss stays finite on one batch repeated

@@ -18,7 +18,6 @@ from torch.utils.data import DistributedSampler
 
 from data.augment.plan import generator_for
 from utils.images.letterbox import CanvasShapes
-from utils.training.batch_size import GlobalBatch
 
 # Used in place of a sample's index, so that each has its own random numbers.
 ORDER, SHUFFLE, DRAWS = 2**40 - 1, 2**40 - 2, 2**40 - 3
@@ -62,7 +61,9 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
             raise ValueError(
                 f"batch size {batch_size}: choose 1 to {len(ratios)}, the number of training images"
             )
-        self._per_process = GlobalBatch(batch_size, size).per_process
+        if batch_size % size:
+            raise ValueError(f"batch size {batch_size}: choose a multiple of the {size} processes")
+        self._per_process = batch_size // size
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
         self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
         self.shapes, self.mosaic_until, self.first_batch = shapes, mosaic_until, 0

@@ -692,7 +692,7 @@ def path_exists(path: str) -> bool:
 
 def paths_of(page: Path) -> Iterator[str]:
     """The words of a page's inline code that look like a file or folder of the project."""
-    top = {"models", "data", "utils", "tests", "benchmarks", "docs", ".ci"}
+    top = {"models", "data", "training", "utils", "tests", "benchmarks", "docs", ".ci"}
     for _, code in inline_code(read_page(page)[1]):
         for word in code.split():
             word = word.strip(",;:()")
@@ -738,7 +738,7 @@ def test_readme_tree_lists_existing_paths_and_all_packages():
     assert [path for path in tree if not path_exists(path)] == []
     packages = {
         file.parent.relative_to(ROOT)
-        for top in ("data", "models", "utils")
+        for top in ("data", "models", "training", "utils")
         for file in ROOT.glob(f"{top}/**/*.py")
     }
     assert {f"{package}/" for package in packages} <= set(tree)

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 import train
 from models import build_model
+from training.nonfinite import NonFiniteGuard
+from training.optimizers import build_optimizer
 from utils.distributed.host_copies import AsyncHostCopy
 from utils.distributed.replica import DistributedReplica, Replica
 from utils.distributed.sync_bn import synchronize_batch_norm
 from utils.distributed.world import World
-from utils.training.nonfinite import NonFiniteGuard
-from utils.training.optimizers import build_optimizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 CPU, GPU = World(torch.device("cpu")), World(torch.device("cuda", 0))

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import benchmarks.steps.operations
 import train
-import utils.training.checkpoints.preemption
-import utils.training.nonfinite
-import utils.training.state
+import training.checkpoints.preemption
+import training.nonfinite
+import training.state
 import val
 from benchmarks.steps.operations import host_waits, operations, profiled_step, roots
 from benchmarks.timed_steps import Setting
@@ -34,8 +34,8 @@ from models.losses import Loss
 from models.losses.decoupled import DecoupledLoss
 from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
+from training.optimizers import OPTIMIZERS
 from utils.distributed.world import World
-from utils.training.optimizers import OPTIMIZERS
 
 TABLES = Path(__file__).parent / "tables"
 BLOCKING_OPERATIONS = (
@@ -108,7 +108,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     watch, real_epoch, real_optimizer, real_pass = (
         HostWaitCounter(),
         train.train_one_epoch,
-        utils.training.state.build_optimizer,
+        training.state.build_optimizer,
         Loader.__iter__,
     )
 
@@ -128,11 +128,11 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     def fused(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         return use_fused(real_optimizer(*args, **kwargs))
 
-    for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
+    for module in (train, training.nonfinite, training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr(Loader, "__iter__", loading)
     monkeypatch.setattr(train, "train_one_epoch", epoch)
-    monkeypatch.setattr(utils.training.state, "build_optimizer", fused)
+    monkeypatch.setattr(training.state, "build_optimizer", fused)
     yield watch
 
 

@@ -13,16 +13,21 @@ from pathlib import Path
 import pytest
 
 from data.augment.records import Augmentation
-from utils.training.config import TrainConfig
-from utils.training.hyperparameters import Hyp
+from training.settings.config import TrainConfig
+from training.settings.hyperparameters import Hyp
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("data", "models", "utils")
+PACKAGES = ("data", "models", "training", "utils")
 SCRIPTS = sorted(ROOT.glob("*.py"))
 SOURCES = sorted(
     [*SCRIPTS, *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))]
 )
-MAY_IMPORT = {"utils": {"utils"}, "models": {"models", "utils"}, "data": {"data", "utils"}}
+MAY_IMPORT = {
+    "utils": {"utils"},
+    "models": {"models", "utils"},
+    "data": {"data", "utils"},
+    "training": {"training", "models", "data", "utils"},
+}
 
 each_source = pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 
@@ -84,7 +89,6 @@ ALLOWED_UTILS_IMPORTS = {
     "files": {"", "files"},
     "images": {"", "images"},
     "distributed": {"", "files", "distributed"},
-    "training": {"", "files", "distributed", "training"},
     "metrics": {"", "files", "images", "metrics"},
     "outputs": {"", "files", "images", "metrics", "plots", "outputs"},
     "plots": {"", "files", "images", "plots"},
@@ -269,8 +273,8 @@ def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
 
 
 CONFIG, HYP = (
-    ROOT / "utils" / "training" / "config.py",
-    ROOT / "utils" / "training" / "hyperparameters.py",
+    ROOT / "training" / "settings" / "config.py",
+    ROOT / "training" / "settings" / "hyperparameters.py",
 )
 # Methods of TrainConfig that return flags as keyword arguments.
 GROUPS = ("reading", "starting", "caching", "loading", "learning", "saving", "validating")
@@ -286,7 +290,7 @@ def test_every_config_field_is_read():
     scripts = [
         ROOT / "train.py",
         ROOT / "val.py",
-        *sorted((ROOT / "utils" / "training").glob("*.py")),
+        *sorted((ROOT / "training").rglob("*.py")),
     ]
     read = {name for base, name in attributes_read(scripts) if base in ("cfg", "config")}
     for group in GROUPS:  # passed on as keyword arguments by train.py

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Conv2d
 
 import train
-import utils.training.checkpoints.preemption
-import utils.training.nonfinite
-import utils.training.state
+import training.checkpoints.preemption
+import training.nonfinite
+import training.state
 from data import Augmentation, Loader, build_train_loader
 from data.base_images import DecodedImages
 from data.cache import DeviceImages, offsets_of
@@ -31,7 +31,6 @@ from models.assign.targets import pad_targets
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, ReorderedClasses
 from models.backends.in_torch import TorchBackend
 from models.blocks.registry import LAYERS
-from models.freezing import freeze, set_training
 from models.heads.registry import HEADS, build_loss
 from models.losses import LossGains
 from models.nms import non_max_suppression
@@ -44,15 +43,16 @@ from tests.support.meta_device import (
     fused_on_meta,
     use_fused,
 )
+from training.batch_size.global_batch import GlobalBatch
+from training.checkpoints.preemption import SaveTrigger
+from training.ema import EMA
+from training.freezing import freeze, set_training
+from training.optimizers import build_optimizer
+from training.state import build_train_state
 from utils.background import BackgroundTask
 from utils.distributed.host_copies import to_device
 from utils.distributed.replica import Replica, running_statistics
 from utils.distributed.world import World
-from utils.training.batch_size import GlobalBatch
-from utils.training.checkpoints.preemption import SaveTrigger
-from utils.training.ema import EMA
-from utils.training.optimizers import build_optimizer
-from utils.training.state import build_train_state
 
 SIDE = 64
 ALL_AUGMENTATIONS = Augmentation(
@@ -276,11 +276,11 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace collectives and host copies, since there is only this process; the meta device has no
     autocast.
     """
-    for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
+    for module in (train, training.nonfinite, training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
     monkeypatch.setattr("torch.distributed.broadcast", lambda *_: None)
-    built = utils.training.state
+    built = training.state
     monkeypatch.setattr(built, "build_replica", lambda model, world, **_: Replica(model, world))
     monkeypatch.setattr(
         built,

@@ -29,7 +29,7 @@ def test_notebook_runs_from_top_to_bottom(tmp_path):
     notebook.
     """
     copy = tmp_path / "kestrel"
-    for name in ("data", "models", "utils", "docs"):
+    for name in ("data", "models", "training", "utils", "docs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for script in ROOT.glob("*.py"):
         shutil.copy(script, copy)

@@ -34,15 +34,15 @@ from tests.support.launching import (
     wait_until,
 )
 from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
+from training import state
+from training.batch_size.global_batch import GlobalBatch
+from training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
+from training.checkpoints.resume import find_last, resumed_config
+from training.settings.config import TrainConfig
 from utils.distributed import session
 from utils.files import atomic, checkpoint_file
 from utils.plots import batches, operating
 from utils.plots.pictures import Pictures
-from utils.training import state
-from utils.training.batch_size import GlobalBatch
-from utils.training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
-from utils.training.checkpoints.resume import find_last, resumed_config
-from utils.training.config import TrainConfig
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,11 +19,11 @@ import train
 import val
 from models import build_model
 from tests.support.processes import write_hyp
+from training.checkpoints.manager import CheckpointManager
 from utils.background import BackgroundTask
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.terminal import exit_code_of
-from utils.training.checkpoints.manager import CheckpointManager
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))

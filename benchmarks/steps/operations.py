@@ -37,18 +37,18 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
-import utils.training.checkpoints.preemption
-import utils.training.nonfinite
-import utils.training.state
+import training.checkpoints.preemption
+import training.nonfinite
+import training.state
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
 from models.heads.registry import HEADS
 from models.losses import anchor_based
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
+from training.ema import EMA
+from training.optimizers import build_optimizer
+from training.state import TrainState
 from utils.distributed.world import World
-from utils.training.ema import EMA
-from utils.training.optimizers import build_optimizer
-from utils.training.state import TrainState
 
 LABEL = "part of a step: "
 REST = "rest"  # the loop itself: images and targets, the learning rate, the sums of the losses
@@ -83,13 +83,13 @@ def as_on_a_gpu() -> Iterator[None]:
     """
     with ExitStack() as patches:
         patches.enter_context(patch.object(anchor_based, "_rows_at", operator.getitem))
-        for module in (train, utils.training.nonfinite, utils.training.checkpoints.preemption):
+        for module in (train, training.nonfinite, training.checkpoints.preemption):
             patches.enter_context(patch.object(module, "AsyncHostCopy", NeverReadyHostCopy))
 
         def fused(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
             return use_fused(build_optimizer(*args, **kwargs))
 
-        patches.enter_context(patch.object(utils.training.state, "build_optimizer", fused))
+        patches.enter_context(patch.object(training.state, "build_optimizer", fused))
         yield
 
 

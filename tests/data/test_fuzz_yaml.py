@@ -24,8 +24,8 @@ from tests.support.fuzzing import (
     mutate,
     result_or_error,
 )
+from training.settings.hyperparameters import Hyp, read_hyp
 from utils.printable import printable
-from utils.training.hyperparameters import Hyp, read_hyp
 
 pytestmark = pytest.mark.slow
 

@@ -192,7 +192,7 @@ def test_rect_has_no_mosaic() -> None:
         (
             30,
             {"batch_size": 8, "size": 3},
-            "--batch-size 8 is the total over all processes: choose a multiple of 3, ",
+            "batch size 8: choose a multiple of the 3 processes",
         ),
         (30, {"batch_size": 0}, "batch size 0: choose 1 to 30, the number of training images"),
         (0, {"batch_size": 1}, "batch size 1: choose 1 to 0, the number of training images"),

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.batch_size.global_batch import GlobalBatch
+from training.checkpoints.contents import Description
+from training.early_stopping import EarlyStopping
+from training.ema import EMA
+from training.nonfinite import NonFiniteGuard
+from training.progress import EpochLosses, RunProgress
+from training.results import results_row
+from training.schedule import Schedule
+from training.settings.config import TrainConfig
+from training.settings.hyperparameters import Hyp
+from training.state import TrainState
 from utils.distributed.precision import autocast_for
 from utils.distributed.replica import Model, Replica
 from utils.distributed.world import World
-from utils.training.batch_size import GlobalBatch
-from utils.training.checkpoints.contents import Description
-from utils.training.config import TrainConfig
-from utils.training.early_stopping import EarlyStopping
-from utils.training.ema import EMA
-from utils.training.hyperparameters import Hyp
-from utils.training.nonfinite import NonFiniteGuard
-from utils.training.progress import EpochLosses, RunProgress
-from utils.training.results import results_row
-from utils.training.schedule import Schedule
-from utils.training.state import TrainState
 
 CPU = torch.device("cpu")
 NAMES = ["disc", "square"]

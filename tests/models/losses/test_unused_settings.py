@@ -6,7 +6,7 @@ import torch
 from models import build_model
 from models.heads.registry import HEADS, build_loss
 from models.losses import SETTINGS, LossGains
-from utils.training.hyperparameters import Hyp
+from training.settings.hyperparameters import Hyp
 
 CHANGED = {
     "box": 0.1,

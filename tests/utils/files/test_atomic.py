@@ -173,7 +173,7 @@ def test_disk_failure_ends_run_with_one_line_and_old_checkpoint(
 
     monkeypatch.setattr(train, "train_one_epoch", train_and_break)
     monkeypatch.setattr(
-        "utils.training.run.lock_folder", lambda folder: None
+        "training.run.lock_folder", lambda folder: None
     )  # an open lock file would prevent remounting the disk
     flags = small_run_flags(
         tiny_data,

@@ -1,0 +1,1 @@
+"""The batch: what follows from its size, and the largest one that fits in memory."""

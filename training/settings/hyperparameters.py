@@ -1,0 +1,226 @@
+"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines that may
+name an optimizer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from training.settings.config import OPTIMIZER_CHOICES, among, require
+from utils.files.writers import write_yaml
+from utils.printable import did_you_mean, excerpt, one_line, printable
+
+MAX_HYP_BYTES = 64 * 1024
+OPTIMIZER = "optimizer"  # the only key whose value is not a number
+
+
+@dataclass(frozen=True)
+class Hyp:
+    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small
+    models from scratch.
+
+    Raises ValueError for a value that is not a number or is out of range.
+    """
+
+    lr0: float = 0.01
+    lrf: float = 0.01
+    momentum: float = 0.937
+    weight_decay: float = 0.0005
+    nominal_batch: float = 64.0  # images per optimizer step
+    warmup_epochs: float = 3.0
+    warmup_momentum: float = 0.8
+    warmup_bias_lr: float = 0.1
+    box: float = 0.05
+    cls: float = 0.5
+    cls_pw: float = 1.0
+    obj: float = 1.0
+    obj_pw: float = 1.0
+    anchor_t: float = 4.0
+    anchors: float = 0.0  # per level; 0 keeps the model's
+    fl_gamma: float = 0.0
+    hsv_h: float = 0.015
+    hsv_s: float = 0.7
+    hsv_v: float = 0.4
+    degrees: float = 0.0
+    translate: float = 0.1
+    scale: float = 0.5
+    shear: float = 0.0
+    perspective: float = 0.0
+    flipud: float = 0.0
+    fliplr: float = 0.5
+    mosaic: float = 1.0
+    mixup: float = 0.0
+    copy_paste: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in self.as_dict().items():
+            _check_number(name, value)
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values, for YAML files and checkpoints."""
+        return asdict(self)
+
+    def learning(self) -> dict[str, Any]:
+        """Keyword arguments of `build_train_state`, for the optimizer and its schedule."""
+        warmup = ("warmup_epochs", "warmup_momentum", "warmup_bias_lr")
+        return self._chosen("lr0", "lrf", "momentum", "weight_decay", *warmup)
+
+    def augmentation(self) -> dict[str, float]:
+        """Strengths and probabilities of augmentation."""
+        colours, geometry = (
+            ("hsv_h", "hsv_s", "hsv_v"),
+            ("degrees", "translate", "scale", "shear", "perspective"),
+        )
+        return self._chosen(
+            *colours, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste"
+        )
+
+    def loss(self) -> dict[str, float]:
+        """Keyword arguments of `LossGains`."""
+        names = {
+            "box": self.box,
+            "obj": self.obj,
+            "cls": self.cls,
+            "obj_pos_weight": self.obj_pw,
+            "cls_pos_weight": self.cls_pw,
+        }
+        return names | {"ratio_limit": self.anchor_t, "focal_gamma": self.fl_gamma}
+
+    def _chosen(self, *names: str) -> dict[str, float]:
+        return {name: getattr(self, name) for name in names}
+
+
+_PROBABILITIES = (
+    "flipud",
+    "fliplr",
+    "mosaic",
+    "mixup",
+    "copy_paste",
+    "translate",
+    "hsv_h",
+    "hsv_s",
+    "hsv_v",
+)
+_LIMITS = {
+    **dict.fromkeys(_PROBABILITIES, (0.0, 1.0)),
+    "scale": (0.0, 0.99),
+    "momentum": (0.0, 0.999),
+    "warmup_momentum": (0.0, 0.999),
+    "degrees": (0.0, 180.0),
+    "shear": (0.0, 89.0),
+    "perspective": (0.0, 0.001),
+    "anchor_t": (1.000001, 100.0),
+    "nominal_batch": (1.0, 1e6),
+}
+
+_HIGHEST = 1e6  # limit of all values that are not in _LIMITS
+_UNUSED = {"iou_t"}  # in YOLOv5's files, but without effect there and here
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        found = f"'{excerpt(value)}'" if isinstance(value, str) else f"a {type(value).__name__}"
+        raise ValueError(f"{name} is {found}, expected a number")
+    low, high = _LIMITS.get(name, (0.0, _HIGHEST))
+    require(low <= value <= high, f"{name} is {value:g}, allowed are {low:g} to {high:g}")
+
+
+def read_hyp(path: Path) -> tuple[str, Hyp]:
+    """Return the optimizer and the hyper-parameters of a YAML file of `key: number` lines, and
+    `optimizer: name`.
+
+    The optimizer is "auto" if the file names none; missing numbers keep their defaults. Raises
+    ValueError, with the file and the line, for an unknown or repeated key, and for a value that is
+    not allowed.
+    """
+    known = {OPTIMIZER, *(field.name for field in fields(Hyp))}
+    given: dict[str, Any] = {}
+    for line, key, value in _flat_yaml(path):
+        where = f"{printable(path)} line {line}"
+        if key not in known | _UNUSED:
+            keys = ", ".join(sorted(known)) + did_you_mean(key, known)
+            raise ValueError(f"{where}: unknown key '{excerpt(key)}'; known keys are {keys}")
+        require(key not in given, f"{where}: {key} is given twice")
+        try:
+            if key == OPTIMIZER:
+                found = value if isinstance(value, str) else f"{value:g}"
+                if found not in OPTIMIZER_CHOICES[1:]:
+                    expected = among(OPTIMIZER_CHOICES[1:]) + did_you_mean(
+                        found, OPTIMIZER_CHOICES[1:]
+                    )
+                    raise ValueError(f"{key} is '{excerpt(found)}', expected {expected}")
+            else:
+                _check_number(key, value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        given[key] = value
+    optimizer = given.pop(OPTIMIZER, "auto")
+    return optimizer, Hyp(**{key: value for key, value in given.items() if key in known})
+
+
+def write_hyp(path: Path, optimizer: str, hyp: Hyp) -> None:
+    """Write a file that `read_hyp` reads."""
+    write_yaml(path, {OPTIMIZER: optimizer} | hyp.as_dict())
+
+
+def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
+    """Line, key and value of each entry of a small YAML file; a value that is not a plain number
+    stays text.
+
+    Only YAML's events are read, one by one, and the first list, mapping or alias is refused, since
+    aliases can expand without limit. Numbers are parsed by Python's float(), since YAML 1.1 reads
+    1e-3 as text.
+    """
+    events = _yaml_events(path)
+    # starts of the stream, the document and its mapping
+    opening = [type(event) for event in islice(events, 3)]
+    require(
+        opening[2:] == [yaml.MappingStartEvent], f"{printable(path)}: expected `key: number` lines"
+    )
+    scalars: list[Any] = []
+    for event in events:
+        if isinstance(event, yaml.MappingEndEvent):
+            break
+        if not isinstance(event, yaml.ScalarEvent):
+            before = f"{excerpt(scalars[-1].value)} holds" if scalars else "found"
+            found = (
+                f"{printable(path)} line {event.start_mark.line + 1}: {before} a list, a "
+                "mapping or an alias"
+            )
+            raise ValueError(f"{found}; expected `key: number` lines")
+        scalars.append(event)
+    closing = [type(event) for event in islice(events, 2)]  # ends of the document and the stream
+    require(
+        closing[1:] == [yaml.StreamEndEvent], f"{printable(path)}: holds more than one document"
+    )
+    return [
+        (key.start_mark.line + 1, key.value, _number(value))
+        for key, value in zip(scalars[::2], scalars[1::2], strict=True)
+    ]
+
+
+def _yaml_events(path: Path) -> Iterator[Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_HYP_BYTES + 1)
+        if len(data) > MAX_HYP_BYTES:
+            raise ValueError(
+                f"{printable(path)}: larger than {MAX_HYP_BYTES:,} bytes, the limit for this file"
+            )
+        yield from yaml.parse(data.decode("utf-8-sig"), yaml.SafeLoader)
+    except OSError as error:
+        raise ValueError(f"{printable(path)}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{printable(path)}: is not YAML: {one_line(error)}") from error
+
+
+def _number(event: yaml.ScalarEvent) -> float | str:
+    plain = event.implicit[0]  # not quoted, no tag
+    try:
+        return float(event.value) if plain else event.value
+    except ValueError:
+        return event.value
