@@ -100,7 +100,7 @@ def model_names() -> list[str]:
     """Return all names that `load_model_table` accepts without a path.
 
     >>> [name for name in model_names() if name.startswith("yolov5s")]
-    ['yolov5s', 'yolov5s-p2', 'yolov5s6']
+    ['yolov5s', 'yolov5s-p2', 'yolov5s6', 'yolov5su']
     """
     return sorted(name for file in family_files() for name in names_in(file))
 
