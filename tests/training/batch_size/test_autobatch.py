@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from models import LossGains, build_loss, build_model
-from training import autobatch
+from training.batch_size import autobatch
 from training.batch_size.autobatch import (
     checked_batch,
     choose_batch,

@@ -9,7 +9,7 @@ from string import ascii_letters
 import pytest
 import yaml
 
-from training import hyperparameters
+from training.settings import hyperparameters
 from training.settings.config import OPTIMIZER_CHOICES, TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
 
