@@ -162,8 +162,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import val
-from data import build_evaluation_loader, open_dataset
+from data import Loader, build_evaluation_loader, open_dataset
 from data.labels import Labels
 from data.splits import Dataset
 from models.backends.combined import MergedClasses
@@ -174,6 +173,7 @@ from models.export.metadata import ExportedModel, Suppression
 from models.export.to_onnx import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.writer import Writer, require_packages
 from models.weights.kestrel import digest, load_detector
+from training.evaluation import evaluate_split
 from utils.distributed.devices import loader_workers, pick_devices
 from utils.distributed.host_copies import to_device
 from utils.distributed.launch import RankInfo
@@ -220,7 +220,7 @@ class Images:
     model: ExportedModel
     workers: int
 
-    def loader(self, labels: Labels, batch_size: int) -> val.Loader:
+    def loader(self, labels: Labels, batch_size: int) -> Loader:
         model = self.model
         shape: dict[str, Any] = {
             "image_size": model.image_size,
@@ -251,7 +251,7 @@ class Images:
         )
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], 8)
-        return val.evaluate(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
+        return evaluate_split(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
 
 
 def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> Images | None:

@@ -190,6 +190,7 @@ from training.batch_size.autobatch import memory_advice
 from training.batch_size.global_batch import GlobalBatch
 from training.batch_size.trial_step import measure_batch
 from training.checkpoints.manager import CheckpointManager
+from training.evaluation import evaluate_best, predict_split
 from training.freezing import freeze, set_training
 from training.nonfinite import (
     NonFiniteError,
@@ -198,6 +199,7 @@ from training.nonfinite import (
     nan_if_nonfinite,
     refuse_mostly_skipped,
 )
+from training.result_pictures import draw_results
 from training.run import Run, open_run
 from training.start import check_model, place_model, start_model
 from training.state import TrainState, build_train_state
@@ -217,7 +219,6 @@ from utils.plots.pictures import Pictures
 from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
-from val import detect, draw_results, evaluate_best
 
 FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 
@@ -318,7 +319,7 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
         run.folder, state, run.describe(model.table, data), **cfg.saving()
     )
     detector = partial(
-        detect, loader=loaders.val, world=world, criterion=criterion, active=log.active
+        predict_split, loader=loaders.val, world=world, criterion=criterion, active=log.active
     )
     validation = EpochValidation(checkpoints, detector, log, data.names, **cfg.validating())
     with (

@@ -25,10 +25,8 @@ if __name__ == "__main__":
     prepare_script()
 
 import gc
-import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +143,12 @@ if __name__ == "__main__":
     check_command_line(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from data import Loader, build_evaluation_loader
+from data import build_evaluation_loader
 from data.labels import Labels
-from data.loader import Batch
-from data.sampler import EvaluationSampler
 from data.splits import Dataset, open_dataset
-from data.tiles.labels import TiledLabels
-from models import Detector
-from models.assign.targets import pad_targets
 from models.backends import Backend
 from models.backends.combined import MergedClasses
-from models.backends.in_torch import TorchBackend
 from models.backends.loading import (
     LoadedModel,
     canvas_for,
@@ -167,235 +156,25 @@ from models.backends.loading import (
     fixed_settings_note,
     load_backend,
 )
-from models.losses import Loss
-from models.predict import detections_in_images
-from models.tiled import merge_rows
-from models.weights.kestrel import load_detector
 from models.weights.pretrained import fetch_weights
-from training.checkpoints.manager import CheckpointManager
-from training.checkpoints.preemption import InterruptedRunError
+from training.evaluation import evaluate_split
+from training.result_pictures import draw_results
 from training.settings.config import PER_MACHINE
-from utils.distributed.devices import describe, loader_workers, processes_for, wait_for
-from utils.distributed.host_copies import to_device
+from utils.distributed.devices import describe, loader_workers, processes_for
 from utils.distributed.memory import ring_budget
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.files.folders import new_run_folder
 from utils.files.writers import write_json
-from utils.images.tiles import clip
 from utils.log import RunLog
-from utils.metrics.coco import evaluate_boxes, format_summary
+from utils.metrics.coco import format_summary
 from utils.metrics.coco_results import write_coco
-from utils.metrics.curves import operating_curves
 from utils.metrics.evaluation import Evaluation, class_table
 from utils.metrics.label_files import write_label_files
-from utils.metrics.records import Detections
-from utils.plots.pictures import BATCHES, Pictures
+from utils.plots.pictures import Pictures
 from utils.printable import counted
-from utils.progress import Progress
 from utils.terminal import run_and_exit
-
-PARTS = ("model", "postprocess")  # of the time for an image
-SHOWN_CONFIDENCE = 0.25  # lowest confidence of the detections drawn in pictures
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """A model's detections on all images of a split, the same on all ranks."""
-
-    labels: Labels
-    detections: Detections
-    losses: dict[str, float]
-    milliseconds: dict[str, float]  # per image
-
-    def evaluate(self) -> Evaluation:
-        """The metrics of these detections."""
-        truth = self.labels.ground_truth()
-        ids = {
-            "image_ids": self.labels.image_ids,
-            "class_ids": np.arange(len(self.labels.category_ids)),
-        }
-        return Evaluation(
-            images=len(self.labels),
-            coco=evaluate_boxes(truth, self.detections, **ids),
-            curves=operating_curves(truth, self.detections, **ids),
-            truth=truth,
-            detections=self.detections,
-            losses=self.losses,
-            milliseconds=self.milliseconds,
-        )
-
-
-@torch.inference_mode()
-def detect(
-    model: Detector | Backend,
-    loader: Loader[EvaluationSampler],
-    world: World,
-    *,
-    criterion: Loss | None = None,
-    confidence: float = 0.001,
-    iou: float = 0.6,
-    max_detections: int = 300,
-    title: str = "val",
-    active: bool = True,
-    interrupted: Callable[[], bool] | None = None,
-) -> Predictions:
-    """Detections of `model` on every image of `loader`, gathered from all processes, and merged if
-    it loads tiles.
-
-    criterion: also compute the losses, of a model that is not exported or combined. max_detections:
-    kept per image, over all classes. Raises InterruptedRunError, on all processes, if `interrupted`
-    becomes true on one of them.
-    """
-    backend = model if isinstance(model, Backend) else TorchBackend(model)
-    rows = [np.zeros((0, 7))]
-    # a row per batch: images, seconds of the model, seconds of the rest
-    clock: list[list[float]] = []
-    terms = criterion.terms if criterion else ()
-    losses, sizes = (
-        [torch.zeros(0, len(terms), device=world.device)],
-        [torch.zeros(0, 2, dtype=torch.float64)],
-    )
-    batches = Progress(loader, total=len(loader), title=title, active=active)
-    for number, batch in zip(loader.sampler.numbers, batches, strict=True):
-        if interrupted is not None and interrupted():
-            break
-        started = time.perf_counter()
-        images = to_device(batch.images, world.device, backend.dtype)
-        predicted = backend.predict(images, confidence)
-        wait_for(world.device)
-        forward_done = time.perf_counter()
-        if criterion is not None:
-            batch_losses = criterion(predicted.raw, pad_targets(batch.targets))
-            # read by the host at the end
-            losses.append(torch.stack([batch_losses[name] for name in terms])[None])
-            sizes.append(torch.tensor([[number, len(images)]], dtype=torch.float64))
-        in_images = detections_in_images(
-            predicted.boxes_xyxy,
-            predicted.scores,
-            [batch.placement_of(i) for i in range(len(images))],
-            loader.labels.sizes[batch.indices.numpy()].tolist(),
-            confidence=confidence,
-            iou=backend.nms_iou(iou),
-            max_detections=max_detections,
-        )
-        rows += [
-            found.rows(index)
-            for index, found in zip(batch.indices.tolist(), in_images, strict=True)
-        ]
-        clock.append([len(images), forward_done - started, time.perf_counter() - forward_done])
-    if interrupted is not None and world.all_gather_rows(torch.tensor([interrupted()])).any():
-        raise InterruptedRunError
-
-    gathered = world.all_gather_rows(torch.from_numpy(np.concatenate(rows))).numpy()
-    if isinstance(loader.labels, TiledLabels):
-        limits: dict[str, Any] = {"iou": iou, "max_detections": max_detections}
-        gathered = merge_rows(gathered, world, **loader.labels.layout(), **limits)
-    numbers, images_in = torch.cat(sizes).split(1, 1)
-    by_batch = world.all_gather_rows(
-        torch.cat([numbers, torch.cat(losses).cpu().double() * images_in], 1)
-    )
-    # same order for any number of ranks
-    sums = sum(by_batch[by_batch[:, 0].argsort(), 1:], torch.zeros(len(terms)))
-    # the first batch is a warm-up
-    warm = torch.tensor(clock[1:] or clock, dtype=torch.float64).view(-1, 3)
-    timed, *seconds = world.all_gather_rows(warm).sum(0).tolist()
-    waited = world.all_gather_rows(torch.tensor([[batches.waited]])).sum().item() / len(
-        loader.labels
-    )
-    return Predictions(
-        loader.labels.whole,
-        _as_detections(gathered, loader.labels.whole),
-        dict(zip(terms, (sums / len(loader.labels)).tolist(), strict=True)),
-        {"load": waited * 1000}
-        | {part: 1000 * s / timed for part, s in zip(PARTS, seconds, strict=True)},
-    )
-
-
-def evaluate(
-    model: Detector | Backend, loader: Loader[EvaluationSampler], world: World, **options: Any
-) -> Evaluation:
-    """The metrics of `model` on all images of `loader`. options: further arguments of `detect`."""
-    return detect(model, loader, world, **options).evaluate()
-
-
-def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
-    """Detections sorted by image id, so that equal scores keep one order for any number of
-    processes.
-    """
-    image_ids = labels.image_ids[rows[:, 0].astype(np.int64)]
-    order = np.argsort(image_ids, kind="stable")
-    rows = rows[order]
-    return Detections(image_ids[order], rows[:, 1].astype(np.int64), rows[:, 2:6], rows[:, 6])
-
-
-def evaluate_best(
-    checkpoints: CheckpointManager,
-    table: dict[str, Any],
-    loader: Loader[EvaluationSampler],
-    *,
-    active: bool,
-) -> tuple[Evaluation, int]:
-    """The evaluation of best.pt, the same as by val.py, and the epoch of best.pt, counted from
-    1.
-    """
-    model, epoch, world = Detector(table), 0, checkpoints.world
-    if world.is_main:  # other machines may have no access to the folder
-        model, saved = load_detector(checkpoints.best)
-        epoch = saved["epoch"]
-    model.to(memory_format=torch.channels_last).to(world.device)
-    world.wait_for_main()
-    world.broadcast_([*model.parameters(), *model.buffers()])
-    interrupted = checkpoints.trigger.signal_received
-    with checkpoints.interruptible(saved=True):
-        result = evaluate(
-            model, loader, world, title="best", active=active, interrupted=interrupted
-        )
-    return result, epoch
-
-
-def draw_results(pictures: Pictures, found: Evaluation, loader: Loader[EvaluationSampler]) -> None:
-    """Draw the pictures at the end of a run: results, curves, confusion matrix, first batches with
-    detections.
-    """
-    if not pictures.active:
-        return
-    pictures.results(found.curves.drawn(), found.curves.best_confidence, found.confusion())
-    labels = loader.labels
-    for number, batch in zip(range(BATCHES), loader, strict=False):
-        draw_batch(pictures, number, batch, found.detections, labels)
-
-
-def draw_batch(
-    pictures: Pictures, number: int, batch: Batch, found: Detections, labels: Labels
-) -> None:
-    """Draw a validation batch's ground truth, and its detections with a score of at least
-    SHOWN_CONFIDENCE.
-    """
-    titles = [Path(labels.path(i)).name for i in batch.indices.tolist()]
-    predicted = _on_canvas(found, batch, labels)
-    pictures.val_batch(
-        number, batch.images.cpu().numpy(), batch.targets.cpu().numpy(), predicted, titles
-    )
-
-
-def _on_canvas(found: Detections, batch: Batch, labels: Labels) -> NDArray[np.float64]:
-    """[D, 7]: index in the batch, class, x1, y1, x2, y2 in the batch's pixels, score of at least
-    SHOWN_CONFIDENCE.
-    """
-    rows = []
-    for i, index in enumerate(batch.indices.tolist()):
-        image_id, region = labels.part(index)
-        chosen = np.flatnonzero((found.image_ids == image_id) & (found.scores >= SHOWN_CONFIDENCE))
-        low, size = np.split(found.boxes_xywh[chosen], 2, axis=1)
-        visible = clip(np.concatenate([low, low + size], 1), region)
-        shown = (visible[:, 2:] > visible[:, :2]).all(1)
-        chosen, visible = chosen[shown], visible[shown] - np.tile(region[:2], 2)
-        boxes = batch.placement_of(i).to_canvas(visible)
-        head = np.stack([np.full(len(chosen), i), found.class_ids[chosen]], 1)
-        rows.append(np.concatenate([head, boxes, found.scores[chosen, None]], 1))
-    return np.concatenate(rows)
 
 
 def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[LoadedModel]:
@@ -526,7 +305,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     loader = build_evaluation_loader(labels, batch_size=args.batch_size, **process)
     log.say(f"{', '.join(paths)} on {data}, {split} split, {size} px, {describe(world.device)}")
 
-    result = evaluate(
+    result = evaluate_split(
         backend,
         loader,
         world,

@@ -23,6 +23,7 @@ from models.export.compare import ReferenceBackend
 from models.export.writer import Writer
 from tests.support.exporting import lively_detector, save_checkpoint
 from tests.support.no_float64 import DEVICE, NoFloat64
+from training import evaluation
 from utils.distributed import precision
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code_of
@@ -285,7 +286,7 @@ def other_device(monkeypatch):
     """A device that is not the CPU, with values: enter NoFloat64() to use it."""
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("mps", DEVICE.type))
     monkeypatch.setattr(
-        val, "detect", torch.no_grad()(val.detect.__wrapped__)
+        evaluation, "predict_split", torch.no_grad()(evaluation.predict_split.__wrapped__)
     )  # inference mode hides operations
     return DEVICE
 

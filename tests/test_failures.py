@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 
 import train
-import val
 from data import splits
 from tests.support.launching import (
     MARK,
@@ -39,6 +38,7 @@ from tests.support.launching import (
     wait_until,
 )
 from tests.support.stores import start_store
+from training import evaluation
 from utils.distributed import modes, session
 from utils.distributed.peer_watch import PEER_DIED
 from utils.distributed.rendezvous import PeerFailedError
@@ -197,14 +197,14 @@ def rank_0_worker_dies_in_training() -> None:
 def rank_0_worker_dies_in_validation() -> None:
     many_cores()
     short_timeouts()
-    real, calls = val.detections_in_images, iter(range(10**6))
+    real, calls = evaluation.detections_in_images, iter(range(10**6))
 
     def work(*arguments, **keywords):
         if next(calls) == 0 and os.environ["RANK"] == "0":
             kill_dataloader_worker()
         return real(*arguments, **keywords)
 
-    val.detections_in_images = work
+    evaluation.detections_in_images = work
 
 
 def closed_streams() -> None:

@@ -23,7 +23,6 @@ import train
 import training.checkpoints.preemption
 import training.nonfinite
 import training.state
-import val
 from benchmarks.steps.operations import host_waits, operations, profiled_step, roots
 from benchmarks.timed_steps import Setting
 from data import Loader
@@ -34,6 +33,7 @@ from models.losses import Loss
 from models.losses.decoupled import DecoupledLoss
 from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
+from training import evaluation
 from training.optimizers import OPTIMIZERS
 from utils.distributed.world import World
 
@@ -235,7 +235,7 @@ def test_detection_reads_device_values_only_in_nms(
     term.
     """
     calls = []
-    real_nms, real_detect = val.detections_in_images, val.detect
+    real_nms, real_detect = evaluation.detections_in_images, evaluation.predict_split
 
     def nms(*args: Any, **kwargs: Any) -> Any:
         watch.paused = True
@@ -253,7 +253,7 @@ def test_detection_reads_device_values_only_in_nms(
         monkeypatch.setattr(
             AnchorBasedHead, "decode_candidates", Head.decode_candidates
         )  # only a CPU uses its own
-        monkeypatch.setattr(val, "detections_in_images", nms)
-        monkeypatch.setattr(train, "detect", detect)
+        monkeypatch.setattr(evaluation, "detections_in_images", nms)
+        monkeypatch.setattr(train, "predict_split", detect)
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert calls[:8] == [0] * 8  # one call per image of the epoch's validation

@@ -19,10 +19,12 @@ import train
 import val
 from models import build_model
 from tests.support.processes import write_hyp
+from training import evaluation
 from training.checkpoints.manager import CheckpointManager
 from utils.background import BackgroundTask
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.metrics.evaluation import Evaluation
 from utils.terminal import exit_code_of
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +44,7 @@ def hyp(tmp_path_factory: pytest.TempPathFactory) -> str:
 def start(tiny_data: Path, tiny_model: str, tmp_path: Path):
     """start("--epochs", "2", ...) trains with small settings; returns (evaluation, run folder)."""
 
-    def run(*flags: str, name: str = "exp", pictures: bool = False) -> tuple[val.Evaluation, Path]:
+    def run(*flags: str, name: str = "exp", pictures: bool = False) -> tuple[Evaluation, Path]:
         small = [
             "--data",
             str(tiny_data),
@@ -433,12 +435,12 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
         monkeypatch.setattr(BackgroundTask, "busy", True)
     real_step, real_evaluate, steps, passed = (
         train.TrainState.step,
-        val.Predictions.evaluate,
+        evaluation.SplitPredictions.evaluate,
         [],
         [],
     )
 
-    def evaluate(self: val.Predictions) -> val.Evaluation:
+    def evaluate(self: evaluation.SplitPredictions) -> Evaluation:
         begun, deadline = (
             len(steps),
             time.monotonic() + 3,
@@ -449,7 +451,7 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
         return real_evaluate(self)
 
     monkeypatch.setattr(train.TrainState, "step", lambda self: (steps.append(0), real_step(self)))
-    monkeypatch.setattr(val.Predictions, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation.SplitPredictions, "evaluate", evaluate)
     _, late = start("--epochs", "4", name="late")
     assert [number > 0 for number in passed] == [True] * 3 + [
         False

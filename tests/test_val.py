@@ -20,6 +20,8 @@ from data.scan import scan
 from models import build_model
 from models.backends import Backend, Prediction
 from tests.support.exporting import lively_detector, save_checkpoint
+from training.evaluation import evaluate_split
+from training.result_pictures import draw_batch
 from utils.distributed.world import World
 from utils.metrics.records import Detections
 from utils.plots import labels
@@ -139,7 +141,7 @@ def truth_as_predictions(loader):
 
 
 def test_perfect_predictions_score_one(loader):
-    found = val.evaluate(truth_as_predictions(loader), loader, CPU, active=False)
+    found = evaluate_split(truth_as_predictions(loader), loader, CPU, active=False)
     assert found.coco.stats["AP"] == pytest.approx(1.0)
     assert found.precision == pytest.approx(1.0)
     assert found.recall == pytest.approx(1.0)
@@ -155,7 +157,7 @@ def test_evaluation_without_detections_scores_zero(loader):
     def nothing(images, confidence=0.0):
         return Prediction(torch.zeros(len(images), 5, 4), torch.zeros(len(images), 5, 3))
 
-    found = val.evaluate(FakeBackend(nothing), loader, CPU, active=False)
+    found = evaluate_split(FakeBackend(nothing), loader, CPU, active=False)
     assert found.coco.stats["AP"] == 0
     assert found.precision == found.recall == found.fitness == 0
     assert "all" in val.class_table(found, ["disc", "square", "bar"], verbose=True)
@@ -165,8 +167,8 @@ def test_batch_size_does_not_change_metrics(tiny_model, loader):
     torch.manual_seed(0)
     model = build_model(tiny_model, 3)
     one = build_evaluation_loader(loader.labels, batch_size=1, image_size=96, stride=32)
-    first = val.evaluate(model, loader, CPU, active=False)
-    second = val.evaluate(model, one, CPU, active=False)
+    first = evaluate_split(model, loader, CPU, active=False)
+    second = evaluate_split(model, one, CPU, active=False)
     assert first.coco.stats["AP"] == pytest.approx(second.coco.stats["AP"], abs=1e-6)
 
 
@@ -272,7 +274,7 @@ def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_pat
     spec = read_data_yaml(tmp_path / "data" / tiny_data.name)
     labels, _ = scan(spec.sources("val"), spec.names, cache_dir=None, threads=1, progress=False)
     small = build_evaluation_loader(labels, batch_size=4, image_size=64, stride=32)
-    found = val.evaluate(build_model(tiny_model, 3), small, CPU, active=False)
+    found = evaluate_split(build_model(tiny_model, 3), small, CPU, active=False)
     table = val.class_table(found, ["a", "b\tb", "c"], verbose=True)
     assert table.splitlines()[1].split()[:3] == [
         "all",
@@ -386,7 +388,7 @@ def test_batch_plots_accept_gpu_tensors(loader, tmp_path):
         np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0)
     )
     pictures.train_batch(0, batch.images, batch.targets)
-    val.draw_batch(pictures, 0, batch, nothing, loader.labels)
+    draw_batch(pictures, 0, batch, nothing, loader.labels)
     pictures._drawn[0].result(30)
     names = {"train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg"}
     assert {file.name for file in tmp_path.iterdir()} == names

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import val
 from data import build_evaluation_loader
 from data.dataset_yaml import read_data_yaml
 from data.labels import Labels
@@ -19,6 +18,7 @@ from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
 from models.tiled import TiledPredictor
 from tests.data.test_loader import write_data
+from training.evaluation import predict_split
 from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
 from utils.images.decode import read_image
@@ -94,7 +94,9 @@ def model(tiny_model):
 
 def detect_with_val(backend: Backend, labels: Labels, **settings) -> list[ImageDetections]:
     loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=backend.stride)
-    return by_image(val.detect(backend, loader, CPU, active=False, **settings).detections, labels)
+    return by_image(
+        predict_split(backend, loader, CPU, active=False, **settings).detections, labels
+    )
 
 
 def by_image(found: Detections, labels: Labels) -> list[ImageDetections]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import val
 from data import build_evaluation_loader
 from data.tiles.labels import tile_labels
 from models import build_model, load
@@ -19,6 +18,7 @@ from models.tiled import MIN_PART_SCORE, MIN_WHOLE_SCORE, TiledPredictor, merge_
 from tests.data.test_loader import write_data
 from tests.models.test_predict import BrightSpot, assert_detections_close, by_image
 from tests.support.thread_ranks import run_ranks, thread_worlds
+from training.evaluation import predict_split
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.images.decode import read_image
@@ -482,7 +482,7 @@ def detect_tiles(backend, labels, world, batch_size=4, workers=0, tiling=TILES):
         rank=world.rank,
         size=world.size,
     )
-    found = val.detect(backend, loader, world, active=False, **LIMITS)
+    found = predict_split(backend, loader, world, active=False, **LIMITS)
     assert found.labels is labels
     return by_image(found.detections, labels)
 

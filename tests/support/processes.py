@@ -25,7 +25,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import data
 import train
-import val
 from data import build_evaluation_loader
 from data.augment.plan import Planner
 from data.dataset_yaml import read_data_yaml
@@ -37,6 +36,7 @@ from models import LossGains, build_loss
 from models.losses.anchor_based import AnchorBasedLoss
 from models.weights.kestrel import load_detector
 from tests.support.launching import ROOT, forked, rank_environment
+from training import evaluation
 from utils.distributed.launch import Launch
 from utils.distributed.replica import DistributedReplica, sync_buffers
 from utils.distributed.session import distributed_session
@@ -140,7 +140,7 @@ def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> 
     it evaluates.
     """
     found: PlainDict = {}
-    real_epoch, real_detect = train.train_one_epoch, val.detect
+    real_epoch, real_detect = train.train_one_epoch, evaluation.predict_split
 
     def train_one_epoch(state: train.TrainState, *arguments: Any, **keywords: Any) -> Any:
         result = real_epoch(state, *arguments, **keywords)
@@ -158,7 +158,7 @@ def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> 
 
     with (
         mock.patch.object(train, "train_one_epoch", train_one_epoch),
-        mock.patch.object(val, "detect", detect),
+        mock.patch.object(evaluation, "predict_split", detect),
     ):
         trains(world, folder, name, flags=flags)
     return found
@@ -278,7 +278,7 @@ def evaluates(
             [*sampler.numbers, 0],
         )
     criterion = None if twice else build_loss(model.head, LossGains())
-    found = val.evaluate(
+    found = evaluation.evaluate_split(
         model, loader, world, criterion=criterion, confidence=confidence, active=False
     )
     return {
