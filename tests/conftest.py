@@ -44,14 +44,18 @@ def exports(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Export
 
 @pytest.fixture(autouse=True)
 def _interrupts() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt during a test and in the programs it starts.
+    """The programs that a test starts have the default handlers of SIGINT and SIGHUP.
 
-    A shell without job control starts background commands with SIGINT ignored, which programs
-    inherit.
+    A shell without job control starts background commands with SIGINT ignored, and nohup with
+    SIGHUP ignored, which programs inherit. A handler of this process they do not inherit.
     """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is signal.SIG_IGN:
+        before[hangup] = signal.signal(hangup, lambda *_: None)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
