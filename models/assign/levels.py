@@ -13,27 +13,46 @@ SHAPES_KEPT = 512
 def per_level(
     values: Sequence[float], reference: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return one number for each level, [L], on the device of `reference`; do not change it in
-    place.
+    """Return one number for each level, [L], on the device of `reference`.
 
-    It is created once, and on the device: a copy from the host would make the host wait. dtype:
-    that of `reference` if None.
+    It is created once, so do not change it in place, and on the device: a copy from the host would
+    make the host wait. dtype: that of `reference` if None.
 
     >>> per_level((8, 16), torch.zeros(1)).tolist()
     [8.0, 16.0]
     """
     numbers = tuple(values)
     dtype = dtype or reference.dtype
+
+    # Placeholders of a trace must not be kept.
     if torch.compiler.is_compiling() or type(reference) is not Tensor:
-        return _filled(numbers, dtype, reference.device)  # placeholders of a trace must not be kept
+        return _filled(numbers, dtype, reference.device)
     return _kept(numbers, dtype, reference.device)
 
 
+def columns_and_rows(
+    grids: Sequence[tuple[int, int]], reference: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the columns and rows of each level, [L, 2], for `grids` of rows and columns.
+
+    In the order of x and y. reference, dtype, and what not to do with the result: see `per_level`.
+
+    >>> columns_and_rows([(4, 6), (2, 3)], torch.zeros(1)).tolist()
+    [[6.0, 4.0], [3.0, 2.0]]
+    """
+    sides = []
+    for rows, columns in grids:
+        sides += [columns, rows]
+    return per_level(sides, reference, dtype).view(len(grids), 2)
+
+
 def _filled(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
+    numbers = [torch.full((), value, dtype=dtype, device=device) for value in values]
+    return torch.stack(numbers)
 
 
 @lru_cache(SHAPES_KEPT)
 def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # the first caller may be a validation, a later one training
+    # The first caller may be a validation, a later one training.
+    with torch.inference_mode(False):
         return _filled(values, dtype, device)

@@ -1,8 +1,7 @@
-"""SimOTA: assignment by a cost of the predictions, as many predictions per box as its best IoUs
-suggest.
+"""SimOTA: each box gets the predictions of least cost near its center, as many as its IoUs suggest.
 
 B images, L levels, T targets, N predictions per image over all levels, C classes, S = 9 L slots per
-target: the cells around its centre. Shapes depend only on T, N and L, and no value is read on the
+target: the cells around its center. Shapes depend only on T, N and L, and no value is read on the
 host.
 """
 
@@ -14,21 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.invalid import distribute_invalid
-from models.assign.levels import per_level
+from models.assign.levels import columns_and_rows, per_level
 from models.assign.row_blocks import in_row_blocks
 from utils.boxes import iou_of_pairs
 
-RADIUS = 1.5  # strides
-MAX_PER_BOX = 10  # predictions of a box; also how many IoUs are summed to choose their number
-IOU_WEIGHT = 3.0
+RADIUS = 1.5  # of the center region, in strides
+MAX_PER_BOX = 10  # largest k; also how many IoUs are summed to estimate k
+IOU_WEIGHT = 3.0  # lambda of equation 1
 PAIRS_AT_A_TIME = 1 << 20  # of a target and a prediction, in float32 4 MiB
 MAX_LOG = 100.0  # of a probability, as torch's binary cross entropy
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """Assigned predictions, each array [M]; entries where `valid` is False must not count. No
-    prediction occurs twice.
+    """Assigned predictions, each at most once: arrays [M] whose entries count where `valid`.
 
     prediction: its number among B * N; arbitrary where not valid. target: its row among the
     targets.
@@ -50,156 +48,219 @@ def simota(
 ) -> Assigned:
     """Return the predictions that are assigned to targets.
 
-    boxes_xyxy: [B, N, 4] in pixels. objectness: logits [B, N]. classes: logits [B, N, C]. grids:
-    rows and columns of each level. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of
-    a negative class, and empty ones, are not assigned.
+    The center region of a box is the cells whose middle is within 1.5 strides of its center, in x
+    and in y; candidates of an image are the predictions in any of its boxes' center regions. Each
+    box gets the k predictions of least cost in its own center region; k is the sum of its 10
+    largest IoUs with candidates of its image, rounded down, at least 1. A prediction that several
+    boxes get is given to the cheapest box near it, even if that box did not get it.
 
-    Candidates of an image are the predictions of cells whose middle is within 1.5 strides of the
-    centre of one of its boxes, in x and in y. Each box gets the k cheapest ones around its own
-    centre; k is the sum of its 10 largest IoUs with candidates of its image, rounded down, at least
-    1. A prediction that several boxes get is given to the cheapest box near it, even if that box
-    did not get it. Cost: cross entropy of the classes, of sqrt(objectness * class), minus 3 log
-    IoU.
-
-    Its authors let a box that has fewer than k cells around its centre take other candidates. With
+    Its authors let a box that has fewer than k cells around its center take other candidates. With
     three levels it has at least 12, or 9 if the coarsest level is a single cell.
 
-    Source: YOLOX, arXiv 2107.08430, section 2.1; OTA, arXiv 2103.14259.
+    Args:
+        boxes_xyxy: [B, N, 4] in pixels.
+        objectness: logits [B, N].
+        classes: logits [B, N, C].
+        grids: rows and columns of each level.
+        strides: pixels per cell of each level.
+        targets: [T, 6] image, class, x1, y1, x2, y2 in pixels; those of a negative class, and empty
+            ones, are not assigned.
+
+    Source: YOLOX, arXiv 2107.08430, section 2.1, equation 1; OTA, arXiv 2103.14259, for the
+    estimate of k.
     """
-    images, predictions, _ = classes.shape
-    owner = targets[:, 0].long()
-    real = (targets[:, 1] >= 0) & (targets[:, 4:] > targets[:, 2:4]).all(1)
-    cell, near = _cells_around(targets, grids, strides)  # [T, S]
-    near &= real[:, None]
-    prediction = owner[:, None] * predictions + cell
+    images, predictions_per_image, _ = classes.shape
+    image = targets[:, 0].long()  # [T]
 
-    candidates = torch.zeros(images * predictions, dtype=torch.int32, device=targets.device)
-    candidates.scatter_reduce_(0, prediction.flatten(), near.flatten().int(), "amax")
-    number = _number_of_each(boxes_xyxy, candidates.view(images, predictions), owner, targets)
+    # The center region of each target that is an object.  [T, S]
+    cell, in_center = _center_region(targets, grids, strides)
+    has_class = targets[:, 1] >= 0
+    has_area = (targets[:, 4:] > targets[:, 2:4]).all(1)
+    in_center &= (has_class & has_area)[:, None]
+    prediction = image[:, None] * predictions_per_image + cell
 
+    # The cost of each of its predictions.  [T, S]
     cost = _costs(
         boxes_xyxy.flatten(0, 1), objectness.flatten(), classes.flatten(0, 1), prediction, targets
     )
-    cost.masked_fill_(~near, torch.inf)
-    lowest, slot = cost.topk(min(MAX_PER_BOX, cost.shape[1]), 1, largest=False)  # [T, 10]
-    taken = (
-        torch.arange(lowest.shape[1], device=lowest.device) < number[:, None]
-    ) & lowest.isfinite()
-    return _each_once(prediction, cost, slot, taken, images * predictions)
+    cost.masked_fill_(~in_center, torch.inf)
+
+    # Dynamic k, from the IoUs with all candidates of the image.
+    candidates = torch.zeros(
+        images * predictions_per_image, dtype=torch.int32, device=targets.device
+    )
+    candidates.scatter_reduce_(0, prediction.flatten(), in_center.flatten().int(), "amax")
+    candidates = candidates.view(images, predictions_per_image)
+    k = _dynamic_k(boxes_xyxy, candidates, image, targets)
+
+    # Each target takes its k predictions of least cost.  [T, 10]
+    least, slot = cost.topk(min(MAX_PER_BOX, cost.shape[1]), 1, largest=False)
+    rank = torch.arange(least.shape[1], device=least.device)
+    taken = (rank < k[:, None]) & least.isfinite()
+
+    return _resolve_conflicts(prediction, cost, slot, taken, images * predictions_per_image)
 
 
-def _cells_around(
+def _center_region(
     targets: Tensor, grids: Sequence[tuple[int, int]], strides: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the 3 x 3 cells around the centre of each target on each level, [T, S], and whether
-    each is near it.
+    """Return the 3 x 3 cells around each target's center on each level, and whether each is near.
+
+    Both are [T, S]. The cells are numbered as the predictions of an image; one outside its grid is
+    replaced by a cell at the border, and is not near.
     """
-    levels = len(strides)
+    levels = len(grids)
     stride = per_level(strides, targets)[:, None, None]  # [L, 1, 1]
-    sides = [side for height, width in grids for side in (width, height)]
-    count = per_level(sides, targets, torch.int64).view(levels, 2, 1)  # columns, rows
+    count = columns_and_rows(grids, targets, torch.int64)[..., None]  # [L, 2, 1]
 
-    # Columns and rows of the cells, [T, L, 2, 3].
-    centres = ((targets[:, 2:4] + targets[:, 4:]) / 2)[:, None, :, None]  # [T, 1, 2, 1]
-    offsets = torch.arange(3, device=targets.device)
-    cell = (centres / stride - 0.5 - RADIUS).floor().long() + 1 + offsets
-    close = ((cell + 0.5) * stride - centres).abs() < RADIUS * stride
-    inside = close & (cell >= 0) & (cell < count)
-    column, row = cell.clamp(min=0).minimum(count - 1).unbind(2)  # [T, L, 3] each
-    inside_column, inside_row = inside.unbind(2)
+    # Three columns and three rows around the center.  [T, L, 2, 3]
+    center = ((targets[:, 2:4] + targets[:, 4:]) / 2)[:, None, :, None]  # [T, 1, 2, 1]
+    first_cell = (center / stride - 0.5 - RADIUS).floor().long() + 1
+    cell = first_cell + torch.arange(3, device=targets.device)
 
-    # Their numbers among the predictions of an image, [T, L, 3, 3].
-    sizes = [height * width for height, width in grids]
-    first = per_level([sum(sizes[:level]) for level in range(levels)], targets, torch.int64)[
-        :, None, None
-    ]
-    number = first + row[..., None] * count[:, :1] + column[:, :, None]
-    near = inside_row[..., None] & inside_column[:, :, None]
-    return number.flatten(1), near.flatten(1)
+    # The region is open: a cell at exactly 1.5 strides is outside.
+    distance = ((cell + 0.5) * stride - center).abs()
+    near = (distance < RADIUS * stride) & (cell >= 0) & (cell < count)
+    near_column, near_row = near.unbind(2)  # [T, L, 3] each
+    column, row = cell.clamp(min=0).minimum(count - 1).unbind(2)
 
-
-def _number_of_each(
-    boxes_xyxy: Tensor, candidates: Tensor, owner: Tensor, targets: Tensor
-) -> Tensor:
-    """Return how many predictions each target gets: the sum of its 10 largest IoUs, rounded down,
-    at least 1; [T].
-
-    A few targets at a time are compared with all predictions of their images, so that images with
-    hundreds of boxes need no more memory than others. candidates: [B, N], 1 for a candidate, else
-    0.
-    """
-    sides = [side.contiguous() for side in boxes_xyxy.unbind(-1)]  # [B, N] each
-    left, top, right, bottom = sides
-    area = (right - left) * (bottom - top)
-    allowed = candidates.to(area.dtype)
-
-    def of_rows(image: Tensor, boxes: Tensor) -> tuple[Tensor]:
-        x1, y1, x2, y2 = boxes[:, :, None].unbind(1)  # [rows, 1] each
-
-        # [rows, N] each. index_select copies whole rows, and is faster than indexing.
-        x_low, x_high, y_low, y_high, theirs, counts = (
-            part.index_select(0, image) for part in (left, right, top, bottom, area, allowed)
-        )
-        wide = x_high.clamp_(max=x2).sub_(x_low.clamp_(min=x1)).clamp_(min=0)
-        high = y_high.clamp_(max=y2).sub_(y_low.clamp_(min=y1)).clamp_(min=0)
-        shared = wide.mul_(high)
-        union = theirs.add_((x2 - x1) * (y2 - y1)).sub_(shared)
-        iou = shared.div_(union.clamp_(min=torch.finfo(area.dtype).tiny)).mul_(counts)
-        largest = iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values
-        return (largest.sum(1),)
-
-    rows = PAIRS_AT_A_TIME // max(candidates.shape[1], 1)
-    (total,) = in_row_blocks(of_rows, rows, owner, targets[:, 2:].to(area.dtype))
-    return total.long().clamp(min=1)
+    # Their numbers among the predictions of an image.  [T, L, 3, 3]: row, column
+    cells_per_level = [rows * columns for rows, columns in grids]
+    cells_before = [sum(cells_per_level[:level]) for level in range(levels)]
+    first_number = per_level(cells_before, targets, torch.int64)[:, None, None]
+    number = first_number + row[..., None] * count[:, :1] + column[:, :, None]
+    both_near = near_row[..., None] & near_column[:, :, None]
+    return number.flatten(1), both_near.flatten(1)
 
 
 def _costs(
     boxes_xyxy: Tensor, objectness: Tensor, classes: Tensor, prediction: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return the cost of each slot, [T, S]. prediction: [T, S], numbers among B * N."""
-    at = prediction
-    if at.numel() < len(classes):  # only the rows that are needed
-        objectness, classes = objectness[at.flatten()], classes[at.flatten()]
-        at = torch.arange(at.numel(), device=at.device).view_as(at)
-    # the logarithm of sqrt(p_objectness * p_class)
+    """Return the cost of each target and prediction, [T, S]: c = L_cls + lambda * L_reg.
+
+    L_cls is the cross entropy of the probabilities sqrt(p_objectness * p_class), L_reg is -log IoU.
+
+    Args:
+        boxes_xyxy: [B * N, 4] in pixels.
+        objectness: logits [B * N].
+        classes: logits [B * N, C].
+        prediction: [T, S], numbers among B * N.
+        targets: [T, 6].
+
+    Source: YOLOX, arXiv 2107.08430, equation 1.
+    """
+    # With few targets, only the rows of their own predictions are computed.
+    row = prediction
+    if prediction.numel() < len(classes):
+        objectness = objectness[prediction.flatten()]
+        classes = classes[prediction.flatten()]
+        row = torch.arange(prediction.numel(), device=prediction.device).view_as(prediction)
+
+    # log p and log(1 - p) of every class, p = sqrt(p_objectness * p_class).
     log_p = (F.logsigmoid(classes) + F.logsigmoid(objectness)[:, None]) / 2
-    log_not = torch.log1p(-log_p.exp()).clamp(min=-MAX_LOG)
+    log_not_p = torch.log1p(-log_p.exp()).clamp(min=-MAX_LOG)
+
+    # L_cls = -log p of the target's class - the sum of log(1 - p) of all other classes.  [T, S]
     class_id = targets[:, 1].long().clamp(min=0)[:, None]
-    right, wrong = log_p[at, class_id].clamp(min=-MAX_LOG), log_not[at, class_id]
-    entropy = wrong - right - log_not.sum(1)[at]
-    iou = iou_of_pairs(boxes_xyxy[prediction], targets[:, None, 2:].to(boxes_xyxy.dtype))
-    return entropy - IOU_WEIGHT * (iou + 1e-8).log()
+    log_p_right = log_p[row, class_id].clamp(min=-MAX_LOG)
+    log_not_p_right = log_not_p[row, class_id]
+    class_cost = log_not_p_right - log_p_right - log_not_p.sum(1)[row]
+
+    # L_reg = -log IoU.  [T, S]
+    target_boxes = targets[:, None, 2:].to(boxes_xyxy.dtype)
+    iou = iou_of_pairs(boxes_xyxy[prediction], target_boxes)
+    return class_cost - IOU_WEIGHT * (iou + 1e-8).log()
 
 
-def _each_once(
+def _dynamic_k(boxes_xyxy: Tensor, candidates: Tensor, image: Tensor, targets: Tensor) -> Tensor:
+    """Return how many predictions each target gets, [T]: the sum of its largest IoUs, at least 1.
+
+    The 10 largest are summed, and the sum is rounded down. A few targets at a time are compared
+    with all predictions of their images, so that images with hundreds of boxes need no more memory
+    than others. candidates: [B, N], 1 for a candidate, else 0. image: [T].
+
+    Source: OTA, arXiv 2103.14259, "Dynamic k Estimation".
+    """
+    left, top, right, bottom = [side.contiguous() for side in boxes_xyxy.unbind(-1)]  # [B, N] each
+    area = (right - left) * (bottom - top)
+    is_candidate = candidates.to(area.dtype)
+
+    def sums_of_largest(image: Tensor, target_boxes: Tensor) -> tuple[Tensor]:
+        x1, y1, x2, y2 = target_boxes[:, :, None].unbind(1)  # [rows, 1] each
+
+        # All predictions of each target's own image.  [rows, N]
+        # index_select copies whole rows, and is faster than indexing. The steps below overwrite
+        # these copies, which saves the allocation of as many again.
+        image_left = left.index_select(0, image)
+        image_right = right.index_select(0, image)
+        image_top = top.index_select(0, image)
+        image_bottom = bottom.index_select(0, image)
+        image_area = area.index_select(0, image)
+        counts = is_candidate.index_select(0, image)
+
+        # Overlap of each target with each of them.
+        overlap_right = image_right.clamp_(max=x2)
+        overlap_left = image_left.clamp_(min=x1)
+        overlap_width = overlap_right.sub_(overlap_left).clamp_(min=0)
+
+        overlap_bottom = image_bottom.clamp_(max=y2)
+        overlap_top = image_top.clamp_(min=y1)
+        overlap_height = overlap_bottom.sub_(overlap_top).clamp_(min=0)
+
+        # IoU, 0 for predictions that are not candidates.
+        overlap = overlap_width.mul_(overlap_height)
+        union = image_area.add_((x2 - x1) * (y2 - y1)).sub_(overlap)
+        union.clamp_(min=torch.finfo(area.dtype).tiny)
+        iou = overlap.div_(union).mul_(counts)
+
+        largest = iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values
+        return (largest.sum(1),)
+
+    rows = PAIRS_AT_A_TIME // max(candidates.shape[1], 1)
+    target_boxes = targets[:, 2:].to(area.dtype)
+    (sums,) = in_row_blocks(sums_of_largest, rows, image, target_boxes)
+    return sums.long().clamp(min=1)
+
+
+def _resolve_conflicts(
     prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, predictions: int
 ) -> Assigned:
-    """Return the taken slots, each prediction once: if several took it, it is given to the cheapest
-    target near it.
+    """Return the taken predictions, each once: one that several targets took goes to the cheapest.
 
-    prediction, cost: [T, S]. slot: [T, 10], numbers of slots; taken: [T, 10], whether the target
-    takes them.
+    That is the cheapest target near it, the first one if costs are equal, whether it took the
+    prediction or not.
+
+    Args:
+        prediction: [T, S], numbers among B * N.
+        cost: [T, S], infinite for targets that are not near.
+        slot: [T, 10], numbers of slots.
+        taken: [T, 10], whether the target takes the prediction of this slot.
+        predictions: B * N.
     """
-    rows = torch.arange(len(cost), device=cost.device)[:, None]
-    cheapest = cost.new_full((predictions,), torch.inf).scatter_reduce_(
-        0, prediction.flatten(), cost.flatten(), "amin"
-    )
-    # the first target, if costs are equal
-    winner = torch.where(cost == cheapest[prediction], rows, len(cost))
-    winner = rows.new_full((predictions,), len(cost)).scatter_reduce_(
-        0, prediction.flatten(), winner.flatten(), "amin"
-    )
+    targets = len(cost)
+    target = torch.arange(targets, device=cost.device)[:, None]
 
-    chosen, taken = prediction.gather(1, slot).flatten(), taken.flatten()  # [M]
+    # The least cost of each prediction, and the first target that has it.  [B * N]
+    least_cost = cost.new_full((predictions,), torch.inf)
+    least_cost.scatter_reduce_(0, prediction.flatten(), cost.flatten(), "amin")
+    claimant = torch.where(cost == least_cost[prediction], target, targets)
+    cheapest_target = target.new_full((predictions,), targets)
+    cheapest_target.scatter_reduce_(0, prediction.flatten(), claimant.flatten(), "amin")
+
+    # How many targets took each prediction, and the first entry that names it.  [B * N]
+    chosen = prediction.gather(1, slot).flatten()  # [M]
+    taken = taken.flatten()
     order = torch.arange(len(chosen), device=chosen.device)
     takers = order.new_zeros(predictions).scatter_add_(0, chosen, taken.long())
-    first = order.new_full((predictions,), len(order))
-    first.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
-    valid = taken & (first[chosen] == order)
+    first_entry = order.new_full((predictions,), len(order))
+    first_entry.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
+
+    # One entry for each of them.  [M]
+    valid = taken & (first_entry[chosen] == order)
+    taker = target.expand_as(slot).flatten()
+    winner = torch.where(takers[chosen] > 1, cheapest_target[chosen], taker)
     return Assigned(
         prediction=distribute_invalid(chosen, valid, predictions),
-        target=torch.where(
-            takers[chosen] > 1, winner[chosen], rows.expand_as(slot).flatten()
-        ).clamp(max=len(cost) - 1),
+        target=winner.clamp(max=targets - 1),  # where not valid, there may be no cheapest target
         valid=valid,
     )
