@@ -16,24 +16,24 @@ import torch
 from torch import Tensor
 
 from models.assign.invalid import distribute_invalid
-from models.assign.levels import per_level
+from models.assign.levels import columns_and_rows, per_level
 from utils.boxes import to_cxcywh
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Candidate matches of all levels, each array [L, M]; entries where `valid` is False must not
-    count.
+    """Candidate matches of all levels: arrays [L, M] whose entries count where `valid`.
+
+    prediction: int64, number of the matched prediction within its level; arbitrary where not valid.
+    class_id: int64. boxes: [L, M, 4], center relative to the cell's corner, and size; in cells.
+    anchor_size: [L, M, 2] in cells. Boxes and anchors have the targets' dtype (float32).
     """
 
-    # int64, number of the matched prediction within its level; arbitrary where not valid
     prediction: Tensor
-    class_id: Tensor  # int64
-    # [L, M, 4] in the targets' dtype (float32): centre relative to the cell's corner, size; in
-    # cells
+    class_id: Tensor
     boxes: Tensor
-    anchor_size: Tensor  # [L, M, 2] in the targets' dtype (float32), in cells
-    valid: Tensor  # bool
+    anchor_size: Tensor
+    valid: Tensor
 
 
 def match_anchors(
@@ -47,7 +47,7 @@ def match_anchors(
     """Return the candidate matches of `targets` with the anchors of all levels.
 
     A target matches every anchor whose width and height both differ from its own by a factor below
-    `ratio_limit`. For each such anchor it is assigned to the cell of its centre, the nearer cell to
+    `ratio_limit`. For each such anchor it is assigned to the cell of its center, the nearer cell to
     the left or right, and the nearer cell above or below, if they are inside the grid. Computed in
     the targets' precision, so that a model in float64 gets the same matches as in float32.
 
@@ -60,21 +60,27 @@ def match_anchors(
         grids: (H, W) cells of each level.
         ratio_limit: above 1.
 
-    Source: facts of YOLOv5's behaviour; the neighbour cells follow from the decode range (-0.5,
-    1.5) of a centre.
+    Source: facts of YOLOv5's behavior; the neighbor cells follow from the decode range (-0.5, 1.5)
+    of a center.
     """
     levels, anchors_per_level, _ = anchors_px.shape
+
+    # Targets and anchors in cells of each level.
     stride = per_level(strides, targets)[:, None, None]
-    boxes = to_cxcywh(targets[:, 2:]) / stride  # [L, T, 4] in cells
+    boxes = to_cxcywh(targets[:, 2:]) / stride  # [L, T, 4]
+    centers = boxes[..., :2]
+    sizes = boxes[..., 2:]
     anchors = anchors_px.to(targets.dtype) / stride  # [L, A, 2]
 
-    ratio = boxes[:, :, None, 2:] / anchors[:, None]  # [L, T, A, 2]
-    # [L, T, A], False for a size that is not positive
-    fits = torch.minimum(ratio, 1 / ratio).amin(-1) > 1 / ratio_limit
+    # Which anchors fit a target; none if a side of it is not positive.  [L, T, A]
+    ratio = sizes[:, :, None] / anchors[:, None]  # [L, T, A, 2]
+    worst_ratio = torch.minimum(ratio, 1 / ratio).amin(-1)
+    fits = worst_ratio > 1 / ratio_limit
     fits &= (targets[:, 1] >= 0)[:, None]
 
-    sides = [float(side) for height, width in grids for side in (width, height)]
-    cells, inside = _claimed_cells(boxes[..., :2], per_level(sides, targets).view(levels, 1, 1, 2))
+    # The cells that a target claims.  [L, T, 3, 2] and [L, T, 3]
+    sides = columns_and_rows(grids, targets).view(levels, 1, 1, 2)
+    cells, inside = _claimed_cells(centers, sides)
 
     def spread(values: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
         """Broadcast to [L, T, A, 3, *dims], as [L, M, *dims]."""
@@ -82,43 +88,52 @@ def match_anchors(
 
     valid = spread(fits[..., None] & inside[:, :, None])
 
-    heights_and_widths = per_level([side for grid in grids for side in grid], targets, torch.int64)
-    height, width = heights_and_widths.view(levels, 2, 1, 1).unbind(1)
-    columns, rows = cells.long().unbind(-1)  # [L, T, 3]
-    cell = (targets[:, :1].long() * height + rows) * width + columns
+    # The number of each anchor's prediction in each cell, within its level.
+    count = columns_and_rows(grids, targets, torch.int64).view(levels, 2, 1, 1)
+    columns, rows = count.unbind(1)
+    column, row = cells.long().unbind(-1)  # [L, T, 3]
+    image = targets[:, :1].long()
+    cell = (image * rows + row) * columns + column
     anchor = torch.arange(anchors_per_level, device=targets.device)[:, None]
     number = spread(cell[:, :, None] * anchors_per_level + anchor)
-    per_image = per_level(
-        [height * width * anchors_per_level for height, width in grids], targets, torch.int64
-    )
 
-    centers = spread((boxes[:, :, None, :2] - cells)[:, :, None], (2,))
-    sizes = spread(boxes[:, :, None, None, 2:], (2,))
+    # Entries that are not valid name any prediction of the level.
+    sizes_of_levels = [height * width * anchors_per_level for height, width in grids]
+    predictions_per_image = per_level(sizes_of_levels, targets, torch.int64)
+    prediction = distribute_invalid(number, valid, (predictions_per_image * images)[:, None])
+
+    centers_in_cells = centers[:, :, None] - cells  # [L, T, 3, 2]
+    boxes_in_cells = [
+        spread(centers_in_cells[:, :, None], (2,)),
+        spread(sizes[:, :, None, None], (2,)),
+    ]
     return Matches(
-        prediction=distribute_invalid(number, valid, (per_image * images)[:, None]),
+        prediction=prediction,
         class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
-        boxes=torch.cat([centers, sizes], -1),
+        boxes=torch.cat(boxes_in_cells, -1),
         anchor_size=spread(anchors[:, None, :, None], (2,)),
         valid=valid,
     )
 
 
 def _claimed_cells(centers: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cell of each centre, its nearer horizontal neighbour and its nearer vertical
-    neighbour.
-
-    centers: [L, T, 2] in cells. sides: columns and rows of the grid, [L, 1, 1, 2].
+    """Return each center's cell, its nearer horizontal and its nearer vertical neighbor.
 
     They are [L, T, 3, 2] (column, row), with a mask [L, T, 3] of those inside the grid. Cells
-    outside are moved to the border so that their indices are valid. A centre in the middle of a
+    outside are moved to the border so that their indices are valid. A center in the middle of a
     cell counts as nearer to the next column or row.
+
+    centers: [L, T, 2] in cells. sides: columns and rows of the grid, [L, 1, 1, 2].
     """
     own = centers.floor()
-    near = torch.where(centers - own < 0.5, own - 1, own + 1)
+    neighbor = torch.where(centers - own < 0.5, own - 1, own + 1)
     column, row = own.unbind(-1)
-    near_column, near_row = near.unbind(-1)
-    columns = torch.stack([column, near_column, column], -1)  # [L, T, 3]
-    rows = torch.stack([row, row, near_row], -1)
+    neighbor_column, neighbor_row = neighbor.unbind(-1)
+
+    # The cell itself, the one to its left or right, the one above or below.
+    columns = torch.stack([column, neighbor_column, column], -1)  # [L, T, 3]
+    rows = torch.stack([row, row, neighbor_row], -1)
     cells = torch.stack([columns, rows], -1)
+
     inside = ((cells >= 0) & (cells < sides)).all(-1)
     return cells.clamp(min=0).minimum(sides - 1), inside

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.assign.levels import per_level
+from models.assign.levels import columns_and_rows, per_level
 from models.assign.targets import IGNORE_CLASS
 
 
 def ignored_cells(
     targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
 ) -> list[Tensor]:
-    """Return for each level a mask, bool [B, H, W], of the cells whose centre is inside an ignore
-    region.
+    """Return which cells of each level, bool [B, H, W], have their middle in an ignore region.
 
     An ignore region is a target of class -1. grids: rows and columns of each level.
 
@@ -30,35 +29,32 @@ def ignored_cells(
     rows = 1 + max(height for height, _ in grids)
     columns = 1 + max(width for _, width in grids)
 
-    # The first cell inside each region and the first one after it, in x and in y.
-    widths_and_heights = [float(side) for height, width in grids for side in (width, height)]
-    cells = per_level(widths_and_heights, targets).view(levels, 2)
+    # The first cell inside each region and the first one after it, in x and in y.  [T, L, 2]
     stride = per_level(strides, targets)[:, None]
-    low = targets[:, None, 2:4] / stride  # [T, L, 2] in cells
+    low = targets[:, None, 2:4] / stride  # in cells
     high = targets[:, None, 4:] / stride
-    first, end = _covered(low, high, cells)
+    first, end = _covered(low, high, columns_and_rows(grids, targets))
 
-    # The places of the four corners in the maps of all levels and images, one after another.
+    # The number of the region's map: the maps of all levels and images, one after another.  [T, L]
     image = targets[:, 0].long()
-    number = (
-        torch.arange(levels, device=targets.device) * images + image[:, None]
-    )  # [T, L], of the map
-    column, row = torch.stack([first, end], -1).unbind(2)  # [T, L, 2] each: first, end
-    place = (number[:, :, None, None] * rows + row[..., None]) * columns + column[
-        :, :, None
-    ]  # [T, L, 2, 2]
+    map_number = torch.arange(levels, device=targets.device) * images + image[:, None]
 
+    # The places of its four corners in these maps.  [T, L, 2, 2]: row, column
+    column, row = torch.stack([first, end], -1).unbind(2)  # [T, L, 2] each: first, end
+    map_row = map_number[:, :, None, None] * rows + row[..., None]
+    place = map_row * columns + column[:, :, None]
+
+    # What is added there, in the same order; 0 for targets that are no ignore region.  [T, L, 4]
     one = (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
     minus_one = -one
-    values = torch.stack([one, minus_one, minus_one, one], 1)[:, None].expand(
-        -1, levels, -1
-    )  # [T, L, 4]
+    corner_values = torch.stack([one, minus_one, minus_one, one], 1)
+    corner_values = corner_values[:, None].expand(-1, levels, -1)
 
     # scatter_add_ instead of an indexed assignment, for which a GPU would first sort the places.
-    corners = torch.zeros(
-        levels * images * rows * columns, dtype=torch.int32, device=targets.device
-    )
-    corners.scatter_add_(0, place.flatten(), values.flatten())
+    cells_of_all = levels * images * rows * columns
+    corners = torch.zeros(cells_of_all, dtype=torch.int32, device=targets.device)
+    corners.scatter_add_(0, place.flatten(), corner_values.flatten())
+
     maps = corners.view(levels, images, rows, columns)
     inside = maps.cumsum(2, dtype=torch.int32).cumsum(3, dtype=torch.int32) > 0
     return [inside[level, :, :height, :width] for level, (height, width) in enumerate(grids)]
@@ -68,19 +64,18 @@ def ignored_predictions(
     targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Return `ignored_cells` of all levels, bool [B, N], for heads with one prediction per cell."""
-    return torch.cat(
-        [cells.flatten(1) for cells in ignored_cells(targets, images, strides, grids)], 1
-    )
+    levels = ignored_cells(targets, images, strides, grids)
+    return torch.cat([cells.flatten(1) for cells in levels], 1)
 
 
 def _covered(low: Tensor, high: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (first, end), int64, of the cells whose centres are between two edges, in cells; equal
-    if none is.
+    """Return the first of the cells whose middles are between two edges, and the one after them.
 
-    cells: how many there are. All three broadcast.
+    Both are int64, and equal if no middle is. low, high: the edges, in cells. cells: how many there
+    are. All three broadcast.
 
     >>> low, high = torch.tensor([4.0, 5.0]) / 8, torch.tensor([20.1, 11.0]) / 8
-    >>> _covered(low, high, torch.tensor(5.0))  # centres 4, 12, 20, 28, 36
+    >>> _covered(low, high, torch.tensor(5.0))  # middles 4, 12, 20, 28, 36
     (tensor([1, 1]), tensor([3, 1]))
     """
     first = (low + 0.5).floor().clamp(min=0).minimum(cells)

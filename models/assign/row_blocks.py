@@ -11,7 +11,7 @@ COMPILED_FACTOR = 16  # in compiled functions, which store few intermediate resu
 def in_row_blocks(
     function: Callable[..., tuple[Tensor, ...]], rows: int, *tables: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the results of `function` for all rows of `tables`, computed `rows` of them at a time.
+    """Return the results of `function` for all rows of `tables`, computing `rows` at a time.
 
     function: takes a block of rows of each table, and returns tensors with as many rows. In a
     compiled function blocks are larger, since its code grows with their number.
@@ -21,11 +21,11 @@ def in_row_blocks(
     [0, 2, 4, 6, 8]
     """
     if torch.compiler.is_compiling():
-        rows = rows * COMPILED_FACTOR
+        rows *= COMPILED_FACTOR
     rows = max(rows, 1)
     if len(tables[0]) <= rows:
         return function(*tables)
 
-    blocks = zip(*(table.split(rows) for table in tables), strict=True)
-    results = [function(*block) for block in blocks]
+    tables_in_blocks = [table.split(rows) for table in tables]
+    results = [function(*block) for block in zip(*tables_in_blocks, strict=True)]
     return tuple(torch.cat(parts) for parts in zip(*results, strict=True))

@@ -3,6 +3,8 @@
 Targets are [T, 6]: image, class, x1, y1, x2, y2 in pixels.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,19 @@ MIN_ROWS = 16  # rows after padding
 
 
 def pad_targets(targets: Tensor) -> Tensor:
-    """Return targets [T, 6] padded with rows of class -2 to one of few lengths: four per power of
-    two, at least 16.
+    """Return targets [T, 6] padded with rows of class -2, so that few lengths occur.
+
+    They are four per power of two, at least 16.
 
     >>> [len(pad_targets(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
     [16, 16, 20, 20, 24, 112, 512, 640]
     """
-    number = max(len(targets), MIN_ROWS)
-    step = 2 ** ((number - 1).bit_length() - 3)
-    filled = torch.nn.functional.pad(targets, (0, 0, 0, -(-number // step) * step - len(targets)))
-    filled[len(targets) :, 1] = PADDING_CLASS
-    return filled
+    rows = max(len(targets), MIN_ROWS)
+
+    # A quarter of the largest power of two below it, rounded up to whole steps.
+    step = 2 ** ((rows - 1).bit_length() - 3)
+    padded_rows = math.ceil(rows / step) * step
+
+    padded = torch.nn.functional.pad(targets, (0, 0, 0, padded_rows - len(targets)))
+    padded[len(targets) :, 1] = PADDING_CLASS
+    return padded
