@@ -29,24 +29,23 @@ class LossGains:
     focal_gamma: float = 0.0
 
     def changed(self) -> dict[str, float]:
-        """Return the settings that differ from the defaults, under their names in hyper-parameter
-        files, or flags.
-        """
-        names = {field.name: field.default for field in fields(self)}
-        return {
-            SETTINGS.get(name, name): getattr(self, name)
-            for name in names
-            if getattr(self, name) != names[name]
-        }
+        """Return the settings that differ from the defaults, by their names in files, or flags."""
+        changed = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                changed[SETTINGS.get(field.name, field.name)] = value
+        return changed
 
 
+# names of LossGains in hyper-parameter files, or flags, where they differ
 SETTINGS = {
     "obj_pos_weight": "obj_pw",
     "cls_pos_weight": "cls_pw",
     "ratio_limit": "anchor_t",
     "label_smoothing": "--label-smoothing",
     "focal_gamma": "fl_gamma",
-}  # names of LossGains in hyper-parameter files, or flags, where they differ
+}
 
 
 class Loss(nn.Module, ABC):
@@ -66,11 +65,11 @@ class Loss(nn.Module, ABC):
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
-        """Adapt `weighted_sum` to an epoch, 0 to `epochs` - 1. closing: it is one of the last ones,
-        without mosaic.
+        """Adapt `weighted_sum` to an epoch, 0 to `epochs` - 1.
 
         A pure function of its arguments, so that a resumed run continues with the same loss. The
-        terms must not depend on the epoch: they are compared between epochs.
+        terms must not depend on the epoch: they are compared between epochs. closing: the epoch is
+        one of the last ones, without mosaic.
         """
 
     def forward(
@@ -92,9 +91,10 @@ class Loss(nn.Module, ABC):
         Returns:
             Scalars in float32, or in float64 for float64 maps.
         """
-        assign, compute_terms = self.assign, self.compute_terms
+        assign = self.assign
+        compute_terms = self.compute_terms
+        # not in validation, whose batches have many shapes
         if self.compiled is not None and torch.is_grad_enabled():
-            # not in validation, whose batches have many shapes
             assign, compute_terms = self.compiled
 
         assignment, counts = assign(raw, targets)
@@ -104,7 +104,7 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def assign(self, raw: Any, targets: Tensor) -> tuple[Any, Tensor]:
-        """Return the assignment of predictions to targets, and the counts that normalise the terms.
+        """Return the assignment of predictions to targets, and the counts that normalize the terms.
 
         The counts, int64 [K], are of this process; they are summed over all processes before
         `compute_terms` gets them. raw, targets: see `forward`.
@@ -117,16 +117,18 @@ class Loss(nn.Module, ABC):
         """Return this process's share of each term. counts: those of the whole batch."""
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Return the scalar that training minimises, of `forward`'s terms: their sum unless a loss
-        weights them.
+        """Return the scalar that training minimizes: the sum of `forward`'s terms.
+
+        A loss may weight them.
         """
         first, *others = terms.values()
         return sum(others, first)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return `x` in float32, or in float64 if it already is: sums over a batch need more than 16
-    bits.
+    """Return `x` in float32, or in float64 if it already is: for sums over a batch.
+
+    These need more than 16 bits.
 
     >>> dtypes = (torch.bfloat16, torch.float64)
     >>> [at_least_float32(torch.zeros(1, dtype=dtype)).dtype for dtype in dtypes]

@@ -1,4 +1,4 @@
-"""Box, objectness and class terms of the anchor-based head, normalised over all processes.
+"""Box, objectness and class terms of the anchor-based head, normalized over all processes.
 
 Shapes: B images, L levels, A anchors per level, H W cells of a level, C classes, T targets, M
 candidate matches of a level, P = B * H * W * A predictions of a level, in the order of
@@ -36,7 +36,7 @@ class AnchorBasedLoss(Loss):
 
     Raises ValueError for more than 5 levels.
 
-    Source: facts of YOLOv5's behaviour; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation
+    Source: facts of YOLOv5's behavior; CIoU arXiv 1911.08287; focal loss arXiv 1708.02002 equation
     5.
     """
 
@@ -52,17 +52,23 @@ class AnchorBasedLoss(Loss):
             raise ValueError(
                 f"the loss supports 1 to {len(OBJECTNESS_BALANCE)} levels, got {levels}"
             )
-        self.register_buffer(
-            "anchors_px", at_least_float32(anchors_px.detach().clone()), persistent=False
-        )  # [L, A, 2]
-        self.strides, self.num_classes, self.gains = tuple(strides), num_classes, gains
+        anchors = at_least_float32(anchors_px.detach().clone())  # [L, A, 2]
+        self.register_buffer("anchors_px", anchors, persistent=False)
+        self.strides = tuple(strides)
+        self.num_classes = num_classes
+        self.gains = gains
+
         finest_first = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE
         order = sorted(range(levels), key=strides.__getitem__)
         self.balance = [finest_first[order.index(level)] for level in range(levels)]
+
         self.box_gain = gains.box * 3 / levels
         self.cls_gain = gains.cls * num_classes / 80 * 3 / levels
         self.obj_gain = gains.obj * 3 / levels
-        self.positive, self.negative = 1 - gains.label_smoothing / 2, gains.label_smoothing / 2
+
+        # What the logit of the right class, and those of all others, should give.
+        self.positive = 1 - gains.label_smoothing / 2
+        self.negative = gains.label_smoothing / 2
 
     @classmethod
     def from_head(cls, head: AnchorBasedHead, gains: LossGains) -> "AnchorBasedLoss":
@@ -79,8 +85,10 @@ class AnchorBasedLoss(Loss):
         found = match_anchors(
             targets, self.anchors_px, self.strides, images, grids, self.gains.ratio_limit
         )
+
         image_count = torch.full((1,), images, device=targets.device)
-        return found, torch.cat([found.valid.sum(1), image_count])
+        counts = torch.cat([found.valid.sum(1), image_count])
+        return found, counts
 
     def compute_terms(
         self, raw: list[Tensor], targets: Tensor, assignment: Matches, counts: Tensor
@@ -94,42 +102,49 @@ class AnchorBasedLoss(Loss):
         grids = [(level.shape[2], level.shape[3]) for level in raw]
         matches, all_images = counts.clamp(min=1).split([len(raw), 1])
 
+        # The predictions of each level, in the order of their numbers.  [P, 4], [P, 1], [P, C]
         # split() instead of slices: backward then writes the gradient once, without adding maps of
         # mostly zeros.
-        rows = [level.permute(0, 2, 3, 1, 4).flatten(0, 3) for level in raw]  # [P, 5 + C] each
-        parts = [values.split([4, 1, self.num_classes], 1) for values in rows]
-        boxes, objectness, classes = zip(*parts, strict=True)
+        boxes, objectness, classes = [], [], []
+        for level in raw:
+            rows = level.permute(0, 2, 3, 1, 4).flatten(0, 3)
+            level_boxes, level_objectness, level_classes = rows.split([4, 1, self.num_classes], 1)
+            boxes.append(level_boxes)
+            objectness.append(level_objectness)
+            classes.append(level_classes)
 
-        # The predictions of all levels one after another, so that the terms of all levels are
-        # computed together.
+        # The levels one after another, so that the terms of all levels are computed together.
         cells_per_image = [height * width for height, width in grids]
         cells_before = [sum(cells_per_image[:level]) for level in range(len(raw))]
         first = per_level(cells_before, targets, torch.int64) * (images * anchors)
         prediction = found.prediction + first[:, None]  # [L, M]
 
-        iou = _predicted_iou(
-            at_least_float32(_rows_at(torch.cat(boxes), prediction)), found
-        )  # [L, M]
-        box = (((1 - iou) * found.valid).sum(1) / matches).sum()
+        # Boxes: 1 - CIoU, mean over the matches of a level.
+        raw_boxes = at_least_float32(_rows_at(torch.cat(boxes), prediction))
+        iou = _predicted_iou(raw_boxes, found)  # [L, M]
+        box_sums = ((1 - iou) * found.valid).sum(1)
+        box = (box_sums / matches).sum()
 
+        # Objectness: cross entropy of all cells.  [cells of all levels, A]
+        logits = at_least_float32(torch.cat(objectness)).view(-1, anchors)
         quality = _best_of_each(
-            iou.detach().clamp(0, 1), prediction, found.valid, sum(len(values) for values in rows)
-        )
-        ignored = torch.cat(
-            [cells.flatten() for cells in ignored_cells(targets, images, self.strides, grids)]
-        )
-        logits = at_least_float32(torch.cat(objectness)).view(
-            -1, anchors
-        )  # [cells of all levels, A]
-        entropies = self._objectness_entropies(logits, quality.view_as(logits), ignored)
-        levels = entropies.split([images * cells for cells in cells_per_image])
-        means = [
-            of_level.view(images, cells, anchors).mean((1, 2)).sum()
-            for of_level, cells in zip(levels, cells_per_image, strict=True)
-        ]
-        obj = (torch.stack(means) * per_level(self.balance, entropies) / all_images).sum()
+            iou.detach().clamp(0, 1), prediction, found.valid, logits.numel()
+        ).view_as(logits)
+        ignored_levels = ignored_cells(targets, images, self.strides, grids)
+        ignored = torch.cat([cells.flatten() for cells in ignored_levels])
+        entropies = self._objectness_entropies(logits, quality, ignored)
 
-        cls = (self._class_sums(classes, found) / (matches * self.num_classes)).sum()
+        # The mean over the cells of an image, summed over images; weighted by level.
+        sums = []
+        levels = entropies.split([images * cells for cells in cells_per_image])
+        for of_level, cells in zip(levels, cells_per_image, strict=True):
+            image_means = of_level.view(images, cells, anchors).mean((1, 2))
+            sums.append(image_means.sum())
+        obj = (torch.stack(sums) * per_level(self.balance, entropies) / all_images).sum()
+
+        # Classes: cross entropy, mean over the matches of a level and classes.
+        class_sums = self._class_sums(classes, found)
+        cls = (class_sums / (matches * self.num_classes)).sum()
 
         area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
         return {
@@ -139,75 +154,81 @@ class AnchorBasedLoss(Loss):
         }
 
     def _objectness_entropies(self, logits: Tensor, quality: Tensor, ignored: Tensor) -> Tensor:
-        """Return the cross entropy of each prediction, 0 for those that do not count. All are
-        [cells, A].
+        """Return the cross entropy of each prediction, 0 for those that do not count; [cells, A].
 
-        quality: -1 for predictions without a match. ignored: [cells], whether the cell is in an
-        ignore region.
+        logits: [cells, A]. quality: [cells, A], -1 for predictions without a match. ignored:
+        [cells], whether the cell is in an ignore region.
         """
         matched = quality >= 0
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pos_weight)
         return loss * (matched | ~ignored[:, None])
 
     def _class_sums(self, classes: Sequence[Tensor], found: Matches) -> Tensor:
-        """Return the sum over matches and classes of each level, [L]; 0 for a single class, which
-        objectness covers.
+        """Return the sum of the cross entropies of each level's matches and classes, [L].
 
-        classes: logits [P, C] of each level.
+        It is 0 for a single class, which objectness covers. classes: logits [P, C] of each level.
 
         Every class is first counted as negative; a second sum then corrects the class of each
         match.
         """
         if self.num_classes == 1:
             return at_least_float32(classes[0].new_zeros(len(classes)))
-        chosen, all_wrong = [], []
+
+        right_logits, all_wrong = [], []
         for level, logits in enumerate(classes):
-            of_level = (found.prediction[level], found.class_id[level], found.valid[level].long())
-            own, wrong = self._as_negatives(logits, *of_level)
-            chosen.append(own)
+            right_logit, wrong = self._as_negatives(
+                logits,
+                found.prediction[level],
+                found.class_id[level],
+                found.valid[level].long(),
+            )
+            right_logits.append(right_logit)
             all_wrong.append(wrong)
 
-        own = torch.stack(chosen)  # [L, M]: the logit of each match's class
-        as_right = self._cross_entropy(own, self.positive, self.gains.cls_pos_weight)
-        as_wrong = self._cross_entropy(own, self.negative, self.gains.cls_pos_weight)
-        return torch.stack(all_wrong) + ((as_right - as_wrong) * found.valid).sum(1)
+        right_logit = torch.stack(right_logits)  # [L, M]: of each match's class
+        as_right = self._cross_entropy(right_logit, self.positive, self.gains.cls_pos_weight)
+        as_wrong = self._cross_entropy(right_logit, self.negative, self.gains.cls_pos_weight)
+        corrections = (as_right - as_wrong) * found.valid
+        return torch.stack(all_wrong) + corrections.sum(1)
 
     def _as_negatives(
         self, logits: Tensor, prediction: Tensor, class_id: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits [M] of the matches' classes, and the sum of the matches' entropies if
-        no class were right.
+        """Return the logits [M] of the matches' classes, and the sum if all classes were wrong.
 
-        logits: [P, C]. prediction, class_id, count: [M]; count is 1 for a valid match, else 0.
+        That is the sum of the cross entropies of all classes of the matches.
 
         In crowded batches, where few predictions are unmatched, the sum runs over predictions, each
         weighted by its number of matches, instead of over matches.
+
+        logits: [P, C]. prediction, class_id, count: [M]; count is 1 for a valid match, else 0.
         """
         if 2 * len(count) < len(logits):
-            rows = at_least_float32(_rows_at(logits, prediction))
-            own = rows.gather(1, class_id[:, None])[:, 0]
+            rows = at_least_float32(_rows_at(logits, prediction))  # [M, C]
+            right_logit = rows.gather(1, class_id[:, None])[:, 0]
         else:
-            rows = at_least_float32(logits)
+            rows = at_least_float32(logits)  # [P, C]
             place = prediction * self.num_classes + class_id
-            own = _rows_at(rows.reshape(-1, 1), place)[:, 0]
+            right_logit = _rows_at(rows.reshape(-1, 1), place)[:, 0]
             count = count.new_zeros(len(rows)).scatter_add(0, prediction, count)
+
         entropies = self._cross_entropy(rows, self.negative, self.gains.cls_pos_weight).sum(1)
-        return own, (entropies * count).sum()
+        return right_logit, (entropies * count).sum()
 
     def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
         """Return the elementwise binary cross entropy, as focal loss if focal_gamma > 0."""
+        # -log(1 - p) = softplus(x), -log p = softplus(-x)
         loss = F.softplus(logits, threshold=SOFTPLUS_THRESHOLD)
         if torch.is_tensor(target) or target > 0:
-            loss = (1 - target) * loss + target * pos_weight * F.softplus(
-                -logits, threshold=SOFTPLUS_THRESHOLD
-            )
+            of_positive = F.softplus(-logits, threshold=SOFTPLUS_THRESHOLD)
+            loss = (1 - target) * loss + target * pos_weight * of_positive
         if self.gains.focal_gamma == 0:
             return loss
-        wrong = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()  # 1 - p_t
+
+        # Focal loss: times alpha * (1 - p_t)^gamma. A power below 1 has an infinite gradient at 0.
+        one_minus_p_t = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()
         alpha = target * FOCAL_ALPHA + (1 - target) * (1 - FOCAL_ALPHA)
-        return (
-            loss * alpha * wrong.clamp(min=1e-9) ** self.gains.focal_gamma
-        )  # gradient of a power below 1 is infinite at 0
+        return loss * alpha * one_minus_p_t.clamp(min=1e-9) ** self.gains.focal_gamma
 
 
 def _rows_at(values: Tensor, index: Tensor) -> Tensor:
@@ -224,8 +245,9 @@ def _rows_at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
-    """Return the complete IoU [L, M] of the boxes decoded from raw x, y, w, h [L, M, 4] with their
-    matched boxes.
+    """Return the complete IoU [L, M] of the predicted boxes with their matched boxes.
+
+    raw: x, y, w, h [L, M, 4]. Both boxes are relative to the cell's corner.
     """
     doubled = raw.sigmoid() * 2
     centers, sizes = doubled.split(2, -1)

@@ -47,7 +47,8 @@ def compile_loss(
             total = criterion.weighted_sum(terms)
             torch.autograd.grad(total, list(tensors_in(raw)), allow_unused=True)
 
-    if failure := first_failure(trial, world):
+    failure = first_failure(trial, world)
+    if failure:
         criterion.compiled = None
         return f"--compile: torch cannot compile the loss, so it runs uncompiled ({failure})"
     return f"--compile: compiled the loss in {time.perf_counter() - started:.0f} s"
@@ -56,7 +57,13 @@ def compile_loss(
 def _trial_targets(images: Tensor, boxes: int) -> Tensor:
     """Return padded targets, [T, 6], with so many boxes in each image."""
     side = images.shape[-1]
-    owner = torch.arange(len(images)).repeat_interleave(boxes)[:, None]
-    centres = torch.rand(len(owner), 2, generator=torch.Generator().manual_seed(0)) * side
-    corners = [centres - side / 8, centres + side / 8]
-    return pad_targets(torch.cat([owner, 0 * owner, *corners], 1).to(images.device))
+    image = torch.arange(len(images)).repeat_interleave(boxes)[:, None]
+    class_id = torch.zeros_like(image)
+
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.rand(len(image), 2, generator=generator) * side
+    low = centers - side / 8
+    high = centers + side / 8
+
+    targets = torch.cat([image, class_id, low, high], 1)
+    return pad_targets(targets.to(images.device))

@@ -1,4 +1,4 @@
-"""Box, objectness and class terms of YOLOX's decoupled head, normalised over all processes.
+"""Box, objectness and class terms of YOLOX's decoupled head, normalized over all processes.
 
 B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, T
 targets, M slots.
@@ -40,8 +40,7 @@ class Predictions(NamedTuple):
 
 
 class DecoupledLoss(Loss):
-    """The loss terms of YOLOX's head, each divided by the number of assigned predictions in the
-    whole batch.
+    """The loss terms of YOLOX's head, divided by the batch's number of assigned predictions.
 
     box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside
     ignore regions or assigned. cls: cross entropy of the classes of assigned predictions, whose
@@ -59,23 +58,21 @@ class DecoupledLoss(Loss):
         self, strides: tuple[int, ...], gains: Mapping[str, float] = AUTHORS_GAINS
     ) -> None:
         super().__init__()
-        self.strides, self.gains, self.closing = strides, gains, False
+        self.strides = strides
+        self.gains = gains
+        self.closing = False
 
     @classmethod
     def from_head(cls, head: DecoupledHead, gains: LossGains) -> "DecoupledLoss":
-        """Return the loss for `head`: its authors' gains, times `gains` relative to their
-        defaults.
-        """
-        box, obj, cls_ = (
-            gains.box / LossGains.box,
-            gains.obj / LossGains.obj,
-            gains.cls / LossGains.cls,
-        )
-        relative = {"box": box, "obj": obj, "cls": cls_, "l1": box}
-        return cls(
-            head.strides,
-            {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative},
-        )
+        """Return the loss for `head`: authors' gains, times `gains` relative to their defaults."""
+        relative = {
+            "box": gains.box / LossGains.box,
+            "obj": gains.obj / LossGains.obj,
+            "cls": gains.cls / LossGains.cls,
+            "l1": gains.box / LossGains.box,
+        }
+        own = {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative}
+        return cls(head.strides, own)
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
         """Add L1 in the closing epochs, as its authors do."""
@@ -83,9 +80,9 @@ class DecoupledLoss(Loss):
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Return the sum of the terms, of l1 in the closing epochs only."""
-        return super().weighted_sum(
-            {name: term for name, term in terms.items() if name != "l1" or self.closing}
-        )
+        if self.closing:
+            return super().weighted_sum(terms)
+        return super().weighted_sum({name: terms[name] for name in terms if name != "l1"})
 
     def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Predictions, Tensor]:
         """Return all predictions with their assignment, and the number [1] of assigned ones.
@@ -95,12 +92,18 @@ class DecoupledLoss(Loss):
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
         values = torch.cat([level.flatten(1, 2) for level in levels], 1)
+
+        # The predicted boxes in pixels.  [B, N, 4]
         cells, strides = cells_and_strides(grids, self.strides, values)
         boxes = boxes_at(values, cells) * strides
 
         given = values.detach()
-        found = simota(boxes.detach(), given[..., 4], given[..., 5:], grids, self.strides, targets)
-        return Predictions(values, boxes, cells, strides, grids, found), found.valid.sum()[None]
+        objectness = given[..., 4]
+        classes = given[..., 5:]
+        found = simota(boxes.detach(), objectness, classes, grids, self.strides, targets)
+
+        predictions = Predictions(values, boxes, cells, strides, grids, found)
+        return predictions, found.valid.sum()[None]
 
     def compute_terms(
         self, raw: list[Tensor], targets: Tensor, assignment: Predictions, counts: Tensor
@@ -115,47 +118,48 @@ class DecoupledLoss(Loss):
         rows = values.flatten(0, 1).index_select(0, found.prediction)  # [M, 5 + C]
         predicted = boxes.flatten(0, 1).index_select(0, found.prediction)  # [M, 4]
         target = targets[found.target]  # [M, 6]
-        wanted = target[:, 2:].to(rows.dtype)
-        iou = iou_of_pairs(predicted, wanted)  # [M]
+        target_boxes = target[:, 2:].to(rows.dtype)
+
+        iou = iou_of_pairs(predicted, target_boxes)  # [M]
         box = ((1 - iou.square()) * found.valid).sum() / count
         cls = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), found.valid) / count
         obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
-        l1 = self._raw_differences(rows[:, :4], wanted, cells, strides, found) / count
-        return {
-            name: term * self.gains[name]
-            for name, term in zip(self.terms, (box, obj, cls, l1), strict=True)
-        }
+
+        point = found.prediction % len(cells)
+        aim = _raw_values(target_boxes, cells[point], strides[point])
+        l1 = ((rows[:, :4] - aim).abs().sum(1) * found.valid).sum() / count
+
+        terms = {"box": box, "obj": obj, "cls": cls, "l1": l1}
+        return {name: term * self.gains[name] for name, term in terms.items()}
 
     def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
-        """Return the sum over assigned predictions and classes. logits: [M, C]. classes, iou,
-        valid: [M].
+        """Return the sum of the cross entropies of assigned predictions and classes.
+
+        logits: [M, C]. classes, iou, valid: [M].
         """
-        wanted = (classes[:, None] == torch.arange(logits.shape[1], device=classes.device)) * iou[
-            :, None
-        ]  # [M, C]
+        class_ids = torch.arange(logits.shape[1], device=classes.device)
+        wanted = (classes[:, None] == class_ids) * iou[:, None]  # [M, C]
         entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
         return (entropy * valid).sum()
 
     def _objectness_sum(
         self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assigned
     ) -> Tensor:
-        """Return the sum over predictions that are assigned or outside ignore regions. logits: [B,
-        N].
+        """Return the sum over predictions that are assigned or outside ignore regions.
+
+        logits: [B, N].
         """
         assigned = assigned_predictions(found.prediction, found.valid, logits)
-        counts = (assigned > 0) | ~ignored_predictions(targets, len(logits), self.strides, grids)
-        return (
-            F.binary_cross_entropy_with_logits(logits, assigned, reduction="none") * counts
-        ).sum()
+        ignored = ignored_predictions(targets, len(logits), self.strides, grids)
+        counts = (assigned > 0) | ~ignored
+        entropy = F.binary_cross_entropy_with_logits(logits, assigned, reduction="none")
+        return (entropy * counts).sum()
 
-    def _raw_differences(
-        self, raw: Tensor, wanted: Tensor, cells: Tensor, strides: Tensor, found: Assigned
-    ) -> Tensor:
-        """Return the sum of the absolute differences of raw x, y, w, h [M, 4] from those of the
-        targets' boxes.
-        """
-        point = found.prediction % len(cells)
-        stride = strides[point]
-        centre, size = to_cxcywh(wanted).split(2, 1)
-        aim = torch.cat([centre / stride - cells[point], (size / stride + 1e-8).log()], 1)
-        return ((raw - aim).abs().sum(1) * found.valid).sum()
+
+def _raw_values(boxes_xyxy: Tensor, cells: Tensor, strides: Tensor) -> Tensor:
+    """Return the raw x, y, w, h [M, 4] that `boxes_at` decodes to boxes_xyxy [M, 4] in pixels.
+
+    cells: [M, 2]. strides: [M, 1].
+    """
+    center, size = to_cxcywh(boxes_xyxy).split(2, 1)
+    return torch.cat([center / strides - cells, (size / strides + 1e-8).log()], 1)

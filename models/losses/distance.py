@@ -1,4 +1,4 @@
-"""Box, class and distance terms of the heads of distances, normalised over all processes.
+"""Box, class and distance terms of the heads of distances, normalized over all processes.
 
 B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, D
 bins, T targets, M slots.
@@ -26,7 +26,9 @@ FIXED_POINT = 1 << 24
 BELOW_LAST_BIN = 0.01  # distances end this much below the last bin
 CANDIDATES = 10
 CANDIDATES_ONE_TO_ONE = 7
-FIRST_WEIGHT, LAST_WEIGHT = 0.8, 0.1  # of o2m in the total, in the first and in the last epoch
+# of o2m in the total, in the first and in the last epoch
+FIRST_WEIGHT = 0.8
+LAST_WEIGHT = 0.1
 
 
 class Predictions(NamedTuple):
@@ -45,8 +47,7 @@ class Predictions(NamedTuple):
 
 
 class DistanceLoss(Loss):
-    """The loss terms of a `DistanceHead`, each divided by the sum of the target scores in the whole
-    batch.
+    """The loss terms of a `DistanceHead`, each divided by the batch's sum of target scores.
 
     Each assigned prediction counts with its target score, w. box: w * (1 - CIoU). cls: cross
     entropy of every class of every prediction, outside ignore regions or assigned; the target is w.
@@ -72,16 +73,22 @@ class DistanceLoss(Loss):
         kept: int | None = None,
     ) -> None:
         super().__init__()
-        self.strides, self.bins, self.candidates, self.kept = strides, bins, candidates, kept
-        own = AUTHORS_GAINS | ({"dfl": GAIN_WITHOUT_BINS} if bins == 1 else {})
-        self.gains = own if gains is None else {name: own[name] * gains[name] for name in own}
-        self.smallest = float(sorted(strides)[min(1, len(strides) - 1)]) if bins == 1 else 0.0
+        self.strides = strides
+        self.bins = bins
+        self.candidates = candidates
+        self.kept = kept
+
+        self.gains = dict(AUTHORS_GAINS)
+        self.smallest = 0.0
+        if bins == 1:
+            self.gains["dfl"] = GAIN_WITHOUT_BINS
+            self.smallest = float(sorted(strides)[:2][-1])  # the second stride, if there is one
+        if gains is not None:
+            self.gains = {name: gain * gains[name] for name, gain in self.gains.items()}
 
     @classmethod
     def from_head(cls, head: DistanceHead, gains: LossGains) -> "DistanceLoss":
-        """Return the loss for `head`: its authors' gains, times `gains` relative to their
-        defaults.
-        """
+        """Return the loss for `head`: authors' gains, times `gains` relative to their defaults."""
         return cls(head.strides, head.bins, relative_gains(gains))
 
     def assign(self, raw: Levels, targets: Tensor) -> tuple[Predictions, Tensor]:
@@ -107,17 +114,21 @@ class DistanceLoss(Loss):
         grids = [(level.shape[1], level.shape[2]) for level in levels]
         values = torch.cat([level.flatten(1, 2) for level in levels], 1)
         cell, stride = cells_and_strides(grids, self.strides, values)
+
         given = values.detach()
+        sides = sides_of(given, self.bins)
         found = task_aligned(
-            boxes_around(sides_of(given, self.bins), cell) * stride,
-            given[..., 4 * self.bins :],
-            (cell + 0.5) * stride,
-            targets,
+            boxes_xyxy=boxes_around(sides, cell) * stride,
+            classes=given[..., 4 * self.bins :],
+            points=(cell + 0.5) * stride,
+            targets=targets,
             candidates=self.candidates,
             kept=self.kept,
             smallest=self.smallest,
         )
-        size = (grids[0][1] * self.strides[0], grids[0][0] * self.strides[0])
+
+        rows, columns = grids[0]
+        size = (columns * self.strides[0], rows * self.strides[0])
         return Predictions(values, cell, stride, grids, size, found)
 
     def terms_of(
@@ -128,51 +139,58 @@ class DistanceLoss(Loss):
         count: the normaliser. ignored: bool [B, N], predictions in ignore regions.
         """
         values, cells, strides, _, size, found = predictions
+        first_class = 4 * self.bins
         weight = found.target_score.to(values.dtype)  # [M], 0 where not valid
-        point = found.prediction % len(cells)
-        cell, stride = cells[point], strides[point]
-        target = targets[found.target]  # [M, 6]
-        target_boxes = target[:, 2:].to(values.dtype) / stride  # in cells
 
+        # What the predictions were assigned: boxes in cells of their level.  [M, 4]
+        point = found.prediction % len(cells)
+        cell = cells[point]
+        stride = strides[point]
+        target = targets[found.target]  # [M, 6]
+        target_boxes = target[:, 2:].to(values.dtype) / stride
+
+        # Their own logits: of the sides, [M, 4 D], and of the target's class, [M].
         # index_select and gather instead of indexing, whose gradient sorts the places on a GPU. No
         # prediction is valid twice, and the others have a gradient of 0, so the order of the sums
         # does not matter.
-        rows = values.flatten(0, 1)[:, : 4 * self.bins].index_select(
-            0, found.prediction
-        )  # [M, 4 D]
-        first_class = 4 * self.bins
-        class_place = (
-            found.prediction * values.shape[2] + first_class + target[:, 1].long().clamp(min=0)
-        )
-        class_logit = values.flatten().gather(0, class_place)  # [M]
+        side_logits = values.flatten(0, 1)[:, :first_class].index_select(0, found.prediction)
+        class_id = target[:, 1].long().clamp(min=0)
+        class_place = found.prediction * values.shape[2] + first_class + class_id
+        class_logit = values.flatten().gather(0, class_place)
 
-        sides = sides_of(rows, self.bins)
+        # box: 1 - CIoU.
+        sides = sides_of(side_logits, self.bins)
         boxes = to_cxcywh(boxes_around(sides, cell))
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
         box = ((1 - complete_iou(boxes, to_cxcywh(target_boxes))) * weight).sum()
-        distances = torch.cat(
-            [cell + 0.5 - target_boxes[:, :2], target_boxes[:, 2:] - cell - 0.5], 1
-        )  # in cells
+
+        # dfl: the difference of each side's distance in strides.  [M, 4]
+        low_distances = cell + 0.5 - target_boxes[:, :2]
+        high_distances = target_boxes[:, 2:] - cell - 0.5
+        distances = torch.cat([low_distances, high_distances], 1)
         if self.bins > 1:
-            difference = bin_entropy(rows.unflatten(1, (4, self.bins)), distances)
+            difference = bin_entropy(side_logits.unflatten(1, (4, self.bins)), distances)
         else:
             pixels = (sides - distances).abs() * stride
             difference = torch.cat([pixels[:, 0::2] / size[0], pixels[:, 1::2] / size[1]], 1)
 
+        # cls: cross entropy, which is linear in its target: softplus(x) for a target of 0, minus
+        # x times the target.
         classes = values[..., first_class:]
         assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
         counts = ((assigned > 0) | ~ignored).flatten()
-        # for a target of 0; the loss is linear in the target
         cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()
         cls = cls - (class_logit * weight).sum()
+
         dfl = (difference.mean(1) * weight).sum()
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
 
 
 class DualDistanceLoss(Loss):
-    """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o, with one
-    prediction per box.
+    """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o.
+
+    o2o is assigned one prediction per box.
 
     `weighted_sum` weights the first with 0.8, falling to 0.1 over the epochs, the second with the
     rest. The terms themselves are not weighted, so that they can be compared between epochs.
@@ -185,26 +203,31 @@ class DualDistanceLoss(Loss):
 
     def __init__(self, many: DistanceLoss, one: DistanceLoss) -> None:
         super().__init__()
-        self.many, self.one, self.o2m_weight = many, one, FIRST_WEIGHT
+        self.many = many
+        self.one = one
+        self.o2m_weight = FIRST_WEIGHT
 
     @classmethod
     def from_head(cls, head: DualDistanceHead, gains: LossGains) -> "DualDistanceLoss":
-        """Return the loss for `head`. Raises ValueError if `fuse` has removed one of its two
-        outputs.
+        """Return the loss for `head`.
+
+        Raises: ValueError if `fuse` has removed one of its two outputs.
         """
         if head.fused:
             raise ValueError("a fused head cannot be trained: it has one of its two outputs only")
+
         relative = relative_gains(gains)
+        many = DistanceLoss(head.strides, head.bins, relative)
         one = DistanceLoss(
             head.strides, head.bins, relative, candidates=CANDIDATES_ONE_TO_ONE, kept=1
         )
-        return cls(DistanceLoss(head.strides, head.bins, relative), one)
+        return cls(many, one)
 
     def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
         """Move the weight from o2m to o2o."""
-        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * max(
-            0.0, 1 - epoch / max(epochs - 1, 1)
-        )
+        progress = epoch / max(epochs - 1, 1)
+        left = max(0.0, 1 - progress)
+        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * left
 
     def assign(
         self, raw: Sequence[Levels], targets: Tensor
@@ -237,19 +260,18 @@ class DualDistanceLoss(Loss):
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Return the sum of the terms of o2m times their weight, and of o2o times the rest."""
-        of_one = {f"o2o_{name}" for name in DistanceLoss.terms}
-        return super().weighted_sum(
-            {
-                name: term * (1 - self.o2m_weight if name in of_one else self.o2m_weight)
-                for name, term in terms.items()
-            }
-        )
+        weighted = {}
+        for name, term in terms.items():
+            weight = 1 - self.o2m_weight if name.startswith("o2o_") else self.o2m_weight
+            weighted[name] = term * weight
+        return super().weighted_sum(weighted)
 
 
 def relative_gains(gains: LossGains) -> dict[str, float]:
     """Return `gains` relative to their defaults, for the terms of DistanceLoss."""
     box = gains.box / LossGains.box
-    return {"box": box, "cls": gains.cls / LossGains.cls, "dfl": box}
+    cls = gains.cls / LossGains.cls
+    return {"box": box, "cls": cls, "dfl": box}
 
 
 def fixed_point_sums(found: Sequence[Aligned]) -> Tensor:
@@ -257,7 +279,11 @@ def fixed_point_sums(found: Sequence[Aligned]) -> Tensor:
 
     They are multiples of 1 / FIXED_POINT, so that any number of processes has the same total.
     """
-    return torch.stack([(each.target_score * FIXED_POINT).round().long().sum() for each in found])
+    sums = []
+    for each in found:
+        multiples = (each.target_score * FIXED_POINT).round().long()
+        sums.append(multiples.sum())
+    return torch.stack(sums)
 
 
 def normalisers(sums: Tensor, dtype: torch.dtype) -> Tensor:
@@ -268,8 +294,12 @@ def normalisers(sums: Tensor, dtype: torch.dtype) -> Tensor:
 def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
     """Return the cross entropy of the two bins next to each distance, by how near they are, [M, 4].
 
+    -((y_(i+1) - y) log S_i + (y - y_i) log S_(i+1)) for a distance y between bins i and i + 1.
+
     logits: [M, 4, D]. distances: [M, 4] in strides; outside 0 to D - 1 they count as the nearest
     value inside.
+
+    Source: GFL, arXiv 2006.04388, equation 6.
 
     >>> uniform = torch.zeros(1, 4, 2)
     >>> bin_entropy(uniform, torch.tensor([[0.0, 0.3, 1.0, 9.0]])) / torch.log(torch.tensor(2.0))
@@ -278,6 +308,8 @@ def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:
     distances = distances.clamp(0, logits.shape[2] - 1 - BELOW_LAST_BIN)
     low = distances.floor().long()
     upper_weight = distances - low
+
     log_probabilities = logits.log_softmax(2)
-    near = log_probabilities.gather(2, torch.stack([low, low + 1], 2))  # [M, 4, 2]
-    return -(near[..., 0] * (1 - upper_weight) + near[..., 1] * upper_weight)
+    two_bins = torch.stack([low, low + 1], 2)  # [M, 4, 2]
+    log_low, log_upper = log_probabilities.gather(2, two_bins).unbind(2)
+    return -(log_low * (1 - upper_weight) + log_upper * upper_weight)
