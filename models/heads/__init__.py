@@ -1,5 +1,6 @@
-"""The base class of all heads: feature maps -> raw predictions -> boxes and scores. registry.py
-lists the heads.
+"""The base class of all heads: feature maps -> raw predictions -> boxes and scores.
+
+registry.py lists the heads.
 
 L levels of the head, B images, N predictions per image over all levels, C classes.
 """
@@ -42,14 +43,17 @@ class Head(Layer, ABC):
         if num_classes < 1:
             raise ValueError(f"a head needs 1 or more classes, got {num_classes}")
         if any(stride.denominator != 1 for stride in strides):
-            raise ValueError(f"strides must be whole numbers, got {', '.join(map(str, strides))}")
+            given = ", ".join(str(stride) for stride in strides)
+            raise ValueError(f"strides must be whole numbers, got {given}")
+
         self.num_classes = num_classes
         self.strides = tuple(int(stride) for stride in strides)
 
     @abstractmethod
     def forward(self, maps: list[Tensor]) -> Raw:
-        """Return raw predictions, for `decode` and for the loss. maps: one [B, channels, H, W] per
-        level.
+        """Return raw predictions, for `decode` and for the loss.
+
+        maps: one [B, channels, H, W] per level.
         """
 
     @abstractmethod
@@ -57,8 +61,9 @@ class Head(Layer, ABC):
         """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32."""
 
     def decode_candidates(self, raw: Raw, confidence: float) -> tuple[Tensor, Tensor]:
-        """Return what `decode` does, without predictions that have no score above `confidence`; [B,
-        M, ...], M <= N.
+        """Return what `decode` does, without predictions that have no score above `confidence`.
+
+        Boxes are [B, M, 4] and scores [B, M, C], M <= N.
 
         Images with fewer predictions than others are filled up with zeros. On a GPU this would make
         the host wait; on a CPU it saves computing boxes and scores that would be discarded.
@@ -67,23 +72,21 @@ class Head(Layer, ABC):
 
     @abstractmethod
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split a tensor of the head's state into the part that all classes share and the part per
-        class [C, ...].
+        """Split a tensor of the head's state: the part of all classes, and the part per class.
 
-        Both are views of `values`, so that rows can be copied in place. The second is None if the
-        tensor has no part per class. key: the tensor's name in the head's state_dict.
+        The second is [C, ...], or None if the tensor has no part per class. Both are views of
+        `values`, so that rows can be copied in place. key: the tensor's name in the head's
+        state_dict.
         """
 
     def choose_output(self, name: str) -> None:
-        """Have `decode` return the predictions of this name. Raises ValueError if the head has none
-        of this name.
+        """Have `decode` return the predictions of this name.
+
+        Raises: ValueError if the head has none of this name.
         """
-        known = (
-            f"choose {' or '.join(self.outputs)}"
-            if self.outputs
-            else "this model's head has only one output"
-        )
-        raise ValueError(f"--head {name}: {known}")
+        if not self.outputs:
+            raise ValueError(f"--head {name}: this model's head has only one output")
+        raise ValueError(f"--head {name}: choose {' or '.join(self.outputs)}")
 
     def fuse(self) -> None:
         """Remove what only training needs; a second call changes nothing."""
@@ -97,12 +100,16 @@ class Head(Layer, ABC):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit the head to the box sizes and return a sentence on the result; None for a head with
-        nothing to fit.
+        """Fit the head to the box sizes and return a sentence on it; None if nothing is to fit.
 
-        sizes: width and height in pixels at the training size, [N, 2]. placeholders: the head's
-        present values are only a starting point and are to be replaced. broadcast: returns rank 0's
-        value (JSON types), so that all processes end with the same bits.
+        Args:
+            sizes: width and height in pixels at the training size, [N, 2].
+            ratio_limit: a box and an anchor match if their sides differ by less than this factor.
+            seed: of the random numbers that fitting uses.
+            placeholders: the head's present values are only a starting point and are to be
+                replaced.
+            broadcast: returns rank 0's value (JSON types), so that all processes end with the same
+                bits.
         """
         return None
 

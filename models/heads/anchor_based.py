@@ -21,12 +21,11 @@ from models.table import Anchors
 
 
 class AnchorBasedHead(Head):
-    """YOLOv5's head, `Detect` in tables: for each cell and anchor 4 box values, an objectness
-    logit, C class logits.
+    """4 box values, an objectness logit and C class logits for each cell and anchor.
 
-    `anchors_px` [L, A, 2] (width, height in pixels) is a buffer and part of the state. If the given
-    anchors grow from level to level while the strides shrink, or the reverse, the order of their
-    levels is reversed.
+    YOLOv5's head, `Detect` in tables. `anchors_px` [L, A, 2] (width, height in pixels) is a buffer
+    and part of the state. If the given anchors grow from level to level while the strides shrink,
+    or the reverse, the order of their levels is reversed.
     """
 
     fitted = ("anchors_px",)
@@ -44,18 +43,19 @@ class AnchorBasedHead(Head):
         super().__init__(num_classes, strides)
         sizes = square_anchors(anchors, self.strides) if isinstance(anchors, int) else anchors
         ordered = torch.tensor(order_anchors(sizes, self.strides), dtype=torch.float32)
-        self.register_buffer("anchors_px", ordered.view(len(strides), -1, 2))
-        width = self.anchors_px.shape[1] * (5 + num_classes)
-        self.m = nn.ModuleList(OutputConv(channels, width, 1) for channels in in_channels)
+        anchors_px = ordered.view(len(strides), -1, 2)
+        self.register_buffer("anchors_px", anchors_px)
+
+        outputs = anchors_px.shape[1] * (5 + num_classes)
+        self.m = nn.ModuleList(OutputConv(channels, outputs, 1) for channels in in_channels)
         self.init_biases()
 
     @torch.no_grad()
     def init_biases(self) -> None:
-        """Initialise objectness for about 8 objects in a 640 px image, and class probabilities that
-        sum to about 0.6.
+        """Initialize the biases for about 8 objects in a 640 px image.
 
-        Added to torch's own random initial values. Source: focal loss, arXiv 1708.02002, section
-        3.3.
+        Class probabilities sum to about 0.6. Added to torch's own random initial values. Source:
+        focal loss, arXiv 1708.02002, section 3.3.
         """
         for conv, stride in zip(self.m, self.strides, strict=True):
             bias = self._by_output(conv.get_parameter("bias"))
@@ -63,14 +63,16 @@ class AnchorBasedHead(Head):
             bias[:, 5:] += log(0.6 / (self.num_classes - 0.99999))
 
     def _by_output(self, values: Tensor) -> Tensor:
-        """Return a weight or bias of an output convolution as a view [A, 5 + C, ...]: box,
-        objectness, classes.
+        """Return a weight or bias of an output convolution as a view [A, 5 + C, ...].
+
+        The outputs are box, objectness, classes.
         """
         return values.view(self.anchors_px.shape[1], 5 + self.num_classes, *values.shape[1:])
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the box and objectness rows [A, 5, ...] of an output convolution, and its class
-        rows [C, A, ...].
+        """Return the box and objectness rows of an output convolution, and its class rows.
+
+        They are [A, 5, ...] and [C, A, ...].
         """
         if key in self.fitted:
             return values, None
@@ -78,8 +80,9 @@ class AnchorBasedHead(Head):
         return outputs[:, :5], outputs[:, 5:].movedim(1, 0)
 
     def set_anchors(self, anchors_px: Tensor) -> None:
-        """Replace the anchors by these sizes in pixels, [L, A, 2], with the levels in the order of
-        the strides.
+        """Replace the anchors by these sizes in pixels, [L, A, 2].
+
+        The levels are put in the order of the strides.
 
         Raises: ValueError if the shape differs from that of the head's anchors.
         """
@@ -105,18 +108,23 @@ class AnchorBasedHead(Head):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit new anchors if the present ones do not match enough boxes: see models/anchors.py."""
+        """Fit new anchors if the present ones do not match enough boxes: see models/anchors.py.
+
+        Args: see `Head.fit_to_boxes`.
+        """
         current = self.anchors_px.double().numpy()
         anchors, sentence = check_anchors(
             sizes, current, ratio_limit, seed=seed, placeholders=placeholders
         )
         # rank 0's: all processes hold the same bits
-        self.set_anchors(torch.tensor(broadcast(anchors.tolist())))
+        anchors_of_rank_0 = broadcast(anchors.tolist())
+        self.set_anchors(torch.tensor(anchors_of_rank_0))
         return sentence
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return raw maps [B, A, H, W, 5 + C], one per level: x, y, w, h, objectness, class
-        logits.
+        """Return raw maps [B, A, H, W, 5 + C], one per level.
+
+        The values are x, y, w, h, objectness, class logits.
         """
         parts = (self.anchors_px.shape[1], 5 + self.num_classes)
         raw = [conv(x) for conv, x in zip(self.m, maps, strict=True)]
@@ -131,34 +139,40 @@ class AnchorBasedHead(Head):
         boxes, scores = [], []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
             raw = raw.float()
-            boxes.append(decode_boxes(raw[..., :4], anchors, stride).flatten(1, 3))
-            score = raw[..., 4:5].sigmoid()
-            scores.append(
-                (score if self.num_classes == 1 else score * raw[..., 5:].sigmoid()).flatten(1, 3)
-            )
+            level_boxes = decode_boxes(raw[..., :4], anchors, stride)
+            boxes.append(level_boxes.flatten(1, 3))
+
+            level_scores = raw[..., 4:5].sigmoid()
+            if self.num_classes > 1:
+                level_scores = level_scores * raw[..., 5:].sigmoid()
+            scores.append(level_scores.flatten(1, 3))
         return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
 
     def decode_candidates(self, maps: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
-        """Return the predictions of `decode` whose objectness is above `confidence`: no class can
-        score higher.
+        """Return the predictions of `decode` whose objectness is above `confidence`.
+
+        No class can score higher.
         """
         levels = []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
             objectness = raw[..., 4].float().sigmoid()  # [B, A, H, W]
             image, anchor, y, x = (objectness > confidence).nonzero(as_tuple=True)  # [K] each
+
             rows = raw[image, anchor, y, x].float()  # [K, 5 + C]
-            boxes = boxes_at(rows[:, :4], torch.stack([x, y], -1), anchors[anchor], stride)
-            score = objectness[image, anchor, y, x, None]
-            levels.append(
-                (boxes, score if self.num_classes == 1 else score * rows[:, 5:].sigmoid(), image)
-            )
+            cells = torch.stack([x, y], -1)
+            boxes = boxes_at(rows[:, :4], cells, anchors[anchor], stride)
+
+            scores = objectness[image, anchor, y, x, None]
+            if self.num_classes > 1:
+                scores = scores * rows[:, 5:].sigmoid()
+            levels.append((boxes, scores, image))
         return levels_by_image(levels, len(maps[0]))
 
 
 def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
     """Return boxes_xyxy [B, A, H, W, 4] in pixels for one level's raw x, y, w, h.
 
-    Centre = (2 sigma - 0.5 + cell) * stride, size = (2 sigma)^2 * anchor, so at most 4 times the
+    Center = (2 sigma - 0.5 + cell) * stride, size = (2 sigma)^2 * anchor, so at most 4 times the
     anchor. raw: [B, A, H, W, 4] float32; anchors_px: [A, 2]. Source: YOLOv5's documented box
     equations; sigma offsets after YOLOv4, arXiv 2004.10934, section 3.4.
 
@@ -167,26 +181,27 @@ def decode_boxes(raw: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
     """
     _, num_anchors, height, width, _ = raw.shape
     cells = grid_cells(height, width, raw)
-    return boxes_at(raw, cells, anchors_px.to(raw.dtype).view(num_anchors, 1, 1, 2), stride)
+    anchors = anchors_px.to(raw.dtype).view(num_anchors, 1, 1, 2)
+    return boxes_at(raw, cells, anchors, stride)
 
 
 def boxes_at(raw: Tensor, cells: Tensor, anchors_px: Tensor, stride: int) -> Tensor:
-    """Return boxes_xyxy [..., 4] in pixels for raw x, y, w, h [..., 4] in cells [..., 2] (x, y) of
-    anchors [..., 2].
+    """Return boxes_xyxy [..., 4] in pixels for raw x, y, w, h [..., 4].
+
+    cells: [..., 2], x and y. anchors_px: [..., 2].
     """
     doubled = 2 * raw.sigmoid()
-    centres = (doubled[..., :2] - 0.5 + cells) * stride
+    centers = (doubled[..., :2] - 0.5 + cells) * stride
     halves = doubled[..., 2:] ** 2 * anchors_px / 2
-    return torch.cat((centres - halves, centres + halves), dim=-1)
+    return torch.cat([centers - halves, centers + halves], dim=-1)
 
 
 def order_anchors(
     anchors: Sequence[Sequence[float]], strides: Sequence[int]
 ) -> list[Sequence[float]]:
-    """Return the levels of anchors with small anchors at small strides: reversed if they are in the
-    opposite order.
+    """Return the levels of anchors with small anchors at small strides.
 
-    anchors: pixels w, h, w, h, ... per level.
+    They are reversed if they are in the opposite order. anchors: pixels w, h, w, h, ... per level.
 
     Raises: ValueError unless there is one level per stride.
 
@@ -197,20 +212,31 @@ def order_anchors(
         raise ValueError(
             f"anchors are given for {len(anchors)} levels, but the head has {len(strides)}"
         )
-    first, last = (
-        sum(w * h for w, h in zip(level[::2], level[1::2], strict=True))
-        for level in (anchors[0], anchors[-1])
-    )
-    opposite = (last - first) * (strides[-1] - strides[0]) < 0
+
+    growth = _total_area(anchors[-1]) - _total_area(anchors[0])
+    opposite = growth * (strides[-1] - strides[0]) < 0
     return list(reversed(anchors)) if opposite else list(anchors)
 
 
+def _total_area(sizes: Sequence[float]) -> float:
+    """Return the sum of the areas of anchors w, h, w, h, ..."""
+    return sum(w * h for w, h in zip(sizes[::2], sizes[1::2], strict=True))
+
+
 def square_anchors(number: int, strides: Sequence[int]) -> list[list[float]]:
-    """Return `number` square anchors per level, 2 to 8 strides wide, as pixels w, h, w, h, ..., to
-    be fitted to data.
+    """Return `number` square anchors per level as pixels w, h, w, h, ..., to be fitted to data.
+
+    They are 2 to 8 strides wide.
 
     >>> square_anchors(1, (8, 16))
     [[32.0, 32.0], [64.0, 64.0]]
     """
     factors = [2 * 4 ** ((index + 0.5) / number) for index in range(number)]
-    return [[stride * factor for factor in factors for _ in range(2)] for stride in strides]
+    levels = []
+    for stride in strides:
+        level = []
+        for factor in factors:
+            side = stride * factor
+            level += [side, side]
+        levels.append(level)
+    return levels

@@ -1,9 +1,6 @@
-"""What heads have in common: the cells of a level, output convolutions, and predictions grouped by
-image.
-"""
+"""What heads share: output convolutions, the cells of a level, and predictions by image."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -20,40 +17,40 @@ class OutputConv(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = self.weight.dtype
-        with nullcontext() if x.dtype == dtype else torch.autocast(x.device.type, enabled=False):
-            return super().forward(x.to(dtype))
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
 
 
 def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
-    """Return the column and row of each cell of a level, [H, W, 2]. reference: for dtype and
-    device.
+    """Return the column and row of each cell of a level, [H, W, 2].
+
+    reference: for dtype and device.
 
     >>> grid_cells(1, 3, torch.zeros(1)).tolist()
     [[[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]]
     """
-    columns, rows = (
-        torch.arange(side, device=reference.device, dtype=reference.dtype)
-        for side in (width, height)
-    )
+    columns = torch.arange(width, device=reference.device, dtype=reference.dtype)
+    rows = torch.arange(height, device=reference.device, dtype=reference.dtype)
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
 
 
 def cells_and_strides(
     grids: Sequence[tuple[int, int]], strides: Sequence[int], reference: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1]; do not
-    change them in place.
+    """Return the cells of all levels, [N, 2], and the stride of each in pixels, [N, 1].
 
-    They are created once for each size of images. grids: rows and columns. reference: for dtype and
-    device.
+    They are created once for each size of images, so do not change them in place. grids: rows and
+    columns. reference: for dtype and device.
 
     >>> cells_and_strides([(1, 2), (1, 1)], (8, 16), torch.zeros(1))[1].tolist()
     [[8.0], [8.0], [16.0]]
     """
     shape = (tuple(grids), tuple(strides), reference.dtype, reference.device)
+    # Placeholders of a trace must not be kept.
     if torch.compiler.is_compiling() or type(reference) is not Tensor:
-        return _create_cells(*shape)  # placeholders of a trace must not be kept
+        return _create_cells(*shape)
     return _kept_cells(*shape)
 
 
@@ -64,12 +61,12 @@ def _create_cells(
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     reference = torch.empty(0, dtype=dtype, device=device)
-    levels = [grid_cells(*grid, reference).flatten(0, 1) for grid in grids]
-    columns = [
-        reference.new_full((len(cells), 1), stride)
-        for cells, stride in zip(levels, strides, strict=True)
-    ]
-    return torch.cat(levels), torch.cat(columns)
+    all_cells, all_strides = [], []
+    for (rows, columns), stride in zip(grids, strides, strict=True):
+        cells = grid_cells(rows, columns, reference).flatten(0, 1)
+        all_cells.append(cells)
+        all_strides.append(reference.new_full((len(cells), 1), stride))
+    return torch.cat(all_cells), torch.cat(all_strides)
 
 
 @lru_cache(SHAPES_KEPT)
@@ -79,30 +76,38 @@ def _kept_cells(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):  # the first caller may be a validation, a later one training
+    # The first caller may be a validation, a later one training.
+    with torch.inference_mode(False):
         return _create_cells(grids, strides, dtype, device)
 
 
 def levels_by_image(
     levels: Sequence[tuple[Tensor, Tensor, Tensor]], images: int
 ) -> tuple[Tensor, Tensor]:
-    """Return boxes [B, M, 4] and scores [B, M, C] by their image; M is the most rows of an image,
-    others get zeros.
+    """Return boxes [B, M, 4] and scores [B, M, C] by their image.
 
-    levels: boxes [K, 4], scores [K, C] and images [K] of each level. images: B.
+    M is the most rows of an image; others get zeros. levels: boxes [K, 4], scores [K, C] and images
+    [K] of each level. images: B.
 
     >>> level = torch.zeros(3, 4), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 2])
     >>> levels_by_image([level], 3)[1].tolist()
     [[[2.0], [0.0]], [[0.0], [0.0]], [[1.0], [3.0]]]
     """
-    boxes, scores, owners = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    order, counts = owners.argsort(stable=True), owners.bincount(minlength=images)
-    first, owner, most = counts.cumsum(0) - counts, owners[order], int(counts.max())
-    place = torch.arange(len(order), device=order.device) - first[owner]
+    boxes = torch.cat([level_boxes for level_boxes, _, _ in levels])
+    scores = torch.cat([level_scores for _, level_scores, _ in levels])
+    image = torch.cat([level_image for _, _, level_image in levels])
+
+    # Sorted by image, the place of a row is its distance from its image's first row.
+    order = image.argsort(stable=True)
+    sorted_image = image[order]
+    counts = image.bincount(minlength=images)
+    first = counts.cumsum(0) - counts
+    place = torch.arange(len(order), device=order.device) - first[sorted_image]
+    most = int(counts.max())
 
     def padded(values: Tensor) -> Tensor:
         rows = values.new_zeros(images, most, values.shape[1])
-        rows[owner, place] = values[order]
+        rows[sorted_image, place] = values[order]
         return rows
 
     return padded(boxes), padded(scores)

@@ -19,11 +19,11 @@ MAX_LOG_SIDE = 11  # exponent of a side, in cells
 
 
 class DecoupledHead(Head):
-    """A box, an objectness logit and C class logits for each cell, classes and boxes from branches
-    of their own.
+    """A box, an objectness logit and C class logits for each cell, from two branches.
 
-    `DecoupledDetect` in tables. Both branches are as wide as the first level's map. separable:
-    depthwise separable 3x3 convolutions. The attribute names are those of YOLOX's checkpoints.
+    `DecoupledDetect` in tables. One branch is for the classes, one for box and objectness; both are
+    as wide as the first level's map. separable: depthwise separable 3x3 convolutions. The attribute
+    names are those of YOLOX's checkpoints.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1 and figure 2.
     """
@@ -37,7 +37,8 @@ class DecoupledHead(Head):
         strides: Sequence[Fraction],
     ) -> None:
         super().__init__(num_classes, strides)
-        width, conv = in_channels[0], SeparableConv if separable else Conv
+        width = in_channels[0]
+        conv = SeparableConv if separable else Conv
 
         def branches() -> nn.ModuleList:
             return nn.ModuleList(
@@ -48,31 +49,33 @@ class DecoupledHead(Head):
             return nn.ModuleList(OutputConv(width, channels, 1) for _ in in_channels)
 
         self.stems = nn.ModuleList(Conv(channels, width, 1) for channels in in_channels)
-        self.cls_convs, self.reg_convs = branches(), branches()
-        self.cls_preds, self.reg_preds, self.obj_preds = (
-            outputs(num_classes),
-            outputs(4),
-            outputs(1),
-        )
+        self.cls_convs = branches()
+        self.reg_convs = branches()
+        self.cls_preds = outputs(num_classes)
+        self.reg_preds = outputs(4)
+        self.obj_preds = outputs(1)
+
         for output in (*self.cls_preds, *self.obj_preds):
             nn.init.constant_(output.get_parameter("bias"), -log((1 - PRIOR) / PRIOR))
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the class outputs as rows per class [C, ...]; everything else is shared."""
-        return (values[:0], values) if key.startswith("cls_preds.") else (values, None)
+        if key.startswith("cls_preds."):
+            return values[:0], values
+        return values, None
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return raw maps [B, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits."""
         raw = []
         for level, x in enumerate(maps):
             x = self.stems[level](x)
-            classes, boxes = self.cls_convs[level](x), self.reg_convs[level](x)
-            parts = (
-                self.reg_preds[level](boxes),
-                self.obj_preds[level](boxes),
-                self.cls_preds[level](classes),
-            )
-            raw.append(torch.cat(parts, 1).permute(0, 2, 3, 1))
+            class_features = self.cls_convs[level](x)
+            box_features = self.reg_convs[level](x)
+
+            boxes = self.reg_preds[level](box_features)
+            objectness = self.obj_preds[level](box_features)
+            classes = self.cls_preds[level](class_features)
+            raw.append(torch.cat([boxes, objectness, classes], 1).permute(0, 2, 3, 1))
         return raw
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -83,22 +86,27 @@ class DecoupledHead(Head):
         boxes, scores = [], []
         for values, stride in zip(raw, self.strides, strict=True):
             values = values.float()
-            boxes.append((boxes_in_cells(values) * stride).flatten(1, 2))
-            scores.append((values[..., 4:5].sigmoid() * values[..., 5:].sigmoid()).flatten(1, 2))
+            level_boxes = boxes_in_cells(values) * stride
+            level_scores = values[..., 4:5].sigmoid() * values[..., 5:].sigmoid()
+            boxes.append(level_boxes.flatten(1, 2))
+            scores.append(level_scores.flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def decode_candidates(self, raw: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
-        """Return the predictions of `decode` whose objectness is above `confidence`: no class can
-        score higher.
+        """Return the predictions of `decode` whose objectness is above `confidence`.
+
+        No class can score higher.
         """
         levels = []
         for values, stride in zip(raw, self.strides, strict=True):
-            image, row, column = (values[..., 4].float().sigmoid() > confidence).nonzero(
-                as_tuple=True
-            )  # [K] each
+            objectness = values[..., 4].float().sigmoid()  # [B, H, W]
+            image, row, column = (objectness > confidence).nonzero(as_tuple=True)  # [K] each
+
             chosen = values[image, row, column].float()  # [K, 5 + C]
-            boxes = boxes_at(chosen, torch.stack([column, row], -1)) * stride
-            levels.append((boxes, chosen[:, 4:5].sigmoid() * chosen[:, 5:].sigmoid(), image))
+            cells = torch.stack([column, row], -1)
+            boxes = boxes_at(chosen, cells) * stride
+            scores = chosen[:, 4:5].sigmoid() * chosen[:, 5:].sigmoid()
+            levels.append((boxes, scores, image))
         return levels_by_image(levels, len(raw[0]))
 
 
@@ -108,14 +116,14 @@ def boxes_in_cells(raw: Tensor) -> Tensor:
 
 
 def boxes_at(raw: Tensor, cells: Tensor) -> Tensor:
-    """Return boxes_xyxy [..., 4] in cells, for raw x, y, w, h [..., 4 or more] of cells [..., 2]
-    (x, y).
+    """Return boxes_xyxy [..., 4] in cells, for raw x, y, w, h [..., 4 or more] of `cells`.
 
-    Centre = cell + raw_xy, size = exp(raw_wh), at most exp(11), 60,000 cells, so that boxes and
-    gradients stay finite.
+    Center = cell + raw_xy, size = exp(raw_wh), at most exp(11), 60,000 cells, so that boxes and
+    gradients stay finite. cells: [..., 2], x and y.
 
     >>> boxes_at(torch.zeros(1, 4), torch.tensor([[3.0, 5.0]])).tolist()
     [[2.5, 4.5, 3.5, 5.5]]
     """
-    centres, halves = raw[..., :2] + cells, raw[..., 2:4].clamp(max=MAX_LOG_SIDE).exp() / 2
-    return torch.cat([centres - halves, centres + halves], -1)
+    centers = raw[..., :2] + cells
+    halves = raw[..., 2:4].clamp(max=MAX_LOG_SIDE).exp() / 2
+    return torch.cat([centers - halves, centers + halves], -1)

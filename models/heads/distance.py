@@ -1,5 +1,4 @@
-"""Heads that predict the distances from a cell's middle to the sides of its box: one branch pair,
-or two.
+"""Heads that predict the distances from a cell's middle to the sides of its box.
 
 B images, L levels, C classes, H W cells of a level, N predictions per image over all levels, D bins
 of a distance.
@@ -57,23 +56,25 @@ class Branches(nn.Module):
         self.classes = nn.ModuleList(
             branch(conv, channels, class_channels, num_classes) for channels in in_channels
         )
+
+        side_bias = START_DISTANCE if bins == 1 else 1.0
         for sides, classes, stride in zip(self.sides, self.classes, strides, strict=True):
-            nn.init.constant_(sides.get_parameter("2.bias"), START_DISTANCE if bins == 1 else 1.0)
-            nn.init.constant_(
-                classes.get_parameter("2.bias"),
-                log(START_BOXES / num_classes / (640 / stride) ** 2),
-            )
+            class_bias = log(START_BOXES / num_classes / (640 / stride) ** 2)
+            nn.init.constant_(sides.get_parameter("2.bias"), side_bias)
+            nn.init.constant_(classes.get_parameter("2.bias"), class_bias)
 
     def forward(self, maps: list[Tensor]) -> Levels:
         """Return raw maps [B, H, W, 4 D + C], one per level."""
-        return [
-            torch.cat([sides(x), classes(x)], 1).permute(0, 2, 3, 1)
-            for sides, classes, x in zip(self.sides, self.classes, maps, strict=True)
-        ]
+        raw = []
+        for sides, classes, x in zip(self.sides, self.classes, maps, strict=True):
+            values = torch.cat([sides(x), classes(x)], 1)
+            raw.append(values.permute(0, 2, 3, 1))
+        return raw
 
 
 class DistanceHead(Head):
     """Four distances, each as a distribution over D bins, and C class logits for each cell.
+
     `DistanceDetect` in tables.
 
     bins: D; bin k stands for k strides. 1: no distribution, the distance itself in strides.
@@ -103,50 +104,55 @@ class DistanceHead(Head):
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the class outputs as rows per class [C, ...]; everything else is shared."""
+        # branches.classes.LEVEL.2.weight: the output is the third layer of its branch
         part = key.split(".")[1:]
-        return (
-            (values[:0], values) if part[:1] == ["classes"] and part[2] == "2" else (values, None)
-        )
+        if part[:1] == ["classes"] and part[2] == "2":
+            return values[:0], values
+        return values, None
 
     def forward(self, maps: list[Tensor]) -> Levels:
         """Return raw maps [B, H, W, 4 D + C], one per level."""
         return self.branches(maps)
 
     def decode(self, raw: Levels) -> tuple[Tensor, Tensor]:
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32; N: levels,
-        rows, columns.
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32.
+
+        N runs over levels, rows, columns.
         """
         boxes, scores = [], []
         for values, stride in zip(raw, self.strides, strict=True):
             values = values.float()
             cells = grid_cells(values.shape[1], values.shape[2], values)
-            boxes.append((boxes_around(sides_of(values, self.bins), cells) * stride).flatten(1, 2))
-            scores.append(values[..., 4 * self.bins :].sigmoid().flatten(1, 2))
+            sides = sides_of(values, self.bins)
+            level_boxes = boxes_around(sides, cells) * stride
+            level_scores = values[..., 4 * self.bins :].sigmoid()
+            boxes.append(level_boxes.flatten(1, 2))
+            scores.append(level_scores.flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def decode_candidates(self, raw: Levels, confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose best class scores above `confidence`."""
         levels = []
         for values, stride in zip(raw, self.strides, strict=True):
-            best = values[..., 4 * self.bins :].amax(-1)
-            image, row, column = (best.float().sigmoid() > confidence).nonzero(
-                as_tuple=True
-            )  # [K] each
+            best_logit = values[..., 4 * self.bins :].amax(-1)
+            best_score = best_logit.float().sigmoid()  # [B, H, W]
+            image, row, column = (best_score > confidence).nonzero(as_tuple=True)  # [K] each
+
             chosen = values[image, row, column].float()  # [K, 4 D + C]
-            boxes = (
-                boxes_around(sides_of(chosen, self.bins), torch.stack([column, row], -1)) * stride
-            )
-            levels.append((boxes, chosen[:, 4 * self.bins :].sigmoid(), image))
+            cells = torch.stack([column, row], -1)
+            sides = sides_of(chosen, self.bins)
+            boxes = boxes_around(sides, cells) * stride
+            scores = chosen[:, 4 * self.bins :].sigmoid()
+            levels.append((boxes, scores, image))
         return levels_by_image(levels, len(raw[0]))
 
 
 class DualDistanceHead(DistanceHead):
-    """A head trained with many predictions per box, and a copy of it trained with one per box,
-    which needs no NMS.
+    """A head trained with many predictions per box, and a copy of it trained with one per box.
 
-    `DualDistanceDetect` in tables. The copy, o2o, learns from maps whose gradient is cut, so that
-    only the first, o2m, trains the trunk. `decode` returns the boxes of o2o, unless `choose_output`
-    chose the other.
+    `DualDistanceDetect` in tables. The copy, o2o, needs no NMS. It learns from maps whose gradient
+    is cut, so that only the first, o2m, trains the trunk. `decode` returns the boxes of o2o, unless
+    `choose_output` chose the other.
 
     Source: YOLOv10, arXiv 2405.14458, section 3.1.
     """
@@ -164,11 +170,13 @@ class DualDistanceHead(DistanceHead):
     ) -> None:
         super().__init__(in_channels, num_classes, bins, separable, strides=strides)
         self.one_to_one = copy.deepcopy(self.branches)
-        self.needs_nms, self.fused = False, False
+        self.needs_nms = False
+        self.fused = False
 
     def choose_output(self, name: str) -> None:
-        """Have `decode` return the boxes of o2o, which need no NMS, or of o2m. Raises ValueError
-        for another name.
+        """Have `decode` return the boxes of o2o, which need no NMS, or of o2m.
+
+        Raises: ValueError for another name.
         """
         if name not in self.outputs:
             super().choose_output(name)
@@ -176,34 +184,44 @@ class DualDistanceHead(DistanceHead):
 
     def fuse(self) -> None:
         """Remove the branches that were not chosen."""
-        if not self.fused:
-            self.fused = True
-            self.outputs = ("o2m",) if self.needs_nms else ("o2o",)
-            del self._modules["one_to_one" if self.needs_nms else "branches"]
+        if self.fused:
+            return
+
+        self.fused = True
+        if self.needs_nms:
+            self.outputs = ("o2m",)
+            del self.one_to_one
+        else:
+            self.outputs = ("o2o",)
+            del self.branches
 
     def forward(self, maps: list[Tensor]) -> list[Levels]:  # type: ignore[override]
         """Return the raw maps of both: [o2m, o2o]; after `fuse` only those of the chosen one."""
         if self.fused:
-            return [(self.branches if self.needs_nms else self.one_to_one)(maps)]
-        return [self.branches(maps), self.one_to_one([x.detach() for x in maps])]
+            chosen = self.branches if self.needs_nms else self.one_to_one
+            return [chosen(maps)]
+
+        cut_maps = [x.detach() for x in maps]
+        return [self.branches(maps), self.one_to_one(cut_maps)]
 
     def decode(self, raw: list[Levels]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of the chosen
-        one.
-        """
-        return super().decode(raw[0 if self.needs_nms else -1])
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] of the chosen output."""
+        return super().decode(self._chosen(raw))
 
     def decode_candidates(self, raw: list[Levels], confidence: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return the predictions of `decode` whose best class scores above `confidence`."""
-        return super().decode_candidates(raw[0 if self.needs_nms else -1], confidence)
+        return super().decode_candidates(self._chosen(raw), confidence)
+
+    def _chosen(self, raw: list[Levels]) -> Levels:
+        """Return the maps of o2m, the first, or of o2o, the last; the only ones after `fuse`."""
+        return raw[0] if self.needs_nms else raw[-1]
 
 
 def sides_of(raw: Tensor, bins: int) -> Tensor:
-    """Return the distances left, top, right, bottom [..., 4] in strides, for raw predictions [...,
-    4 D or more].
+    """Return the distances left, top, right, bottom [..., 4] in strides.
 
-    With bins the mean of the distribution, in [0, D - 1]; without, the raw value, which may be
-    negative.
+    With bins they are the mean of the distribution, in [0, D - 1]; without, the raw value, which
+    may be negative. raw: predictions [..., 4 D or more]. bins: D.
 
     >>> sides_of(torch.tensor([0.0, 0, 0, 0, 0, 200, 200, 0]), 2).tolist()
     [0.5, 0.5, 1.0, 0.0]
@@ -211,12 +229,14 @@ def sides_of(raw: Tensor, bins: int) -> Tensor:
     if bins == 1:
         return raw[..., :4]
     probabilities = raw[..., : 4 * bins].unflatten(-1, (4, bins)).softmax(-1)
-    return probabilities @ torch.arange(bins, device=raw.device, dtype=raw.dtype)
+    distances = torch.arange(bins, device=raw.device, dtype=raw.dtype)
+    return probabilities @ distances
 
 
 def boxes_around(sides: Tensor, cells: Tensor) -> Tensor:
-    """Return boxes_xyxy [..., 4] in cells, for distances [..., 4] from the middles of cells [...,
-    2] (x, y).
+    """Return boxes_xyxy [..., 4] in cells, for distances [..., 4] from the middles of `cells`.
+
+    cells: [..., 2], x and y.
 
     >>> boxes_around(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5, 6])).tolist()
     [4.5, 4.5, 8.5, 10.5]

@@ -1,5 +1,6 @@
-"""The heads by their name in model tables, each with its loss. To add a head, add a line to
-HEADS.
+"""The heads by their name in model tables, each with its loss.
+
+To add a head, add a line to HEADS.
 """
 
 from collections.abc import Callable
@@ -34,21 +35,23 @@ HEADS: dict[str, HeadFamily] = {
 def family_of(head: Head) -> HeadFamily:
     """Return the family of `head`. Raises ValueError if it is not in HEADS."""
     families = {family.head: family for family in HEADS.values()}
-    # fully_shard makes a subclass of it
-    kind = next((kind for kind in type(head).__mro__ if kind in families), None)
-    if kind is None:
-        raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
-    return families[kind]
+    # also the base classes: fully_shard makes a subclass
+    for kind in type(head).__mro__:
+        if kind in families:
+            return families[kind]
+    raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
 
 
 def build_loss(head: Head, gains: LossGains, say: Callable[[str], None] = lambda _: None) -> Loss:
-    """Return the loss that trains `head`, which must be of a class in HEADS. say: logs the `gains`
-    without effect.
+    """Return the loss that trains `head`, which must be of a class in HEADS.
+
+    say: logs the `gains` without effect.
 
     Raises: ValueError if there is no such loss, or it does not support the head, for example
     because of its levels.
     """
     loss = family_of(head).loss
-    if idle := [name for name in gains.changed() if name in loss.unused]:
+    idle = [name for name in gains.changed() if name in loss.unused]
+    if idle:
         say(f"the loss of this head does not use {', '.join(idle)}: no effect")
     return loss.from_head(head, gains)
