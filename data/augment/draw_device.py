@@ -1,9 +1,8 @@
 """Draw a batch of plans with torch on the device of the base images: uint8 [B, H, W, 3] RGB.
-Counterpart of draw.py.
 
-`pack` converts plans to numbers, in a DataLoader worker; `draw_batch` draws them on the device of
-the pool, a flat uint8 tensor of base images (rows of BGR pixels, one image after another). It never
-waits for the device: every shape follows from the shapes of its arguments.
+Counterpart of draw.py. `pack` converts plans to numbers, in a DataLoader worker; `draw_batch` draws
+them on the device of the pool, a flat uint8 tensor of base images (rows of BGR pixels, one image
+after another). It never waits for the device: every shape follows from the shapes of its arguments.
 
 Each pixel of a canvas belongs to a *slot*: slot 0 is the background, the others are tiles. In an
 upright tile the source column depends only on the canvas column, and the source row only on the
@@ -11,13 +10,13 @@ canvas row, so both are looked up by slot in small tables; only warped tiles nee
 pixel.
 
 Differences from draw.py: in upright tiles at most 1 level, because cv2.resize rounds down some
-values that are rounded to nearest here. After colour gains, equal colours are equal or 1 level
-apart; colours 1 level apart end 0.2 levels apart on average and up to 40 where the hue wraps
-around. Warped tiles agree (to 1 level before OpenCV 5, which moves by 32nds of a pixel) except for
-every fourth pixel on their edges, which only one of the two draws: 0.1 % of a mosaic of 640 x 640.
+values that are rounded to nearest here. After color gains, equal colors are equal or 1 level apart;
+colors 1 level apart end 0.2 levels apart on average and up to 40 where the hue wraps around. Warped
+tiles agree (to 1 level before OpenCV 5, which moves by 32nds of a pixel) except for every fourth
+pixel on their edges, which only one of the two draws: 0.1 % of a mosaic of 640 x 640.
 
 Each step is a pass over memory: 200 MB for an image of 640 x 640, the same again for gains and for
-a warp. Colour planes are separate and shapes few for torch.compile, which fuses all steps into a
+a warp. Color planes are separate and shapes few for torch.compile, which fuses all steps into a
 few loops with about a tenth of that.
 
 Legend: B samples, M of them mixed, N = B + M canvases (all first layers, then all second ones), S
@@ -25,6 +24,7 @@ slots, H W pixels.
 """
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ POOL_PADDING = 3
 MARGIN = 0.499
 # the number of mixed samples is a multiple of a batch's quarter where drawing is compiled
 MIXED_PARTS = 4
-NO_RECOLOUR = 255  # not a valid hue: marks the tables of a sample whose colours do not change
+NO_RECOLOR = 255  # not a valid hue: marks the tables of a sample whose colors do not change
 
 
 class Packed(NamedTuple):
@@ -55,36 +55,37 @@ class Packed(NamedTuple):
 
     # float32 [N, S, 7, 3], factors of x, y, 1: source x, source y, depth; four edges, >= 0 inside
     lines: Tensor
-    # int64 [N, S, 6]: byte of source pixel (0, 0), bytes per row, first x and y, last x and y to
-    # read
+    # int64 [N, S, 6]: byte of source pixel (0, 0), bytes per row,
+    # first x and y, last x and y that may be read
     places: Tensor
     mixes: Tensor  # float32 [M, 2]: sample, weight of its first layer
-    # uint8 [B, 3, 256]: old to new hue, saturation, value; [0, 3, 256] if no sample changes colours
+    # uint8 [B, 3, 256]: old to new hue, saturation, value; [0, 3, 256] if no sample changes colors
     tables: Tensor
     height: int
     width: int
     upright: bool  # whether no tile is warped
 
     def sent(self, send: Callable[[Tensor], Tensor]) -> "Packed":
-        """Return a copy with the result of `send`, which moves a tensor to a device, for each
-        tensor.
-        """
+        """Return a copy with each tensor moved to a device by `send`."""
         lines, places, mixes, tables = map(send, self[:4])
         return self._replace(lines=lines, places=places, mixes=mixes, tables=tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as NumPy arrays: torch would move each tensor to shared memory, which takes longer
-        than a copy.
+        """Pickle as NumPy arrays.
+
+        torch would move each tensor to shared memory, which takes longer than a copy.
         """
-        return _from_arrays, tuple(
-            part.numpy() if isinstance(part, Tensor) else part for part in self
-        )
+        arrays = tuple(part.numpy() if isinstance(part, Tensor) else part for part in self)
+        return _from_arrays, arrays
 
 
 def _from_arrays(*parts: Any) -> Packed:
     return Packed._make(
         torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in parts
     )
+
+
+# ---------------------------------------------------------------------- plans to numbers
 
 
 def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
@@ -96,41 +97,72 @@ def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
     sizes = {plan.size for plan in plans} or {(0, 0)}
     if len(sizes) > 1:
         raise ValueError(f"the plans of a batch must have one size, not {sorted(sizes)}")
+    height, width = sizes.pop()
+
+    # All first layers, then the second layers of the mixed samples.  [N]
     mixed = [b for b, plan in enumerate(plans) if len(plan.layers) > 1]
-    layers = [plan.layers[0] for plan in plans] + [plans[b].layers[1] for b in mixed]
+    first_layers = [plan.layers[0] for plan in plans]
+    second_layers = [plans[b].layers[1] for b in mixed]
+    layers = first_layers + second_layers
     if any(layer.pastes for layer in layers):
         raise ValueError("copy-paste cannot be drawn on the device, only by OpenCV")
+
+    # Flips become part of the matrices, so they cost nothing.
     lines, places = _slots(layers, locate)
     flips = np.array([_flip(plan) for plan in plans]).reshape(-1, 1, 3, 3)
-    lines @= np.concatenate([flips, flips[mixed]])  # part of the matrices, so flips cost nothing
+    lines @= np.concatenate([flips, flips[mixed]])
+
+    mixes = [[b, plans[b].mix] for b in mixed]
+    tiles = [tile for layer in layers for tile in layer.tiles]
     return Packed(
-        torch.from_numpy(lines.astype(np.float32)),
-        torch.from_numpy(places),
-        torch.tensor([[b, plans[b].mix] for b in mixed], dtype=torch.float32).view(-1, 2),
-        torch.from_numpy(_tables(plans)),
-        *sizes.pop(),
-        upright=all(tile.target is not None for layer in layers for tile in layer.tiles),
+        lines=torch.from_numpy(lines.astype(np.float32)),
+        places=torch.from_numpy(places),
+        mixes=torch.tensor(mixes, dtype=torch.float32).view(-1, 2),
+        tables=torch.from_numpy(_tables(plans)),
+        height=height,
+        width=width,
+        upright=all(tile.target is not None for tile in tiles),
     )
 
 
 def _slots(layers: Sequence[CanvasLayer], locate: Locate) -> tuple[Numbers, NDArray[np.int64]]:
     """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of the layers' tiles."""
     counts = np.array([len(layer.tiles) for layer in layers], int)
-    tiles = [tile for layer in layers for tile in layer.tiles]
     most = int(counts.max(initial=0))
-    slots = 1 + (most if most < 2 else max(most, 4))  # all batches with mosaics get one shape
+    if most > 1:
+        most = max(most, 4)  # all batches with mosaics get one shape
+    slots = 1 + most
     lines, places = _empty_slots(len(layers), slots)
-    used = (np.arange(slots) > 0) & (np.arange(slots) <= counts[:, None])
-    places[used] = np.array(
-        [_places(tile, *locate(tile.index)) for tile in tiles], np.int64
-    ).reshape(-1, 6)
+
+    # Tile k of a layer fills slot k + 1.
+    slot = np.arange(slots)
+    used = (slot > 0) & (slot <= counts[:, None])  # [N, S]
+    tiles = [tile for layer in layers for tile in layer.tiles]
+    rows = [_places(tile, *locate(tile.index)) for tile in tiles]
+    places[used] = np.array(rows, np.int64).reshape(-1, 6)
     lines[used] = _lines(tiles)
     return lines, places
 
 
+def _empty_slots(layers: int, slots: int) -> tuple[Numbers, NDArray[np.int64]]:
+    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of layers without tiles."""
+    lines = np.zeros((layers, slots, 7, 3))
+    lines[..., 2, 2] = 1  # a depth of 1
+    lines[..., 3:, 2] = -1  # edges with no pixel inside
+    places = np.zeros((layers, slots, 6), np.int64)
+    return lines, places
+
+
 def _places(tile: Tile, first: int, high: int, wide: int) -> tuple[int, ...]:
-    """Return the values of a tile in `Packed.places`. A resize reads only the region, a warp also
-    pixels outside it.
+    """Return the values of a tile in `Packed.places`.
+
+    A resize reads only the region, a warp also pixels outside it.
+
+    Args:
+        tile: the tile.
+        first: offset of the first byte of its image in the pool.
+        high: height of its image in pixels.
+        wide: width of its image in pixels.
     """
     x1, y1, x2, y2 = tile.region
     if not (0 <= x1 < x2 <= wide and 0 <= y1 < y2 <= high):
@@ -138,19 +170,21 @@ def _places(tile: Tile, first: int, high: int, wide: int) -> tuple[int, ...]:
             f"a tile has region {tile.region} of image {tile.index}, which has {wide} x {high} "
             "pixels"
         )
-    return (
-        first,
-        3 * wide,
-        *((0, 0, wide - 1, high - 1) if tile.target is None else (x1, y1, x2 - 1, y2 - 1)),
-    )
+
+    row_bytes = 3 * wide
+    if tile.target is None:
+        return first, row_bytes, 0, 0, wide - 1, high - 1
+    return first, row_bytes, x1, y1, x2 - 1, y2 - 1
 
 
 def _lines(tiles: Sequence[Tile]) -> Numbers:
-    """Return [tiles, 7, 3]: the matrices from canvas to source (integers at pixel centres) and the
-    four edge lines.
+    """Return the matrix from canvas to source and the four edges of each tile, [tiles, 7, 3].
+
+    Pixel centers are integers, on the canvas and in the source.
     """
     matrices = np.array([tile.matrix for tile in tiles]).reshape(-1, 3, 3)
     to_source = translation(-0.5, -0.5) @ np.linalg.inv(matrices) @ translation(0.5, 0.5)
+
     corners = np.array([_corners(tile) for tile in tiles]).reshape(-1, 4, 2) - 0.5
     margins = np.array([MARGIN if tile.target is None else 0.0 for tile in tiles])
     return np.concatenate([to_source, _edges(corners, margins)], 1)
@@ -164,53 +198,59 @@ def _corners(tile: Tile) -> Numbers:
 
 
 def _edges(corners: Numbers, margins: Numbers) -> Numbers:
-    """Return [tiles, 4, 3] lines that are >= 0 inside the corners and up to the margin (in x or y)
-    outside them.
+    """Return lines [tiles, 4, 3] that are >= 0 inside the corners, and up to the margin outside.
+
+    corners: [tiles, 4, 2]. margins: [tiles], in pixels along x or y.
     """
     after = np.roll(corners, -1, 1)
-    orientation = np.sign(
-        (corners[..., 0] * after[..., 1] - corners[..., 1] * after[..., 0]).sum(1)
-    )
-    inward = (after - corners)[..., ::-1] * (-1, 1) * orientation[:, None, None]
+
+    # The sign of the area (shoelace formula): in which direction the corners go around.
+    products = corners[..., 0] * after[..., 1] - corners[..., 1] * after[..., 0]
+    orientation = np.sign(products.sum(1))[:, None, None]
+
+    # Normals of the edges that point inward, with 1 as their larger component.
+    along = after - corners
+    inward = along[..., ::-1] * (-1, 1) * orientation
     inward /= np.abs(inward).max(2, keepdims=True)
-    return np.concatenate(
-        [inward, margins[:, None, None] - (inward * corners).sum(2, keepdims=True)], 2
-    )
+
+    # Lines through the corners, moved outward by the margin.
+    offset = margins[:, None, None] - (inward * corners).sum(2, keepdims=True)
+    return np.concatenate([inward, offset], 2)
 
 
 def _flip(plan: Plan) -> Matrix:
     """Return the matrix from pixels of the finished sample to pixels before its flips."""
-    (height, width), up, left = plan.size, plan.flip_up, plan.flip_left
-    return np.array(
-        [
-            [-1.0 if left else 1, 0, width - 1 if left else 0],
-            [0, -1 if up else 1, height - 1 if up else 0],
-            [0, 0, 1],
-        ]
-    )
+    height, width = plan.size
+    matrix = np.eye(3)
+    if plan.flip_left:
+        matrix[0] = -1, 0, width - 1
+    if plan.flip_up:
+        matrix[1] = 0, -1, height - 1
+    return matrix
 
 
 def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
     """Return `Packed.tables` of the plans."""
     if all(plan.hsv is None for plan in plans):
         return np.zeros((0, 3, 256), np.uint8)
-    keeps = np.full((256, 3), NO_RECOLOUR, np.uint8)
-    tables = np.stack([keeps if plan.hsv is None else colour_tables(plan.hsv) for plan in plans])
-    return np.ascontiguousarray(tables.transpose(0, 2, 1))
+
+    unchanged = np.full((256, 3), NO_RECOLOR, np.uint8)
+    tables = [unchanged if plan.hsv is None else colour_tables(plan.hsv) for plan in plans]
+    return np.ascontiguousarray(np.stack(tables).transpose(0, 2, 1))
 
 
 def with_fixed_shapes(packed: Packed) -> Packed:
-    """Return plans that draw the same pixels, with one of five numbers of mixed samples: for
-    torch.compile.
+    """Return plans that draw the same pixels, with one of five numbers of mixed samples.
 
-    Compiled code is made for the shapes of its arguments, but the number of mixed samples M differs
-    from batch to batch. It is rounded up to a multiple of a quarter of the batch. The added second
-    layers are empty and have no weight.
+    For torch.compile: compiled code is made for the shapes of its arguments, but the number of
+    mixed samples M differs from batch to batch. It is rounded up to a multiple of a quarter of the
+    batch. The added second layers are empty and have no weight.
     """
     mixed = len(packed.mixes)
     samples = len(packed.lines) - mixed
-    quarter = max(-(-samples // MIXED_PARTS), 1)
-    added = min(-(-mixed // quarter) * quarter, samples) - mixed
+    quarter = max(ceil(samples / MIXED_PARTS), 1)
+    rounded_up = ceil(mixed / quarter) * quarter
+    added = min(rounded_up, samples) - mixed
     if added == 0:
         return packed
 
@@ -220,22 +260,24 @@ def with_fixed_shapes(packed: Packed) -> Packed:
     is_mixed[packed.mixes[:, 0].long()] = True
     owners = torch.nonzero(~is_mixed).flatten()[:added]
     weights = torch.ones(added)
-    mixes = torch.cat([packed.mixes, torch.stack([owners.float(), weights], 1)])
+    added_mixes = torch.stack([owners.float(), weights], 1)
 
     slots = packed.lines.shape[1]
     lines, places = _empty_slots(added, slots)
+    added_lines = torch.from_numpy(lines.astype(np.float32))
+    added_places = torch.from_numpy(places)
+
     return packed._replace(
-        lines=torch.cat([packed.lines, torch.from_numpy(lines.astype(np.float32))]),
-        places=torch.cat([packed.places, torch.from_numpy(places)]),
-        mixes=mixes,
+        lines=torch.cat([packed.lines, added_lines]),
+        places=torch.cat([packed.places, added_places]),
+        mixes=torch.cat([packed.mixes, added_mixes]),
     )
 
 
-def _empty_slots(layers: int, slots: int) -> tuple[Numbers, NDArray[np.int64]]:
-    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of layers without tiles."""
-    lines = np.zeros((layers, slots, 7, 3))
-    lines[..., 2:, 2] = 1, -1, -1, -1, -1  # its depth is 1, and no pixel is inside
-    return lines, np.zeros((layers, slots, 6), np.int64)
+# ---------------------------------------------------------------------- numbers to pixels
+
+# blue, green, red: separate, so that torch.compile can fuse everything into one loop over pixels
+Planes = list[Tensor]
 
 
 def draw_batch(packed: Packed, pool: Tensor) -> Tensor:
@@ -248,107 +290,133 @@ def draw_batch(packed: Packed, pool: Tensor) -> Tensor:
     if len(packed.mixes):
         planes = [_mixed(plane, packed.mixes) for plane in planes]
     if len(packed.tables):
-        planes = _recoloured(planes, packed.tables)
-    return torch.stack(planes[::-1], 3)
+        planes = _recolored(planes, packed.tables)
 
-
-# blue, green, red: separate, so that torch.compile can fuse everything into one loop over pixels
-Planes = list[Tensor]
+    blue, green, red = planes
+    return torch.stack((red, green, blue), 3)
 
 
 def _canvases(packed: Packed, pool: Tensor) -> Planes:
     """Draw all layers; return planes of uint8 [N, H, W]."""
     x = torch.arange(packed.width, device=pool.device, dtype=torch.float32)
     y = torch.arange(packed.height, device=pool.device, dtype=torch.float32)
-    slots = _slot_map(packed.lines[:, :, 3:], x, y)
-    sources = _upright_sources if packed.upright else _warped_sources
-    address, down_step, across, down = sources(packed, x, y, slots)
+
+    # The tile that each pixel shows, and the place in the pool that it comes from.
+    edges = packed.lines[:, :, 3:]
+    slots = _slot_map(edges, x, y)
+    find_sources = _upright_sources if packed.upright else _warped_sources
+    address, down_step, across, down = find_sources(packed, x, y, slots)
+
+    # The four source pixels around that place.  [N, H, W, 6]
     pairs = pool.unfold(0, 6, 1)  # a view: a pixel and the next one, starting at every byte
-    upper, lower = pairs[address], pairs[address + down_step]  # [N, H, W, 6]
-    here = [
-        a.float().lerp_(b.float(), down)
-        for a, b in zip(upper.unbind(3), lower.unbind(3), strict=True)
-    ]
-    planes = [here[c].lerp_(here[c + 3], across).add_(0.5).to(torch.uint8) for c in range(3)]
-    return [plane.masked_fill_(slots == 0, GREY) for plane in planes]
+    upper = pairs[address]
+    lower = pairs[address + down_step]
+
+    # Interpolate between the two rows, at the left pixel (bytes 0 to 2) and the right one.
+    between_rows = []
+    for above, below in zip(upper.unbind(3), lower.unbind(3), strict=True):
+        between_rows.append(above.float().lerp_(below.float(), down))
+
+    # Interpolate between the left and the right pixel, and round.
+    background = slots == 0
+    planes = []
+    for left, right in zip(between_rows[:3], between_rows[3:], strict=True):
+        plane = left.lerp_(right, across).add_(0.5).to(torch.uint8)
+        planes.append(plane.masked_fill_(background, GREY))
+    return planes
 
 
 def _slot_map(edges: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the slot of each pixel, int64 [N, H, W] (as torch.gather requires), later tiles over
-    earlier ones.
+    """Return the slot of each pixel, int64 [N, H, W] as torch.gather requires; later tiles win.
 
-    edges: [N, S, 4, 3]. In each row a convex tile is between the last of its left edges and the
-    first of its right ones.
+    In each row a convex tile is between the last of its left edges and the first of its right ones.
+
+    edges: [N, S, 4, 3], slope * x + factor * y + offset >= 0 inside. x: [W]. y: [H].
     """
-    slope, rest = edges[..., :1], edges[..., 1:2] * y + edges[..., 2:]  # [N, S, 4, 1], [N, S, 4, H]
-    crossing, infinity = -rest / slope, torch.inf
-    outside = (slope == 0) & (rest < 0)
-    low = (
-        torch.where(slope > 0, crossing, -infinity)
-        .masked_fill_(outside, infinity)
-        .amax(2)[..., None]
-    )
-    high = torch.where(slope < 0, crossing, infinity).amin(2)[..., None]  # [N, S, H, 1]
+    # Where each edge crosses each row.
+    slope = edges[..., :1]  # [N, S, 4, 1]
+    rest = edges[..., 1:2] * y + edges[..., 2:]  # [N, S, 4, H]
+    crossing = -rest / slope
+
+    # The inside of a left edge is on its right. A horizontal edge excludes whole rows.
+    excluded = (slope == 0) & (rest < 0)
+    starts = torch.where(slope > 0, crossing, -torch.inf).masked_fill_(excluded, torch.inf)
+    ends = torch.where(slope < 0, crossing, torch.inf)
+    low = starts.amax(2)[..., None]  # [N, S, H, 1]
+    high = ends.amin(2)[..., None]
+
     slots = torch.zeros((len(edges), len(y), len(x)), device=x.device, dtype=torch.uint8)
     for slot in range(1, edges.shape[1]):
-        slots.masked_fill_((x >= low[:, slot]) & (x <= high[:, slot]), slot)
+        inside = (x >= low[:, slot]) & (x <= high[:, slot])
+        slots.masked_fill_(inside, slot)
     return slots.long()
 
 
-# of each pixel: byte, bytes to the next row, weights of next x and y
-Sources = tuple[Tensor, Tensor, Tensor, Tensor]
+class Sources(NamedTuple):
+    """Where in the pool each pixel of the canvases comes from, [N, H, W] each."""
+
+    address: Tensor  # byte of the upper left of four source pixels
+    down_step: Tensor  # bytes from there to the next row
+    across: Tensor  # weight of the right pixels, in [0, 1]
+    down: Tensor  # weight of the lower pixels
 
 
 def _upright_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
-    lines, places = packed.lines[..., None], packed.places[..., None]
-    left, across = _neighbours(
-        lines[:, :, 0, 0] * x + lines[:, :, 0, 2], places[:, :, 2], places[:, :, 4]
-    )
-    top, down = _neighbours(
-        lines[:, :, 1, 1] * y + lines[:, :, 1, 2], places[:, :, 3], places[:, :, 5]
-    )
-    address = _by_column(3 * left, slots).add_(
-        _by_row(places[:, :, 0] + top * places[:, :, 1], slots)
-    )
-    return (
-        address,
-        _by_column(_down_step(places), slots),
-        _by_column(across, slots),
-        _by_row(down, slots),
-    )
+    """Return the sources of upright tiles, whose matrices only scale and shift."""
+    lines = packed.lines[..., None]  # [N, S, 7, 3, 1]
+    places = packed.places[..., None]  # [N, S, 6, 1]
+    first_byte, row_bytes, first_x, first_y, last_x, last_y = places.unbind(2)  # [N, S, 1]
+
+    # By slot, the source column of each canvas column, and the source row of each canvas row.
+    source_x = lines[:, :, 0, 0] * x + lines[:, :, 0, 2]  # [N, S, W]
+    source_y = lines[:, :, 1, 1] * y + lines[:, :, 1, 2]  # [N, S, H]
+    left, across = _neighbors(source_x, first_x, last_x)
+    top, down = _neighbors(source_y, first_y, last_y)
+    row_address = first_byte + top * row_bytes
+
+    # The entries of each pixel's own slot.  [N, H, W]
+    address = _by_column(3 * left, slots).add_(_by_row(row_address, slots))
+    down_step = _by_column(_down_step(places), slots)
+    return Sources(address, down_step, _by_column(across, slots), _by_row(down, slots))
 
 
 def _warped_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
-    lines, places = packed.lines[..., None], packed.places[..., None]
+    """Return the sources of tiles with any matrix, by the projective map of each pixel."""
+    lines = packed.lines[..., None]  # [N, S, 7, 3, 1]
+    places = packed.places[..., None]  # [N, S, 6, 1]
+    first_byte, row_bytes, first_x, first_y, last_x, last_y = places.unbind(2)  # [N, S, 1]
 
     def at_pixels(line: int) -> Tensor:
-        across = lines[:, :, line, 0] * x + lines[:, :, line, 2]
-        return _by_column(across, slots).add_(_by_row(lines[:, :, line, 1] * y, slots))
+        """Return the value of a row of the matrix at each pixel, [N, H, W]."""
+        part_of_x = lines[:, :, line, 0] * x + lines[:, :, line, 2]
+        part_of_y = lines[:, :, line, 1] * y
+        return _by_column(part_of_x, slots).add_(_by_row(part_of_y, slots))
+
+    def limit(values: Tensor) -> Tensor:
+        return _by_column(values.float(), slots)
 
     depth = at_pixels(2)
-    first_x, first_y, last_x, last_y = (
-        _by_column(places[:, :, i].float(), slots) for i in range(2, 6)
-    )
-    left, across = _neighbours(at_pixels(0).div_(depth), first_x, last_x)
-    top, down = _neighbours(at_pixels(1).div_(depth), first_y, last_y)
-    address = (
-        top.mul_(_by_column(places[:, :, 1], slots))
-        .add_(left, alpha=3)
-        .add_(_by_column(places[:, :, 0], slots))
-    )
-    return address, _by_column(_down_step(places), slots), across, down
+    left, across = _neighbors(at_pixels(0).div_(depth), limit(first_x), limit(last_x))
+    top, down = _neighbors(at_pixels(1).div_(depth), limit(first_y), limit(last_y))
+
+    # address = top * row_bytes + 3 * left + first_byte, in the memory of `top`
+    address = top.mul_(_by_column(row_bytes, slots)).add_(left, alpha=3)
+    address.add_(_by_column(first_byte, slots))
+    down_step = _by_column(_down_step(places), slots)
+    return Sources(address, down_step, across, down)
 
 
 def _down_step(places: Tensor) -> Tensor:
-    """Return the bytes from a source pixel to the one below it, [N, S, 1]; 0 if only one row may be
-    read.
-    """
-    return places[:, :, 1] * (places[:, :, 5] > places[:, :, 3])
+    """Return the bytes to the next source row, [N, S, 1]; 0 where only one row may be read."""
+    row_bytes = places[:, :, 1]
+    has_next_row = places[:, :, 5] > places[:, :, 3]
+    return row_bytes * has_next_row
 
 
-def _neighbours(position: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the source pixel before a position, int64, and the weight of the next one; clamped to
-    first and last.
+def _neighbors(position: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the source pixel before each position, int64, and the weight of the next one.
+
+    Both pixels are between `first` and `last`.
     """
     # unlike clamp, fmin and fmax replace NaN by a number
     position = position.fmin(last).fmax(first)
@@ -367,53 +435,72 @@ def _by_row(table: Tensor, slots: Tensor) -> Tensor:
 
 
 def _mixed(plane: Tensor, mixes: Tensor) -> Tensor:
-    """Return the first layers [B, H, W], blended with the second layers in mixed samples."""
-    which, weight = mixes[:, 0].long(), mixes[:, 1, None, None]
+    """Return the first layers [B, H, W], blended with the second layers in mixed samples.
+
+    plane: uint8 [N, H, W], changed in place.
+    """
+    which = mixes[:, 0].long()
+    weight = mixes[:, 1, None, None]
     samples, seconds = plane.tensor_split([len(plane) - len(mixes)])
-    blended = samples.index_select(0, which) * weight + seconds * (1 - weight)
+
+    firsts = samples.index_select(0, which)
+    blended = firsts * weight + seconds * (1 - weight)
     return samples.index_copy_(0, which, blended.round_().to(torch.uint8))
 
 
-def _recoloured(planes: Planes, tables: Tensor) -> Planes:
-    """Return the samples after hue, saturation and value were replaced by means of the tables."""
-    hue, saturation, value = (part.flatten(1).long() for part in _hsv(*planes))  # [B, H * W]
-    new_hue = tables[:, 0] * (6 / 180)  # in sixths of the circle, [B, 256]
-    new_value = (tables[:, 2] * (1 / 255)).gather(1, value)
-    chroma = (tables[:, 1] * (1 / 255)).gather(1, saturation).mul_(new_value)
-    # blue, green, red
-    missing = ((new_hue - 4).abs() - 1, (new_hue - 2).abs() - 1, 2 - (new_hue - 3).abs())
-    new = [
-        torch.addcmul(new_value, chroma, part.clamp(0, 1).gather(1, hue), value=-1).mul_(255)
-        for part in missing
-    ]
-    # truncated as OpenCV does, not rounded
-    new = [level.to(torch.uint8).view_as(planes[0]) for level in new]
-    keeps = (tables[:, 0, 0] == NO_RECOLOUR)[:, None, None]
-    return [torch.where(keeps, a, b) for a, b in zip(planes, new, strict=True)]
+def _recolored(planes: Planes, tables: Tensor) -> Planes:
+    """Return the samples after hue, saturation and value were replaced by means of the tables.
+
+    Back from HSV, a channel is value - value * saturation * share(hue): the share is 0 in the third
+    of the circle around the channel's own hue, and 1 in the opposite third.
+    """
+    # The levels before, as indices into the tables.  [B, H * W]
+    hue, saturation, value = (part.flatten(1).long() for part in _hsv(*planes))
+
+    # The levels after: hues in sixths of the circle, the others in [0, 1].
+    hue_table = tables[:, 0] * (6 / 180)  # [B, 256]
+    value_table = tables[:, 2] * (1 / 255)
+    saturation_table = tables[:, 1] * (1 / 255)
+    new_value = value_table.gather(1, value)
+    chroma = saturation_table.gather(1, saturation).mul_(new_value)
+
+    # The share of the chroma that each channel lacks: a table of the hue, too.  [B, 256]
+    blue_lacks = (hue_table - 4).abs() - 1
+    green_lacks = (hue_table - 2).abs() - 1
+    red_lacks = 2 - (hue_table - 3).abs()
+    recolored = []
+    for lacks in (blue_lacks, green_lacks, red_lacks):
+        share = lacks.clamp(0, 1).gather(1, hue)
+        level = torch.addcmul(new_value, chroma, share, value=-1).mul_(255)
+        # truncated as OpenCV does, not rounded
+        recolored.append(level.to(torch.uint8).view_as(planes[0]))
+
+    unchanged = (tables[:, 0, 0] == NO_RECOLOR)[:, None, None]
+    return [torch.where(unchanged, old, new) for old, new in zip(planes, recolored, strict=True)]
 
 
 def _hsv(blue: Tensor, green: Tensor, red: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hue (0 to 179), saturation and value as whole numbers in float32 or uint8, equal to
-    cv2.COLOR_BGR2HSV.
+    """Return hue (0 to 179), saturation and value as whole numbers, equal to cv2.COLOR_BGR2HSV.
 
-    OpenCV divides by rounded multiples of 1 / 4096; all numbers here are below 2^24, so float32 is
-    exact.
+    They are float32 or uint8. OpenCV divides by rounded multiples of 1 / 4096; all numbers here are
+    below 2^24, so float32 is exact.
     """
     value = blue.maximum(green).maximum(red)
-    spread = (value - blue.minimum(green).minimum(red)).float()
-    is_green, is_red, scale = (
-        value == green,
-        value == red,
-        (30 * 4096 / spread.clamp_min(1)).round_(),
-    )
+    darkest = blue.minimum(green).minimum(red)
+    spread = (value - darkest).float()
+    is_green = value == green
+    is_red = value == red
     blue, green, red = blue.float(), green.float(), red.float()
-    hue = torch.where(
-        is_green, (blue - red).add_(spread, alpha=2), (red - green).add_(spread, alpha=4)
-    )
-    hue = torch.where(is_red, green - blue, hue).mul_(scale)
+
+    # Hue in sixths of the circle, times the spread: 0 is red, 2 green, 4 blue.
+    near_green = (blue - red).add_(spread, alpha=2)
+    near_blue = (red - green).add_(spread, alpha=4)
+    hue = torch.where(is_green, near_green, near_blue)
+    hue = torch.where(is_red, green - blue, hue)
+
+    # hue * 30 / spread and 255 * spread / value, in multiples of 1 / 4096, then rounded
+    hue.mul_((30 * 4096 / spread.clamp_min(1)).round_())
+    hue = hue.add_(2048).div_(4096).floor_().remainder_(180)
     saturation = spread * (255 * 4096 / value.clamp_min(1)).round_()
-    return (
-        hue.add_(2048).div_(4096).floor_().remainder_(180),
-        saturation.add_(2048).div_(4096).floor_(),
-        value,
-    )
+    saturation = saturation.add_(2048).div_(4096).floor_()
+    return hue, saturation, value
