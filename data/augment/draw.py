@@ -14,6 +14,8 @@ from utils.images.letterbox import GREY, Image, Region
 from utils.images.opencv import cv2
 
 HUES = 180  # levels of hue in OpenCV
+# (up, left) -> OpenCV's code of the flip
+FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 
 
 class Drawer:
@@ -28,27 +30,30 @@ class Drawer:
         self._scratch = np.empty((2, 0), np.uint8)
 
     def draw(self, plan: Plan, out: Image | None = None) -> Image:
-        """Draw the sample that `plan` describes, uint8 [H, W, 3] RGB, into `out` if it is given;
-        return it.
-        """
+        """Return the sample of the plan, uint8 [H, W, 3] RGB, drawn into `out` if it is given."""
         shape = (*plan.size, 3)
         canvas = np.empty(shape, np.uint8) if out is None else out
-        one, two = self._scratch_canvases(shape)
+        scratch, more_scratch = self._scratch_canvases(shape)
         read = cache(self.read)  # several tiles and pastes may use the same image
+
+        # Mixup: a weighted mean of two layers.
         _draw_layer(plan.layers[0], canvas, read)
         for layer in plan.layers[1:]:
-            _draw_layer(layer, one, read)
-            cv2.addWeighted(canvas, plan.mix, one, 1 - plan.mix, 0, dst=canvas)
-        done = one if plan.flip_up or plan.flip_left else canvas
+            _draw_layer(layer, scratch, read)
+            cv2.addWeighted(canvas, plan.mix, scratch, 1 - plan.mix, 0, dst=canvas)
+
+        # Colors, and BGR to RGB. A flip needs another array as its source.
+        flips = plan.flip_up or plan.flip_left
+        colored = scratch if flips else canvas
         if plan.hsv is None:
-            cv2.cvtColor(canvas, cv2.COLOR_BGR2RGB, dst=done)
+            cv2.cvtColor(canvas, cv2.COLOR_BGR2RGB, dst=colored)
         else:
-            cv2.cvtColor(canvas, cv2.COLOR_BGR2HSV, dst=one)
-            cv2.cvtColor(_scaled(one, plan.hsv, two), cv2.COLOR_HSV2RGB, dst=done)
-        if done is not canvas:
-            cv2.flip(
-                done, {(1, 0): 0, (0, 1): 1, (1, 1): -1}[plan.flip_up, plan.flip_left], dst=canvas
-            )
+            cv2.cvtColor(canvas, cv2.COLOR_BGR2HSV, dst=scratch)
+            scaled = _scaled(scratch, plan.hsv, more_scratch)
+            cv2.cvtColor(scaled, cv2.COLOR_HSV2RGB, dst=colored)
+
+        if flips:
+            cv2.flip(colored, FLIP_CODES[plan.flip_up, plan.flip_left], dst=canvas)
         return canvas
 
     def __reduce__(self) -> tuple[type["Drawer"], tuple[Reader]]:
@@ -68,27 +73,32 @@ def draw(plan: Plan, read: Reader) -> Image:
 
 
 def _draw_layer(layer: CanvasLayer, canvas: Image, read: Reader) -> None:
+    """Fill the canvas with the layer's tiles, on gray, and its pastes."""
     canvas[:] = GREY
     for tile in layer.tiles:
+        image = read(tile.index)
         if tile.target is None:
-            _draw_warped(canvas, read(tile.index), tile.matrix, [rectangle(*tile.region)])
+            _draw_warped(canvas, image, tile.matrix, [rectangle(*tile.region)])
         else:
-            _draw_upright(canvas, read(tile.index), tile.region, tile.target)
+            _draw_upright(canvas, image, tile.region, tile.target)
+
     for paste in layer.pastes:
-        _draw_warped(
-            canvas, read(paste.index), paste.matrix, [rectangle(*paste.region), paste.outline]
-        )
+        outlines = [rectangle(*paste.region), paste.outline]
+        _draw_warped(canvas, read(paste.index), paste.matrix, outlines)
 
 
 def _draw_upright(canvas: Image, image: Image, region: Region, target: Region) -> None:
-    """Resize a region of the image into the target region of the canvas: several times faster than
-    a warp.
+    """Resize a region of the image into the target region of the canvas.
+
+    It is several times faster than a warp.
     """
-    crop, area = _part(image, region), _part(canvas, target)
+    crop = _part(image, region)
+    area = _part(canvas, target)
     if crop.shape == area.shape:
         area[:] = crop
     else:
-        cv2.resize(crop, (area.shape[1], area.shape[0]), dst=area, interpolation=cv2.INTER_LINEAR)
+        height, width = area.shape[:2]
+        cv2.resize(crop, (width, height), dst=area, interpolation=cv2.INTER_LINEAR)
 
 
 def _part(image: Image, region: Region) -> Image:
@@ -99,40 +109,46 @@ def _part(image: Image, region: Region) -> Image:
 def _draw_warped(
     canvas: Image, image: Image, matrix: Matrix, outlines: Sequence[NDArray[np.float64]]
 ) -> None:
-    """Draw the part of the image inside all outlines (image pixels, [P, 2]); `matrix` maps image to
-    canvas pixels.
+    """Draw the part of the image inside all outlines (image pixels, [P, 2]).
 
     Uses a mask, because OpenCV's transparent border mode blends edges with the canvas in some
-    versions and omits them in others, which gives grey seams between tiles.
+    versions and omits them in others, which gives gray seams between tiles. matrix: maps image to
+    canvas pixels.
     """
-    # OpenCV's integers are pixel centres
+    # OpenCV's integers are pixel centers
     outlines = [transformed(outline, matrix) - 0.5 for outline in outlines]
-    x1, y1 = np.floor(np.max([o.min(0) for o in outlines], 0)).astype(int).clip(0).tolist()
-    x2, y2 = np.ceil(np.min([o.max(0) for o in outlines], 0)).astype(int).tolist()
+
+    # The area of the canvas where the outlines' boxes overlap.
+    low = np.max([outline.min(0) for outline in outlines], 0)
+    high = np.min([outline.max(0) for outline in outlines], 0)
+    x1, y1 = np.floor(low).astype(int).clip(0).tolist()
+    x2, y2 = np.ceil(high).astype(int).tolist()
     area = canvas[y1 : max(y2 + 1, 0), x1 : max(x2 + 1, 0)]
     if area.size == 0:
         return
     height, width = area.shape[:2]
+
+    # The pixels of the area inside all outlines.
     mask: Image = np.full((height, width), 255, np.uint8)
     for outline in outlines:
         sixteenths = np.round((outline - [x1, y1]) * 16).astype(np.int32)
-        mask = cv2.bitwise_and(
-            mask, cv2.fillPoly(np.zeros((height, width), np.uint8), [sixteenths], 255, shift=4)
-        )
+        inside = np.zeros((height, width), np.uint8)
+        cv2.fillPoly(inside, [sixteenths], 255, shift=4)
+        mask = cv2.bitwise_and(mask, inside)
+
+    # The image, moved into the area.
     to_area = translation(-x1 - 0.5, -y1 - 0.5) @ matrix @ translation(0.5, 0.5)
+    size = (width, height)
+    border = cv2.BORDER_REPLICATE
     if np.allclose(matrix[2], (0, 0, 1)):
-        warped = cv2.warpAffine(
-            image, to_area[:2], (width, height), borderMode=cv2.BORDER_REPLICATE
-        )
+        warped = cv2.warpAffine(image, to_area[:2], size, borderMode=border)
     else:
-        warped = cv2.warpPerspective(
-            image, to_area, (width, height), borderMode=cv2.BORDER_REPLICATE
-        )
+        warped = cv2.warpPerspective(image, to_area, size, borderMode=border)
     cv2.copyTo(warped, mask, area)
 
 
 def _scaled(hsv: Image, gains: tuple[float, float, float], out: Image) -> Image:
-    """Multiply hue, saturation and value by gains, as `colour_tables` does, into `out`; return it.
+    """Return hue, saturation and value times their gains, as `colour_tables` has them, in `out`.
 
     If no hue exceeds 255, a matrix does it in a fifth of the time of tables.
     """
@@ -142,10 +158,11 @@ def _scaled(hsv: Image, gains: tuple[float, float, float], out: Image) -> Image:
 
 
 def colour_tables(gains: tuple[float, float, float]) -> NDArray[np.uint8]:
-    """Return each level of hue (modulo HUES), saturation and value after multiplication by gains,
-    uint8 [256, 3].
+    """Return each level of hue, saturation and value times its gain, uint8 [256, 3].
+
+    Hues are modulo HUES, the others are clipped.
     """
-    # as cv2.transform does
-    levels = np.round(np.arange(256, dtype=np.float32)[:, None] * np.array(gains, np.float32))
+    levels = np.arange(256, dtype=np.float32)[:, None]
+    levels = np.round(levels * np.array(gains, np.float32))  # as cv2.transform does
     levels[:, 0] %= HUES
     return levels.clip(0, 255).astype(np.uint8)

@@ -1,8 +1,9 @@
-"""Plan a training sample: its tiles, matrices and colours. Numbers and boxes only;
-data/augment/draw.py draws it.
+"""Plan a training sample: its tiles, matrices and colors. Numbers and boxes, no pixels.
 
-Every random number comes from a generator keyed by (seed, epoch, index), and by the repeat if an
-epoch draws an image again. So a sample is the same in every worker, process and restarted run.
+data/augment/draw.py and draw_device.py draw the plans. Every random number comes from a generator
+keyed by (seed, epoch, index), and by the repeat if an epoch draws an image again. So a sample is
+the same in every worker, process and restarted run.
+
 Coordinate frames: *source* pixels of the file (EXIF-rotated), *base* pixels of the image after its
 long side was resized to the training size, *canvas* pixels of the finished sample. A matrix [3, 3]
 maps base pixels to canvas pixels.
@@ -39,12 +40,11 @@ IGNORE_CLASS = -1
 
 
 def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.random.Generator:
-    """Return the random generator of one sample. It is counter-based: its key alone determines
-    every number.
+    """Return the random generator of one sample.
 
-    repeat: how often the epoch has drawn the sample before. Each repeat starts the counter 2^64
-    blocks later, so all repeats differ, and the first draw has the same numbers as in an epoch
-    without repeats.
+    It is counter-based: its key alone determines every number. repeat: how often the epoch has
+    drawn the sample before. Each repeat starts the counter 2^64 blocks later, so all repeats
+    differ, and the first draw has the same numbers as in an epoch without repeats.
 
     >>> number = generator_for(0, 1, 2).random()
     >>> number == generator_for(0, 1, 2).random() != generator_for(0, 2, 1).random()
@@ -64,12 +64,10 @@ class Planner:
     def __init__(
         self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int
     ) -> None:
-        self.labels, self.image_size, self.augmentation, self.seed = (
-            labels,
-            image_size,
-            augmentation,
-            seed,
-        )
+        self.labels = labels
+        self.image_size = image_size
+        self.augmentation = augmentation
+        self.seed = seed
         self._base_sizes = base_sizes(labels.sizes, image_size, self.tile)
 
     def __len__(self) -> int:
@@ -83,46 +81,58 @@ class Planner:
     def plan(
         self, epoch: int, index: int, size: tuple[int, int], *, mosaic: bool, repeat: int = 0
     ) -> Plan:
-        """Return the plan of sample `index` in `epoch` on a canvas of `size` (height, width).
+        """Return the plan of sample `index` in `epoch` on a canvas of `size`.
 
-        mosaic: whether the sample may contain tiles of other images (mosaic, mixup, copy-paste);
-        square canvases only. repeat: how often the epoch has drawn the image before.
+        Args:
+            epoch: number of the epoch, part of the key of the random numbers.
+            index: number of the sample.
+            size: height and width of the canvas.
+            mosaic: whether the sample may contain tiles of other images (mosaic, mixup,
+                copy-paste); square canvases only.
+            repeat: how often the epoch has drawn the image before.
         """
-        a, random = self.augmentation, generator_for(self.seed, epoch, index, repeat)
+        a = self.augmentation
+        random = generator_for(self.seed, epoch, index, repeat)
+
+        # One image, or a mosaic, to which another mosaic may be added.
         mix = 1.0
         if mosaic and random.random() < a.mosaic:
             layer, targets = self._mosaic(random, index)
             layers = [layer]
             if random.random() < a.mixup:
-                layer, more = self._mosaic(random, int(random.integers(len(self))))
-                layers.append(layer)
-                targets, mix = np.concatenate([targets, more]), float(random.beta(32.0, 32.0))
+                other = int(random.integers(len(self)))
+                second_layer, second_targets = self._mosaic(random, other)
+                layers.append(second_layer)
+                targets = np.concatenate([targets, second_targets])
+                mix = float(random.beta(32.0, 32.0))
         else:
             layer, targets = self._single(random, index, size)
             layers = [layer]
-        hue, saturation, value = (
-            1 + random.uniform(-1, 1, 3) * [a.hsv_h, a.hsv_s, a.hsv_v]
-        ).tolist()
-        hsv = (hue, saturation, value) if a.hsv_h or a.hsv_s or a.hsv_v else None
-        flip_up, flip_left = bool(random.random() < a.flipud), bool(random.random() < a.fliplr)
+
+        # Colors. The numbers are drawn even if they are not used.
+        strengths = [a.hsv_h, a.hsv_s, a.hsv_v]
+        gains = 1 + random.uniform(-1, 1, 3) * strengths
+        hue, saturation, value = gains.tolist()
+        hsv = (hue, saturation, value) if any(strengths) else None
+
+        flip_up = bool(random.random() < a.flipud)
+        flip_left = bool(random.random() < a.fliplr)
         targets = flipped_boxes(targets, size, flip_up, flip_left)
+
         return Plan(size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left)
 
     def plain(self, index: int, size: tuple[int, int]) -> Plan:
-        """Return the plan of the letterboxed image on a canvas of `size`, without augmentation, as
-        in validation.
+        """Return the plan of the letterboxed image on a canvas of `size`, without augmentation.
+
+        Validation uses it.
         """
-        tile = self._letterboxed(index, (0, 0, *self.base_size(index)), size)
-        return Plan(
-            size,
-            (CanvasLayer((tile,)),),
-            self._targets([tile], [self.labels.rows(index)], size).astype(np.float32),
-        )
+        whole = (0, 0, *self.base_size(index))
+        tile = self._letterboxed(index, whole, size)
+        targets = self._targets([tile], [self.labels.rows(index)], size)
+        return Plan(size, (CanvasLayer((tile,)),), targets.astype(np.float32))
 
     def placement(self, index: int, size: tuple[int, int]) -> Placement:
-        """Return the scale and shift from source image to canvas in the plan that `plain`
-        returns.
-        """
+        """Return the scale and shift from source image to canvas in the result of `plain`."""
         width, height = self.labels.sizes[index].tolist()
         return place((width, height), self.base_size(index), size)
 
@@ -133,38 +143,54 @@ class Planner:
         return index, (0, 0, *self.base_size(index))
 
     def _letterboxed(self, index: int, region: Region, size: tuple[int, int]) -> Tile:
-        """Return a tile of the image in the centre of the canvas; it is shrunk if the canvas is
-        smaller.
-        """
-        target = centered((region[2] - region[0], region[3] - region[1]), size)
+        """Return a tile in the center of the canvas, shrunk if the canvas is smaller."""
+        x1, y1, x2, y2 = region
+        target = centered((x2 - x1, y2 - y1), size)
         return Tile(index, region, rectangle_to_rectangle(region, target), target)
 
     def _single(
         self, random: np.random.Generator, index: int, size: tuple[int, int]
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
-        boxed = self._letterboxed(*self._crop(random, index), size)
-        window = random_matrix(random, self.augmentation, (size[1] / 2, size[0] / 2), size)
-        return self._layer([self._moved_tile(boxed, window, size)], [], size)
+        """Return a layer of one image, moved at random, and its targets."""
+        image, region = self._crop(random, index)
+        boxed = self._letterboxed(image, region, size)
+
+        height, width = size
+        window = random_matrix(random, self.augmentation, (width / 2, height / 2), size)
+        moved = self._moved_tile(boxed, window, size)
+        return self._layer([moved], [], size)
 
     def _mosaic(
         self, random: np.random.Generator, index: int
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
-        """Return a layer of four images around a random point of a double canvas, moved at random,
-        and its targets.
+        """Return a layer of four images, moved at random, and its targets.
+
+        The images meet in a random point of the double canvas, of twice the training size.
         """
         side = self.image_size
         size = (side, side)
-        x, y = (int(v) for v in random.uniform(0.5 * side, 1.5 * side, 2))
+
+        # Four images around a random point of the double canvas.
+        x, y = random.uniform(0.5 * side, 1.5 * side, 2).astype(int).tolist()
         partners = random.integers(len(self), size=3)
         indices = random.permutation(np.array([index, *partners]))
-        placed = [
-            self._quadrant(*self._crop(random, int(i)), q, x, y) for q, i in enumerate(indices)
-        ]
-        copies = self._copies(random, placed) if self.augmentation.copy_paste > 0 else []
+        placed = []
+        for quadrant, sample in enumerate(indices.tolist()):
+            image, region = self._crop(random, sample)
+            placed.append(self._quadrant(image, region, quadrant, x, y))
+
+        copies: list[tuple[int, Tile]] = []
+        if self.augmentation.copy_paste > 0:
+            copies = self._copies(random, placed)
+
+        # The canvas is a random window of the double canvas.
         window = random_matrix(random, self.augmentation, (side, side), size)
         tiles = [self._moved_tile(tile, window, size) for tile in placed]
-        copies = [(row, Tile(t.index, t.region, window @ t.matrix)) for row, t in copies]
-        return self._layer(tiles, copies, size)
+        moved_copies = []
+        for row, copy in copies:
+            moved = Tile(copy.index, copy.region, window @ copy.matrix)
+            moved_copies.append((row, moved))
+        return self._layer(tiles, moved_copies, size)
 
     def _layer(
         self,
@@ -173,83 +199,100 @@ class Planner:
         size: tuple[int, int],
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
         """Return a layer of the visible tiles and copies, and their targets [T, 5]."""
-        visible = tuple(t for t in tiles if t is not None)
-        targets = [self._targets(visible, [self.labels.rows(t.index) for t in visible], size)]
+        visible = tuple(tile for tile in tiles if tile is not None)
+        rows = [self.labels.rows(tile.index) for tile in visible]
+        targets = [self._targets(visible, rows, size)]
+
         pastes = []
         for row, tile in copies:
             target = self._targets([tile], [slice(row, row + 1)], size)
             if len(target):  # a copy without a target is not drawn either
                 targets.append(target)
-                pastes.append(
-                    Paste(tile.index, tile.region, self._outline(row, tile.index), tile.matrix)
-                )
+                outline = self._outline(row, tile.index)
+                pastes.append(Paste(tile.index, tile.region, outline, tile.matrix))
         return CanvasLayer(visible, tuple(pastes)), np.concatenate(targets)
 
     def _quadrant(self, index: int, region: Region, quadrant: int, x: int, y: int) -> Tile:
-        """Return a tile of the region with a corner at (x, y) of a canvas of twice the training
-        size, clipped to it.
+        """Return a tile of the region with a corner at (x, y) of the double canvas, clipped to it.
+
+        Args:
+            index: the image.
+            region: its region in base pixels.
+            quadrant: 0 upper left of the point, 1 upper right, 2 lower left, 3 lower right.
+            x: of the point on the canvas of twice the training size.
+            y: of the point.
         """
-        limit = 2 * self.image_size
+        # The upper left corner of the region on the double canvas.
         x1, y1, x2, y2 = region
-        wide, high = x2 - x1, y2 - y1
-        left = x if quadrant % 2 else x - wide
-        top = y if quadrant >= 2 else y - high
-        visible = (max(0, -left), max(0, -top), min(wide, limit - left), min(high, limit - top))
-        shifted = (x1 + visible[0], y1 + visible[1], x1 + visible[2], y1 + visible[3])
-        return Tile(index, shifted, translation(left - x1, top - y1))
+        left = x if quadrant % 2 else x - (x2 - x1)
+        top = y if quadrant >= 2 else y - (y2 - y1)
+        shift_x = left - x1
+        shift_y = top - y1
+
+        # The part of the region inside the double canvas.
+        limit = 2 * self.image_size
+        first = (max(x1, -shift_x), max(y1, -shift_y))
+        last = (min(x2, limit - shift_x), min(y2, limit - shift_y))
+        return Tile(index, (*first, *last), translation(shift_x, shift_y))
 
     def _moved_tile(self, tile: Tile, window: Matrix, size: tuple[int, int]) -> Tile | None:
-        """Move the tile by the matrix `window`; return it as it will be drawn, None if it is not
-        visible.
+        """Return the tile as it will be drawn, moved by the matrix `window`; None if not visible.
 
         Edges of upright tiles are rounded to whole pixels, and their matrix is adapted to the
         rounded edges.
         """
-        region, matrix = tile.region, window @ tile.matrix
+        matrix = window @ tile.matrix
         if not self.augmentation.axis_aligned:
-            moved = Tile(tile.index, region, matrix)
+            moved = Tile(tile.index, tile.region, matrix)
             return moved if len(visible_window(moved, size)) else None
-        x1, x2, to_x1, to_x2 = whole_pixels(
-            region[0], region[2], matrix[0, 0], matrix[0, 2], size[1]
-        )
-        y1, y2, to_y1, to_y2 = whole_pixels(
-            region[1], region[3], matrix[1, 1], matrix[1, 2], size[0]
-        )
+
+        height, width = size
+        left, top, right, bottom = tile.region
+        scale_x, shift_x = matrix[0, 0], matrix[0, 2]
+        scale_y, shift_y = matrix[1, 1], matrix[1, 2]
+        x1, x2, to_x1, to_x2 = whole_pixels(left, right, scale_x, shift_x, width)
+        y1, y2, to_y1, to_y2 = whole_pixels(top, bottom, scale_y, shift_y, height)
         if min(x2 - x1, y2 - y1, to_x2 - to_x1, to_y2 - to_y1) <= 0:
             return None
-        source, target = (x1, y1, x2, y2), (to_x1, to_y1, to_x2, to_y2)
+
+        source = (x1, y1, x2, y2)
+        target = (to_x1, to_y1, to_x2, to_y2)
         return Tile(tile.index, source, rectangle_to_rectangle(source, target), target)
 
     def _copies(
         self, random: np.random.Generator, placed: Sequence[Tile]
     ) -> list[tuple[int, Tile]]:
-        """Return (row, mirrored tile) of polygon objects to copy to the other side of the double
-        canvas.
+        """Return (row, mirrored tile) of the polygon objects to copy.
 
-        An object is copied if it hides less than 30 % of each box there. Source: Ghiasi et al.,
-        Simple Copy-Paste (arXiv 2012.07177); the mirrored variant from the facts of YOLOv5.
+        A copy goes to the other side of the double canvas, if it hides less than 30 % of each box
+        there. Source: Ghiasi et al., Simple Copy-Paste (arXiv 2012.07177); the mirrored variant
+        from the facts of YOLOv5.
         """
         limit = 2 * self.image_size
         mirror = np.array([[-1.0, 0, limit], [0, 1, 0], [0, 0, 1]])
+
+        # The visible boxes of all objects on the double canvas, where tiles are only shifted.
         occupied = [np.zeros((0, 4))]
         for tile in placed:
             boxes = self._base_boxes(self.labels.rows(tile.index), tile.index)
-            boxes = clipped_boxes(boxes, tile.region) + np.tile(tile.matrix[:2, 2], 2)
+            shift = np.tile(tile.matrix[:2, 2], 2)
+            boxes = clipped_boxes(boxes, tile.region) + shift
             occupied.append(boxes[box_areas(boxes) > 0])
         existing = np.concatenate(occupied)
+
         copies = []
         for tile in placed:
             rows = self.labels.rows(tile.index)
             wanted = random.random(rows.stop - rows.start) < self.augmentation.copy_paste
+            chosen = np.flatnonzero(wanted & ~self.labels.crowd[rows])
+
             copy = Tile(tile.index, tile.region, mirror @ tile.matrix)
             window = visible_window(copy, (limit, limit))
-            for row in (rows.start + np.flatnonzero(wanted & ~self.labels.crowd[rows])).tolist():
+            for row in (rows.start + chosen).tolist():
                 outline = transformed(self._outline(row, tile.index), copy.matrix)
                 box = polygons.visible_box(outline, window)
-                if (
-                    box_areas(box[None])[0] > 0
-                    and (hidden_share(existing, box) < MAX_COPY_OVERLAP).all()
-                ):
+                visible = box_areas(box[None])[0] > 0
+                if visible and (hidden_share(existing, box) < MAX_COPY_OVERLAP).all():
                     copies.append((row, copy))
                     existing = np.concatenate([existing, box[None]])
         return copies
@@ -268,12 +311,15 @@ class Planner:
     def _base_boxes(
         self, rows: slice | NDArray[np.int64], index: int | NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return [T, 4] x1, y1, x2, y2 in base pixels; index: the image of all rows, or that of
-        each row, [T].
+        """Return x1, y1, x2, y2 of the rows in base pixels, [T, 4].
+
+        index: the image of all rows, or that of each row, [T].
         """
         xywh = self.labels.boxes_xywh[rows]
         scale = self.base_scale(index)
-        return np.concatenate([xywh[:, :2] * scale, (xywh[:, :2] + xywh[:, 2:]) * scale], 1)
+        upper_left = xywh[:, :2]
+        lower_right = upper_left + xywh[:, 2:]
+        return np.concatenate([upper_left * scale, lower_right * scale], 1)
 
     def _outline(self, row: int, index: int) -> NDArray[np.float64]:
         """Return the polygon of a row, [P, 2] in base pixels; empty for a plain box."""
@@ -282,34 +328,47 @@ class Planner:
     def _targets(
         self, tiles: Sequence[Tile], slices: Sequence[slice], size: tuple[int, int]
     ) -> NDArray[np.float64]:
-        """Return the targets of the rows in `slices`, one slice per tile, clipped to tiles and
-        canvas, [T, 5].
+        """Return the targets of the rows in `slices`, clipped to tiles and canvas, [T, 5].
 
         For rows with a polygon, the box is computed from the polygon's visible part.
+
+        Args:
+            tiles: the tiles of one layer, or one copy.
+            slices: the rows of each tile.
+            size: height and width of the canvas.
         """
-        owner = np.repeat(
-            np.arange(len(tiles)), [rows.stop - rows.start for rows in slices]
-        )  # [N] tile of each row
+        counts = [rows.stop - rows.start for rows in slices]
+        owner = np.repeat(np.arange(len(tiles)), counts)  # tile of each row, [N]
         if not len(owner):
             return np.zeros((0, 5))
         rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in slices])
-        base = self._base_boxes(rows, np.array([tile.index for tile in tiles])[owner])
+        images = np.array([tile.index for tile in tiles])[owner]
+
+        # The boxes on the canvas, as far as they are visible, and the factors of their areas.
+        base = self._base_boxes(rows, images)
         upright = all(tile.target is not None for tile in tiles)
-        after, stretch = (moved_boxes_upright if upright else moved_boxes)(base, tiles, owner, size)
-        outlined = self.labels.point_offsets[rows + 1] > self.labels.point_offsets[rows]
+        move = moved_boxes_upright if upright else moved_boxes
+        after, stretch = move(base, tiles, owner, size)
+
+        # Boxes of polygons fit their visible parts.
+        points = self.labels.point_offsets
+        outlined = points[rows + 1] > points[rows]
         if outlined.any():
             for k in np.flatnonzero(outlined & (box_areas(after) > 0)).tolist():
                 tile = tiles[owner[k]]
                 outline = transformed(self._outline(int(rows[k]), tile.index), tile.matrix)
                 after[k] = polygons.visible_box(outline, visible_window(tile, size))
-        # rounding may have left them outside
-        after = clipped_boxes(after, (0, 0, size[1], size[0]))
 
+        # Rounding may have left them outside.
+        height, width = size
+        after = clipped_boxes(after, (0, 0, width, height))
+
+        # Drop what is hardly visible, and ignore crowds and what is visible only in part.
+        whole = box_areas(base) * stretch
+        visible = box_areas(after)
         crowd = self.labels.crowd[rows]
-        fraction = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        whole, visible = box_areas(base) * stretch, box_areas(after)
-        kept = np.where(crowd, visible > 0, keep_mask(whole, after, fraction))
-        classes = np.where(
-            crowd | (visible < self.min_visible * whole), IGNORE_CLASS, self.labels.classes[rows]
-        )
+        min_share = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
+        kept = np.where(crowd, visible > 0, keep_mask(whole, after, min_share))
+        ignored = crowd | (visible < self.min_visible * whole)
+        classes = np.where(ignored, IGNORE_CLASS, self.labels.classes[rows])
         return np.concatenate([classes[kept, None], after[kept]], 1)

@@ -12,9 +12,7 @@ Matrix = NDArray[np.float64]  # [3, 3]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Strengths and probabilities, named as in the hyper-parameter files; with all at 0 the image
-    is not augmented.
-    """
+    """Strengths and probabilities, named as in the hyper-parameter files; 0 is none."""
 
     hsv_h: float = 0.0
     hsv_s: float = 0.0
@@ -32,9 +30,7 @@ class Augmentation:
 
     @property
     def axis_aligned(self) -> bool:
-        """Whether every tile stays an upright rectangle, so that a crop and a resize can draw
-        it.
-        """
+        """Whether every tile stays an upright rectangle: a crop and a resize can draw it."""
         return self.degrees == self.shear == self.perspective == 0
 
 
@@ -51,13 +47,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Paste:
-    """The pixels of image `index` inside both `region` and `outline` (base pixels, [P, 2]), mapped
-    by `matrix`.
-    """
+    """The pixels of image `index` inside both `region` and `outline`, mapped by `matrix`."""
 
     index: int
-    region: Region
-    outline: NDArray[np.float64]
+    region: Region  # in base pixels
+    outline: NDArray[np.float64]  # [P, 2] in base pixels
     matrix: Matrix
 
 
@@ -71,13 +65,11 @@ class CanvasLayer:
 
 @dataclass(frozen=True)
 class Plan:
-    """A complete description of a sample. `targets` float32 [T, 5]: class (-1 ignore region), x1,
-    y1, x2, y2 in px.
-    """
+    """A complete description of a sample."""
 
     size: tuple[int, int]  # canvas height, width
     layers: tuple[CanvasLayer, ...]  # two with mixup
-    targets: NDArray[np.float32]
+    targets: NDArray[np.float32]  # [T, 5]: class (-1 ignore region), x1, y1, x2, y2 in pixels
     mix: float = 1.0  # weight of the first layer
     hsv: tuple[float, float, float] | None = None  # gains of hue, saturation, value
     flip_up: bool = False
