@@ -1,6 +1,4 @@
-"""Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3], blue
-green red.
-"""
+"""Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3] BGR."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +26,9 @@ class DecodedImages:
 
     def __init__(self, labels: Labels, image_size: int, tile: int = 0) -> None:
         """tile: side of the tiles that samples are cut from, see `base_sizes`."""
-        self.labels, self.image_size, self.tile = labels, image_size, tile
+        self.labels = labels
+        self.image_size = image_size
+        self.tile = tile
         self.sizes = base_sizes(labels.sizes, image_size, tile)
 
     @property
@@ -38,12 +38,14 @@ class DecodedImages:
 
     def __call__(self, index: int) -> Image:
         """Return base image `index`. Raises UnreadableImageError as `read_labelled` does."""
-        return resized(read_labelled(self.labels, index), *self.sizes[index].tolist())
+        width, height = self.sizes[index].tolist()
+        return resized(read_labelled(self.labels, index), width, height)
 
 
 class DecodedTiles(DecodedImages):
-    """Base images of tiles, decoded from the files of their images. The last image is kept for its
-    next tile.
+    """Base images of tiles, decoded from the files of their images.
+
+    The last image is kept for its next tile.
     """
 
     def __init__(self, labels: TiledLabels, image_size: int) -> None:
@@ -57,9 +59,10 @@ class DecodedTiles(DecodedImages):
         return [self.image_size, "tiles", tiling.side, tiling.overlap, tiling.whole]
 
     def __call__(self, index: int) -> Image:
-        x1, y1, x2, y2 = self._tiles.regions[index].tolist()
         image = self._read(int(self._tiles.owners[index]))
-        return resized(image[y1:y2, x1:x2], *self.sizes[index].tolist())
+        x1, y1, x2, y2 = self._tiles.regions[index].tolist()
+        width, height = self.sizes[index].tolist()
+        return resized(image[y1:y2, x1:x2], width, height)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DecodedTiles, (self._tiles, self.image_size)
@@ -67,11 +70,9 @@ class DecodedTiles(DecodedImages):
 
 def decoded(labels: Labels, image_size: int, tile: int = 0) -> DecodedImages:
     """Return a reader of the base images of images or tiles. tile: as for DecodedImages."""
-    return (
-        DecodedTiles(labels, image_size)
-        if isinstance(labels, TiledLabels)
-        else DecodedImages(labels, image_size, tile)
-    )
+    if isinstance(labels, TiledLabels):
+        return DecodedTiles(labels, image_size)
+    return DecodedImages(labels, image_size, tile)
 
 
 def read_labelled(labels: Labels, index: int) -> Image:
@@ -83,9 +84,10 @@ def read_labelled(labels: Labels, index: int) -> Image:
     """
     path = labels.path(index)
     image = _read_patiently(path)
-    size, known = (image.shape[1], image.shape[0]), tuple(labels.sizes[index].tolist())
-    if size != known:
-        sizes = f"{known[0]} x {known[1]} pixels, now it has {size[0]} x {size[1]}"
+    height, width = image.shape[:2]
+    known_width, known_height = labels.sizes[index].tolist()
+    if (width, height) != (known_width, known_height):
+        sizes = f"{known_width} x {known_height} pixels, now it has {width} x {height}"
         raise UnreadableImageError(
             f"{printable(path)}: has changed since its labels were read: it had {sizes}"
         )
@@ -93,14 +95,16 @@ def read_labelled(labels: Labels, index: int) -> Image:
 
 
 def _read_patiently(path: str) -> Image:
-    """Return an image. Raises UnreadableImageError if it cannot be decoded after the last of
-    PAUSES_S either.
+    """Return an image, read again after each of PAUSES_S if it cannot be decoded.
+
+    Raises UnreadableImageError if the last attempt fails too.
     """
     for pause_s in PAUSES_S:
         try:
             return read_image(path)
         except ValueError:
             time.sleep(pause_s)
+
     try:
         return read_image(path)
     except ValueError as error:

@@ -1,11 +1,11 @@
-"""Samplers: which samples make up which batch. One stream of samples is cut into full batches for
-all processes.
+"""Samplers: which samples make up which batch.
 
-The stream is the training images in a new random order for each pass, one pass after another. Batch
-k consists of samples k * B to (k + 1) * B of the stream, so every batch is full, no image is
-repeated to fill one and none is left out: the images left over at the end of an epoch start the
-next epoch. A process takes every `size`-th sample of a batch. With image weights, the samples of an
-epoch are drawn with replacement instead, the same on every process.
+For training, one stream of samples is cut into full batches for all processes. The stream is the
+training images in a new random order for each pass, one pass after another. Batch k consists of
+samples k * B to (k + 1) * B of the stream, so every batch is full, no image is repeated to fill one
+and none is left out: the images left over at the end of an epoch start the next epoch. A process
+takes every `size`-th sample of a batch. With image weights, the samples of an epoch are drawn with
+replacement instead, the same on every process.
 """
 
 from collections.abc import Iterator
@@ -38,11 +38,7 @@ class Key:
 class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     """This process's share of each batch of an epoch, as lists of keys.
 
-    ratios: height / width of every image, [N]. shapes: None for square canvases, otherwise batches
-    of images with similar ratios, without mosaic. mosaic_until: the first epoch without mosaic,
-    mixup and copy-paste. `first_batch`: the number, within its epoch, of the batch at which an
-    iteration starts. Raises ValueError if the batch size is larger than the number of images or not
-    a multiple of the processes.
+    `first_batch`: the number, within its epoch, of the batch at which an iteration starts.
     """
 
     def __init__(
@@ -57,28 +53,48 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         shapes: CanvasShapes | None = None,
         mosaic_until: int = 2**31,
     ) -> None:
+        """Check the batch size.
+
+        Args:
+            ratios: height / width of every image, [N].
+            batch_size: samples in a batch of all processes together.
+            image_size: side of square canvases, in pixels.
+            seed: of the order of the images and of their samples.
+            rank: number of this process.
+            size: number of processes.
+            shapes: None for square canvases, otherwise batches of images with similar ratios,
+                without mosaic.
+            mosaic_until: the first epoch without mosaic, mixup and copy-paste.
+
+        Raises ValueError if the batch size is larger than the number of images or not a multiple
+        of the processes.
+        """
         if not 1 <= batch_size <= len(ratios):
             raise ValueError(
                 f"batch size {batch_size}: choose 1 to {len(ratios)}, the number of training images"
             )
         if batch_size % size:
             raise ValueError(f"batch size {batch_size}: choose a multiple of the {size} processes")
-        self._per_process = batch_size // size
         super().__init__(ratios, num_replicas=size, rank=rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
-        self.ratios, self.batch_size, self.image_size = ratios, batch_size, image_size
-        self.shapes, self.mosaic_until, self.first_batch = shapes, mosaic_until, 0
+        self.ratios = ratios
+        self.batch_size = batch_size
+        self.image_size = image_size
+        self.shapes = shapes
+        self.mosaic_until = mosaic_until
+        self.first_batch = 0
+        self._per_process = batch_size // size
         self._weights: NDArray[np.float64] | None = None
 
     @property
     def largest(self) -> int:
         """The maximum number of bytes of the pixels of this process's share of a batch."""
-        height, width = self.shapes.largest if self.shapes else (self.image_size, self.image_size)
+        square = (self.image_size, self.image_size)
+        height, width = self.shapes.largest if self.shapes else square
         return self._per_process * height * width * 3
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
-        """The relative probability of drawing each image in an epoch, [N]; None: every image once
-        per pass.
+        """The relative probability of drawing each image, [N]; None: every image once per pass.
 
         An epoch has the same number of batches with weights, drawn with replacement. The other
         images of a mosaic are still chosen uniformly. The setter raises ValueError unless all
@@ -91,10 +107,9 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         self._weights = None if weights is None else checked_weights(weights, len(self.ratios))
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Select the epoch to iterate over, starting at its batch `first_batch`. Skipped images are
-        not read.
+        """Select the epoch to iterate over, starting at its batch `first_batch`.
 
-        Raises ValueError if the epoch has fewer batches than first_batch.
+        Skipped images are not read. Raises ValueError if the epoch has fewer batches.
         """
         count = self.batches_in(epoch)
         if not 0 <= first_batch <= count:
@@ -119,48 +134,51 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[list[Key]]:  # type: ignore[override]
         mosaic = self.shapes is None and self.epoch < self.mosaic_until
         for batch in self._batches()[self.first_batch :]:
-            square = (self.image_size, self.image_size)
-            height, width = (
-                square if self.shapes is None else self.shapes.shape(self.ratios[batch[:, 1]])
-            )
+            height = width = self.image_size
+            if self.shapes is not None:
+                # The canvas holds all images of the batch, also those of other processes.
+                height, width = self.shapes.shape(self.ratios[batch[:, 1]])
+
             share = batch[self.rank :: self.num_replicas].tolist()
-            yield [
-                Key(epoch, index, height, width, mosaic, repeat) for epoch, index, repeat in share
-            ]
+            keys = []
+            for epoch, index, repeat in share:
+                keys.append(Key(epoch, index, height, width, mosaic, repeat))
+            yield keys
 
     def _batches(self) -> NDArray[np.int64]:
-        """Return all batches of the epoch, for all processes together: [K, B, 3] epoch, index,
-        repeat.
-        """
+        """Return all batches of the epoch, of all processes: [K, B, 3] epoch, index, repeat."""
         first = self.batches_before(self.epoch) * self.batch_size
         count = self.batches_in(self.epoch) * self.batch_size
-        stream = (
-            self._stream(first, first + count)
-            if self.weights is None
-            else self._drawn(self.weights, count)
-        )
-        return (
-            stream.reshape(-1, self.batch_size, 3)
-            if self.shapes is None
-            else self._by_ratio(stream)
-        )
+
+        if self.weights is None:
+            stream = self._stream(first, first + count)
+        else:
+            stream = self._drawn(self.weights, count)
+
+        if self.shapes is None:
+            return stream.reshape(-1, self.batch_size, 3)
+        return self._by_ratio(stream)
 
     def _stream(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return samples `first` to `last` of the infinite stream: [last - first, 3] epoch, index,
-        repeat.
+        """Return samples `first` to `last` of the infinite stream, [last - first, 3].
+
+        Columns: epoch, index, repeat.
         """
         count = len(self.ratios)
-        passes = range(first // count, -(-last // count))
-        orders = [
-            _rows(p, generator_for(self.seed, p, ORDER).permutation(count), 0) for p in passes
-        ]
-        start = passes.start * count
-        return np.concatenate(orders)[first - start : last - start]
+        first_pass = first // count
+        end_pass = -(-last // count)  # rounded up
+
+        # The passes that the samples belong to, each in its own order.
+        passes = []
+        for number in range(first_pass, end_pass):
+            order = generator_for(self.seed, number, ORDER).permutation(count)
+            passes.append(_rows(number, order, 0))
+
+        start = first_pass * count
+        return np.concatenate(passes)[first - start : last - start]
 
     def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-        """Return `count` samples of the epoch, images drawn by weight: [count, 3] epoch, index,
-        repeat.
-        """
+        """Return `count` samples of images drawn by weight: [count, 3] epoch, index, repeat."""
         # Weights of at most 1: no sum overflows, and no point is rounded up to the total.
         cumulative = np.cumsum(weights / weights.max())
         points = generator_for(self.seed, self.epoch, DRAWS).random(count) * cumulative[-1]
@@ -169,14 +187,18 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
 
     def _by_ratio(self, stream: NDArray[np.int64]) -> NDArray[np.int64]:
         """Group samples of similar aspect ratio into batches, in random order: [K, B, 3]."""
-        ordered = stream[np.argsort(self.ratios[stream[:, 1]], kind="stable")]
-        batches = ordered.reshape(-1, self.batch_size, 3)
-        return batches[generator_for(self.seed, self.epoch, SHUFFLE).permutation(len(batches))]
+        ratios = self.ratios[stream[:, 1]]
+        by_ratio = stream[np.argsort(ratios, kind="stable")]
+        batches = by_ratio.reshape(-1, self.batch_size, 3)
+
+        shuffled = generator_for(self.seed, self.epoch, SHUFFLE).permutation(len(batches))
+        return batches[shuffled]
 
 
 def _rows(
     epoch: int, indices: NDArray[np.int64], repeat: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
+    """Return samples as rows of epoch, index, repeat: [N, 3]."""
     return np.stack(np.broadcast_arrays(epoch, indices, repeat), 1)
 
 
@@ -186,16 +208,19 @@ def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> repeats(np.array([5, 3, 5, 5, 3])).tolist()
     [0, 0, 1, 2, 1]
     """
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values, kind="stable")  # equal values are adjacent, earlier ones first
     grouped = values[order]
+    start_of_group = np.searchsorted(grouped, grouped)
+
     before = np.empty_like(order)
-    before[order] = np.arange(len(values)) - np.searchsorted(grouped, grouped)
+    before[order] = np.arange(len(values)) - start_of_group
     return before
 
 
 def checked_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Return a copy of the weights of `count` images. Raises ValueError as the setter of
-    TrainSampler.weights does.
+    """Return a copy of the weights of `count` images.
+
+    Raises ValueError as the setter of TrainSampler.weights does.
     """
     copy = np.array(weights, np.float64)
     if copy.shape != (count,):
@@ -203,7 +228,9 @@ def checked_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.floa
             f"image weights have shape {copy.shape}: give one for each of the {count} training "
             "images"
         )
-    if not (np.isfinite(copy) & (copy >= 0)).all() or not copy.any():
+
+    valid = np.isfinite(copy) & (copy >= 0)
+    if not valid.all() or not copy.any():
         given = f"{copy.min():g} to {copy.max():g}"
         raise ValueError(
             f"image weights are {given}: they must be finite and at least 0, and not all 0"
@@ -212,12 +239,12 @@ def checked_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.floa
 
 
 class EvaluationSampler:
-    """Every image once, in batches of one shape; a process takes every `size`-th batch, so no batch
-    is padded.
+    """Every image once, in batches of one shape; a process takes every `size`-th batch.
 
-    An image's canvas is the smallest that holds it, whatever other images are in its batch, so its
-    detections depend neither on the batch size nor on the number of processes. `numbers`: the
-    numbers of this process's batches among those of all processes.
+    No batch is padded. An image's canvas is the smallest that holds it, whatever other images are
+    in its batch, so its detections depend neither on the batch size nor on the number of processes.
+    `numbers`: the numbers of this process's batches among those of all processes. `largest`: bytes
+    of the largest batch of any process.
     """
 
     def __init__(
@@ -229,20 +256,23 @@ class EvaluationSampler:
         rank: int = 0,
         size: int = 1,
     ) -> None:
-        canvas = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
-        # by ratio, so images of one shape are adjacent
-        ordered = np.argsort(ratios, kind="stable").tolist()
-        runs = [(list(run), shape) for shape, run in groupby(ordered, lambda i: canvas[ratios[i]])]
-        batches = [
-            (run[i : i + batch_size], shape)
-            for run, shape in runs
-            for i in range(0, len(run), batch_size)
-        ]
-        self.rank, self.size, self.numbers = rank, size, range(rank, len(batches), size)
+        """ratios: height / width of every image, [N]; the others as in TrainSampler."""
+        canvas_of = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
+
+        # By ratio, so images of one shape are adjacent. Each run of them is cut into batches.
+        by_ratio = np.argsort(ratios, kind="stable").tolist()
+        batches = []
+        for shape, run in groupby(by_ratio, lambda i: canvas_of[ratios[i]]):
+            images = list(run)
+            for start in range(0, len(images), batch_size):
+                batches.append((images[start : start + batch_size], shape))
+
+        self.rank = rank
+        self.size = size
+        self.numbers = range(rank, len(batches), size)
         self.batches = [batches[number] for number in self.numbers]
-        self.largest = max(
-            (len(batch) * height * width * 3 for batch, (height, width) in batches), default=0
-        )  # bytes
+        batch_bytes = [len(images) * height * width * 3 for images, (height, width) in batches]
+        self.largest = max(batch_bytes, default=0)
 
     def __len__(self) -> int:
         return len(self.batches)
