@@ -1,5 +1,4 @@
-"""Model tables: YAML files of rows [from, number, module, args], found by name, checked, and
-resolved to plain values.
+"""Model tables: YAML files of rows [from, number, module, args], found, checked and resolved.
 
 A family of models has `scales: {s: [depth, width, most channels]}`; a table of one model has
 `depth_multiple`, `width_multiple` and `max_channels`. The most channels, before width multiplies
@@ -27,7 +26,8 @@ MAX_BYTES = 1 << 18
 MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `number` of a row
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
-SMALLEST_ANCHOR, LARGEST_ANCHOR = 1e-3, 100_000  # pixels; far from the limits of float32
+SMALLEST_ANCHOR = 1e-3  # pixels; like the next, far from the limits of float32
+LARGEST_ANCHOR = 100_000
 # YAML 1.1
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # not 007: YAML 1.1 reads octal, other readers decimal
@@ -65,32 +65,35 @@ class TableRow(NamedTuple):
 
 
 def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
-    """Return the table for a model name, and the scale in that name (None for a table of one
-    model).
+    """Return the table for a model name, and the scale in that name.
 
-    `name` is a file path; or a file in models/, with or without .yaml; or a family and one of its
-    scales:
-    `yolov5s.yaml` is scale `s` of models/yolov5.yaml, `yolov5s6` is scale `s6` of
-    models/yolov5-p6.yaml.
+    The scale is None for a table of one model. `name` is a file path; or a file in models/, with or
+    without .yaml; or a family and one of its scales: `yolov5s.yaml` is scale `s` of
+    models/yolov5.yaml, `yolov5s6` is scale `s6` of models/yolov5-p6.yaml.
 
     Raises: ValueError if there is no such model, or if its file cannot be read.
     """
     path = Path(name)
     if os.path.isfile(path):  # False, not an error, for text that cannot be a path
         return read_table(path), None
-    stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
+
     # YOLOv5 commands use models/yolov5s.yaml and models/hub/yolov5s6.yaml; any other folder means a
     # user's own file.
+    stem = path.stem if path.suffix in {".yaml", ".yml"} else path.name
     if str(path.parent) in {".", "models", "models/hub"}:
         files = family_files()
+
         for file in files:
             if file.stem == stem:
                 return read_table(file), None
+
         for file in files:
-            table, family = read_table(file), family_of(file)
+            table = read_table(file)
+            family = family_of(file)
             for scale in table.get("scales", {}):
                 if stem == family + scale:
                     return table, scale
+
     names = model_names()
     known = ", ".join(names) + did_you_mean(stem, names)
     raise ValueError(f"no model '{excerpt(str(name), 300)}': give a YAML file or one of {known}")
@@ -108,7 +111,9 @@ def model_names() -> list[str]:
 def names_in(file: Path) -> list[str]:
     """Return the names of the models in a table of models/."""
     scales = read_table(file).get("scales")
-    return [file.stem] if scales is None else [family_of(file) + scale for scale in scales]
+    if scales is None:
+        return [file.stem]
+    return [family_of(file) + scale for scale in scales]
 
 
 def family_files() -> list[Path]:
@@ -130,37 +135,40 @@ def read_table(path: Path) -> dict[str, Any]:
 
     Raises: ValueError if the file cannot be read, is too large, is not YAML, or is not a table.
     """
-    source = (
-        f"models/{path.name}" if path.resolve().parent == MODELS_DIR.resolve() else printable(path)
-    )
+    is_shipped = path.resolve().parent == MODELS_DIR.resolve()
+    source = f"models/{path.name}" if is_shipped else printable(path)
+
     tree = read_tree(path, source, "model table", MAX_BYTES)
     if not isinstance(tree, MappingNode):
-        raise ValueError(
-            f"{source}: a model table is a mapping with the keys {', '.join(KEYS[1:])}"
-        )
+        keys = ", ".join(KEYS[1:])
+        raise ValueError(f"{source}: a model table is a mapping with the keys {keys}")
     return {**plain_values(tree, source), "source": source}
 
 
 def plain_values(node: Node, source: str) -> Any:
-    """Return a YAML node as dicts, lists, numbers, True and False, None and text. Quoted values are
-    text.
+    """Return a YAML node as dicts, lists, numbers, True and False, None and text.
+
+    Quoted values are text.
 
     Raises: ValueError for a duplicate key.
     """
     if isinstance(node, MappingNode):
-        return {
-            key: plain_values(value, source) for key, value in pairs(node, source, "one mapping")
-        }
+        entries = pairs(node, source, "one mapping")
+        return {key: plain_values(value, source) for key, value in entries}
     if isinstance(node, SequenceNode):
         return [plain_values(value, source) for value in node.value]
+
     text: str = node.value
-    if isinstance(node, ScalarNode) and node.style:
+    is_quoted = isinstance(node, ScalarNode) and node.style
+    if is_quoted:
         return text
     if WHOLE.fullmatch(text):
         return int(text)
     if FRACTION.fullmatch(text):
         return float(text)
-    return None if is_absent(node) else BOOLEANS.get(text.lower(), text)
+    if is_absent(node):
+        return None
+    return BOOLEANS.get(text.lower(), text)
 
 
 def resolve(
@@ -171,33 +179,40 @@ def resolve(
     channels: int = 3,
     anchors: Anchors | None = None,
 ) -> dict[str, Any]:
-    """Return the table of one model, with scale, classes, image channels and anchors filled in, and
-    rows checked.
+    """Return the table of one model: scale, classes, channels and anchors filled in, rows checked.
 
-    Only the form of the rows is checked. anchors: pixels as in the YAML, one list w, h, w, h, ...
-    per level; or a number per level, to be fitted to data; None for the table's own. Ignored for a
-    table without anchors.
+    Only the form of the rows is checked.
+
+    Args:
+        table: of a family or of one model, as `load_model_table` returns it.
+        scale: one of the family's; None for a table of one model.
+        num_classes: written as `nc`.
+        channels: of the images, written as `ch`.
+        anchors: pixels as in the YAML, one list w, h, w, h, ... per level; or a number per level,
+            to be fitted to data; None for the table's own. Ignored for a table without anchors.
 
     Raises: ValueError for an unknown or missing key, an unknown scale, or a value out of range.
     """
     source = str(table.get("source", "model table"))
     check_keys(table, source)
-    depth, width, most = multiples(table, scale, source)
+    depth, width, most_channels = multiples(table, scale, source)
+
     if not is_whole(num_classes, 1) or not is_whole(channels, 1):
+        given = f"{num_classes} and {channels}"
         raise ValueError(
-            f"{source}: a model needs 1 or more classes and image channels, got {num_classes} and "
-            f"{channels}"
+            f"{source}: a model needs 1 or more classes and image channels, got {given}"
         )
     if table.get("ch") not in (None, channels):
-        raise ValueError(
-            f"{source}: `ch` is {reprlib.repr(table['ch'])}, but the images have {channels} "
-            "channels"
-        )
-    optional: dict[str, Any] = {} if most is None else {"max_channels": most}
+        wanted = reprlib.repr(table["ch"])
+        raise ValueError(f"{source}: `ch` is {wanted}, but the images have {channels} channels")
+
+    optional: dict[str, Any] = {}
+    if most_channels is not None:
+        optional["max_channels"] = most_channels
     if "anchors" in table:
-        optional["anchors"] = plain_anchors(
-            table["anchors"] if anchors is None else anchors, source
-        )
+        chosen = table["anchors"] if anchors is None else anchors
+        optional["anchors"] = plain_anchors(chosen, source)
+
     resolved = {
         "source": source,
         "nc": num_classes,
@@ -214,148 +229,171 @@ def resolve(
 
 def check_depth(resolved: Mapping[str, Any]) -> None:
     """Raise ValueError for a malformed row, and for more than MAX_NUMBER rows or layers."""
-    source, rows = resolved["source"], len(resolved["backbone"]) + len(resolved["head"])
+    source = resolved["source"]
+    rows = len(resolved["backbone"]) + len(resolved["head"])
     if rows > MAX_NUMBER:
         raise ValueError(f"{source}: {rows:,} rows, at most {MAX_NUMBER} are allowed")
-    layers = sum(
-        scale_number(row.number, resolved["depth_multiple"]) for row in parse_rows(resolved)
-    )
+
+    depth = resolved["depth_multiple"]
+    layers = sum(scale_number(row.number, depth) for row in parse_rows(resolved))
     if layers > MAX_NUMBER:
-        raise ValueError(
-            f"{source}: {layers:,} layers with all repeats, at most {MAX_NUMBER} are allowed"
-        )
+        limit = f"at most {MAX_NUMBER} are allowed"
+        raise ValueError(f"{source}: {layers:,} layers with all repeats, {limit}")
 
 
 def check_keys(table: Mapping[str, Any], source: str) -> None:
-    """Raise ValueError for an unknown key, a bad `nc` or `ch`, a missing list of rows, or missing
-    anchors.
-    """
+    """Raise ValueError for an unknown key, a bad `nc` or `ch`, or missing rows or anchors."""
     unknown = [excerpt(str(key)) for key in table if key not in KEYS]
     if unknown:
-        raise ValueError(
-            f"{source}: unknown keys {', '.join(unknown[:10])}; allowed are {', '.join(KEYS[1:])}"
-        )
+        allowed = ", ".join(KEYS[1:])
+        raise ValueError(f"{source}: unknown keys {', '.join(unknown[:10])}; allowed are {allowed}")
+
     for key in ("nc", "ch"):
-        if table.get(key) is not None and not is_whole(table[key], 1):
-            raise ValueError(
-                f"{source}: `{key}` is {reprlib.repr(table[key])}, but must be a whole number, 1 "
-                "or more"
-            )
+        value = table.get(key)
+        if value is not None and not is_whole(value, 1):
+            given = reprlib.repr(value)
+            raise ValueError(f"{source}: `{key}` is {given}, but must be a whole number, 1 or more")
+
     for key in ("backbone", "head"):
         if not isinstance(table.get(key), list):
             raise ValueError(
                 f"{source}: `{key}` must be a list of rows [from, number, module, args]"
             )
-    if "anchors" not in table and any(
-        _names_anchors(row) for row in [*table["backbone"], *table["head"]]
-    ):
-        raise ValueError(
-            f"{source}: `anchors` is missing: one list w, h, w, h, ... per level, or a number per "
-            "level"
-        )
+
+    rows = [*table["backbone"], *table["head"]]
+    if "anchors" not in table and any(_names_anchors(row) for row in rows):
+        wanted = "one list w, h, w, h, ... per level, or a number per level"
+        raise ValueError(f"{source}: `anchors` is missing: {wanted}")
 
 
 def _names_anchors(row: Any) -> bool:
     """Whether a row, which is not checked yet, has the word `anchors` among its args."""
-    args = row[-1] if isinstance(row, (list, tuple)) and row else []
-    return isinstance(args, (list, tuple)) and any(
-        isinstance(arg, str) and arg == "anchors" for arg in args
-    )
+    if not isinstance(row, (list, tuple)) or not row:
+        return False
+
+    args = row[-1]
+    if not isinstance(args, (list, tuple)):
+        return False
+    return any(isinstance(arg, str) and arg == "anchors" for arg in args)
 
 
 def multiples(
     table: Mapping[str, Any], scale: str | None, source: str
 ) -> tuple[float, float, int | None]:
-    """Return the depth and width multiples of a table's scale, and its most channels, None for no
-    limit.
+    """Return the depth and width multiples of a table's scale, and its most channels.
+
+    The most channels are None for no limit.
 
     Raises: ValueError if the scale is unknown or missing, if a multiple is not a positive number up
     to MAX_MULTIPLE, or if the most channels are not a whole number.
     """
-    if "scales" in table:
-        scales = table["scales"]
-        if not isinstance(scales, Mapping):
-            raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
-        if scale not in scales:
+    values = _scale_values(table, scale, source)
+    depth_and_width = values
+    most: Any = []  # no value, or one
+    if isinstance(values, list):
+        depth_and_width = values[:2]
+        most = values[2:]
+
+    is_pair = isinstance(depth_and_width, list) and len(depth_and_width) == 2
+    if not is_pair or len(most) > 1 or not all(is_positive(value) for value in depth_and_width):
+        given = reprlib.repr(values)
+        raise ValueError(
+            f"{source}: depth and width multiple must be two positive numbers, got {given}"
+        )
+
+    if max(depth_and_width) > MAX_MULTIPLE:
+        limit = f"at most {MAX_MULTIPLE} is allowed"
+        raise ValueError(f"{source}: depth and width multiple are {depth_and_width}, {limit}")
+
+    if not all(is_whole(value, 1) for value in most):
+        given = reprlib.repr(most[0])
+        raise ValueError(
+            f"{source}: the most channels must be a whole number, 1 or more, got {given}"
+        )
+
+    depth, width = depth_and_width
+    return float(depth), float(width), most[0] if most else None
+
+
+def _scale_values(table: Mapping[str, Any], scale: str | None, source: str) -> Any:
+    """Return [depth, width] or [depth, width, most channels] of a scale, not checked yet.
+
+    Raises: ValueError if the table has scales, and not this one.
+    """
+    if "scales" not in table:
+        values = [table.get("depth_multiple"), table.get("width_multiple")]
+        if "max_channels" in table:
+            values.append(table["max_channels"])
+        return values
+
+    scales = table["scales"]
+    if not isinstance(scales, Mapping):
+        raise ValueError(f"{source}: `scales` must be a mapping from a name to [depth, width]")
+
+    if scale not in scales:
+        if scale is not None:
+            hint = f"got {scale!r}"
+        elif source.startswith("models/"):
+            family = family_of(Path(source))
+            siblings = [file for file in family_files() if family_of(file) == family]
+            names = [name for file in siblings for name in names_in(file)]
+            hint = f"choose one of {', '.join(names)}"
+        else:
             hint = (
                 "give depth_multiple and width_multiple instead, as the table is given by its path"
             )
-            if source.startswith("models/"):
-                siblings = [
-                    file for file in family_files() if family_of(file) == family_of(Path(source))
-                ]
-                hint = (
-                    "choose one of "
-                    f"{', '.join(name for file in siblings for name in names_in(file))}"
-                )
-            hint = hint if scale is None else f"got {scale!r}"
-            known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
-            raise ValueError(f"{source}: the table has the scales {known}; {hint}")
-        values = scales[scale]
-    else:
-        values = [table.get("depth_multiple"), table.get("width_multiple")]
-        values += [table["max_channels"]] if "max_channels" in table else []
-    pair, most = (values[:2], values[2:]) if isinstance(values, list) else (values, [])
-    if (
-        not isinstance(pair, list)
-        or len(pair) != 2
-        or len(most) > 1
-        or not all(is_positive(value) for value in pair)
-    ):
-        raise ValueError(
-            f"{source}: depth and width multiple must be two positive numbers, got "
-            f"{reprlib.repr(values)}"
-        )
-    if max(pair) > MAX_MULTIPLE:
-        raise ValueError(
-            f"{source}: depth and width multiple are {pair}, at most {MAX_MULTIPLE} is allowed"
-        )
-    if not all(is_whole(value, 1) for value in most):
-        raise ValueError(
-            f"{source}: the most channels must be a whole number, 1 or more, got "
-            f"{reprlib.repr(most[0])}"
-        )
-    return float(pair[0]), float(pair[1]), most[0] if most else None
+        known = ", ".join(excerpt(str(name)) for name in list(scales)[:20])
+        raise ValueError(f"{source}: the table has the scales {known}; {hint}")
+    return scales[scale]
 
 
 def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
-    """Return anchors as a number per level, or as one list of pixel sizes w, h, w, h, ... per
-    level, of equal length.
+    """Return anchors as a number per level, or as one list w, h, w, h, ... in pixels per level.
+
+    All lists have the same length.
 
     Raises: ValueError for anything else.
 
     >>> plain_anchors([[10, 13, 16, 30], (30, 61, 62, 45)], "table.yaml")
     [[10.0, 13.0, 16.0, 30.0], [30.0, 61.0, 62.0, 45.0]]
     """
+    given = reprlib.repr(anchors)
     if is_whole(anchors, 1):
         if anchors > MAX_NUMBER:
-            raise ValueError(
-                f"{source}: {reprlib.repr(anchors)} anchors per level, at most {MAX_NUMBER} are "
-                "allowed"
-            )
+            limit = f"at most {MAX_NUMBER} are allowed"
+            raise ValueError(f"{source}: {given} anchors per level, {limit}")
         return int(anchors)
-    levels = list(anchors) if isinstance(anchors, Sequence) and not isinstance(anchors, str) else []
-    if not levels or not all(
-        isinstance(level, Sequence) and not isinstance(level, str) for level in levels
-    ):
+
+    levels = list(anchors) if _is_list(anchors) else []
+    if not levels or not all(_is_list(level) for level in levels):
         raise ValueError(
-            f"{source}: anchors must be one list w, h, w, h, ... per level, got "
-            f"{reprlib.repr(anchors)}"
+            f"{source}: anchors must be one list w, h, w, h, ... per level, got {given}"
         )
-    if sum(len(level) for level in levels) > MAX_NUMBER:
+
+    lengths = [len(level) for level in levels]
+    if sum(lengths) > MAX_NUMBER:
         raise ValueError(f"{source}: more than {MAX_NUMBER} anchor sizes")
+
     sizes = [value for level in levels for value in level]
-    if not all(
-        is_positive(value) and SMALLEST_ANCHOR <= value <= LARGEST_ANCHOR for value in sizes
-    ):
+    if not all(_is_anchor_size(value) for value in sizes):
         wanted = f"positive numbers of pixels, up to {LARGEST_ANCHOR:,}"
-        raise ValueError(f"{source}: anchor sizes must be {wanted}, got {reprlib.repr(anchors)}")
-    if len(levels[0]) % 2 or len({len(level) for level in levels}) > 1 or not sizes:
+        raise ValueError(f"{source}: anchor sizes must be {wanted}, got {given}")
+
+    if lengths[0] % 2 or len(set(lengths)) > 1 or not sizes:
         raise ValueError(
-            f"{source}: every level needs the same number of anchors w, h, got "
-            f"{reprlib.repr(anchors)}"
+            f"{source}: every level needs the same number of anchors w, h, got {given}"
         )
     return [[float(value) for value in level] for level in levels]
+
+
+def _is_list(value: Any) -> bool:
+    """Whether `value` is a sequence other than text."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_anchor_size(value: Any) -> bool:
+    """Whether `value` is a number of pixels that an anchor can be wide or high."""
+    return is_positive(value) and SMALLEST_ANCHOR <= value <= LARGEST_ANCHOR
 
 
 def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
@@ -363,10 +401,11 @@ def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
 
     Raises: ValueError that names the row if it is malformed or its `from` is out of range.
     """
-    rows = [*table["backbone"], *table["head"]]
-    return [
-        parse_row(row, index, f"{table['source']} row {index}") for index, row in enumerate(rows)
-    ]
+    parsed = []
+    for index, row in enumerate([*table["backbone"], *table["head"]]):
+        where = f"{table['source']} row {index}"
+        parsed.append(parse_row(row, index, where))
+    return parsed
 
 
 def parse_row(row: Any, index: int, where: str) -> TableRow:
@@ -379,19 +418,23 @@ def parse_row(row: Any, index: int, where: str) -> TableRow:
         raise ValueError(f"{where}: must be [from, number, module, args], got {reprlib.repr(row)}")
     given, number, module, args = row
     where = f"{where} {format_row(row)}"
+
     sources = list(given) if isinstance(given, (list, tuple)) else [given]
     if not sources or not all(is_whole(source) for source in sources):
         raise ValueError(f"{where}: `from` must be a row's index or a list of them")
+
     if not is_whole(number, 1) or number > MAX_NUMBER:
         raise ValueError(f"{where}: `number` must be a whole number, 1 to {MAX_NUMBER}")
+
     if not isinstance(module, str) or not isinstance(args, (list, tuple)):
         raise ValueError(f"{where}: `module` must be a name and `args` a list")
+
+    # A negative `from` counts back from this row.
     absolute = tuple(source + index if source < 0 else source for source in sources)
     if not all(-1 <= source < index for source in absolute):
-        raise ValueError(
-            f"{where}: `from` must name rows above this one, 0 to {index - 1}, or count back from "
-            "it"
-        )
+        allowed = f"0 to {index - 1}, or count back from it"
+        raise ValueError(f"{where}: `from` must name rows above this one, {allowed}")
+
     return TableRow(where, index, absolute, number, module, list(args))
 
 
@@ -401,7 +444,9 @@ def format_row(row: Sequence[Any]) -> str:
     >>> format_row([-1, 6, "C3", [256]])
     '[-1, 6, C3, [256]]'
     """
-    shortened = (excerpt(value) if isinstance(value, str) else reprlib.repr(value) for value in row)
+    shortened = []
+    for value in row:
+        shortened.append(excerpt(value) if isinstance(value, str) else reprlib.repr(value))
     return f"[{', '.join(shortened)}]"
 
 
@@ -411,7 +456,8 @@ def scale_channels(channels: int, width: float, most: int | None = None) -> int:
     >>> scale_channels(64, 0.25), scale_channels(64, 0.3), scale_channels(1024, 0.75, 768)
     (16, 24, 576)
     """
-    return math.ceil(min(channels, most or channels) * width / 8) * 8
+    limited = min(channels, most or channels)
+    return math.ceil(limited * width / 8) * 8
 
 
 def scale_number(number: int, depth: float) -> int:
@@ -420,16 +466,20 @@ def scale_number(number: int, depth: float) -> int:
     >>> [scale_number(9, depth) for depth in (0.33, 0.67, 1.33)], scale_number(1, 1.67)
     ([3, 6, 12], 1)
     """
-    return max(round(number * depth), 1) if number > 1 else 1
+    if number == 1:
+        return 1
+    return max(round(number * depth), 1)
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:
     """Whether `value` is an integer (not a bool), and at least `least`."""
-    return (
-        isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
-    )
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least is None or value >= least
 
 
 def is_positive(value: Any) -> bool:
     """Whether `value` is a finite number above 0 (not a bool)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return 0 < value < math.inf
