@@ -1,5 +1,4 @@
-"""The detector that a model table describes, as an nn.Module: images -> raw maps -> boxes and
-scores.
+"""The detector that a model table describes: images -> raw maps -> boxes and scores.
 
 `layers` holds one module per row of the table, so `model.N.*` of a YOLOv5 checkpoint is
 `layers.N.*` here. Only the anchors differ, because YOLOv5's are in units of the stride:
@@ -38,20 +37,22 @@ from models.table import (
 )
 from utils.printable import excerpt
 
+# The types of value allowed for each annotation of a layer's arguments.
 KINDS: dict[Any, set[type]] = {
     bool: {bool},
     int: {int},
     float: {int, float},
     str: {str},
-}  # the types of value allowed for each annotation of a layer's arguments
+}
 MAX_STRIDE = 4096  # half of the largest image side
 MAX_PARAMETERS = 1_000_000_000
 MAX_ELEMENTS = 1 << 28  # of any map, for an image of 2 x 2 cells of the coarsest level
 
 
 class LayerInfo(NamedTuple):
-    """One line of the layer table; `number` and `args` are scaled, and `args` starts with the
-    input's channels.
+    """One line of the layer table.
+
+    `number` and `args` are scaled, and `args` starts with the input's channels.
     """
 
     row: int
@@ -63,8 +64,9 @@ class LayerInfo(NamedTuple):
 
 
 class Detector(nn.Module):
-    """A detector built from the table of one model. Its `table` holds plain values: store it to
-    build the model again.
+    """A detector built from the table of one model.
+
+    table: plain values; store them to build the model again.
 
     recompute: False by default; True saves memory in training. A row with one input and parameters,
     except the head, then keeps only that input for the backward pass (models/recompute.py). Values
@@ -87,26 +89,31 @@ class Detector(nn.Module):
         self._recomputable = recomputable(self.rows, self.layers)
 
     def _build(self) -> None:
-        channels, strides = {-1: self.table["ch"]}, {-1: Fraction(1)}
+        """Append the layer of each row, given the channels and strides of the rows above it."""
+        channels = {-1: self.table["ch"]}
+        strides = {-1: Fraction(1)}
         for row in self.rows:
-            inputs = [channels[source] for source in row.sources]
-            scales = [strides[source] for source in row.sources]
-            layer, info = build_layer(row, inputs, scales, self.table)
-            if (row.module in HEADS) != (row is self.rows[-1]):
-                raise row.error(
-                    f"the last row, and only the last row, must be a head ({', '.join(HEADS)})"
-                )
+            input_channels = [channels[source] for source in row.sources]
+            input_strides = [strides[source] for source in row.sources]
+            layer, info = build_layer(row, input_channels, input_strides, self.table)
+
+            is_head = row.module in HEADS
+            is_last = row is self.rows[-1]
+            if is_head != is_last:
+                heads = ", ".join(HEADS)
+                raise row.error(f"the last row, and only the last row, must be a head ({heads})")
+
             self.layers.append(layer)
             self._info.append(info)
-            if row.module not in HEADS:
-                channels[row.position], strides[row.position] = (
-                    layer.out_channels,
-                    scales[0] * layer.reduction,
-                )
-        if not self.rows or self.num_classes != self.table["nc"]:
+            if not is_head:
+                channels[row.position] = layer.out_channels
+                strides[row.position] = input_strides[0] * layer.reduction
+
+        num_classes = self.table["nc"]
+        if not self.rows or self.num_classes != num_classes:
+            source = self.table["source"]
             raise ValueError(
-                f"{self.table['source']}: the table needs rows, and a head with {self.table['nc']} "
-                "classes (nc)"
+                f"{source}: the table needs rows, and a head with {num_classes} classes (nc)"
             )
 
     @property
@@ -120,8 +127,9 @@ class Detector(nn.Module):
         return self.head.num_classes
 
     def choose_output(self, name: str) -> None:
-        """Decode the predictions of this name, of a head that has several; "" chooses none. Raises
-        ValueError.
+        """Decode the predictions of this name, of a head that has several; "" chooses none.
+
+        Raises: ValueError for a name that the head does not have.
         """
         if name:
             self.head.choose_output(name)
@@ -142,8 +150,9 @@ class Detector(nn.Module):
         return next(self.parameters()).dtype
 
     def fit_to_boxes(self, sizes: NDArray[np.float64], **how: Any) -> str | None:
-        """Fit the head to box sizes, update the table, and return a sentence on the result. how: as
-        for `Head`.
+        """Fit the head to box sizes, update the table, and return a sentence on the result.
+
+        how: as for `Head.fit_to_boxes`.
         """
         sentence = self.head.fit_to_boxes(sizes, **how)
         self.update_table()
@@ -155,10 +164,11 @@ class Detector(nn.Module):
 
     def forward(self, images: Tensor) -> Raw:
         """Return the head's raw predictions for images [B, 3, H, W] in [0, 1]."""
-        maps: dict[int, Any] = {-1: images}
         # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of one
         # column, and in gradients.
         in_full = torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides)
+
+        maps: dict[int, Any] = {-1: images}
         with torch.autocast("cpu", enabled=False) if in_full else nullcontext():
             for row in self.rows:
                 maps[row.position] = self._run(row, maps)
@@ -167,34 +177,32 @@ class Detector(nn.Module):
         return maps[len(self.rows) - 1]
 
     def _run(self, row: TableRow, maps: Mapping[int, Any]) -> Any:
-        layer, inputs = self.layers[row.position], [maps[source] for source in row.sources]
-        if (
-            self.recompute
-            and self.training
-            and torch.is_grad_enabled()
-            and row.position in self._recomputable
-        ):
+        """Return the output of a row's layer for the maps that the row reads."""
+        layer = self.layers[row.position]
+        inputs = [maps[source] for source in row.sources]
+
+        in_training = self.training and torch.is_grad_enabled()
+        if self.recompute and in_training and row.position in self._recomputable:
             return recomputed(layer, inputs[0])
-        return layer(inputs if layer_class(row).multi_input else inputs[0])
+
+        if layer_class(row).multi_input:
+            return layer(inputs)
+        return layer(inputs[0])
 
     def decode(self, raw: Raw, confidence: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1] of raw predictions,
-        both float32.
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32.
 
-        confidence: leave out predictions without a score above it, as `Head.decode_candidates`
-        does.
+        raw: as `forward` returns it. confidence: leave out predictions without a score above it, as
+        `Head.decode_candidates` does.
         """
-        return (
-            self.head.decode_candidates(raw, confidence)
-            if confidence > 0
-            else self.head.decode(raw)
-        )
+        if confidence > 0:
+            return self.head.decode_candidates(raw, confidence)
+        return self.head.decode(raw)
 
     def fuse(self) -> "Detector":
-        """Fold every BatchNorm into its convolution, in place and for inference only; return this
-        detector.
+        """Fold every BatchNorm into its convolution, in place; return this detector.
 
-        Branches of the head that only training needs are removed.
+        For inference only. Branches of the head that only training needs are removed.
         """
         self.eval()
         self.head.fuse()
@@ -204,25 +212,23 @@ class Detector(nn.Module):
         return self
 
     def info(self) -> list[LayerInfo]:
-        """Return the layer table, one line per row, with the number of parameters that each row has
-        now.
-        """
-        counts = [count_parameters(layer) for layer in self.layers]
-        return [
-            line._replace(parameters=count) for line, count in zip(self._info, counts, strict=True)
-        ]
+        """Return the layer table, one line per row, with the present number of parameters."""
+        table = []
+        for line, layer in zip(self._info, self.layers, strict=True):
+            table.append(line._replace(parameters=count_parameters(layer)))
+        return table
 
 
 def layer_class(row: TableRow) -> type[Layer]:
-    """Return the class of a row's module. Raises ValueError that names the row if the module is
-    unknown.
+    """Return the class of a row's module.
+
+    Raises: ValueError that names the row if the module is unknown.
     """
     if row.module in HEADS:
         return HEADS[row.module].head
     if row.module not in LAYERS:
-        raise row.error(
-            f"unknown module '{excerpt(row.module)}'; allowed are {', '.join([*LAYERS, *HEADS])}"
-        )
+        allowed = ", ".join([*LAYERS, *HEADS])
+        raise row.error(f"unknown module '{excerpt(row.module)}'; allowed are {allowed}")
     return LAYERS[row.module]
 
 
@@ -231,15 +237,20 @@ def build_layer(
 ) -> tuple[Layer | Stack, LayerInfo]:
     """Return the module of one row, and its line of the layer table.
 
+    in_channels, strides: of each input of the row. table: resolved.
+
     Raises: ValueError that names the row.
     """
     kind = layer_class(row)
-    args, number = scale_args(row, kind, table), scale_number(row.number, table["depth_multiple"])
+    args = scale_args(row, kind, table)
+    number = scale_number(row.number, table["depth_multiple"])
     check_arguments(row, kind, args)
+
     if not kind.multi_input and len(in_channels) != 1:
         raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
     if kind.multi_input and number != 1:
         raise row.error(f"{row.module} cannot be repeated: `number` must be 1, got {row.number}")
+
     source = list(in_channels) if kind.multi_input else in_channels[0]
     try:
         layer = stack(kind, source, args, number, strides)
@@ -247,22 +258,33 @@ def build_layer(
         raise row.error(f"an argument has the wrong type: {error}") from error
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise row.error(error) from error
-    return layer, LayerInfo(row.position, row.sources, number, 0, row.module, [source, *args])
+
+    info = LayerInfo(row.position, row.sources, number, 0, row.module, [source, *args])
+    return layer, info
 
 
 def stack(
     kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]
 ) -> Layer | Stack:
-    """Return one layer, or a stack of `number` layers of a class that does not handle repeats
-    itself.
+    """Return one layer, or a stack of `number` layers of a class that repeats nothing itself.
+
+    Args:
+        kind: the class of the layers.
+        source: channels of the input; a list of them for a class with several inputs.
+        args: further arguments of the class.
+        number: of layers, 1 or more.
+        strides: of each input.
     """
     if kind.multi_input:
         return kind(source, *args, strides=strides)
     if kind.repeats_inside:
         return kind(source, *args, repeats=number)
-    layers = [kind(source, *args)]
-    layers += [kind(layers[0].out_channels, *args) for _ in range(number - 1)]
-    return Stack(*layers) if number > 1 else layers[0]
+
+    first = kind(source, *args)
+    if number == 1:
+        return first
+    repeats = [kind(first.out_channels, *args) for _ in range(number - 1)]
+    return Stack(first, *repeats)
 
 
 def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> list[Any]:
@@ -272,32 +294,34 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
     """
     words = {"nc": table["nc"], "anchors": table.get("anchors"), "None": None}
     args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
+
     if kind.scales_width and args:
-        if not is_whole(args[0], 1) or args[0] > MAX_CHANNELS:
-            raise row.error(
-                f"the first argument must be a number of channels, 1 to {MAX_CHANNELS:,}"
-            )
-        args[0] = scale_channels(args[0], table["width_multiple"], table.get("max_channels"))
+        channels = args[0]
+        if not is_whole(channels, 1) or channels > MAX_CHANNELS:
+            allowed = f"1 to {MAX_CHANNELS:,}"
+            raise row.error(f"the first argument must be a number of channels, {allowed}")
+        args[0] = scale_channels(channels, table["width_multiple"], table.get("max_channels"))
     return args
 
 
 def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> None:
-    """Raise ValueError that names the row if it has too few or too many arguments, or one of the
-    wrong type.
-    """
+    """Raise ValueError that names the row for a wrong number of arguments or a wrong type."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]
-    allowed = [
-        parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
-    ]
-    needed = sum(parameter.default is parameter.empty for parameter in allowed)
-    if not needed <= len(row.args) <= len(allowed):
-        counts = f"{needed}" if needed == len(allowed) else f"{needed} to {len(allowed)}"
+    allowed = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    required = [each for each in allowed if each.default is each.empty]
+
+    fewest = len(required)
+    most = len(allowed)
+    if not fewest <= len(row.args) <= most:
+        counts = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         names = ", ".join(parameter.name for parameter in allowed)
         raise row.error(f"{row.module} takes {counts} arguments ({names}), got {len(row.args)}")
+
     for parameter, value in zip(allowed, args, strict=False):
         kinds = KINDS.get(parameter.annotation)
         if kinds and type(value) not in kinds:  # not isinstance, which accepts True as an int
-            given, wanted = reprlib.repr(value), parameter.annotation.__name__
+            given = reprlib.repr(value)
+            wanted = parameter.annotation.__name__
             raise row.error(
                 f"an argument has the wrong type: {parameter.name} is {given}, but must be {wanted}"
             )
@@ -305,10 +329,16 @@ def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> No
 
 def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
     """Return, for each row, the maps that no later row reads and that can be freed after it."""
-    last = {row.position: row.position for row in rows[:-1]} | {
-        source: row.position for row in rows for source in row.sources
-    }
-    return [[index for index, user in last.items() if user == row.position] for row in rows]
+    # A map that nobody reads is freed after its own row; the last map is the result.
+    last_user = {row.position: row.position for row in rows[:-1]}
+    for row in rows:
+        for source in row.sources:
+            last_user[source] = row.position
+
+    freed_after: list[list[int]] = [[] for _ in rows]
+    for index, user in last_user.items():
+        freed_after[user].append(index)
+    return freed_after
 
 
 def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> frozenset[int]:
@@ -325,19 +355,22 @@ def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> froze
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the number of elements in a module's parameters and, as published totals do, of its
-    heads' constants.
+    """Return the number of elements in a module's parameters and its heads' constants.
+
+    Published totals count the constants too.
     """
     constants = sum(part.constants for part in module.modules() if isinstance(part, Head))
-    return constants + sum(parameter.numel() for parameter in module.parameters())
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    return constants + parameters
 
 
 def check_shapes(table: Mapping[str, Any]) -> Detector:
-    """Return the detector of a resolved table on the meta device, after a run on 2 x 2 cells of the
-    coarsest level.
+    """Return the detector of a resolved table on the meta device, after a trial run of its rows.
 
-    The model takes no memory and is in eval mode. Raises: ValueError that names the row whose maps
-    do not fit, or if the strides of the maps differ from those of the head.
+    The run is on 2 x 2 cells of the coarsest level. The model takes no memory and is in eval mode.
+
+    Raises: ValueError that names the row whose maps do not fit, or if the strides of the maps
+    differ from those of the head.
     """
     with torch.device("meta"):
         # in training mode BatchNorm raises an error for a single cell
@@ -345,21 +378,23 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
         check_size(model)
         side = 2 * max(model.strides)
         maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
+
     for row in model.rows:
         try:
-            maps[row.position] = model._run(row, maps)
-            if isinstance(maps[row.position], Tensor) and maps[row.position].numel() > MAX_ELEMENTS:
-                raise ValueError(
-                    f"the output {list(maps[row.position].shape)} has over {MAX_ELEMENTS:,} "
-                    "elements"
-                )
+            output = model._run(row, maps)
+            if isinstance(output, Tensor) and output.numel() > MAX_ELEMENTS:
+                shape = list(output.shape)
+                raise ValueError(f"the output {shape} has over {MAX_ELEMENTS:,} elements")
         except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
             shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
-    sides = [maps[source].shape[2] for source in model.rows[-1].sources]
-    if sides != [side // stride for stride in model.strides]:
-        raise model.rows[-1].error(
-            f"strides must be {model.strides}, but a {side} px image gives {sides} cells"
+        maps[row.position] = output
+
+    head_row = model.rows[-1]
+    cells = [maps[source].shape[2] for source in head_row.sources]
+    if cells != [side // stride for stride in model.strides]:
+        raise head_row.error(
+            f"strides must be {model.strides}, but a {side} px image gives {cells} cells"
         )
     return model
 
@@ -367,30 +402,37 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
 def mismatched_tensors(
     model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False
 ) -> list[str]:
-    """Return the names of tensors that only one of the two has, or that differ in shape; types: or
-    in dtype.
+    """Return the names of tensors that only one of the two has, or that differ in shape.
+
+    types: or that differ in dtype.
     """
-    wanted, given = (
-        {key: (value.shape, value.dtype if types else None) for key, value in entries.items()}
-        for entries in (model.state_dict(), state)
-    )
+    wanted = _signatures(model.state_dict(), types)
+    given = _signatures(state, types)
     return sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
 
 
+def _signatures(tensors: Mapping[str, Tensor], types: bool) -> dict[str, tuple[Any, ...]]:
+    """Return the shape of each tensor, and its dtype if `types`."""
+    if types:
+        return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
+    return {key: (tensor.shape,) for key, tensor in tensors.items()}
+
+
 def check_size(model: Detector) -> None:
-    """Raise ValueError for a model, built on the meta device, with too many parameters or too large
-    a stride.
+    """Raise ValueError for a model with too many parameters or too large a stride.
+
+    model: on the meta device, so that it takes no memory.
     """
-    source, parameters = model.table["source"], count_parameters(model)
+    source = model.table["source"]
+    parameters = count_parameters(model)
     if parameters > MAX_PARAMETERS:
-        raise ValueError(
-            f"{source}: the model has {parameters:,} parameters, at most {MAX_PARAMETERS:,} are "
-            "allowed"
-        )
-    if max(model.strides) > MAX_STRIDE:
-        raise ValueError(
-            f"{source}: the model has stride {max(model.strides)}, at most {MAX_STRIDE} is allowed"
-        )
+        limit = f"at most {MAX_PARAMETERS:,} are allowed"
+        raise ValueError(f"{source}: the model has {parameters:,} parameters, {limit}")
+
+    largest = max(model.strides)
+    if largest > MAX_STRIDE:
+        limit = f"at most {MAX_STRIDE} is allowed"
+        raise ValueError(f"{source}: the model has stride {largest}, {limit}")
 
 
 def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
@@ -400,7 +442,9 @@ def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
     and run on the meta device.
     """
     with torch.device("meta"):
-        model, image = Detector(table).eval(), torch.empty(1, table["ch"], image_size, image_size)
+        model = Detector(table).eval()
+        image = torch.empty(1, table["ch"], image_size, image_size)
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(image)
     return counter.get_total_flops() / 1e9
