@@ -55,24 +55,30 @@ class Predictor:
         multi_label: bool = False,
         batch_size: int = 16,
     ) -> None:
-        """Images are moved to the device of `backend`, which may be combined of several
-        (models/backends/combined.py).
+        """A predictor on the device of `backend`, to which it moves images.
 
-        image_size: long side in pixels, rounded up to a multiple of the stride. canvas: (height,
-        width) for all images, multiples of the stride, instead of one that fits the image; a
-        backend may have its own. confidence: scores at or below it are dropped. iou, agnostic,
-        multi_label, max_detections: as for non_max_suppression, which a backend may not need.
-        class_ids: return only these classes; the others are detected as well, and then removed.
-        batch_size: the most images in one forward pass. Raises ValueError for a number out of
-        range.
+        Args:
+            backend: runs the model; may be combined of several (models/backends/combined.py).
+            image_size: long side in pixels, rounded up to a multiple of the stride.
+            canvas: (height, width) for all images, multiples of the stride, instead of one that
+                fits the image; a backend may have its own.
+            confidence: scores at or below it are dropped.
+            iou, agnostic, multi_label, max_detections: as for non_max_suppression, which a backend
+                may not need.
+            class_ids: return only these classes; the others are detected as well, and then removed.
+            batch_size: the most images in one forward pass.
+
+        Raises: ValueError for a number out of range.
         """
         check_limits(confidence, iou, max_detections)
         for name, number in (("image_size", image_size), ("batch_size", batch_size)):
             if number < 1:
                 raise ValueError(f"{name} {number}: choose 1 or more")
+
         self.backend = backend
         self.class_ids = _checked_classes(class_ids, backend.num_classes)
-        self.batch_size, self.confidence = batch_size, confidence
+        self.batch_size = batch_size
+        self.confidence = confidence
         self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
         self.image_size = self._shapes.image_size
         self._in_images = partial(
@@ -113,15 +119,19 @@ class Predictor:
     ) -> ImageDetections | list[ImageDetections]:
         """Return the detections of one image, or of each image of a list.
 
-        images: uint8 [H, W, 3]; grey images, [H, W] or [H, W, 1], get three equal channels.
-        channel_order: "rgb", or "bgr" as read by OpenCV. watch: measures the stages. Raises
-        ValueError for anything else, before the first forward pass.
+        images: uint8 [H, W, 3]; gray images, [H, W] or [H, W, 1], get three equal channels.
+        channel_order: "rgb", or "bgr" as read by OpenCV. watch: measures the stages.
+
+        Raises: ValueError for anything else, before the first forward pass.
         """
         if channel_order not in ("rgb", "bgr"):
             raise ValueError(f"channel_order is '{channel_order}': choose 'rgb' or 'bgr'")
         watch = watch or Stopwatch()
+
         if isinstance(images, np.ndarray):
-            return self._detect([three_channels(images, "the image")], channel_order, watch)[0]
+            image = three_channels(images, "the image")
+            return self._detect([image], channel_order, watch)[0]
+
         checked = [three_channels(image, f"image {i}") for i, image in enumerate(images)]
         return self._detect(checked, channel_order, watch)
 
@@ -129,17 +139,19 @@ class Predictor:
     def _detect(
         self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
     ) -> list[ImageDetections]:
+        """Return the detections of each image. Images of one canvas shape share batches."""
         numbers_by_canvas: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, image in enumerate(images):
             width, height = size_of(image)
-            numbers_by_canvas[self._shapes.shape(np.array([height / width]))].append(number)
+            canvas = self._shapes.shape(np.array([height / width]))
+            numbers_by_canvas[canvas].append(number)
+
         found: dict[int, ImageDetections] = {}
         for canvas, numbers in numbers_by_canvas.items():
             for start in range(0, len(numbers), self.batch_size):
                 batch = numbers[start : start + self.batch_size]
-                detections = self._detect_on(
-                    canvas, [images[i] for i in batch], channel_order, watch
-                )
+                batch_images = [images[number] for number in batch]
+                detections = self._detect_on(canvas, batch_images, channel_order, watch)
                 found.update(zip(batch, detections, strict=True))
         return [found[number] for number in range(len(images))]
 
@@ -152,28 +164,35 @@ class Predictor:
     ) -> list[ImageDetections]:
         """Return the detections of images with the same canvas shape, in one forward pass."""
         sizes = [size_of(image) for image in images]
+
         with watch("letterbox"):
-            base: list[tuple[int, int]] = [
-                tuple(size)
-                for size in base_sizes(np.array(sizes, np.int32), self.image_size).tolist()
+            sizes_array = np.array(sizes, np.int32)  # [B, 2]
+            resized_sizes: list[tuple[int, int]] = [
+                tuple(size) for size in base_sizes(sizes_array, self.image_size).tolist()
             ]
-            pixels = np.empty((len(images), *canvas, 3), np.uint8)
-            for image, base_size, out in zip(images, base, pixels, strict=True):
-                draw_letterboxed(image, base_size, out)
+            pixels = np.empty((len(images), *canvas, 3), np.uint8)  # [B, H, W, 3]
+            for image, resized_size, out in zip(images, resized_sizes, pixels, strict=True):
+                draw_letterboxed(image, resized_size, out)
                 if channel_order == "bgr":
                     cv2.cvtColor(out, cv2.COLOR_BGR2RGB, dst=out)
+
         with watch("model"):
             inputs = to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype)
-            found = self.backend.predict(inputs, self.confidence)
+            predictions = self.backend.predict(inputs, self.confidence)
             wait_for(self.backend.device)
+
         with watch("postprocess"):
-            placements = [place(*both, canvas) for both in zip(sizes, base, strict=True)]
-            return self._in_images(found.boxes_xyxy, found.scores, placements, sizes)
+            placements = [
+                place(size, resized_size, canvas)
+                for size, resized_size in zip(sizes, resized_sizes, strict=True)
+            ]
+            return self._in_images(predictions.boxes_xyxy, predictions.scores, placements, sizes)
 
 
 def _checked_classes(class_ids: Sequence[int] | None, num_classes: int) -> tuple[int, ...] | None:
-    """Return the classes in ascending order, None for all. Raises ValueError for one that the model
-    does not have.
+    """Return the classes in ascending order, None for all.
+
+    Raises: ValueError for a class that the model does not have.
     """
     if class_ids is None:
         return None
@@ -206,10 +225,16 @@ def detections_in_images(
 ) -> list[ImageDetections]:
     """Return each image's predictions after non-maximum suppression, in pixels of the image.
 
-    boxes_xyxy: [B, N, 4] in canvas pixels. scores: [B, N, C]. placements, sizes (width, height): of
-    the B images. max_detections: the best of each image; the others are counted in `left_out`.
-    class_ids: return only these classes. model_limit: the most detections that the model returns
-    for an image. Raises ValueError as non_max_suppression does.
+    Args:
+        boxes_xyxy: [B, N, 4] in canvas pixels.
+        scores: [B, N, C].
+        placements, sizes: of the B images; a size is (width, height).
+        confidence, iou, agnostic, multi_label: as for non_max_suppression.
+        max_detections: the best of each image; the others are counted in `left_out`.
+        class_ids: return only these classes.
+        model_limit: the most detections that the model returns for an image.
+
+    Raises: ValueError as non_max_suppression does.
     """
     check_limits(confidence, iou, max_detections)
     kept = non_max_suppression(
@@ -221,14 +246,17 @@ def detections_in_images(
         agnostic=agnostic,
         multi_label=multi_label,
     )
-    found = []
+
+    results = []
     for detections, placement, size in zip(kept, placements, sizes, strict=True):
-        rows = detections.cpu().double().numpy()
+        rows = detections.cpu().double().numpy()  # [D, 6]
         boxes = placement.to_image(rows[:, :4], size)
+        class_ids_found = rows[:, 5].astype(np.int64)
         capped = len(rows) == model_limit
-        every = ImageDetections(boxes, rows[:, 4], rows[:, 5].astype(np.int64), capped=capped)
+        found = ImageDetections(boxes, rows[:, 4], class_ids_found, capped=capped)
+
         # Classes are chosen last: a box is of its best class, and suppresses others, whether it is
         # wanted or not. So the boxes are those that are found without class_ids, and only fewer of
         # them.
-        found.append(every.best(max_detections, class_ids))
-    return found
+        results.append(found.best(max_detections, class_ids))
+    return results
