@@ -20,11 +20,14 @@ MAX_BOXES = 20_000  # used for the fit: more boxes hardly change the anchors but
 
 
 def _closeness(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
-    """Return [N] in (0, 1]: the worse of the two sides' ratios to the closest anchor, 1 for one of
-    the box's size.
+    """Return the ratio of each box to the closest anchor, [N] in (0, 1]; 1 for an equal size.
+
+    The ratio of a box and an anchor is that of the side, width or height, that differs more.
     """
     ratio = sizes.T[:, None] / anchors.T[:, :, None]  # [2, K, N]
-    return np.minimum(ratio, 1 / ratio).min(0).max(0)
+    side_closeness = np.minimum(ratio, 1 / ratio)
+    closeness = side_closeness.min(0)  # [K, N]
+    return closeness.max(0)
 
 
 def best_possible_recall(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
@@ -35,12 +38,15 @@ def best_possible_recall(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> fl
     """
     if len(sizes) == 0:
         return 1.0
-    return float((_closeness(sizes, anchors) > 1 / ratio_limit).mean())
+    reached = _closeness(sizes, anchors) > 1 / ratio_limit
+    return float(reached.mean())
 
 
 def _fitness(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
-    best = _closeness(sizes, anchors)
-    return float((best * (best > 1 / ratio_limit)).mean())
+    """Return the mean closeness of the boxes, in which those that no anchor reaches count as 0."""
+    closeness = _closeness(sizes, anchors)
+    reached = closeness > 1 / ratio_limit
+    return float((closeness * reached).mean())
 
 
 def fit_anchors(
@@ -58,53 +64,74 @@ def fit_anchors(
     increases the mean closeness, in which unreached boxes count as 0. The same seed gives the same
     anchors.
 
-    Raises ValueError if fewer than `count` boxes are at least 2 px wide and high.
+    Args:
+        sizes: of the boxes; those narrower or lower than 2 px are ignored.
+        count: number of anchors K.
+        ratio_limit: an anchor reaches a box if their sides differ by a smaller factor.
+        seed: of the random choices.
+        iterations: of k-means.
+        generations: number of mutations that are tried.
+
+    Raises: ValueError if fewer than `count` boxes are at least 2 px wide and high.
     """
     sizes = sizes[(sizes >= MIN_SIDE_PX).all(1)].astype(np.float64)
     if len(sizes) < count:
         raise ValueError(f"{count} anchors cannot be fitted to {len(sizes)} boxes of at least 2 px")
+
     generator = np.random.default_rng(seed)
     anchors = _kmeans(sizes, count, generator, iterations)
-    best = _fitness(sizes, anchors, ratio_limit)
+
+    best_fitness = _fitness(sizes, anchors, ratio_limit)
     for _ in range(generations):
-        mutated = np.maximum(anchors * _mutation(anchors.shape, generator), MIN_SIDE_PX)
+        factors = _mutation(anchors.shape, generator)
+        mutated = np.maximum(anchors * factors, MIN_SIDE_PX)
         fitness = _fitness(sizes, mutated, ratio_limit)
-        if fitness > best:
-            best, anchors = fitness, mutated
-    return anchors[np.argsort(anchors.prod(1), kind="stable")]
+        if fitness > best_fitness:
+            best_fitness = fitness
+            anchors = mutated
+
+    areas = anchors.prod(1)
+    return anchors[np.argsort(areas, kind="stable")]
 
 
 def _kmeans(sizes: Sizes, count: int, generator: np.random.Generator, iterations: int) -> Sizes:
-    """Lloyd's algorithm, initialised with randomly chosen boxes; a centre that loses all its boxes
-    does not move.
+    """Return the `count` centers [K, 2] of Lloyd's algorithm, started at randomly chosen boxes.
+
+    A center that loses all its boxes does not move.
     """
-    spread = np.maximum(sizes.std(0), 1e-6)
+    spread = np.maximum(sizes.std(0), 1e-6)  # [2]
     points = sizes / spread
-    centers = points[generator.choice(len(points), count, replace=False)]
+    first = generator.choice(len(points), count, replace=False)
+    centers = points[first]
+
     for _ in range(iterations):
-        nearest = np.square(points[:, None] - centers[None]).sum(-1).argmin(1)
-        members = np.bincount(nearest, minlength=count)
-        sums = np.stack([np.bincount(nearest, points[:, d], minlength=count) for d in (0, 1)], 1)
-        centers = np.where(members[:, None] > 0, sums / np.maximum(members, 1)[:, None], centers)
+        # Assign each box to its nearest center.
+        differences = points[:, None] - centers[None]  # [N, K, 2]
+        nearest = np.square(differences).sum(-1).argmin(1)  # [N]
+
+        # Move each center to the mean of its boxes.
+        members = np.bincount(nearest, minlength=count)[:, None]  # [K, 1]
+        sum_widths = np.bincount(nearest, points[:, 0], minlength=count)
+        sum_heights = np.bincount(nearest, points[:, 1], minlength=count)
+        means = np.stack([sum_widths, sum_heights], 1) / np.maximum(members, 1)
+        centers = np.where(members > 0, means, centers)
+
     return np.maximum(centers * spread, MIN_SIDE_PX)
 
 
 def _mutation(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return random factors in [0.3, 3]: nine of ten differ from 1 on average, and at least one
-    does.
-    """
+    """Return random factors in [0.3, 3]; nine of ten differ from 1 on average, and at least one."""
     while True:
-        active = generator.random(shape) < 0.9
-        factors = (active * generator.random() * generator.standard_normal(shape) * 0.1 + 1).clip(
-            0.3, 3.0
-        )
+        is_mutated = generator.random(shape) < 0.9
+        strength = generator.random()
+        changes = is_mutated * strength * generator.standard_normal(shape) * 0.1
+        factors = (changes + 1).clip(0.3, 3.0)
         if (factors != 1).any():
             return factors
 
 
 def matched(share: float) -> str:
-    """Words for the share of the boxes that anchors reach, 0 to 1: the model cannot learn the
-    others.
+    """Return words for the share of the boxes that anchors reach, 0 to 1.
 
     >>> matched(1.0)
     'anchor sizes match all boxes'
@@ -113,10 +140,8 @@ def matched(share: float) -> str:
     """
     if share == 1:
         return "anchor sizes match all boxes"
-    return (
-        f"anchor sizes match {math.floor(share * 1000) / 10}% of the boxes, the others "
-        "cannot be learned"
-    )
+    percent = math.floor(share * 1000) / 10  # rounded down: 100.0 would be wrong
+    return f"anchor sizes match {percent}% of the boxes, the others cannot be learned"
 
 
 def check_anchors(
@@ -127,31 +152,37 @@ def check_anchors(
     seed: int = 0,
     placeholders: bool = False,
 ) -> tuple[NDArray[np.float64], str]:
-    """Return (anchors [L, A, 2] to train with, a sentence on the result).
+    """Return the anchors [L, A, 2] to train with, and a sentence on the result.
 
     The given anchors are kept if they reach 98 % of the boxes, or if fitted anchors reach no more.
-    Placeholders are kept only if there are too few boxes to fit others. At most 20,000 evenly
-    spaced boxes are used.
+    At most 20,000 evenly spaced boxes are used.
+
+    Args:
+        sizes: of the boxes.
+        anchors_px: [L, A, 2], those of the model.
+        ratio_limit, seed: as for `fit_anchors`.
+        placeholders: anchors_px are kept only if there are too few boxes to fit others.
     """
     levels, per_level, _ = anchors_px.shape
-    flat = anchors_px.reshape(-1, 2)
+    own_anchors = anchors_px.reshape(-1, 2)
+
     sizes = sizes[(sizes >= MIN_SIDE_PX).all(1)]
-    sizes = sizes[:: max(1, math.ceil(len(sizes) / MAX_BOXES))]
+    step = max(1, math.ceil(len(sizes) / MAX_BOXES))
+    sizes = sizes[::step]
     if len(sizes) == 0:
         return anchors_px, "no boxes to check the anchors with"
-    recall = best_possible_recall(sizes, flat, ratio_limit)
-    if recall >= GOOD_RECALL and not placeholders:
-        return anchors_px, matched(recall)
-    if len(sizes) < len(flat):
-        return (
-            anchors_px,
-            f"{matched(recall)}; {counted(len(sizes), 'box')} are too few to choose new anchors by",
-        )
-    fitted = fit_anchors(sizes, len(flat), ratio_limit, seed=seed)
-    reached = best_possible_recall(sizes, fitted, ratio_limit)
-    if reached <= recall and not placeholders:
-        return anchors_px, f"{matched(recall)}; new anchors would match {reached:.1%}"
-    sentence = (
-        f"{matched(reached)}: they were chosen by the boxes, as the model's own match {recall:.1%}"
-    )
-    return fitted.reshape(levels, per_level, 2), sentence
+
+    own_recall = best_possible_recall(sizes, own_anchors, ratio_limit)
+    if own_recall >= GOOD_RECALL and not placeholders:
+        return anchors_px, matched(own_recall)
+    if len(sizes) < len(own_anchors):
+        few = f"{counted(len(sizes), 'box')} are too few to choose new anchors by"
+        return anchors_px, f"{matched(own_recall)}; {few}"
+
+    fitted = fit_anchors(sizes, len(own_anchors), ratio_limit, seed=seed)
+    recall = best_possible_recall(sizes, fitted, ratio_limit)
+    if recall <= own_recall and not placeholders:
+        return anchors_px, f"{matched(own_recall)}; new anchors would match {recall:.1%}"
+
+    reason = f"they were chosen by the boxes, as the model's own match {own_recall:.1%}"
+    return fitted.reshape(levels, per_level, 2), f"{matched(recall)}: {reason}"
