@@ -1,8 +1,7 @@
-"""Detect objects in images that are larger than a model's input: tile by tile, merged so that each
-object counts once.
+"""Detect objects in images larger than a model's input, tile by tile.
 
-*Cut* boxes end at a border of their tile that is not a border of the image, all others are *whole*.
-D detections.
+The detections are merged so that each object counts once. *Cut* boxes end at a border of their tile
+that is not a border of the image, all others are *whole*. D detections, R regions.
 """
 
 from collections.abc import Sequence
@@ -35,10 +34,10 @@ MIN_PART_SCORE = 0.1  # of the other part's score: noise must not widen the box 
 
 
 class TiledPredictor(Predictor):
-    """A predictor that cuts images into tiles. It needs memory for `batch_size` tiles at a time,
-    whatever their number.
+    """A predictor that cuts images into tiles.
 
-    Images that are not larger than a tile are detected as by Predictor.
+    It needs memory for `batch_size` tiles at a time, whatever their number. Images that are not
+    larger than a tile are detected as by Predictor.
     """
 
     def __init__(
@@ -52,13 +51,21 @@ class TiledPredictor(Predictor):
         agnostic: bool = False,
         **settings: Any,
     ) -> None:
-        """tiling: of the images; each tile is resized to image_size. max_detections: per tile, and
-        per image.
+        """A predictor of tiles.
 
-        class_ids: return only these classes; those of tiles are merged with all classes, without a
-        limit for a tile. The other arguments are those of Predictor. Raises ValueError as it does.
+        Args:
+            backend: as for Predictor.
+            tiling: of the images; each tile is resized to image_size.
+            iou, agnostic: as for Predictor, and for merging.
+            max_detections: per tile, and per image.
+            class_ids: return only these classes; those of tiles are merged with all classes,
+                without a limit for a tile.
+            settings: the other arguments of Predictor.
+
+        Raises: ValueError as Predictor does.
         """
-        self.tiling, self._regions = tiling, tiling.regions
+        self.tiling = tiling
+        self._regions = tiling.regions
         shared: dict[str, Any] = {"iou": iou, "agnostic": agnostic}
         self._merging = {**shared, "max_detections": max_detections, "class_ids": class_ids}
         super().__init__(
@@ -66,26 +73,28 @@ class TiledPredictor(Predictor):
         )
 
         if class_ids is not None:
-            self._in_images = partial(
-                self._in_images, max_detections=MAX_CANDIDATES, class_ids=None
-            )
+            all_classes: dict[str, Any] = {"max_detections": MAX_CANDIDATES, "class_ids": None}
+            self._in_images = partial(self._in_images, **all_classes)
 
     def _detect(
         self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
     ) -> list[ImageDetections]:
+        """Return the detections of each image. Tiles of all images share batches."""
         sizes = [size_of(image) for image in images]
         regions = [self._regions(size) for size in sizes]
-        tiles = [
-            image[y1:y2, x1:x2]
-            for image, own in zip(images, regions, strict=True)
-            for x1, y1, x2, y2 in own
-        ]
+        tiles = []
+        for image, own_regions in zip(images, regions, strict=True):
+            for x1, y1, x2, y2 in own_regions:
+                tiles.append(image[y1:y2, x1:x2])
+
         found = iter(super()._detect(tiles, channel_order, watch))
+
+        merged = []
         with watch("merging tiles"):
-            return [
-                merge_tiles(list(islice(found, len(own))), own, size, **self._merging)
-                for own, size in zip(regions, sizes, strict=True)
-            ]
+            for own_regions, size in zip(regions, sizes, strict=True):
+                own_found = list(islice(found, len(own_regions)))
+                merged.append(merge_tiles(own_found, own_regions, size, **self._merging))
+        return merged
 
 
 def merge_tiles(
@@ -100,10 +109,15 @@ def merge_tiles(
 ) -> ImageDetections:
     """Return the detections of an image from those of its tiles.
 
-    found: of each tile, in pixels of the tile, best score first. regions: the tiles, in pixels of
-    the image. size:
-    (width, height) of the image. max_detections: the best of the image; `left_out` counts the
-    others, and those that were left out of a tile. class_ids: return only these classes.
+    Args:
+        found: of each tile, in pixels of the tile, best score first.
+        regions: the tiles, in pixels of the image.
+        size: (width, height) of the image.
+        iou: the NMS IoU threshold.
+        max_detections: the best of the image; `left_out` counts the others, and those that were
+            left out of a tile.
+        class_ids: return only these classes.
+        agnostic: boxes of different classes are merged too.
 
     If the whole image is one of the regions, only those of its boxes count that no tile shows
     uncut, because tiles show the others better. The rules, for boxes of one class, or of all if
@@ -122,21 +136,28 @@ def merge_tiles(
     if len(regions) == 1:
         return found[0].best(max_detections, class_ids)
     tiles = _TileBoxes.of(found, regions, size, iou, agnostic)
-    whole, parts = np.flatnonzero(~tiles.cut), np.flatnonzero(tiles.cut)
-    whole = tiles.non_max_suppressed(whole)
-    groups = tiles.groups(tiles.not_shown_by(whole, parts))
+    whole = tiles.non_max_suppressed(np.flatnonzero(~tiles.cut))  # rule 1
+    parts = tiles.not_shown_by(whole, np.flatnonzero(tiles.cut))  # rule 2
+
+    # Rule 3: the first box of each group becomes the box around the group.
+    groups = tiles.groups(parts)
     joined = np.array([group[0] for group in groups if len(group) > 1], np.int64)
     single = np.array([group[0] for group in groups if len(group) == 1], np.int64)
     tiles.join(groups)
-    single = tiles.not_shown_by(joined, single)
-    kept = tiles.non_max_suppressed(np.sort(np.concatenate([whole, joined, single])))
 
-    left_out = sum(tile.left_out for tile in found)
-    capped = any(tile.capped for tile in found)
-    every = ImageDetections(
-        tiles.boxes[kept], tiles.scores[kept], tiles.classes[kept], left_out, capped
+    # Rule 4.
+    single = tiles.not_shown_by(joined, single)
+    remaining = np.sort(np.concatenate([whole, joined, single]))
+    kept = tiles.non_max_suppressed(remaining)
+
+    merged = ImageDetections(
+        tiles.boxes[kept],
+        tiles.scores[kept],
+        tiles.classes[kept],
+        left_out=sum(tile.left_out for tile in found),
+        capped=any(tile.capped for tile in found),
     )
-    return every.best(max_detections, class_ids)
+    return merged.best(max_detections, class_ids)
 
 
 def merge_rows(
@@ -149,30 +170,38 @@ def merge_rows(
     iou: float,
     max_detections: int,
 ) -> Numbers:
-    """Return the detections of images as rows, see ImageDetections.rows, from those of all tiles of
-    all processes.
+    """Return the detections of images as rows from those of all tiles of all processes.
 
-    Each process merges every `size`-th image; all get the same rows. rows: [D, 7] with the number
-    of the tile. regions:
-    [M, 4] of the tiles. owners: [M], the image of each tile, ascending. sizes: [N, 2], width and
-    height of the images.
+    Each process merges every `world.size`-th image; all get the same rows.
+
+    Args:
+        rows: [D, 7] as ImageDetections.rows returns them, with the number of the tile.
+        world: the processes.
+        regions: [M, 4] of the tiles.
+        owners: [M], the image of each tile, ascending.
+        sizes: [N, 2], width and height of the images.
+        iou, max_detections: as for `merge_tiles`.
     """
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    first_row = np.searchsorted(rows[:, 0], np.arange(len(owners) + 1))
-    first_tile = np.searchsorted(owners, np.arange(len(sizes) + 1))
+    first_row = np.searchsorted(rows[:, 0], np.arange(len(owners) + 1))  # of each tile
+    first_tile = np.searchsorted(owners, np.arange(len(sizes) + 1))  # of each image
+
     merged = [np.zeros((0, 7))]
     for image in range(world.rank, len(sizes), world.size):
-        own = range(first_tile[image], first_tile[image + 1])
-        found = [
-            ImageDetections.from_rows(rows[first_row[tile] : first_row[tile + 1]]) for tile in own
-        ]
-        shown: list[Region] = [
-            (x1, y1, x2, y2) for x1, y1, x2, y2 in regions[own.start : own.stop].tolist()
-        ]
+        tiles = range(first_tile[image], first_tile[image + 1])
+        found = []
+        for tile in tiles:
+            tile_rows = rows[first_row[tile] : first_row[tile + 1]]
+            found.append(ImageDetections.from_rows(tile_rows))
+
+        tile_regions = regions[tiles.start : tiles.stop].tolist()
+        shown: list[Region] = [(x1, y1, x2, y2) for x1, y1, x2, y2 in tile_regions]
         width, height = sizes[image].tolist()
         whole = merge_tiles(found, shown, (width, height), iou=iou, max_detections=max_detections)
         merged.append(whole.rows(image))
-    return world.all_gather_rows(torch.from_numpy(np.concatenate(merged))).numpy()
+
+    own_rows = torch.from_numpy(np.concatenate(merged))
+    return world.all_gather_rows(own_rows).numpy()
 
 
 @dataclass
@@ -202,132 +231,168 @@ class _TileBoxes:
         iou: float,
         agnostic: bool,
     ) -> "_TileBoxes":
-        boxes = np.concatenate(
-            [each.boxes_xyxy + np.tile(r[:2], 2) for each, r in zip(found, regions, strict=True)]
-        )
-        scores = np.concatenate([each.scores for each in found])
-        classes = np.concatenate([each.class_ids for each in found])
-        tiles = np.repeat(np.arange(len(found)), [len(each) for each in found])
+        """Return the boxes of all tiles, without those of the whole image that a tile shows."""
+        # Columns of all tiles, boxes moved to pixels of the image.
+        moved = []
+        for detections, region in zip(found, regions, strict=True):
+            moved.append(detections.boxes_xyxy + np.tile(region[:2], 2))
+        boxes = np.concatenate(moved)  # [D, 4]
+        scores = np.concatenate([detections.scores for detections in found])
+        classes = np.concatenate([detections.class_ids for detections in found])
+        tiles = np.repeat(np.arange(len(found)), [len(detections) for detections in found])
+
+        # Best score first.
         order = np.argsort(-scores, kind="stable")
-        boxes, scores, classes, tiles = boxes[order], scores[order], classes[order], tiles[order]
-        uncut_in = np.stack([~cut_by_tile(boxes, region, size) for region in regions], 1)
-        cut = ~uncut_in[np.arange(len(tiles)), tiles]
+        boxes = boxes[order]
+        scores = scores[order]
+        classes = classes[order]
+        tiles = tiles[order]
         kinds = np.zeros_like(classes) if agnostic else classes
-        is_image = np.array([region == (0, 0, *size) for region in regions])
-        kept = ~(is_image[tiles] & uncut_in[:, ~is_image].any(1))
-        left = (
-            boxes[kept],
-            scores[kept],
-            classes[kept],
-            kinds[kept],
-            tiles[kept],
-            cut[kept],
-            uncut_in[kept],
+
+        uncut_in = np.stack([~cut_by_tile(boxes, region, size) for region in regions], 1)  # [D, R]
+        cut = ~uncut_in[np.arange(len(tiles)), tiles]
+
+        is_image = np.array([region == (0, 0, *size) for region in regions])  # [R]
+        shown_by_tile = uncut_in[:, ~is_image].any(1)
+        kept = ~(is_image[tiles] & shown_by_tile)
+        return _TileBoxes(
+            boxes=boxes[kept],
+            scores=scores[kept],
+            classes=classes[kept],
+            kinds=kinds[kept],
+            tiles=tiles[kept],
+            cut=cut[kept],
+            uncut_in=uncut_in[kept],
+            regions=regions,
+            iou=iou,
         )
-        return _TileBoxes(*left, regions, iou)
 
     def non_max_suppressed(self, chosen: Indices) -> Indices:
-        """Return those of the chosen boxes, in ascending order, that non-maximum suppression
-        keeps.
-        """
+        """Return those of the chosen boxes, ascending, that non-maximum suppression keeps."""
         kept = [np.zeros(0, np.int64)]
         for kind in np.unique(self.kinds[chosen]).tolist():
             own = chosen[self.kinds[chosen] == kind]
-            kept.append(
-                own[
-                    nms(
-                        torch.from_numpy(self.boxes[own]),
-                        torch.from_numpy(self.scores[own]),
-                        self.iou,
-                    ).numpy()
-                ]
-            )
+            boxes = torch.from_numpy(self.boxes[own])
+            scores = torch.from_numpy(self.scores[own])
+            kept.append(own[nms(boxes, scores, self.iou).numpy()])
         return np.sort(np.concatenate(kept))
 
     def not_shown_by(self, whole: Indices, parts: Indices) -> Indices:
-        """Return those of the cut boxes `parts` that do not give way to one of the boxes `whole`,
-        by rule 2.
+        """Return those of the cut boxes `parts` that do not give way to a box of `whole`: rule 2.
+
+        N cut boxes of one tile, M whole boxes that the tile shows in part.
         """
         kept = np.ones(len(parts), bool)
         for tile in np.unique(self.tiles[parts]).tolist():
-            chosen = self.tiles[parts] == tile
-            own, visible = parts[chosen], clip(self.boxes[whole], self.regions[tile])
-            near = _areas(visible) > 0
-            shared, areas = (
-                _intersections(self.boxes[own], visible[near]),
-                _areas(self.boxes[own])[:, None],
-            )
-            same = shared > self.iou * (areas + _areas(visible[near]) - shared)
-            inside = (shared > self.iou * areas) & self.uncut_in[own][:, self.tiles[whole[near]]]
-            sure = self.scores[whole[near]] >= MIN_WHOLE_SCORE * self.scores[own][:, None]
-            kept[chosen] = ~((same | inside) & sure & self._same_kind(own, whole[near])).any(1)
+            in_tile = self.tiles[parts] == tile
+            own = parts[in_tile]
+            own_boxes = self.boxes[own]
+            own_areas = _areas(own_boxes)[:, None]  # [N, 1]
+
+            # The parts of whole boxes inside this tile.
+            visible = clip(self.boxes[whole], self.regions[tile])
+            is_near = _areas(visible) > 0
+            near = whole[is_near]
+            near_boxes = visible[is_near]
+            intersection = _intersections(own_boxes, near_boxes)  # [N, M]
+
+            # Inside this tile they overlap like boxes of one object,
+            union = own_areas + _areas(near_boxes) - intersection
+            is_same = intersection > self.iou * union
+            # or the cut box lies in the whole one, whose tile shows all of it and beyond its cut.
+            covered = intersection > self.iou * own_areas
+            is_inside = covered & self.uncut_in[own][:, self.tiles[near]]
+
+            is_sure = self.scores[near] >= MIN_WHOLE_SCORE * self.scores[own][:, None]
+            gives_way = (is_same | is_inside) & is_sure & self._same_kind(own, near)  # [N, M]
+            kept[in_tile] = ~gives_way.any(1)
         return parts[kept]
 
     def groups(self, parts: Indices) -> list[list[int]]:
-        """Return the cut boxes in groups of one object, best score first: at most one of each tile,
-        by rule 3.
+        """Return the cut boxes in groups of one object, best score first: rule 3.
+
+        A group has at most one box of each tile.
         """
         agreeing = self._agreeing(parts)
-        free, groups = set(parts.tolist()), []
+        free = set(parts.tolist())
+        groups = []
         for first in parts.tolist():
             if first not in free:
                 continue
-            group, tiles = [first], {self.tiles[first]}
+
+            group = [first]
+            tiles = {self.tiles[first]}
             for member in group:  # it grows meanwhile
                 for other in sorted(agreeing[member] & free):
                     if self.tiles[other] not in tiles:
                         group.append(other)
                         tiles.add(self.tiles[other])
+
             free.difference_update(group)
             groups.append(group)
         return groups
 
     def _agreeing(self, parts: Indices) -> dict[int, set[int]]:
-        """Return for each cut box those of other tiles that agree with it where both tiles
-        overlap.
+        """Return for each cut box those of other tiles that agree with it where the tiles overlap.
+
+        N cut boxes of one tile, M of another.
         """
+        by_tile = {}
+        for tile in np.unique(self.tiles[parts]).tolist():
+            by_tile[tile] = parts[self.tiles[parts] == tile]
+
         agreeing: dict[int, set[int]] = {part: set() for part in parts.tolist()}
-        by_tile = {
-            tile: parts[self.tiles[parts] == tile] for tile in np.unique(self.tiles[parts]).tolist()
-        }
-        for (one, own), (other, its) in combinations(by_tile.items(), 2):
-            overlap = _intersection(self.regions[one], self.regions[other])
+        for (tile, own), (other_tile, others) in combinations(by_tile.items(), 2):
+            overlap = _intersection(self.regions[tile], self.regions[other_tile])
             if overlap is None:
                 continue
-            boxes, others = clip(self.boxes[own], overlap), clip(self.boxes[its], overlap)
-            shared = _intersections(boxes, others)
-            agree = shared > self.iou * (_areas(boxes)[:, None] + _areas(others) - shared)
-            scores, other_scores = self.scores[own][:, None], self.scores[its]
-            agree &= np.minimum(scores, other_scores) >= MIN_PART_SCORE * np.maximum(
-                scores, other_scores
-            )
-            for i, j in np.argwhere(agree & self._same_kind(own, its)).tolist():
-                agreeing[int(own[i])].add(int(its[j]))
-                agreeing[int(its[j])].add(int(own[i]))
+
+            # Overlap of the boxes inside both tiles.  [N, M]
+            own_boxes = clip(self.boxes[own], overlap)
+            other_boxes = clip(self.boxes[others], overlap)
+            intersection = _intersections(own_boxes, other_boxes)
+            union = _areas(own_boxes)[:, None] + _areas(other_boxes) - intersection
+            overlaps = intersection > self.iou * union
+
+            # Scores of one order of magnitude.  [N, M]
+            own_scores = self.scores[own][:, None]
+            other_scores = self.scores[others]
+            lower = np.minimum(own_scores, other_scores)
+            higher = np.maximum(own_scores, other_scores)
+            alike = lower >= MIN_PART_SCORE * higher
+
+            agree = overlaps & alike & self._same_kind(own, others)
+            for i, j in np.argwhere(agree).tolist():
+                part = int(own[i])
+                other_part = int(others[j])
+                agreeing[part].add(other_part)
+                agreeing[other_part].add(part)
         return agreeing
 
     def join(self, groups: Sequence[Sequence[int]]) -> None:
         """Make the first box of each group the box around all of them."""
         for group in groups:
             boxes = self.boxes[list(group)]
-            self.boxes[group[0]] = np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
+            low = boxes[:, :2].min(0)
+            high = boxes[:, 2:].max(0)
+            self.boxes[group[0]] = np.concatenate([low, high])
 
     def _same_kind(self, one: Indices, other: Indices) -> Mask:
+        """Return which pairs of boxes are of one kind, [N, M]."""
         same: Mask = self.kinds[one][:, None] == self.kinds[other]
         return same
 
 
 def _areas(boxes: Numbers) -> Numbers:
+    """Return the areas [N] of boxes [N, 4]."""
     areas: Numbers = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
     return areas
 
 
 def _intersections(one: Numbers, other: Numbers) -> Numbers:
     """Return the areas [N, M] that boxes [N, 4] and [M, 4] share."""
-    low, high = (
-        np.maximum(one[:, None, :2], other[:, :2]),
-        np.minimum(one[:, None, 2:], other[:, 2:]),
-    )
+    low = np.maximum(one[:, None, :2], other[:, :2])  # [N, M, 2]
+    high = np.minimum(one[:, None, 2:], other[:, 2:])
     areas: Numbers = (high - low).clip(0).prod(2)
     return areas
 
@@ -338,10 +403,10 @@ def _intersection(one: Region, other: Region) -> Region | None:
     >>> _intersection((0, 0, 6, 6), (4, 1, 9, 9)), _intersection((0, 0, 6, 6), (6, 0, 9, 6))
     ((4, 1, 6, 6), None)
     """
-    x1, y1, x2, y2 = (
-        max(one[0], other[0]),
-        max(one[1], other[1]),
-        min(one[2], other[2]),
-        min(one[3], other[3]),
-    )
-    return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
+    x1 = max(one[0], other[0])
+    y1 = max(one[1], other[1])
+    x2 = min(one[2], other[2])
+    y2 = min(one[3], other[3])
+    if x1 >= x2 or y1 >= y2:
+        return None
+    return x1, y1, x2, y2
